@@ -1,0 +1,32 @@
+"""Etude trains robot skills: planned, exact, elastic, safe and fast."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+# Read when torch is loaded: threads that wait actively starve the physics beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+_EXPORTS = {
+    "plan": ("etude.app.plan", "make_plan"),
+    "train": ("etude.app.run", "train"),
+    "resume": ("etude.app.run", "resume"),
+    "load_policy": ("etude.app.run", "load_policy"),
+    "Run": ("etude.app.run", "Run"),
+    "Recipe": ("etude.app.recipes", "Recipe"),
+    "Callback": ("etude.training.callbacks", "Callback"),
+}
+
+__all__ = ["Callback", "Recipe", "Run", "load_policy", "plan", "recipes", "resume", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first used, so that `import etude` is quick."""
+    if name == "recipes":
+        return import_module("etude.app.recipes")
+    if name in _EXPORTS:
+        module, attribute = _EXPORTS[name]
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"module 'etude' has no attribute '{name}'")

@@ -1,0 +1,244 @@
+"""Proximal policy optimisation over a segment buffer.
+
+An iteration, top to bottom:
+
+1. `ingest`: rewards are scaled, values predicted, advantages worked out along each row.
+2. `batches`: every segment once per update epoch, in a fresh permutation; each minibatch is one
+   gradient step on  policy + value_coef * value - entropy_coef * entropy.
+3. `end_iteration`: only now the observation normaliser takes in what was collected. It is frozen
+   from rollout to last batch, so the first minibatch's probability ratio is 1.
+
+The buffer is cut into shards, each owning fixed rows. Every sum over the buffer (moments,
+advantage statistics, gradients) is taken in shard order, so one process with all shards and
+several processes that share them agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from etude.algorithms.ppo_shard import Shard
+from etude.core.clock import Clock
+from etude.core.contracts import BatchMetrics, Broadcast, Fragment
+from etude.core.errors import NonFinite
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree, copy_arrays
+from etude.experience.returns import explained_variance
+from etude.experience.segments import SegmentBuffer, SegmentGeometry, check_finite, join
+from etude.models.networks import FlatParameters
+from etude.models.normalise import RewardScaler, merge_moments
+from etude.models.policies import MlpPolicy
+
+
+class PPOConfig(Config):
+    """Proximal policy optimisation."""
+
+    kind: Literal["ppo"] = Field("ppo", description="Proximal policy optimisation.")
+    rollout_steps: int = Field(32, ge=1, description="Steps of every row in an iteration.")
+    horizon: int = Field(
+        1, ge=1, description="Steps of a segment, the unit minibatches are drawn in; 1 for an MLP."
+    )
+    minibatch_size: int = Field(512, ge=1, description="Steps of one gradient, over all shards.")
+    update_epochs: int = Field(8, ge=1, description="Times an update visits the whole buffer.")
+    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size at the start.")
+    final_learning_rate: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Fraction of it left at the end; linear between, 1 is constant.",
+    )
+    adam_epsilon: float = Field(1e-5, gt=0, description="Adam's epsilon.")
+    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the advantage trace.")
+    clip: float = Field(0.2, gt=0, description="How far the probability ratio may move.")
+    value_clip: float | None = Field(None, gt=0, description="How far a value may move.")
+    value_coef: float = Field(0.5, ge=0, description="Weight of the value loss.")
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    bound_coef: float = Field(
+        0.0, ge=0, description="Weight of the loss that keeps a box policy's mean inside [-1, 1]."
+    )
+    anchor_coef: float = Field(
+        0.0, ge=0, description="Weight of the squared distance to the run's initial parameters."
+    )
+    max_grad_norm: float = Field(0.5, gt=0, description="Longest gradient that is applied.")
+    target_kl: float | None = Field(
+        None, gt=0, description="An update stops before a batch whose KL is 1.5 times this."
+    )
+    normalise_rewards: bool = Field(True, description="Divide by the spread of the return.")
+
+
+class LearnerConfig(Config):
+    """How learning is spread out. Shards and threads are part of a run's geometry."""
+
+    shards: int = Field(1, ge=1, description="Parts of the buffer whose sums are taken in order.")
+    threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where learning happens.")
+
+
+class PPO:
+    """See the module's text. Owns policy, optimizer, buffer and reward statistics."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        policy: MlpPolicy,
+        geometry: SegmentGeometry,
+        buffer: SegmentBuffer,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.policy = policy.to(device)
+        self.geometry = geometry
+        self.buffer = buffer
+        self.device = device
+        self.flat = FlatParameters(self.policy)
+        self.optimizer = torch.optim.Adam(
+            [self.flat.data], lr=config.learning_rate, eps=config.adam_epsilon, fused=True
+        )
+        self.initial = self.flat.data.clone()
+        self.scaler = RewardScaler(geometry.rows, config.gamma)
+        self.shards: list[Shard] = []
+        self._moments: dict[str, Tree] = {}
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
+        return Broadcast(clock.now.iterations, copy_arrays(state))
+
+    def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
+        """Experience becomes shards with values, advantages and returns."""
+        per_shard = len(fragments) // self.geometry.shards
+        parts = []
+        for s in range(self.geometry.shards):
+            own = fragments[s * per_shard : (s + 1) * per_shard]
+            parts.append(join(own, self.buffer, self.geometry.shard_rows(s)))
+            check_finite(parts[s], self.geometry.shard_rows(s).start)
+        self._moments = fragments[0].moments
+        for fragment in fragments[1:]:
+            self._moments = {
+                name: merge_moments(self._moments[name], fragment.moments[name])
+                for name in self._moments
+            }
+        if self.config.normalise_rewards:
+            for s, part in enumerate(parts):
+                done = part.terminated | part.truncated
+                rows = self.geometry.shard_rows(s)
+                self.scaler.absorb(self.scaler.observe(rows, part.rewards, done))
+        self.shards = [self._shard(part) for part in parts]
+        _normalise_advantages(self.shards)
+        values = torch.cat([shard.values for shard in self.shards])
+        returns = torch.cat([shard.returns for shard in self.shards])
+        return {"train/explained_variance": explained_variance(values, returns)}
+
+    def _shard(self, part: Fragment) -> Shard:
+        config = self.config
+        rewards = self.scaler.scale(part.rewards) if config.normalise_rewards else part.rewards
+        return Shard.of(
+            part,
+            rewards,
+            self.policy,
+            self.device,
+            config.gamma,
+            config.gae_lambda,
+            self.geometry.horizon,
+        )
+
+    def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
+        """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
+        config, size = self.config, self.geometry.segments_per_minibatch // self.geometry.shards
+        fraction = 1.0 + (config.final_learning_rate - 1.0) * clock.progress
+        self.optimizer.param_groups[0]["lr"] = config.learning_rate * fraction
+        for epoch in range(config.update_epochs):
+            orders = [
+                shard.permutation(key.child("permutation", epoch, s))
+                for s, shard in enumerate(self.shards)
+            ]
+            for b in range(self.geometry.num_minibatches):
+                chosen = [order[b * size : (b + 1) * size] for order in orders]
+                metrics = self._gradient(chosen)
+                if config.target_kl and metrics["train/approx_kl"] > 1.5 * config.target_kl:
+                    return
+                metrics["train/grad_norm"] = self._apply(chosen)
+                metrics["train/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+                yield BatchMetrics(metrics)
+
+    def _gradient(self, chosen: list[torch.Tensor]) -> dict[str, float]:
+        """Sum every shard's gradient of the mean loss into `flat.grad`, in shard order."""
+        self.flat.grad.zero_()
+        total = torch.zeros(len(Shard.METRICS), device=self.device)
+        for shard, order in zip(self.shards, chosen, strict=True):
+            loss, metrics = shard.loss(self.policy, order, self.config)
+            (loss / len(self.shards)).backward()  # type: ignore[no-untyped-call]
+            total += metrics / len(self.shards)
+        return dict(zip(Shard.METRICS, total.tolist(), strict=True))
+
+    def _apply(self, chosen: list[torch.Tensor]) -> float:
+        """Clip and take the step, unless the gradient is not finite; its length."""
+        config, flat = self.config, self.flat
+        if config.anchor_coef:
+            distance = flat.data.detach() - self.initial
+            flat.grad.add_(distance, alpha=2.0 * config.anchor_coef / flat.num_tensors)
+        norm = float(flat.grad.norm())
+        if not norm < float("inf"):
+            raise self._culprit(chosen)
+        if norm > config.max_grad_norm:
+            flat.grad.mul_(config.max_grad_norm / (norm + 1e-6))
+        self.optimizer.step()
+        return norm
+
+    def _culprit(self, chosen: list[torch.Tensor]) -> NonFinite:
+        arrays: dict[str, torch.Tensor] = {}
+        for s, (shard, order) in enumerate(zip(self.shards, chosen, strict=True)):
+            arrays |= {f"shard{s}_{k}": v for k, v in shard.minibatch_arrays(order).items()}
+            loss, _ = shard.loss(self.policy, order, self.config)
+            if not bool(loss.isfinite()):
+                return NonFinite(f"the loss of a minibatch (shard {s})", arrays)
+        name = self.flat.first_bad_gradient()
+        return NonFinite(f"the gradient of '{name}'" if name else "the gradient's norm", arrays)
+
+    def end_iteration(self) -> dict[str, float]:
+        self.policy.absorb(self._moments)
+        self.shards = []
+        if self.policy.action.kind != "box":
+            return {}
+        return {"train/std": float(self.policy.log_std.detach().exp().mean())}
+
+    def policy_parts(self) -> tuple[Tree, Tree]:
+        return dict(self.policy.state_dict()), self.policy.contract()
+
+    def state_dict(self) -> Tree:
+        moments = self.optimizer.state.get(self.flat.data, {})
+        return {
+            "optimizer": {name: moments[name] for name in sorted(moments)},
+            "initial": self.initial,
+            "rewards": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Tree) -> None:
+        """The policy's own arrays are loaded beside this, from `policy/`."""
+        self.optimizer.state[self.flat.data] = {
+            name: torch.as_tensor(value) for name, value in state["optimizer"].items()
+        }
+        self.initial = torch.as_tensor(state["initial"])
+        self.scaler.load_state_dict(state["rewards"])
+
+    def load_policy(self, arrays: Tree) -> None:
+        self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
+
+
+def _normalise_advantages(shards: list[Shard]) -> None:
+    """To mean 0 and spread 1 over the whole buffer; float64 sums, in shard order.
+
+    Once per iteration rather than once per minibatch: an advantage then means the same in every
+    minibatch, and learners on several machines need no exchange before each gradient.
+    """
+    count = sum(shard.advantages.numel() for shard in shards)
+    mean = sum(float(shard.advantages.double().sum()) for shard in shards) / count
+    square = sum(float((shard.advantages.double() - mean).square().sum()) for shard in shards)
+    spread = (square / count) ** 0.5
+    for shard in shards:
+        shard.advantages = (shard.advantages - mean) / (spread + 1e-8)

@@ -1,0 +1,155 @@
+"""The one place where objects are put together from a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from etude.algorithms.ppo import PPO
+from etude.app.recipes import Recipe
+from etude.core.clock import Clock, Interval, Nest
+from etude.core.contracts import BatchEnv, LogWriter, Stateful
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.envs.catalog import make_env
+from etude.experience.segments import SegmentBuffer, SegmentGeometry
+from etude.metrics.board import Board
+from etude.models.policies import MlpPolicy, make_policy
+from etude.rollout.local import LocalCollector, Workers
+from etude.runs.folder import RunFolder
+from etude.runs.metrics_log import MetricsLog
+from etude.training.callbacks import Callback
+from etude.training.evaluation import Evaluator
+from etude.training.loop import Loop
+from etude.training.saving import Saver
+from etude.training.stopwatch import Stopwatch
+
+
+def geometry(recipe: Recipe) -> SegmentGeometry:
+    """How the buffer divides; refuses what does not."""
+    return SegmentGeometry(
+        rows=recipe.collector.rows,
+        steps=recipe.algorithm.rollout_steps,
+        horizon=recipe.algorithm.horizon,
+        minibatch=recipe.algorithm.minibatch_size,
+        shards=recipe.learner.shards,
+        group_rows=recipe.collector.group_rows,
+    )
+
+
+def nest(recipe: Recipe) -> Nest:
+    """The nest of loops."""
+    cut = geometry(recipe)
+    batches = cut.num_minibatches * recipe.algorithm.update_epochs
+    return Nest.of(recipe.clock, cut.buffer_steps, batches)
+
+
+def device(recipe: Recipe) -> torch.device:
+    """Where the learner computes."""
+    choice, there = recipe.learner.device, torch.cuda.is_available()
+    if choice == "cuda" and not there:
+        raise UsageError("learner.device is cuda, but no GPU was found: use auto or cpu.")
+    return torch.device("cuda" if there and choice != "cpu" else "cpu")
+
+
+@dataclass
+class Parts:
+    """A built run: the loop and what must be closed after it."""
+
+    loop: Loop
+    metrics: MetricsLog
+    close: Callable[[], None]
+
+
+class RowsLog:
+    """Log rows into metrics.jsonl."""
+
+    def __init__(self, metrics: MetricsLog) -> None:
+        self._metrics = metrics
+
+    def write(self, row: dict[str, float]) -> None:
+        self._metrics.append(row)
+
+    def close(self) -> None:
+        self._metrics.close()
+
+
+def build(
+    recipe: Recipe,
+    folder: RunFolder,
+    logs: Sequence[LogWriter] = (),
+    callbacks: Sequence[Callback] = (),
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> Parts:
+    """All parts of a run, connected, at the state of a fresh start."""
+    torch.set_num_threads(recipe.learner.threads)
+    key, cut = Key(recipe.seed), geometry(recipe)
+    workers = Workers(recipe.collector.threads)
+    envs = [
+        make_env(recipe.env, recipe.collector.group_rows, recipe.collector.engine_threads)
+        for _ in range(cut.num_groups)
+    ]
+    spec = envs[0].spec
+
+    def copy_of_policy() -> MlpPolicy:
+        return make_policy(recipe.policy, spec, None)
+
+    buffer = SegmentBuffer(spec, cut.rows, cut.steps)
+    algorithm = PPO(
+        recipe.algorithm,
+        make_policy(recipe.policy, spec, key.child("policy")),
+        cut,
+        buffer,
+        device(recipe),
+    )
+    views = [
+        buffer.part(slice(g * cut.group_rows, (g + 1) * cut.group_rows))
+        for g in range(cut.num_groups)
+    ]
+    collector = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
+    evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
+    clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
+    state: dict[str, Stateful] = {
+        "clock": clock,
+        "collector": collector,
+        "algorithm": algorithm,
+        "evaluator": evaluator,
+        "board": board,
+        "metrics": metrics,
+    }
+    for i, callback in enumerate(callbacks):
+        if isinstance(callback, Stateful):
+            state[f"callback-{i}-{type(callback).__name__}"] = callback
+    loop = Loop(
+        key=key,
+        clock=clock,
+        collector=collector,
+        algorithm=algorithm,
+        evaluator=evaluator,
+        evaluate_every=Interval.parse(recipe.evaluation.every),
+        board=board,
+        logs=[RowsLog(metrics), *logs],
+        saver=Saver(folder, recipe.checkpoint, algorithm, state),
+        callbacks=callbacks,
+        stopwatch=Stopwatch(on_phase),
+    )
+
+    def close() -> None:
+        for log in loop.logs:
+            log.close()
+        collector.close()
+        evaluator.close()
+
+    return Parts(loop, metrics, close)
+
+
+def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: MlpPolicy) -> Evaluator:
+    """An evaluator with environments of its own."""
+    config = recipe.evaluation
+    envs: list[BatchEnv] = [
+        make_env(recipe.env, config.group_rows, recipe.collector.engine_threads)
+        for _ in range(config.rows // config.group_rows)
+    ]
+    return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)

@@ -1,0 +1,255 @@
+"""The plan: every count, shape and byte of a run, worked out before it starts."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from etude.algorithms.ppo import PPO
+from etude.app.build import build, device, geometry, nest
+from etude.app.recipes import Recipe, dump
+from etude.core.clock import Clock, Interval, Nest
+from etude.core.contracts import EnvSpec, Exactness
+from etude.core.keys import Key
+from etude.core.trees import Tree, num_bytes
+from etude.envs.catalog import env_exactness, make_env
+from etude.experience.segments import SegmentBuffer, SegmentGeometry
+from etude.metrics.board import Board
+from etude.models.policies import MlpPolicy, make_policy
+from etude.rollout.group import Group
+from etude.runs import checkpoint
+from etude.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is going to do. `counts` is what it will have done at its end."""
+
+    recipe: str
+    seed: int
+    exactness: dict[str, Any]
+    levels: dict[str, int]
+    """How many of each level are in the one above it."""
+    counts: dict[str, int]
+    at_most: dict[str, str]
+    """Counts that are maxima, and why."""
+    geometry: dict[str, int]
+    shapes: dict[str, Any]
+    bytes: dict[str, int]
+    data: dict[str, float]
+    notes: list[str]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Expected seconds by phase, where they were measured."""
+
+    def to_json(self) -> Tree:
+        return asdict(self)
+
+
+def make_plan(recipe: Recipe, measure: bool = False) -> Plan:
+    """Work out a recipe's plan; what does not add up is refused here."""
+    cut, loops = geometry(recipe), nest(recipe)
+    env = make_env(recipe.env, recipe.collector.group_rows, 1)
+    spec = env.spec
+    snapshot = Group(env).begin(make_policy(recipe.policy, spec, None), Key(recipe.seed))
+    env.close()
+    exactness = _exactness(recipe)
+    evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
+    total = loops.total
+    counts = {
+        "epochs": total.epochs,
+        "cycles": total.cycles,
+        "iterations": total.iterations,
+        "updates": total.updates,
+        "timesteps": total.timesteps,
+        "log_rows": total.cycles,
+        "evaluations": evaluations,
+        "evaluation_episodes": evaluations * recipe.evaluation.episodes,
+        "checkpoints": loops.times_due(Interval.parse(recipe.checkpoint.every), also_last=True),
+    }
+    return Plan(
+        recipe=recipe.name,
+        seed=recipe.seed,
+        exactness=asdict(exactness),
+        levels={
+            "epochs": total.epochs,
+            "cycles_per_epoch": loops.cycles_per_epoch,
+            "iterations_per_cycle": loops.iterations_per_cycle,
+            "batches_per_iteration": loops.batches_per_iteration,
+            "steps_per_iteration": loops.steps_per_iteration,
+        },
+        counts=counts,
+        at_most=_at_most(recipe),
+        geometry=_geometry(cut, recipe),
+        shapes=_shapes(cut, spec),
+        bytes=_bytes(recipe, cut, spec, snapshot),
+        data={
+            "passes_per_iteration": recipe.algorithm.update_epochs,
+            "gradient_samples_per_step": float(recipe.algorithm.update_epochs),
+            "gradient_samples": float(total.updates * recipe.algorithm.minibatch_size),
+        },
+        notes=_notes(recipe, loops),
+        seconds=_measure(recipe, loops, evaluations, counts["checkpoints"]) if measure else {},
+    )
+
+
+def _exactness(recipe: Recipe) -> Exactness:
+    if device(recipe).type != "cpu":
+        return Exactness(False, "learning happens on a GPU, where bits may differ between runs")
+    return env_exactness(recipe.env)
+
+
+def _at_most(recipe: Recipe) -> dict[str, str]:
+    reasons = {}
+    if recipe.algorithm.target_kl is not None:
+        reasons["updates"] = "target_kl may end an update early"
+    return reasons
+
+
+def _geometry(cut: SegmentGeometry, recipe: Recipe) -> dict[str, int]:
+    return {
+        "rows": cut.rows,
+        "groups": cut.num_groups,
+        "group_rows": cut.group_rows,
+        "rollout_steps": cut.steps,
+        "horizon": cut.horizon,
+        "buffer_steps": cut.buffer_steps,
+        "segments": cut.num_segments,
+        "minibatch_steps": cut.minibatch,
+        "segments_per_minibatch": cut.segments_per_minibatch,
+        "minibatches": cut.num_minibatches,
+        "update_epochs": recipe.algorithm.update_epochs,
+        "shards": cut.shards,
+        "learner_threads": recipe.learner.threads,
+    }
+
+
+def _shapes(cut: SegmentGeometry, spec: EnvSpec) -> dict[str, Any]:
+    """Buffer and minibatch shapes of every stored array."""
+    arrays = {f"obs/{name}": o for name, o in spec.observations.items()}
+    arrays["actions"] = spec.action.array
+    return {
+        name: {
+            "dtype": array.dtype,
+            "buffer": [cut.num_segments, cut.horizon, *array.shape],
+            "minibatch": [cut.segments_per_minibatch, cut.horizon, *array.shape],
+        }
+        for name, array in arrays.items()
+    }
+
+
+def _bytes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, snapshot: Tree) -> dict[str, int]:
+    """Tensor bytes, and the bytes of the checkpoint at the run's end."""
+    with torch.device("meta"):
+        policy = make_policy(recipe.policy, spec, None)
+    model = sum(p.nbytes for p in policy.parameters())
+    normaliser = sum(b.nbytes for b in policy.state_dict().values()) - model
+    policy_parts = dict(policy.state_dict()), policy.contract()
+    training = _training_template(recipe, cut, spec, policy, snapshot)
+    saved = checkpoint.checkpoint_bytes(policy_parts, training)
+    return {
+        "buffer": SegmentBuffer.num_bytes(spec, cut.rows, cut.steps),
+        "model": model,
+        "normaliser": normaliser,
+        "gradient": model,
+        "optimizer": num_bytes(training["algorithm"]["optimizer"]),
+        "snapshots": num_bytes(snapshot) * cut.num_groups,
+        "checkpoint": saved,
+        "checkpoints_kept": saved * recipe.checkpoint.keep_last,
+    }
+
+
+def _training_template(
+    recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, policy: MlpPolicy, snapshot: Tree
+) -> Tree:
+    """A tree of the shape a checkpoint's `training/` has at the end of the run."""
+    algorithm = PPO(
+        recipe.algorithm, policy, cut, SegmentBuffer(spec, 1, 1), torch.device("meta")
+    ).state_dict()
+    flat = algorithm["initial"]
+    algorithm["optimizer"] = {
+        "exp_avg": flat,
+        "exp_avg_sq": flat,
+        "step": torch.zeros((), device="meta"),
+    }
+    loops = nest(recipe)
+    clock, total = Clock(loops), loops.total
+    clock.before, clock.now, clock.episodes = loops.at(total.iterations - 1), total, total.timesteps
+    return {
+        "clock": clock.state_dict(),
+        "collector": {"groups": {f"{g:06d}": snapshot for g in range(cut.num_groups)}},
+        "algorithm": algorithm,
+        "evaluator": {"best": [1 / 3, 1 / 3], "num_done": total.epochs, "num_episodes": 0},
+        "board": Board(spec.statistics).state_dict(),
+        "metrics": {"bytes": total.cycles * 1000, "sha256": "0" * 64},
+        "saver": {"best": total.timesteps, "num_saved": total.epochs},
+    }
+
+
+def _notes(recipe: Recipe, loops: Nest) -> list[str]:
+    notes, total, asked = [], loops.total, recipe.clock.total_timesteps
+    if asked is not None and asked != total.timesteps:
+        notes.append(
+            f"{asked:,} steps were asked for; {total.iterations:,} whole iterations are "
+            f"{total.timesteps:,} steps."
+        )
+    if total.iterations % loops.iterations_per_cycle:
+        short = total.iterations % loops.iterations_per_cycle
+        notes.append(
+            f"The last cycle is short: {short} of {loops.iterations_per_cycle} iterations."
+        )
+    if total.cycles % loops.cycles_per_epoch:
+        short = total.cycles % loops.cycles_per_epoch
+        notes.append(f"The last epoch is short: {short} of {loops.cycles_per_epoch} cycles.")
+    if recipe.checkpoint.seconds is not None:
+        notes.append(
+            f"Checkpoints also every {recipe.checkpoint.seconds:g} s of wall clock, not counted."
+        )
+    notes.append("The best policy of the evaluations is kept as well, without training state.")
+    if recipe.learner.shards > 1:
+        notes.append(
+            f"{recipe.learner.shards} learner shards are a geometry of their own: the result is "
+            "exact, but not that of another number of shards."
+        )
+    return notes
+
+
+def _measure(
+    recipe: Recipe, loops: Nest, evaluations: int, checkpoints: int, rounds: int = 3
+) -> dict[str, float]:
+    """Expected seconds of the whole run, from a few real iterations in a folder thrown away.
+
+    Evaluation is timed on an untrained policy, whose episodes last as long as they can.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = RunFolder.create(Path(scratch) / "run", dump(recipe), "", {}, {})
+        parts = build(recipe, folder)
+        loop = parts.loop
+        timings: dict[str, list[float]] = {"collect": [], "train": []}
+        for i in range(rounds + 1):
+            start = time.perf_counter()
+            fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), i)
+            middle = time.perf_counter()
+            loop.algorithm.ingest(fragments, loop.clock)
+            for _ in loop.algorithm.batches(loop.clock, loop.key.child("measure", i)):
+                pass
+            loop.algorithm.end_iteration()
+            timings["collect"].append(middle - start)
+            timings["train"].append(time.perf_counter() - middle)
+        start = time.perf_counter()
+        loop.evaluator.test(loop.algorithm.broadcast(loop.clock))
+        test = time.perf_counter() - start
+        start = time.perf_counter()
+        loop.saver.save_if_due(loop.clock, urgent=True)
+        save = time.perf_counter() - start
+        parts.close()
+        folder.close()
+    # The first round warms caches and is not typical.
+    seconds = {k: float(np.median(v[1:])) * loops.iterations for k, v in timings.items()}
+    seconds |= {"test": test * evaluations, "save": save * checkpoints}
+    return {**seconds, "total": sum(seconds.values())}

@@ -1,0 +1,133 @@
+"""Plans as trees and tables for people."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree as RichTree
+
+from etude.app.plan import Plan
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(count: float) -> str:
+    """Bytes for people: 524 B, 1.4 MiB."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:,.0f} {_UNITS[unit]}" if unit == 0 else f"{count:,.1f} {_UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 41 s, 3 min 20 s, 5 h 12 min, 12 d 3 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for upper, lower, high, low in ((3600, 60, "min", "s"), (86400, 3600, "h", "min")):
+        if seconds < upper:
+            rest = int(seconds % lower) if low == "s" else int(seconds % lower) // 60
+            return f"{int(seconds // lower)} {high} {rest} {low}"
+    return f"{int(seconds // 86400)} d {int(seconds % 86400) // 3600} h"
+
+
+def render(plan: Plan, width: int = 100, color: bool = False) -> str:
+    """The whole plan as text."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    console.print(_nest(plan))
+    console.print()
+    console.print(_shapes(plan))
+    console.print()
+    console.print(_bytes(plan))
+    console.print()
+    verdict = "Exact" if plan.exactness["exact"] else "NOT exact"
+    statement = f"[bold]{verdict}[/]: {plan.exactness['reason']}."
+    console.print(statement)
+    for note in plan.notes:
+        console.print(f"Note: {note}")
+    if plan.seconds:
+        parts = ", ".join(f"{k} {duration(v)}" for k, v in plan.seconds.items() if k != "total")
+        console.print(f"[bold]Expected time[/] {duration(plan.seconds['total'])} ({parts})")
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def _nest(plan: Plan) -> RichTree:
+    levels, counts, cut = plan.levels, plan.counts, plan.geometry
+    most = "at most " if "updates" in plan.at_most else ""
+    tree = RichTree(
+        f"[bold]{plan.recipe}[/], seed {plan.seed}: {counts['timesteps']:,} environment steps, "
+        f"{most}{counts['updates']:,} gradient steps"
+    )
+    epoch = tree.add(
+        f"[bold]{levels['epochs']:,}[/] epochs of {levels['cycles_per_epoch']:,} cycles "
+        f"({counts['cycles']:,} cycles in all)"
+    )
+    cycle = epoch.add(
+        f"cycle: {levels['iterations_per_cycle']:,} iterations "
+        f"({counts['iterations']:,} in all), then one log row"
+    )
+    iteration = cycle.add(f"iteration: {levels['steps_per_iteration']:,} steps into the buffer")
+    iteration.add(
+        f"collect: {cut['rows']:,} environments ({cut['groups']:,} groups of "
+        f"{cut['group_rows']:,}) x {cut['rollout_steps']:,} steps = {cut['buffer_steps']:,}"
+    )
+    reason = f"; {plan.at_most['updates']}" if most else ""
+    iteration.add(
+        f"update: {cut['update_epochs']:,} passes x {cut['minibatches']:,} minibatches of "
+        f"{cut['minibatch_steps']:,} steps = {most}{levels['batches_per_iteration']:,} batches"
+        f"{reason}"
+    )
+    epoch.add(
+        f"evaluation: {counts['evaluations']:,} in all, "
+        f"{counts['evaluation_episodes']:,} episodes together"
+    )
+    epoch.add(f"checkpoints: {counts['checkpoints']:,} in all")
+    return tree
+
+
+def _shapes(plan: Plan) -> Table:
+    table = Table(title=r"Buffer: \[segments, horizon, ...]", title_justify="left", box=None)
+    for heading in ("array", "dtype", "buffer", "minibatch"):
+        table.add_column(heading)
+    for name, shape in plan.shapes.items():
+        table.add_row(name, shape["dtype"], f"{shape['buffer']}", f"{shape['minibatch']}")
+    samples = plan.data["gradient_samples_per_step"]
+    table.caption = f"every step is used {samples:g} times; {plan.geometry['shards']} shard(s)"
+    table.caption_justify = "left"
+    return table
+
+
+def _bytes(plan: Plan) -> Table:
+    table = Table(title="Bytes", title_justify="left", box=None)
+    table.add_column("what")
+    table.add_column("size", justify="right")
+    table.add_column("bytes", justify="right")
+    for name, count in plan.bytes.items():
+        table.add_row(name.replace("_", " "), size(count), f"{count:,}")
+    return table
+
+
+def compare(field: str, plans: Sequence[tuple[str, Plan]], width: int = 100) -> str:
+    """Variants of one field side by side; rows in which nothing differs are left out."""
+    columns = {}
+    for value, plan in plans:
+        cells = {f"{k}": f"{v:,}" for k, v in plan.counts.items()}
+        cells |= {k: f"{v:,}" for k, v in plan.levels.items() if k not in cells}
+        cells |= {k: f"{v:,}" for k, v in plan.geometry.items()}
+        cells |= {f"{k} bytes": size(v) for k, v in plan.bytes.items()}
+        cells |= {f"{k} time": duration(v) for k, v in plan.seconds.items()}
+        columns[value] = cells
+    table = Table(box=None)
+    table.add_column(field)
+    for value in columns:
+        table.add_column(value, justify="right")
+    for name in next(iter(columns.values())):
+        row = [cells.get(name, "") for cells in columns.values()]
+        if len(set(row)) > 1:
+            table.add_row(name.replace("_", " "), *row)
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

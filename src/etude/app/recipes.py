@@ -1,0 +1,177 @@
+"""Recipes: everything a run is, in one frozen description, and the ones that come with Etude."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.core.clock import ClockConfig
+from etude.core.errors import UsageError
+from etude.core.recipe import Config
+from etude.envs.catalog import ENVS, EnvConfig
+from etude.envs.gym import GymConfig
+from etude.envs.reach import ReachConfig
+from etude.models.policies import PolicyConfig
+from etude.rollout.local import CollectorConfig
+from etude.training.evaluation import EvaluationConfig
+from etude.training.saving import CheckpointConfig
+
+
+class Recipe(Config):
+    """What a person asks for. Complete: the file of it runs again as it is."""
+
+    name: str = Field(description="Name of the recipe; runs are kept under it.")
+    seed: int = Field(0, ge=0, description="Where all randomness of the run comes from.")
+    env: EnvConfig = Field(description="The task.")
+    collector: CollectorConfig = Field(CollectorConfig(), description="Rollouts.")
+    policy: PolicyConfig = Field(PolicyConfig(), description="Networks.")
+    algorithm: PPOConfig = Field(PPOConfig(), description="Learning.")
+    learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
+    clock: ClockConfig = Field(description="Length of the run and its levels.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
+
+
+def reach() -> Recipe:
+    """A Kuka arm learns to hold its hand at a random point, by joint control."""
+    return Recipe(
+        name="reach",
+        env=ReachConfig(),
+        policy=PolicyConfig(init_std=0.3),
+        collector=CollectorConfig(rows=256, group_rows=64, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=16,
+            minibatch_size=512,
+            update_epochs=8,
+            learning_rate=1e-3,
+            final_learning_rate=0.2,
+            gamma=0.95,
+            bound_coef=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=300_000, cycles=6, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=200, rows=200, group_rows=50),
+    )
+
+
+def reach_short() -> Recipe:
+    """The same arm for a few seconds, saved and tested often: a run to kill and resume."""
+    full = reach()
+    return full.model_copy(
+        update={
+            "name": "reach-short",
+            "collector": CollectorConfig(rows=64, group_rows=16, threads=2),
+            "algorithm": full.algorithm.model_copy(
+                update={"minibatch_size": 256, "update_epochs": 4}
+            ),
+            "clock": ClockConfig(total_timesteps=24_576, cycles=1, iterations=2),
+            "evaluation": EvaluationConfig(every="3 cycles", episodes=32, rows=32, group_rows=16),
+            "checkpoint": CheckpointConfig(every="1 cycle"),
+        }
+    )
+
+
+def ppo() -> Recipe:
+    """PPO on any Gymnasium environment: `etude train ppo --env.id HalfCheetah-v5`."""
+    return Recipe(
+        name="ppo",
+        env=GymConfig(id="CartPole-v1"),
+        collector=CollectorConfig(rows=16, group_rows=8, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=64,
+            minibatch_size=256,
+            update_epochs=10,
+            learning_rate=1e-3,
+            final_learning_rate=0.1,
+            gamma=0.99,
+            normalise_rewards=True,
+        ),
+        clock=ClockConfig(total_timesteps=100_000, cycles=5, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=20, rows=20, group_rows=20),
+    )
+
+
+def halfcheetah() -> Recipe:
+    """Gymnasium's HalfCheetah-v5 learns to run."""
+    return Recipe(
+        name="halfcheetah",
+        env=GymConfig(id="HalfCheetah-v5"),
+        collector=CollectorConfig(rows=16, group_rows=8, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=128,
+            minibatch_size=256,
+            update_epochs=10,
+            learning_rate=3e-4,
+            final_learning_rate=0.1,
+            gamma=0.99,
+        ),
+        clock=ClockConfig(total_timesteps=500_000, cycles=10, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=16, rows=16, group_rows=8),
+    )
+
+
+CATALOG: dict[str, Callable[[], Recipe]] = {
+    "reach": reach,
+    "reach-short": reach_short,
+    "ppo": ppo,
+    "halfcheetah": halfcheetah,
+}
+
+
+def purpose(name: str) -> str:
+    """What a recipe is for, in one line."""
+    return (CATALOG[name].__doc__ or "").strip().splitlines()[0]
+
+
+def find(target: str) -> Recipe:
+    """A recipe by its name, or from a recipe.yaml."""
+    if target in CATALOG:
+        return CATALOG[target]()
+    path = Path(target)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UsageError(f"There is no file {target}; check the path.")
+        return load(path)
+    near = difflib.get_close_matches(target, CATALOG, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise UsageError(
+        f"There is no recipe '{target}'; {hint}`etude list` shows them all, and a path to a "
+        "recipe.yaml works too."
+    )
+
+
+def load(path: Path) -> Recipe:
+    """Read a recipe.yaml."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read as YAML: {error}") from error
+    return validated(content, str(path))
+
+
+def validated(content: Any, source: str) -> Recipe:
+    """A recipe from plain data; errors name the field as it is written on the command line."""
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"{source}: {explain(error)}") from error
+
+
+def explain(error: ValidationError) -> str:
+    """A pydantic error as one sentence."""
+    sentences = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"] if part not in ENVS)
+        message = problem["msg"].removeprefix("Value error, ")
+        sentences.append(f"{field}: {message}" if field else message)
+    return "; ".join(sentences) + "."
+
+
+def dump(recipe: Recipe) -> str:
+    """The text of a recipe.yaml."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)

@@ -1,0 +1,238 @@
+"""Runs from Python: plan, train, resume, evaluate, load a policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from etude.app import recipes
+from etude.app.build import Parts, build, make_evaluator
+from etude.app.plan import Plan, make_plan
+from etude.app.plan_view import render
+from etude.app.recipes import Recipe
+from etude.core.contracts import Array, Broadcast, LogWriter
+from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.models.policies import MlpPolicy, policy_from_contract
+from etude.rollout.local import Workers
+from etude.runs import checkpoint, files, manifest
+from etude.runs.folder import RunFolder, default_path
+from etude.training.callbacks import Callback
+from etude.training.evaluation import summarise
+
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+class LoadedPolicy:
+    """A policy that acts: `load_policy(path).act(obs)`."""
+
+    def __init__(self, policy: MlpPolicy) -> None:
+        self.policy = policy
+
+    def act(self, obs: Any, state: Tree | None = None) -> Array:
+        """The most likely action, as the environment takes it.
+
+        `obs`: {name: array}, or the array alone where the policy reads one observation; a single
+        observation or rows of them.
+        """
+        names = list(self.policy.observations)
+        named = obs if isinstance(obs, dict) else {names[0]: obs}
+        arrays = {name: np.asarray(named[name], np.float32) for name in names}
+        single = arrays[names[0]].ndim == 1
+        if single:
+            arrays = {name: array[None] for name, array in arrays.items()}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        with torch.inference_mode():
+            answer = self.policy.act(tensors, state or {}, None)
+        actions = self.policy.action.to_env(answer.actions.numpy())
+        return np.asarray(actions[0]) if single else actions
+
+
+def load_policy(path: str | Path) -> LoadedPolicy:
+    """The policy of a run (its best), of a checkpoint, or of a copied `policy/` folder."""
+    return LoadedPolicy(_load(Path(path)))
+
+
+def _load(path: Path) -> MlpPolicy:
+    arrays, contract = checkpoint.load_policy_parts(policy_path(path))
+    return policy_from_contract(contract, arrays)
+
+
+def policy_path(path: Path) -> Path:
+    """A run's best, final or latest checkpoint; any other path is taken as it is."""
+    if (path / "checkpoints").is_dir():
+        for name in ("best", "final", "latest"):
+            if (path / "checkpoints" / name).exists():
+                return path / "checkpoints" / name
+        raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
+    return path
+
+
+class Run:
+    """A run on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = RunFolder.open(Path(path), write=False)
+        self.recipe = recipes.load(self.folder.recipe)
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl."""
+        if not self.folder.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
+
+    def summary(self) -> dict[str, Any]:
+        """What a finished run did."""
+        path = self.path / "summary.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def policy(self) -> LoadedPolicy:
+        return load_policy(self.path)
+
+    def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, float]:
+        """Fresh deterministic episodes of the run's best policy, not those seen in training."""
+        rows = max(d for d in range(1, min(episodes, 256) + 1) if episodes % d == 0)
+        group = max(d for d in range(1, min(rows, 64) + 1) if rows % d == 0)
+        config = self.recipe.evaluation.model_copy(
+            update={"episodes": episodes, "rows": rows, "group_rows": group}
+        )
+        recipe = self.recipe.model_copy(update={"evaluation": config})
+        policy, workers = _load(self.path), Workers(recipe.collector.threads)
+        key = Key(recipe.seed if seed is None else seed).child("after training")
+        evaluator = make_evaluator(recipe, key, workers, policy)
+        try:
+            return summarise(evaluator.episodes(Broadcast(0, dict(policy.state_dict())), "fresh"))
+        finally:
+            evaluator.close()
+            workers.close()
+
+
+def train(
+    recipe: Recipe,
+    path: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    logs: Sequence[LogWriter] = (),
+    say: Say = silent,
+    on_phase: Callable[[str], None] = silent,
+) -> Run:
+    """Plan, then train a recipe in a new run folder."""
+    plan = make_plan(recipe)
+    target = Path(path) if path else default_path(recipe.name, recipe.seed)
+    with RunFolder.create(
+        target, recipes.dump(recipe), render(plan), plan.to_json(), _manifest(recipe, plan)
+    ) as folder:
+        say(f"Run folder: {folder.path}")
+        _execute(build(recipe, folder, logs, callbacks, on_phase), folder, say)
+    return Run(target)
+
+
+def resume(
+    path: str | Path,
+    callbacks: Sequence[Callback] = (),
+    logs: Sequence[LogWriter] = (),
+    say: Say = silent,
+    on_phase: Callable[[str], None] = silent,
+) -> Run:
+    """Continue a run from its last good checkpoint, as if it had never stopped."""
+    with RunFolder.open(Path(path)) as folder:
+        recipe = recipes.load(folder.recipe)
+        now = _manifest(recipe, make_plan(recipe))
+        for sentence in manifest.differences(folder.manifest(), now):
+            say(f"Not as it was when the run started, so bits may differ: {sentence}")
+        _warn_of_failures(folder, say)
+        parts = build(recipe, folder, logs, callbacks, on_phase)
+        clock = parts.loop.clock
+        if parts.loop.saver.restore(say):
+            say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
+        else:
+            # Nothing was saved yet: whatever was logged belongs to work that is done again.
+            parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
+            say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        if clock.finished:
+            say("The run is finished already.")
+        _execute(parts, folder, say)
+    return Run(path)
+
+
+_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+"""SHA-256 of no bytes."""
+
+
+class Interrupted(EtudeError):
+    """A signal ended the run at a boundary."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        super().__init__(f"Stopped and saved. Continue with: etude resume {path}")
+        self.exit_code = 128 + number
+
+
+def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
+    """Run the loop; any failure leaves the last good checkpoint and a report."""
+    loop = parts.loop
+    try:
+        with loop.stop:
+            finished = loop.run()
+    except Exception as error:
+        arrays = error.arrays if isinstance(error, NonFinite) else {}
+        context = {"counters": loop.clock.state_dict(), "error": type(error).__name__}
+        report = folder.write_failure(error, arrays, context)
+        if isinstance(error, NonFinite):
+            error.args = (f"{error} Nothing of it was applied or saved. Report: {report}",)
+        say(f"The run failed; the last good checkpoint is untouched. Report: {report}")
+        raise
+    finally:
+        parts.close()
+    if not finished:
+        raise Interrupted(folder.path, loop.stop.signal or 0)
+    _summarise(parts, folder)
+
+
+def _summarise(parts: Parts, folder: RunFolder) -> None:
+    """summary.json: what the run did, to hold against the plan."""
+    loop = parts.loop
+    now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
+    counts = {
+        "epochs": now.epochs,
+        "cycles": now.cycles,
+        "iterations": now.iterations,
+        "updates": now.updates,
+        "timesteps": now.timesteps,
+        "log_rows": rows,
+        "evaluations": loop.evaluator.num_done,
+        "evaluation_episodes": loop.evaluator.num_episodes,
+        "checkpoints": loop.saver.num_saved,
+    }
+    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
+    text = json.dumps(summary, indent=2) + "\n"
+    files.replace_file(folder.path / "summary.json", [text.encode()])
+
+
+def _manifest(recipe: Recipe, plan: Plan) -> Tree:
+    torch.set_num_threads(recipe.learner.threads)
+    verdict = "exact" if plan.exactness["exact"] else "not exact"
+    return manifest.collect(
+        f"{verdict}: {plan.exactness['reason']}", {"learner": recipe.learner.threads}
+    )
+
+
+def _warn_of_failures(folder: RunFolder, say: Say) -> None:
+    failed = sorted(folder.failures.iterdir()) if folder.failures.is_dir() else []
+    if failed:
+        say(
+            f"This run failed before (see {failed[-1]}). A run is exact, so the same failure will "
+            "come again unless something changes."
+        )

@@ -1,0 +1,203 @@
+"""The clock: four nested levels, and "due" as a pure question about counters.
+
+An epoch is a block of cycles, a cycle a block of iterations, an iteration fills the buffer once
+and updates from it in batches. Counters are whole numbers without bound; nothing here asks for
+the time of day.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from etude.core.errors import UsageError
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+
+_UNITS = {
+    "step": "timesteps",
+    "update": "updates",
+    "iteration": "iterations",
+    "cycle": "cycles",
+    "epoch": "epochs",
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """ "every 50000 steps", "every 2 epochs", or never (count 0)."""
+
+    count: int
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> Interval:
+        if text == "never":
+            return cls(0, "timesteps")
+        match = re.fullmatch(r"(\d[\d_,]*)\s*([a-z]+?)s?", text.strip())
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(
+                f"'{text}' is not an interval; write a number and a unit, such as "
+                "'50000 steps', '10 iterations', '1 cycle', '2 epochs', or 'never'"
+            )
+        count = int(re.sub("[_,]", "", match[1]))
+        if count == 0:
+            raise ValueError(f"'{text}' is no interval; write 'never' to switch it off")
+        return cls(count, _UNITS[match[2]])
+
+
+def _checked(text: str) -> str:
+    Interval.parse(text)
+    return text
+
+
+IntervalText = Annotated[str, AfterValidator(_checked)]
+"""An interval as people write it; `Interval.parse` reads it."""
+
+
+class ClockConfig(Config):
+    """How long a run is: a budget of environment steps, or a number of epochs."""
+
+    total_timesteps: int | None = Field(
+        None, ge=1, description="Budget of environment steps; whole iterations that fit are run."
+    )
+    epochs: int | None = Field(None, ge=1, description="Epochs, instead of total_timesteps.")
+    cycles: int = Field(5, ge=1, description="Cycles in an epoch.")
+    iterations: int = Field(1, ge=1, description="Iterations in a cycle; a cycle is one log row.")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> ClockConfig:
+        if (self.total_timesteps is None) == (self.epochs is None):
+            raise ValueError("give either clock.total_timesteps or clock.epochs, and not both")
+        return self
+
+
+@dataclass(frozen=True)
+class Nest:
+    """The nest of loops in whole numbers: what the plan prints and the clock follows."""
+
+    iterations: int
+    iterations_per_cycle: int
+    cycles_per_epoch: int
+    steps_per_iteration: int
+    """Environment steps an iteration collects; 0 for a run that collects nothing."""
+    batches_per_iteration: int
+    """Gradient steps of an iteration, at most."""
+
+    @classmethod
+    def of(cls, config: ClockConfig, steps_per_iteration: int, batches_per_iteration: int) -> Nest:
+        if config.total_timesteps is not None:
+            if steps_per_iteration == 0:
+                raise UsageError(
+                    "This run collects no environment steps: give clock.epochs instead of "
+                    "clock.total_timesteps."
+                )
+            iterations = config.total_timesteps // steps_per_iteration
+            if iterations == 0:
+                raise UsageError(
+                    f"clock.total_timesteps {config.total_timesteps:,} is less than one iteration "
+                    f"of {steps_per_iteration:,} steps: raise it to at least that."
+                )
+        else:
+            iterations = (config.epochs or 0) * config.cycles * config.iterations
+        return cls(
+            iterations, config.iterations, config.cycles, steps_per_iteration, batches_per_iteration
+        )
+
+    def at(self, iterations: int, updates: int | None = None) -> Counters:
+        """All counters after so many iterations; the last cycle and epoch may be short."""
+        done = iterations >= self.iterations
+        cycles = (
+            -(-iterations // self.iterations_per_cycle)
+            if done
+            else (iterations // self.iterations_per_cycle)
+        )
+        epochs = -(-cycles // self.cycles_per_epoch) if done else cycles // self.cycles_per_epoch
+        return Counters(
+            iterations=iterations,
+            cycles=cycles,
+            epochs=epochs,
+            timesteps=iterations * self.steps_per_iteration,
+            updates=iterations * self.batches_per_iteration if updates is None else updates,
+        )
+
+    @property
+    def total(self) -> Counters:
+        """All counters at the end of the run, with the most updates it can take."""
+        return self.at(self.iterations)
+
+    def times_due(self, interval: Interval, also_last: bool = False) -> int:
+        """How often an interval comes due in the whole run; `also_last` adds the run's end."""
+        total = self.total
+        if interval.count == 0:
+            return int(also_last)
+        # A counter that advances by more than the interval comes due once per iteration, not more.
+        times = min(int(getattr(total, interval.unit)) // interval.count, self.iterations)
+        last_due = self.at(self.iterations - 1).is_due(interval, total)
+        return times + int(also_last and not last_due)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What has happened so far: completed iterations, cycles and epochs, steps and updates."""
+
+    iterations: int = 0
+    cycles: int = 0
+    epochs: int = 0
+    timesteps: int = 0
+    updates: int = 0
+
+    def is_due(self, interval: Interval, after: Counters) -> bool:
+        """Whether an interval came due on the way from these counters to `after`."""
+        if interval.count == 0:
+            return False
+        before_count = int(getattr(self, interval.unit)) // interval.count
+        return int(getattr(after, interval.unit)) // interval.count > before_count
+
+
+class Clock:
+    """Where a run stands. It is its own state, so a resume cannot shift a schedule."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+        self.now = Counters()
+        self.before = Counters()
+        self.episodes = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.now.iterations >= self.nest.iterations
+
+    @property
+    def progress(self) -> float:
+        """From 0 at the start to 1 at the end of the run."""
+        return self.now.iterations / self.nest.iterations
+
+    def advance(self, updates: int, episodes: int) -> None:
+        """One iteration has ended, after so many gradient steps and finished episodes."""
+        self.before = self.now
+        self.now = self.nest.at(self.now.iterations + 1, self.now.updates + updates)
+        self.episodes += episodes
+
+    def is_due(self, interval: Interval) -> bool:
+        """Whether an interval came due in the iteration that just ended."""
+        return self.before.is_due(interval, self.now)
+
+    @property
+    def cycle_ended(self) -> bool:
+        return self.now.cycles > self.before.cycles
+
+    @property
+    def epoch_ended(self) -> bool:
+        return self.now.epochs > self.before.epochs
+
+    def state_dict(self) -> Tree:
+        return {"now": asdict(self.now), "before": asdict(self.before), "episodes": self.episodes}
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.now = replace(Counters(), **state["now"])
+        self.before = replace(Counters(), **state["before"])
+        self.episodes = int(state["episodes"])

@@ -1,0 +1,296 @@
+"""The contracts everything meets through. Shapes are in the docstrings.
+
+    rollout(broadcast, snapshot, key) -> (fragment, snapshot')
+
+is a pure function; exact resume, any number of workers and recovery of a lost one follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from etude.core.keys import Key
+from etude.core.trees import Tree
+
+if TYPE_CHECKING:
+    from etude.core.clock import Clock
+
+Array = np.ndarray[Any, Any]
+Observations = dict[str, Array]
+"""Named observations, {name: [rows, ...]}: "state" float32, "image" uint8, "critic", ..."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Whatever has memory. The checkpoint knows nothing else about it."""
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state: Tree) -> None: ...
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape (without the row axis) and dtype of one named array."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What an environment accepts: a box, or one or several discrete choices.
+
+    A box policy acts in [-1, 1] per dimension; `to_env` clips and scales to [low, high].
+    """
+
+    kind: Literal["box", "discrete", "multi_discrete"]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def array(self) -> ArraySpec:
+        """How one row's action is stored: float32 [dims] or int64 [choices]."""
+        if self.kind == "box":
+            return ArraySpec((len(self.low),), "float32")
+        return ArraySpec((len(self.sizes),), "int64")
+
+    def to_env(self, actions: Array) -> Array:
+        """Policy actions [rows, n] as the environment takes them; discrete ones become [rows]."""
+        if self.kind == "discrete":
+            return np.asarray(actions[:, 0])
+        if self.kind == "multi_discrete":
+            return actions
+        low = np.asarray(self.low, np.float32)
+        high = np.asarray(self.high, np.float32)
+        unit: Array = np.clip(actions, -1.0, 1.0)
+        return (low + (unit + 1.0) * np.float32(0.5) * (high - low)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """Whether an environment can be killed and resumed bit for bit, and how that is known."""
+
+    exact: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a policy and a plan need to know of an environment, without running it."""
+
+    observations: dict[str, ArraySpec]
+    action: ActionSpec
+    max_episode_steps: int | None
+    statistics: tuple[str, ...] = ()
+    """Names in `StepResult.episodes`, besides return and length, which the group keeps."""
+    substeps: int = 1
+
+
+@dataclass
+class StepResult:
+    """One control step of all rows; finished rows have been reset in the same step."""
+
+    obs: Observations
+    """{name: [rows, ...]}: what the next action is chosen from."""
+    reward: Array
+    """[rows] float32."""
+    terminated: Array
+    """[rows] bool: the task ended here; the future is worth nothing."""
+    truncated: Array
+    """[rows] bool: time ran out; the future is worth V(final observation)."""
+    final_rows: Array
+    """[k] int64, ascending: rows that finished."""
+    final_obs: Observations
+    """{name: [k, ...]}: what they ended on, before the reset."""
+    episodes: dict[str, Array] = field(default_factory=dict)
+    """{name: [k] float64}: any named numbers about the finished episodes; success is
+    "is_success", a reward term's sum is "reward/<term>"."""
+
+
+class BatchEnv(Protocol):
+    """Many rows of one environment. A row's randomness is `key.episode(row, episode)`."""
+
+    num_rows: int
+    spec: EnvSpec
+
+    def reset(self, key: Key) -> Observations:
+        """Every row at the start of its episode 0."""
+        ...
+
+    def step(self, actions: Array) -> StepResult:
+        """`actions`: as `spec.action.to_env` gives them."""
+        ...
+
+    def snapshot(self) -> Tree:
+        """A copy of everything that decides the future: arrays with a leading row axis."""
+        ...
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        """Continue from a snapshot, on any instance with as many rows."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the learner sends out: weights and normaliser, curriculum, a version number."""
+
+    version: int
+    policy: Tree
+    curriculum: Tree = field(default_factory=dict)
+
+
+Snapshot = Tree
+"""Everything one group of environments is: simulator rows, last observations, open episodes,
+recurrent state. Arrays with a leading row axis."""
+
+
+class Finals(NamedTuple):
+    """The observations that finished episodes ended on: sparse, in (step, row) order."""
+
+    rows: Array
+    """[k] int64."""
+    steps: Array
+    """[k] int64."""
+    obs: Observations
+    """{name: [k, ...]}."""
+
+
+@dataclass
+class Fragment:
+    """What a rollout brings back: `steps` control steps of `rows` rows, observations raw."""
+
+    obs: Observations
+    """{name: [rows, steps, ...]}: what each action was chosen from."""
+    actions: Array
+    """[rows, steps, n] as the policy gave them, before clipping and scaling."""
+    log_probs: Array
+    """[rows, steps] float32."""
+    rewards: Array
+    """[rows, steps] float32."""
+    terminated: Array
+    """[rows, steps] bool."""
+    truncated: Array
+    """[rows, steps] bool."""
+    last_obs: Observations
+    """{name: [rows, ...]}: the observation after the last step."""
+    finals: Finals
+    episodes: dict[str, Array]
+    """{name: [k] float64}: statistics of finished episodes, in the order of `finals`."""
+    moments: dict[str, Tree]
+    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.rewards.size)
+
+
+class Action(NamedTuple):
+    """What a policy answers: actions [rows, n], their log-probabilities [rows], its next state."""
+
+    actions: torch.Tensor
+    log_probs: torch.Tensor
+    state: Tree
+
+
+class Policy(Protocol):
+    """Acts and is trained. The normaliser is inside it and travels with it everywhere."""
+
+    def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
+        """All the randomness of a rollout, [steps, rows, n] float32."""
+        ...
+
+    def initial_state(self, rows: int) -> Tree:
+        """Recurrent state at an episode's start, {} for a memoryless policy."""
+        ...
+
+    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
+        """The action for raw observations; without noise, the most likely one."""
+        ...
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state: Tree) -> Any: ...
+
+
+class Collector(Protocol):
+    """Runs groups somewhere and gives their results in group order, whoever finished first."""
+
+    def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
+        """The next fragment of every group."""
+        ...
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state: Tree) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class BatchMetrics:
+    """One gradient step, as the board, progress bars and callbacks see it."""
+
+    values: dict[str, float]
+
+
+class Algorithm(Protocol):
+    """Learns from fragments. PPO, SAC and reward models share the loop through this."""
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        """What the next rollout acts with."""
+        ...
+
+    def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
+        """Take in what was collected; metrics about it."""
+        ...
+
+    def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
+        """One gradient step at a time."""
+        ...
+
+    def end_iteration(self) -> dict[str, float]:
+        """What happens after the update: the normaliser takes in what was collected."""
+        ...
+
+    def policy_parts(self) -> tuple[Tree, Tree]:
+        """(arrays, contract): all that is needed to act, for a checkpoint's `policy/`."""
+        ...
+
+    def load_policy(self, arrays: Tree) -> None:
+        """Put back the arrays of `policy_parts`."""
+        ...
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state: Tree) -> None: ...
+
+
+class RewardSource(Protocol):
+    """Rewards that are learned: a style prior, a return decomposition."""
+
+    def rewards(self, fragment: Fragment) -> Array:
+        """[rows, steps] float32, each on the sample it belongs to."""
+        ...
+
+    def update(self, fragments: list[Fragment], key: Key) -> dict[str, float]: ...
+
+
+class LogWriter(Protocol):
+    """A place for metric rows."""
+
+    def write(self, row: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...

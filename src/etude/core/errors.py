@@ -1,0 +1,32 @@
+"""Errors a person can cause or must be told about; each message names the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EtudeError(Exception):
+    """A mistake or fault that ends in one clear sentence, not in a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(EtudeError):
+    """What was asked for does not exist or does not add up."""
+
+    exit_code = 2
+
+
+class NonFinite(EtudeError):
+    """A NaN or an infinity, caught before it could reach the weights.
+
+    `where` names the first culprit ("observation 'state', column 4 of row 17");
+    `arrays` is a small flat tree that reproduces it.
+    """
+
+    exit_code = 3
+
+    def __init__(self, where: str, arrays: dict[str, Any] | None = None) -> None:
+        super().__init__(f"Not a finite number: {where}.")
+        self.where = where
+        self.arrays = arrays or {}

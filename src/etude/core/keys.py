@@ -1,0 +1,47 @@
+"""Where randomness comes from: streams derived from a path of names, never carried along."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Key:
+    """A name for a random stream, such as (seed, "act", group 3, iteration 17).
+
+    Two keys with different paths give independent streams; the same path always
+    gives the same stream, on any thread and any machine.
+    """
+
+    seed: int
+    path: tuple[str | int, ...] = ()
+
+    def child(self, *names: str | int) -> Key:
+        """The key one or more levels below this one."""
+        return Key(self.seed, self.path + names)
+
+    @cached_property
+    def _bits(self) -> int:
+        # A type tag and a separator keep (1, "23") apart from (12, "3") and ("1", 23).
+        text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (self.seed, *self.path))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+
+    def generator(self) -> np.random.Generator:
+        """A fresh generator at the start of this key's stream."""
+        return np.random.Generator(np.random.Philox(key=self._bits))
+
+    def episode(self, row: int, episode: int) -> np.random.Generator:
+        """The stream of one episode of one environment row.
+
+        Row and episode are the high words of Philox's counter, so a stream costs no hash
+        and cannot run into its neighbour before 2^128 draws.
+        """
+        return np.random.Generator(np.random.Philox(key=self._bits, counter=[0, 0, row, episode]))
+
+    def integer(self) -> int:
+        """A 63-bit seed for libraries that keep a generator of their own."""
+        return self._bits & (2**63 - 1)

@@ -1,0 +1,11 @@
+"""The base of every config: frozen, keyword-only, nothing unknown, each field with its help."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    """What a person may choose about one part; it lives beside the part it configures."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,0 +1,76 @@
+"""State as a tree: nested dicts whose leaves are arrays, numbers, strings or None."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+Tree = dict[str, Any]
+SEPARATOR = "/"
+
+
+def is_array(leaf: object) -> bool:
+    """Whether a leaf is stored as bytes (arrays, tensors) rather than as JSON."""
+    return isinstance(leaf, np.ndarray | torch.Tensor)
+
+
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path "a/b/c", in sorted order, so that hashes do not depend on history.
+
+    An empty dict is a leaf of its own: it would otherwise be lost on the way to disk.
+    """
+    for name in sorted(tree):
+        if not isinstance(name, str) or SEPARATOR in name:
+            raise TypeError(f"a tree's names are strings without '/', not {name!r}")
+        path, value = f"{prefix}{name}", tree[name]
+        if isinstance(value, dict) and value:
+            yield from leaves(value, path + SEPARATOR)
+        else:
+            yield path, value
+
+
+def unflatten(flat: dict[str, Any]) -> Tree:
+    """The tree whose `leaves` are the given paths and values."""
+    tree: Tree = {}
+    for path, value in flat.items():
+        *parents, name = path.split(SEPARATOR)
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return tree
+
+
+def map_arrays(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The same tree with `function` applied to every array leaf."""
+    return unflatten(
+        {path: function(leaf) if is_array(leaf) else leaf for path, leaf in leaves(tree)}
+    )
+
+
+def copy_arrays(tree: Tree) -> Tree:
+    """The same tree with arrays that share no memory with the original."""
+    return map_arrays(lambda a: a.detach().clone() if torch.is_tensor(a) else a.copy(), tree)
+
+
+def num_bytes(tree: Tree) -> int:
+    """Bytes held by the arrays of a tree."""
+    return sum(int(leaf.nbytes) for _, leaf in leaves(tree) if is_array(leaf))
+
+
+def digest(tree: Tree) -> str:
+    """SHA-256 over paths, types, shapes and bits of every leaf."""
+    sha = hashlib.sha256()
+    for path, leaf in leaves(tree):
+        if is_array(leaf):
+            array = leaf.detach().cpu().numpy() if torch.is_tensor(leaf) else leaf
+            sha.update(f"{path}|{array.dtype.str}|{array.shape}|".encode())
+            sha.update(np.ascontiguousarray(array).tobytes())
+        else:
+            sha.update(f"{path}|{json.dumps(leaf, sort_keys=True)}|".encode())
+    return sha.hexdigest()

@@ -1,0 +1,306 @@
+"""Any Gymnasium environment as a `BatchEnv`, and a probe that finds out whether it is exact."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+import gymnasium
+import mujoco
+import numpy as np
+from gymnasium import spaces
+from pydantic import Field
+
+from etude.core.contracts import (
+    ActionSpec,
+    Array,
+    ArraySpec,
+    EnvSpec,
+    Exactness,
+    Observations,
+    StepResult,
+)
+from etude.core.errors import NonFinite, UsageError
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree, digest
+from etude.envs import gym_state
+
+PROBE_STEPS = 50
+_DIVERGED = [
+    int(mujoco.mjtWarning.mjWARN_BADQPOS),
+    int(mujoco.mjtWarning.mjWARN_BADQVEL),
+    int(mujoco.mjtWarning.mjWARN_BADQACC),
+    int(mujoco.mjtWarning.mjWARN_BADCTRL),
+]
+
+
+class GymConfig(Config):
+    """An environment from Gymnasium's registry."""
+
+    kind: Literal["gym"] = "gym"
+    id: str = Field("CartPole-v1", description="Name in Gymnasium's registry.")
+    kwargs: dict[str, bool | int | float | str] = Field(
+        {}, description="Arguments for the environment's constructor."
+    )
+    success_key: str | None = Field(
+        None, description="Entry of `info` that says whether an episode succeeded."
+    )
+
+
+def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
+    """One instance, or one sentence about why there is none."""
+    try:
+        return gymnasium.make(config.id, disable_env_checker=True, **config.kwargs)
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f" Nearest: {', '.join(near)}." if near else ""
+        raise UsageError(f"Gymnasium has no environment '{config.id}'.{hint}") from error
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise UsageError(f"'{config.id}' needs a package that is missing: {error}.") from error
+    except TypeError as error:
+        raise UsageError(f"'{config.id}' does not take these arguments: {error}.") from error
+
+
+class GymEnv:
+    """Separate instances, one per row, stepped one after the other."""
+
+    def __init__(
+        self, config: GymConfig, num_rows: int, threads: int = 1, *, exact: bool | None = None
+    ) -> None:
+        """exact: what the probe said; None runs it when a snapshot is first asked for.
+
+        `threads` is part of every environment's signature; these instances use one.
+        """
+        self.num_rows = num_rows
+        self._config = config
+        self._exact = exact
+        self._envs = [make_gym(config) for _ in range(num_rows)]
+        self._physics = [gym_state.physics(env) for env in self._envs]
+        self._key: Key | None = None
+        self._started = False
+        self._episode = np.zeros(num_rows, np.int64)
+        first = self._envs[0]
+        self._single, observations = _observation_specs(first.observation_space, config.id)
+        self._action_space = first.action_space
+        self.spec = EnvSpec(
+            observations=observations,
+            action=_action_spec(first.action_space, config.id),
+            max_episode_steps=None if first.spec is None else first.spec.max_episode_steps,
+            statistics=() if config.success_key is None else ("is_success",),
+        )
+
+    def reset(self, key: Key) -> Observations:
+        """Every row at the start of its episode 0."""
+        self._key = key
+        self._episode[:] = 0
+        obs = self._empty_obs(self.num_rows)
+        for row in range(self.num_rows):
+            self._store(obs, row, self._begin(row))
+        self._started = True
+        return obs
+
+    def step(self, actions: Array) -> StepResult:
+        """One step of every row; finished rows are reset in it.
+
+        actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
+        """
+        obs = self._empty_obs(self.num_rows)
+        reward = np.zeros(self.num_rows, np.float32)
+        terminated = np.zeros(self.num_rows, np.bool_)
+        truncated = np.zeros(self.num_rows, np.bool_)
+        finals: list[Any] = []
+        success: list[float] = []
+        for row, env in enumerate(self._envs):
+            now, reward[row], ended, cut, info = env.step(self._action(actions[row]))
+            self._check(row)
+            terminated[row] = ended
+            # A task that ended on its last step ended; there is no future left to value.
+            truncated[row] = cut and not ended
+            if ended or cut:
+                finals.append(now)
+                success.append(float(info.get(self._config.success_key, 0.0)))
+                self._episode[row] += 1
+                now = self._begin(row)
+            self._store(obs, row, now)
+        final_obs = self._empty_obs(len(finals))
+        for index, final in enumerate(finals):
+            self._store(final_obs, index, final)
+        rows = np.flatnonzero(terminated | truncated)
+        episodes = {name: np.array(success) for name in self.spec.statistics if finals}
+        return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
+
+    def _begin(self, row: int) -> Any:
+        if self._key is None:
+            raise UsageError("reset or restore an environment before stepping it.")
+        stream = self._key.episode(row, int(self._episode[row]))
+        return self._envs[row].reset(seed=int(stream.integers(2**31)))[0]
+
+    def _action(self, action: Array) -> Any:
+        space = self._action_space
+        if isinstance(space, spaces.Discrete):
+            return int(action) + int(space.start)
+        return action.astype(space.dtype).reshape(space.shape)
+
+    def _check(self, row: int) -> None:
+        # As with our own simulations: MuJoCo would reset a diverged one and go on.
+        pair = self._physics[row]
+        if pair is not None and any(pair[1].warning[code].number for code in _DIVERGED):
+            raise NonFinite(f"physics of row {row} in '{self._config.id}'")
+
+    def _empty_obs(self, rows: int) -> Observations:
+        return {
+            name: np.empty((rows, *spec.shape), spec.dtype)
+            for name, spec in self.spec.observations.items()
+        }
+
+    def _store(self, obs: Observations, row: int, value: Any) -> None:
+        if self._single is not None:
+            obs[self._single][row] = value
+        else:
+            for name, part in value.items():
+                obs[name][row] = part
+
+    def snapshot(self) -> Tree:
+        """Episode counters; for an exact environment also all it remembers.
+
+        {"episode": [rows], "attributes": uint8 [rows, n], "physics": uint8 [rows, n]}
+        """
+        tree: Tree = {"episode": self._episode.copy()}
+        if self._exact is None:
+            self._exact = probe_exactness(self._config).exact
+        if self._exact:
+            texts = [gym_state.save_attributes(env).encode("utf-8") for env in self._envs]
+            width = max(len(text) for text in texts)
+            # JSON may end in blanks, so lines of unequal length fit one array.
+            padded = b"".join(text.ljust(width) for text in texts)
+            tree["attributes"] = np.frombuffer(padded, np.uint8).reshape(-1, width).copy()
+            pairs = [pair for pair in self._physics if pair is not None]
+            if pairs:
+                tree["physics"] = np.stack([gym_state.save_physics(*pair) for pair in pairs])
+        return tree
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        """Continue from a snapshot; without saved attributes every row starts a new episode."""
+        if snapshot["episode"].shape != self._episode.shape:
+            raise UsageError(
+                f"This snapshot has {snapshot['episode'].size} rows, "
+                f"the environment {self.num_rows}."
+            )
+        self._key = key
+        self._episode[:] = snapshot["episode"]
+        if "attributes" not in snapshot:
+            self._episode += 1
+        for row, env in enumerate(self._envs):
+            if "attributes" not in snapshot or not self._started:
+                # Builds whatever an environment only builds in its first reset.
+                self._begin(row)
+            if "attributes" in snapshot:
+                gym_state.load_attributes(env, snapshot["attributes"][row].tobytes().decode())
+            pair = self._physics[row]
+            if pair is not None and "physics" in snapshot:
+                gym_state.load_physics(*pair, snapshot["physics"][row])
+        self._started = True
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    @classmethod
+    def exactness(cls, config: GymConfig) -> Exactness:
+        """What the probe finds; asked once per process."""
+        return probe_exactness(config)
+
+
+def _observation_specs(
+    space: spaces.Space[Any], env_id: str
+) -> tuple[str | None, dict[str, ArraySpec]]:
+    """The one name of a plain observation, or None for a dict of them; and the specs."""
+    if isinstance(space, spaces.Box):
+        picture = space.dtype == np.uint8 and len(space.shape) == 3
+        name = "image" if picture else "state"
+        return name, {name: _array_spec(space)}
+    if isinstance(space, spaces.Dict):
+        boxes = {name: box for name, box in space.items() if isinstance(box, spaces.Box)}
+        if len(boxes) == len(space):
+            return None, {str(name): _array_spec(box) for name, box in boxes.items()}
+    raise UsageError(
+        f"'{env_id}' observes {space}; a Box or a Dict of Boxes is needed. "
+        "gymnasium.wrappers.FlattenObservation makes one of most spaces."
+    )
+
+
+def _array_spec(box: spaces.Box) -> ArraySpec:
+    return ArraySpec(box.shape, "uint8" if box.dtype == np.uint8 else "float32")
+
+
+def _action_spec(space: spaces.Space[Any], env_id: str) -> ActionSpec:
+    if isinstance(space, spaces.Discrete):
+        return ActionSpec("discrete", sizes=(int(space.n),))
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1 and not space.start.any():
+        return ActionSpec("multi_discrete", sizes=tuple(space.nvec.tolist()))
+    if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all():
+        low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
+        return ActionSpec("box", low=tuple(low), high=tuple(high))
+    raise UsageError(
+        f"'{env_id}' acts in {space}; a bounded Box, Discrete or MultiDiscrete is needed."
+    )
+
+
+_verdicts: dict[str, Exactness] = {}
+
+
+def probe_exactness(config: GymConfig) -> Exactness:
+    """Snapshot, step, restore and step again, in the same and in another instance; compare bits."""
+    name = config.model_dump_json()
+    if name not in _verdicts:
+        _verdicts[name] = _probe(config)
+    return _verdicts[name]
+
+
+def _probe(config: GymConfig) -> Exactness:
+    key = Key(0, ("probe",))
+    env = GymEnv(config, 2, exact=True)
+    other = GymEnv(config, 2, exact=True)
+    try:
+        env.reset(key)
+        _play(env, key.child("before"), PROBE_STEPS // 2)
+        # The other instance has a past of its own, which the snapshot must overwrite.
+        other.reset(key.child("other"))
+        _play(other, key.child("past"), PROBE_STEPS // 3)
+        snapshot = env.snapshot()
+        expected = _play(env, key.child("after"), PROBE_STEPS)
+        for place, instance in (("the same instance", env), ("a fresh instance", other)):
+            instance.restore(snapshot, key)
+            found = _play(instance, key.child("after"), PROBE_STEPS)
+            for step, (one, two) in enumerate(zip(expected, found, strict=True)):
+                if one != two:
+                    return Exactness(
+                        False,
+                        f"restored in {place}, '{config.id}' differs after {step + 1} steps: "
+                        "it keeps state that cannot be saved",
+                    )
+    except UsageError:
+        raise
+    except Exception as error:  # foreign code may fail in any way once restored
+        return Exactness(False, f"'{config.id}' cannot be restored: {error!r}")
+    finally:
+        env.close()
+        other.close()
+    return Exactness(True, f"a probe of {PROBE_STEPS} steps after a restore was equal in every bit")
+
+
+def _play(env: GymEnv, key: Key, steps: int) -> list[str]:
+    """Random actions; a digest of everything each step gave."""
+    stream = key.generator()
+    spec = env.spec.action
+    digests = []
+    for _ in range(steps):
+        actions: Array
+        if spec.kind == "box":
+            actions = stream.uniform(-1, 1, (env.num_rows, len(spec.low))).astype(np.float32)
+        else:
+            actions = stream.integers(spec.sizes, size=(env.num_rows, len(spec.sizes)))
+        result = env.step(spec.to_env(actions))
+        digests.append(digest(vars(result)))
+    return digests

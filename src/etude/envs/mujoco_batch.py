@@ -1,0 +1,356 @@
+"""MuJoCo's native batch as a simulation that cannot fail silently, and the base of tasks on it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import mujoco
+import numpy as np
+from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
+
+from etude.core.contracts import (
+    ActionSpec,
+    Array,
+    ArraySpec,
+    EnvSpec,
+    Exactness,
+    Observations,
+    StepResult,
+)
+from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+
+View = TypeVar("View")
+Term = Callable[[View], Array]
+
+_NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
+_VELOCITY_STAGE = int(mujoco.mjtStage.mjSTAGE_VEL)
+_REASONS = (
+    "the inertia matrix is singular",
+    "the contact buffer is full",
+    "the constraint buffer is full",
+    "a position is NaN, infinite or huge",
+    "a velocity is NaN, infinite or huge",
+    "an acceleration is NaN, infinite or huge",
+    "a control is NaN, infinite or huge",
+)
+_MEMORY_REASONS = (1, 2)
+
+
+class Simulation:
+    """Rows of one model. Bound arrays are live; state fields among them are writable."""
+
+    def __init__(self, model: mujoco.MjModel, num_rows: int, threads: int = 1) -> None:
+        self.model = model
+        self.num_rows = num_rows
+        self._batch = Batch(model, num_rows, max(1, threads))
+        self._warnings: Array = self._batch.warning[:, :, 1]
+        self._before: Array = np.empty_like(self._batch.state)
+        self._expanded: tuple[str, ...] = ()
+        self._batch.reset(stage=_NO_STAGE)
+        # Copying a row costs a tenth of MuJoCo's own reset and gives the same numbers: zero
+        # velocity, time, controls, forces and warm start.
+        self._initial: Array = self._batch.state[0].copy()
+
+    @property
+    def state(self) -> Array:
+        """[rows, n] float64: everything MuJoCo integrates, warm start included. Live."""
+        state: Array = self._batch.state
+        return state
+
+    def bind(self, name: str) -> Array:
+        """A live [rows, ...] array over an MjData field; derived fields are read-only."""
+        array: Array = self._batch.bind(name)
+        return array
+
+    def site(self, name: str) -> Array:
+        """[rows, 3] float64, live: where a site is."""
+        return self.bind("site_xpos")[:, self.model.site(name).id]
+
+    def jacobian(self, site: str) -> Array:
+        """[rows, 3, nv] float64: how a site moves with the joints, at the current state."""
+        body = int(self.model.site(site).bodyid[0])
+        jacobian: Array = self._batch.jac(body, self.site(site))[0]
+        return jacobian
+
+    def expand(self, name: str) -> Array:
+        """Per-row values of a model field, [rows, ...], live and writable.
+
+        They are part of the snapshot. After writing masses, sizes and the like call
+        `update_constants`, so that what MuJoCo derives from them follows.
+        """
+        array: Array = self._batch.expand(name)
+        self._find_expanded()
+        return array
+
+    def update_constants(self, rows: Array | None = None) -> None:
+        """Recompute what MuJoCo derives from expanded model fields."""
+        self._batch.set_const(rows)
+        self._find_expanded()
+
+    def _find_expanded(self) -> None:
+        self._expanded = tuple(
+            name for name in sorted(MODEL_FIELDS) if self._batch.expanded(name) is not None
+        )
+
+    def step(self, substeps: int) -> None:
+        """Advance every row; derived fields then describe the new state."""
+        np.copyto(self._before, self._batch.state)
+        try:
+            self._batch.step(nstep=substeps, stage=_VELOCITY_STAGE)
+        except SimulationError as error:
+            self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
+        self._check()
+
+    def reset(self, rows: Array) -> None:
+        """Rows [k] to the model's initial state, with derived fields still to be computed."""
+        self._batch.state[rows] = self._initial
+
+    def forward(self, rows: Array | None = None) -> None:
+        """Derived fields of rows [k] from their state, which stays as it is."""
+        np.copyto(self._before, self._batch.state)
+        try:
+            self._batch.forward(rows, stage=_VELOCITY_STAGE)
+        except SimulationError as error:
+            self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
+        self._check()
+
+    def _check(self) -> None:
+        # MuJoCo resets a diverged simulation by itself and goes on; only this counter tells.
+        if not self._warnings.any():
+            return
+        row, code = (int(index) for index in np.argwhere(self._warnings)[0])
+        if code in _MEMORY_REASONS:
+            raise EtudeError(
+                f"Simulation row {row}: {_REASONS[code]}; give the model more memory "
+                "(<size memory=.../>) or fewer contacts."
+            )
+        self._fail(row, _REASONS[code])
+
+    def _fail(self, row: int, reason: str) -> None:
+        arrays = {"state": self._before[row].copy()}
+        for name in self._expanded:
+            arrays[f"model.{name}"] = self._batch.expanded(name)[row].copy()
+        raise NonFinite(f"physics of row {row}: {reason}", arrays)
+
+    def snapshot(self) -> Tree:
+        """{"state": [rows, n], "model": {field: [rows, ...]}}, copied."""
+        return {
+            "state": self._batch.state.copy(),
+            "model": {name: self._batch.expanded(name).copy() for name in self._expanded},
+        }
+
+    def restore(self, snapshot: Tree) -> None:
+        """Continue from a snapshot of as many rows; derived fields are computed."""
+        state = snapshot["state"]
+        if state.shape != self._batch.state.shape:
+            raise UsageError(
+                f"This snapshot has {state.shape[0]} rows of {state.shape[1]} numbers, the "
+                f"simulation {self.num_rows} of {self._batch.state.shape[1]}."
+            )
+        model = snapshot["model"]
+        for name in {*model, *self._expanded}:
+            plain = self.model.opt if name.startswith("opt.") else self.model
+            default = getattr(plain, name.removeprefix("opt."))
+            self._batch.expand(name)[...] = model.get(name, default)
+        self._find_expanded()
+        self._batch.state[...] = state
+        self._batch.warning[...] = 0
+        self.forward()
+
+
+@dataclass(frozen=True)
+class Terms(Generic[View]):
+    """What a task measures: named free functions of its view, each giving [rows] or [rows, n]."""
+
+    observations: Mapping[str, Mapping[str, Term[View]]]
+    """{observation: {term: [rows, n]}}, concatenated in order."""
+    rewards: Mapping[str, Term[View]]
+    """{term: [rows]}; the config gives the weights."""
+    terminations: Mapping[str, Term[View]]
+    """{term: [rows] bool}: any of them ends the episode."""
+    success: Term[View]
+    """[rows] bool, asked when an episode ends."""
+    statistics: Mapping[str, Term[View]] = field(default_factory=dict)
+    """{name: [rows]}, reported when an episode ends."""
+
+
+class MujocoTask(ABC, Generic[View]):
+    """A `BatchEnv` of simulated rows; a task adds its view, its terms and the hooks below.
+
+    The view is a dataclass of live arrays, built once: simulator fields and the task's own
+    arrays, which the hooks write in place.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        view: View,
+        terms: Terms[View],
+        *,
+        weights: Mapping[str, float],
+        action: ActionSpec,
+        substeps: int,
+        max_episode_steps: int,
+    ) -> None:
+        if set(weights) != set(terms.rewards):
+            raise UsageError(
+                f"The reward has the terms {', '.join(terms.rewards)}; "
+                f"weights were given for {', '.join(weights)}."
+            )
+        self.simulation = simulation
+        self.view = view
+        self.num_rows = rows = simulation.num_rows
+        self._terms = terms
+        # A term that weighs nothing is neither computed nor reported.
+        self._rewards = {name: term for name, term in terms.rewards.items() if weights[name]}
+        self._weights = np.array([[weights[name]] for name in self._rewards], np.float64)
+        self._weighted = np.zeros((len(self._rewards), rows))
+        self._sums = np.zeros_like(self._weighted)
+        self._episode = np.zeros(rows, np.int64)
+        self._elapsed = np.zeros(rows, np.int64)
+        self._limit = max_episode_steps
+        self._key: Key | None = None
+        simulation.forward()
+        self._measure()
+        self.spec = EnvSpec(
+            observations={
+                name: ArraySpec(array.shape[1:], "float32")
+                for name, array in self._observe().items()
+            },
+            action=action,
+            max_episode_steps=max_episode_steps,
+            statistics=(
+                "is_success",
+                *(f"reward/{name}" for name in self._rewards),
+                *terms.statistics,
+            ),
+            substeps=substeps,
+        )
+
+    @classmethod
+    def exactness(cls, config: Config) -> Exactness:
+        """Tasks on this base are exact; the snapshot tests hold them to it."""
+        return Exactness(True, "the snapshot holds every number the simulation continues from")
+
+    @abstractmethod
+    def _act(self, actions: Array) -> None:
+        """Write the controls for actions [rows, n]."""
+
+    @abstractmethod
+    def _measure(self) -> None:
+        """Bring the task's own arrays in the view up to date, all rows, after physics."""
+
+    @abstractmethod
+    def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
+        """Write the initial state of rows [k], which hold the model's defaults."""
+
+    def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
+        """Draw what depends on where things are, once rows [k] have been placed."""
+
+    @abstractmethod
+    def _memory(self) -> dict[str, Array]:
+        """The task's live arrays [rows, ...] that decide the future; they are snapshotted."""
+
+    def reset(self, key: Key) -> Observations:
+        """Every row at the start of its episode 0."""
+        self._key = key
+        self._episode[:] = 0
+        self._begin(np.arange(self.num_rows))
+        return self._observe()
+
+    def step(self, actions: Array) -> StepResult:
+        """One control step; finished rows are reset in it. `actions`: [rows, n] float32."""
+        self._act(actions)
+        self.simulation.step(self.spec.substeps)
+        self._elapsed += 1
+        self._measure()
+        reward = self._reward()
+        terminated = np.zeros(self.num_rows, np.bool_)
+        for ends in self._terms.terminations.values():
+            terminated |= ends(self.view)
+        truncated = self._elapsed >= self._limit
+        truncated &= ~terminated
+        rows = np.flatnonzero(terminated | truncated)
+        obs = self._observe()
+        final_obs = {name: array[rows] for name, array in obs.items()}
+        episodes: dict[str, Array] = {}
+        if rows.size:
+            episodes = self._report(rows)
+            self._episode[rows] += 1
+            self._begin(rows)
+            obs = self._observe()
+        return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
+
+    def _reward(self) -> Array:
+        """[rows] float32: the weighted terms, which are also added to the episodes' sums."""
+        for value, term in zip(self._weighted, self._rewards.values(), strict=True):
+            value[:] = term(self.view)
+        self._weighted *= self._weights
+        self._sums += self._weighted
+        total: Array = self._weighted.sum(axis=0)
+        return total.astype(np.float32)
+
+    def _observe(self) -> Observations:
+        """{name: [rows, n] float32}, new arrays."""
+        return {
+            name: np.concatenate(
+                [term(self.view) for term in parts.values()], axis=1, dtype=np.float32
+            )
+            for name, parts in self._terms.observations.items()
+        }
+
+    def _report(self, rows: Array) -> dict[str, Array]:
+        """{name: [k] float64} about the episodes that end in rows [k]."""
+        success = self._terms.success(self.view)[rows].astype(np.float64)
+        sums = {f"reward/{name}": self._sums[i, rows] for i, name in enumerate(self._rewards)}
+        statistics = {
+            name: term(self.view)[rows].astype(np.float64)
+            for name, term in self._terms.statistics.items()
+        }
+        return {"is_success": success, **sums, **statistics}
+
+    def _begin(self, rows: Array) -> None:
+        """Rows [k] at the start of their current episode."""
+        if self._key is None:
+            raise UsageError("reset or restore an environment before stepping it.")
+        key = self._key
+        generators = [
+            key.episode(row, episode)
+            for row, episode in zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
+        ]
+        self._elapsed[rows] = 0
+        self._sums[:, rows] = 0.0
+        self.simulation.reset(rows)
+        self._place(rows, generators)
+        self.simulation.forward(rows)
+        self._aim(rows, generators)
+
+    def snapshot(self) -> Tree:
+        """State rows, per-row model values, episode counters, open sums, the task's memory."""
+        return {
+            "simulation": self.simulation.snapshot(),
+            "episode": self._episode.copy(),
+            "elapsed": self._elapsed.copy(),
+            "sums": {name: self._sums[i].copy() for i, name in enumerate(self._rewards)},
+            "task": {name: array.copy() for name, array in self._memory().items()},
+        }
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        """Continue from a snapshot, on any instance with as many rows."""
+        self.simulation.restore(snapshot["simulation"])
+        self._key = key
+        self._episode[:] = snapshot["episode"]
+        self._elapsed[:] = snapshot["elapsed"]
+        for index, name in enumerate(self._rewards):
+            self._sums[index] = snapshot["sums"][name]
+        for name, array in self._memory().items():
+            array[...] = snapshot["task"][name]
+
+    def close(self) -> None:
+        """Nothing to release: MuJoCo's memory goes with the object."""

@@ -1,0 +1,97 @@
+"""Action distributions whose randomness is handed in, so that a rollout is a pure function."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from etude.core.contracts import Array
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Distribution(Protocol):
+    """Actions [..., n] given parameters; batch shapes are whatever the parameters have."""
+
+    def sample(self, noise: torch.Tensor) -> torch.Tensor: ...
+
+    def mode(self) -> torch.Tensor: ...
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor: ...
+
+    def entropy(self) -> torch.Tensor: ...
+
+    def excess(self) -> torch.Tensor: ...
+
+
+class DiagonalGaussian:
+    """Independent normals around `mean` [..., n] with shared `log_std` [n]."""
+
+    def __init__(self, mean: torch.Tensor, log_std: torch.Tensor) -> None:
+        self.mean = mean
+        self.log_std = log_std
+
+    @staticmethod
+    def noise(generator: np.random.Generator, steps: int, rows: int, size: int) -> Array:
+        return generator.standard_normal((steps, rows, size), dtype=np.float32)
+
+    def sample(self, noise: torch.Tensor) -> torch.Tensor:
+        return self.mean + self.log_std.exp() * noise
+
+    def mode(self) -> torch.Tensor:
+        return self.mean
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        """[...]: log density of actions [..., n]."""
+        z = (actions - self.mean) * (-self.log_std).exp()
+        constant = self.log_std.sum() + _HALF_LOG_TWO_PI * self.log_std.numel()
+        return z.square().sum(-1) * -0.5 - constant
+
+    def entropy(self) -> torch.Tensor:
+        """[] the same for every row: the spread does not depend on the observation."""
+        return self.log_std.sum() + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.numel()
+
+    def excess(self) -> torch.Tensor:
+        """[] mean squared distance by which the mean leaves [-1, 1], where clipping hides it."""
+        return functional.relu(self.mean.abs() - 1.0).square().sum(-1).mean()
+
+
+class Categoricals:
+    """One or several independent choices; `logits` [..., sum(sizes)], actions [..., choices]."""
+
+    def __init__(self, logits: torch.Tensor, sizes: tuple[int, ...]) -> None:
+        self.log_probs = [part.log_softmax(-1) for part in torch.split(logits, list(sizes), dim=-1)]
+
+    @staticmethod
+    def noise(generator: np.random.Generator, steps: int, rows: int, choices: int) -> Array:
+        return generator.random((steps, rows, choices), dtype=np.float32)
+
+    def sample(self, noise: torch.Tensor) -> torch.Tensor:
+        """Inverse of the cumulative distribution at uniform noise [..., choices]."""
+        picks = [
+            (part.exp().cumsum(-1)[..., :-1] <= noise[..., i : i + 1]).sum(-1)
+            for i, part in enumerate(self.log_probs)
+        ]
+        return torch.stack(picks, dim=-1)
+
+    def mode(self) -> torch.Tensor:
+        return torch.stack([part.argmax(-1) for part in self.log_probs], dim=-1)
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros((), device=actions.device)
+        for i, part in enumerate(self.log_probs):
+            total = total + part.gather(-1, actions[..., i : i + 1]).squeeze(-1)
+        return total
+
+    def entropy(self) -> torch.Tensor:
+        total = torch.zeros((), device=self.log_probs[0].device)
+        for part in self.log_probs:
+            total = total - (part.exp() * part).sum(-1)
+        return total.mean()
+
+    def excess(self) -> torch.Tensor:
+        return torch.zeros((), device=self.log_probs[0].device)

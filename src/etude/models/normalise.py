@@ -1,0 +1,123 @@
+"""Running statistics in float64 with counts, merged by Chan's rule, and what they normalise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from etude.core.contracts import Array
+from etude.core.trees import Tree
+
+EPSILON = 1e-8
+CLIP = 10.0
+
+
+def merge_moments(left: Tree, right: Tree) -> Tree:
+    """The moments of two samples together (Chan): {"count" [], "mean" [n], "m2" [n]} float64."""
+    count = left["count"] + right["count"]
+    if float(count) == 0.0:
+        return left
+    delta = right["mean"] - left["mean"]
+    share = right["count"] / count
+    return {
+        "count": np.asarray(count),
+        "mean": left["mean"] + delta * share,
+        "m2": left["m2"] + right["m2"] + delta**2 * left["count"] * share,
+    }
+
+
+def no_moments(size: int) -> Tree:
+    """The moments of nothing."""
+    return {"count": np.zeros(()), "mean": np.zeros(size), "m2": np.zeros(size)}
+
+
+class Normaliser(nn.Module):
+    """(x - mean) / std, clipped to +-10; frozen but for `absorb`, which the learner calls.
+
+    Statistics are float64; what is applied is their float32 rounding, on the input's device.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    m2: torch.Tensor
+    shift: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("m2", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(size), persistent=False)
+        self.register_buffer("scale", torch.ones(size), persistent=False)
+        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda module, _: module._refresh()
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., size] float32, raw."""
+        return ((x - self.shift) * self.scale).clamp_(-CLIP, CLIP)
+
+    def absorb(self, moments: Tree) -> None:
+        """Take in the moments of newly collected observations."""
+        own = {name: getattr(self, name).cpu().numpy() for name in ("count", "mean", "m2")}
+        for name, value in merge_moments(own, moments).items():
+            getattr(self, name).copy_(torch.as_tensor(value))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if float(self.count) == 0.0:
+            self.shift.zero_()
+            self.scale.fill_(1.0)
+            return
+        variance = self.m2 / self.count
+        self.shift.copy_(self.mean)
+        # A column that never moved carries nothing; dividing by its rounding noise would.
+        self.scale.copy_(torch.where(variance > EPSILON, (variance + EPSILON).rsqrt(), 1.0))
+
+
+class RewardScaler:
+    """Divides rewards by the standard deviation of the discounted return; no mean, clip 10.
+
+    Its memory is the moments of the running return and, per row, the running return itself.
+    """
+
+    def __init__(self, rows: int, gamma: float) -> None:
+        self.gamma = gamma
+        self.running = np.zeros(rows)
+        self.moments = no_moments(1)
+
+    def observe(self, rows: slice, rewards: Array, done: Array) -> Tree:
+        """Follow one shard's rows through rewards [rows, steps]; the moments of their returns."""
+        returns = np.empty(rewards.shape)
+        running = self.running[rows]
+        for step in range(rewards.shape[1]):
+            running = running * self.gamma + rewards[:, step]
+            returns[:, step] = running
+            running = np.where(done[:, step], 0.0, running)
+        self.running[rows] = running
+        mean = returns.mean()
+        return {
+            "count": np.asarray(float(returns.size)),
+            "mean": np.asarray([mean]),
+            "m2": np.asarray([((returns - mean) ** 2).sum()]),
+        }
+
+    def absorb(self, moments: Tree) -> None:
+        self.moments = merge_moments(self.moments, moments)
+
+    def scale(self, rewards: Array) -> Array:
+        """Rewards [rows, steps] as float32, scaled and clipped."""
+        variance = float(self.moments["m2"][0]) / max(float(self.moments["count"]), 1.0)
+        scaled: Array = np.clip(rewards / np.sqrt(variance + EPSILON), -CLIP, CLIP)
+        return scaled.astype(np.float32)
+
+    def state_dict(self) -> Tree:
+        return {"running": self.running.copy(), "moments": dict(self.moments)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.running = np.array(state["running"])
+        self.moments = {name: np.asarray(value) for name, value in state["moments"].items()}

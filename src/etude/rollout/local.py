@@ -1,0 +1,100 @@
+"""The local collector: threads over groups, results in group order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from pydantic import Field
+
+from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.rollout.group import Group
+
+T = TypeVar("T")
+
+
+class CollectorConfig(Config):
+    """Where rollouts run, and in what groups. Threads never change a result; groups do."""
+
+    rows: int = Field(256, ge=1, description="Environments in all.")
+    group_rows: int = Field(64, ge=1, description="Environments in a group; divides rows.")
+    threads: int = Field(2, ge=1, description="Threads that groups are spread over.")
+    engine_threads: int = Field(1, ge=1, description="Physics threads inside each group.")
+
+
+class Workers:
+    """Threads for rollouts, one torch thread each, so that inference is the same everywhere."""
+
+    def __init__(self, threads: int) -> None:
+        # Torch's thread count belongs to the calling thread: each worker sets its own first.
+        self._pool = ThreadPoolExecutor(threads, "rollout", torch.set_num_threads, (1,))
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Every task's result in the order given; the first error in that order is raised."""
+        futures: list[Future[T]] = [self._pool.submit(task) for task in tasks]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class LocalCollector:
+    """Steps all groups of a run; holds their snapshots between iterations."""
+
+    def __init__(
+        self,
+        envs: Sequence[BatchEnv],
+        policy: Policy,
+        key: Key,
+        workers: Workers,
+        parts: Sequence[Fragment],
+    ) -> None:
+        """`policy` is this collector's own copy; `parts[g]` is where group g writes."""
+        self._groups = [Group(env) for env in envs]
+        self._keys = [key.child("group", g) for g in range(len(envs))]
+        self._policy = policy
+        self._workers = workers
+        self._parts = parts
+        self._snapshots: list[Snapshot] | None = None
+
+    def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
+        self._policy.load_state_dict(broadcast.policy)
+        snapshots = self._begin() if self._snapshots is None else self._snapshots
+        results = self._workers.run(
+            [self._task(g, snapshots[g], iteration) for g in range(len(self._groups))]
+        )
+        self._snapshots = [snapshot for _, snapshot in results]
+        return [fragment for fragment, _ in results]
+
+    def _begin(self) -> list[Snapshot]:
+        return self._workers.run(
+            [
+                lambda group=group, key=key: group.begin(self._policy, key)  # type: ignore[misc]
+                for group, key in zip(self._groups, self._keys, strict=True)
+            ]
+        )
+
+    def _task(
+        self, g: int, snapshot: Snapshot, iteration: int
+    ) -> Callable[[], tuple[Fragment, Snapshot]]:
+        return lambda: self._groups[g].rollout(
+            self._policy, snapshot, self._keys[g], iteration, self._parts[g]
+        )
+
+    def state_dict(self) -> Tree:
+        """{"groups": {"000000": snapshot, ...}}."""
+        snapshots = self._begin() if self._snapshots is None else self._snapshots
+        return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots)}}
+
+    def load_state_dict(self, state: Tree) -> None:
+        self._snapshots = [snapshot for _, snapshot in sorted(state["groups"].items())]
+
+    def close(self) -> None:
+        self._workers.close()
+        for group in self._groups:
+            group.env.close()

@@ -1,0 +1,332 @@
+"""Checkpoints that a kill, a full disk or a power cut cannot take away.
+
+    checkpoints/000000524288/policy/     arrays.safetensors  contract.json  manifest.json
+                             training/   arrays.safetensors  state.json     manifest.json
+    checkpoints/latest -> 000000524288
+
+The manifest of `training/` pins that of `policy/`: both verify, or the checkpoint cannot be
+resumed. `policy/` alone verifies anywhere it is copied to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from etude.core.errors import UsageError
+from etude.core.trees import Tree
+from etude.runs import files
+from etude.runs.documents import Malformed, assemble
+from etude.runs.parts import (
+    ARRAYS,
+    DOCUMENTS,
+    CheckedPart,
+    DamagedCheckpoint,
+    UnknownFormat,
+    check_part,
+    folder_names,
+    policy_part,
+    training_part,
+)
+
+__all__ = [
+    "DamagedCheckpoint",
+    "UnknownFormat",
+    "checkpoint_bytes",
+    "exists",
+    "load_policy_parts",
+    "load_training",
+    "mark",
+    "newest_verified",
+    "retain",
+    "save",
+    "step_of",
+    "verify",
+]
+
+TEMPORARY = ".tmp-"
+REPLACED = ".replaced"
+DAMAGED = ".damaged"
+LATEST = "latest"
+_STEP = re.compile(r"[0-9]{12,}")
+
+Say = Callable[[str], None]
+
+
+def step_name(step: int) -> str:
+    """The folder name of a step: padded, so that names sort like numbers."""
+    return f"{step:012d}"
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint folder; a link such as `latest` is followed."""
+    name = Path(path).resolve().name
+    if not _STEP.fullmatch(name):
+        raise UsageError(f"{path} is not a checkpoint; its name should be a step of 12 digits.")
+    return int(name)
+
+
+def save(folder: Path, step: int, policy: tuple[Tree, Tree], training: Tree | None) -> Path:
+    """Save `policy` (arrays, contract) and `training` as step `step`; returns its folder.
+
+    At every instant a checkpoint that was there before, or the new one, is whole on disk.
+    Without `training` the policy alone is kept, `latest` stays, and a resumable checkpoint of
+    this step is left as it is.
+    """
+    whole = policy_part(*policy), None if training is None else training_part(training)
+    target = folder / step_name(step)
+    if training is None and os.path.lexists(target / "training"):
+        return target
+    temporary = folder / f"{TEMPORARY}{target.name}-{os.getpid()}"
+    try:
+        files.make_folder(folder)
+        files.remove_tree(temporary)
+        files.new_folder(temporary)
+        pins = whole[0].write(temporary / "policy", step)
+        if whole[1] is not None:
+            whole[1].write(temporary / "training", step, pins)
+        files.fsync_folder(temporary)
+        _put_in_place(temporary, target)
+        if whole[1] is not None:
+            files.replace_symlink(folder / LATEST, target.name)
+        files.remove_tree(_replaced(target))
+    except Exception as error:
+        # Space taken by half a checkpoint would keep a full disk full.
+        with suppress(files.DiskFault):
+            files.remove_tree(temporary)
+        if not isinstance(error, files.DiskFault):
+            raise
+        message = f"The checkpoint of step {step} was not saved; those before it are untouched."
+        raise files.DiskFault(f"{message} {error}", error.errno) from error
+    return target
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    """Rename the finished folder to its step; one that is already there waits beside it.
+
+    A folder cannot be renamed over another. Between the two renames the old checkpoint is found
+    by `newest_verified` under its waiting name.
+    """
+    replaced = _replaced(target)
+    if os.path.lexists(target):
+        files.remove_tree(replaced)
+        files.rename(target, replaced)
+        files.fsync_folder(target.parent)
+    try:
+        files.rename(temporary, target)
+        files.fsync_folder(target.parent)
+    except files.DiskFault:
+        if replaced.exists() and not target.exists():
+            files.rename(replaced, target)
+        raise
+
+
+def _replaced(target: Path) -> Path:
+    return target.with_name(target.name + REPLACED)
+
+
+def exists(folder: Path, step: int) -> bool:
+    """Whether there is a checkpoint of this step, resumable or not."""
+    return (folder / step_name(step)).is_dir()
+
+
+def checkpoint_bytes(policy: tuple[Tree, Tree], training: Tree) -> int:
+    """Bytes a save of these trees will take on disk; tensors may be on the meta device."""
+    return policy_part(*policy).num_bytes() + training_part(training).num_bytes()
+
+
+def _existing(path: Path) -> Path:
+    """The real folder behind a path a person gave; only here a symlink is followed."""
+    path = Path(path)
+    if not path.exists():
+        raise UsageError(f"There is no checkpoint at {path}; check the path.")
+    return path.resolve()
+
+
+def load_policy_parts(path: Path) -> tuple[Tree, Tree]:
+    """(arrays, contract) of a checkpoint, or of a copied `policy/` folder; verified first."""
+    path = _existing(path)
+    inside = path / "policy"
+    return _read_policy(check_part(inside if os.path.lexists(inside) else path, "policy"))
+
+
+def load_training(path: Path) -> tuple[Tree, Tree, Tree]:
+    """(policy arrays, contract, training) of a resumable checkpoint; verified first."""
+    policy, training = _check_both(_existing(path))
+    arrays, contract = _read_policy(policy)
+    flat, leaves = training.read()
+    state_file = training.folder / DOCUMENTS["training"]
+    if both := flat.keys() & leaves.keys():
+        raise DamagedCheckpoint(state_file, f"holds {min(both)!r}, which is an array already")
+    try:
+        return arrays, contract, assemble({**flat, **leaves})
+    except Malformed as error:
+        raise DamagedCheckpoint(state_file, str(error)) from error
+
+
+def _read_policy(part: CheckedPart) -> tuple[Tree, Tree]:
+    flat, contract = part.read()
+    try:
+        return assemble(flat), contract
+    except Malformed as error:
+        raise DamagedCheckpoint(part.folder / ARRAYS, str(error)) from error
+
+
+def _check_both(path: Path) -> tuple[CheckedPart, CheckedPart]:
+    names = folder_names(path)
+    if "training" not in names:
+        raise DamagedCheckpoint(path / "training", "is missing: only the policy was kept")
+    for name in sorted(names - {"policy", "training"}):
+        raise DamagedCheckpoint(path / name, "should not be there")
+    policy = check_part(path / "policy", "policy")
+    training = check_part(path / "training", "training")
+    if training.manifest["policy_manifest_sha256"] != policy.manifest_sha256:
+        raise DamagedCheckpoint(path, "joins a policy and a training state of different saves")
+    if training.step != policy.step:
+        raise DamagedCheckpoint(path, "joins a policy and a training state of different steps")
+    return policy, training
+
+
+def verify(path: Path) -> int:
+    """Check every byte of a resumable checkpoint and return its step."""
+    policy, training = _check_both(path)
+    policy.verify()
+    training.verify()
+    return training.step
+
+
+def newest_verified(folder: Path, say: Say = print, repair: bool = True) -> Path | None:
+    """The newest checkpoint that can be resumed, every byte checked; None if there is none.
+
+    A damaged one is set aside as `<step>.damaged` and `say` is told; what a killed writer left
+    behind is cleaned up, and `latest` is put right. That is for the holder of the run's lock:
+    with `repair=False` nothing on disk is changed.
+    """
+    if not folder.is_dir():
+        return None
+    if repair:
+        _clean_up(folder)
+    for step in sorted(_steps(folder), reverse=True):
+        main = folder / step_name(step)
+        for path in (main, _replaced(main)):
+            if not _looks_resumable(path):
+                continue
+            try:
+                if verify(path) != step:
+                    raise DamagedCheckpoint(path, "holds another step than its name says")
+            except UnknownFormat:
+                raise
+            except DamagedCheckpoint as error:
+                say(str(error))
+                if repair:
+                    say(f"Set aside as {_set_aside(path)}; trying the one before.")
+                continue
+            return _settle(path, main) if repair else path
+    return None
+
+
+def _steps(folder: Path) -> set[int]:
+    """Steps of which the folder holds a checkpoint, whole or not, or one that was replaced."""
+    names = (name.removesuffix(REPLACED) for name in os.listdir(folder))
+    return {int(name) for name in names if _STEP.fullmatch(name)}
+
+
+def _looks_resumable(path: Path) -> bool:
+    """Whether there is something to verify: a policy-only checkpoint is whole without training."""
+    if path.is_dir() and not path.is_symlink():
+        return os.path.lexists(path / "training") or not os.path.lexists(path / "policy")
+    return os.path.lexists(path)
+
+
+def _clean_up(folder: Path) -> None:
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(TEMPORARY):
+            files.remove_tree(folder / name)
+
+
+def _set_aside(path: Path) -> str:
+    aside, count = path.with_name(path.name + DAMAGED), 1
+    while os.path.lexists(aside):
+        count += 1
+        aside = path.with_name(f"{path.name}{DAMAGED}-{count}")
+    files.rename(path, aside)
+    files.fsync_folder(path.parent)
+    return aside.name
+
+
+def _settle(path: Path, main: Path) -> Path:
+    """Give the verified checkpoint its own name and `latest`; nothing else may claim the step."""
+    if path != main:
+        if os.path.lexists(main):  # policy-only or set aside by now, and older than `path`
+            _set_aside(main)
+        files.rename(path, main)
+        files.fsync_folder(main.parent)
+    files.remove_tree(_replaced(main))
+    latest = main.parent / LATEST
+    if not latest.is_symlink() or os.readlink(latest) != main.name:
+        files.replace_symlink(latest, main.name)
+    return main
+
+
+def mark(folder: Path, name: str, step: int) -> None:
+    """Call the checkpoint of a step "best" or "final"; `retain` then keeps its policy."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UsageError(f"A checkpoint cannot be called {name!r}; use lower-case letters.")
+    if not (folder / step_name(step)).is_dir():
+        raise UsageError(f"There is no checkpoint of step {step} in {folder} to call {name!r}.")
+    files.replace_symlink(folder / name, step_name(step))
+
+
+def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[Path]:
+    """Keep the last few resumable, marked and regular ones as policies; returns what was removed.
+
+    With `every`, the first checkpoint of each stretch of that many steps keeps its policy. At
+    least one checkpoint that verifies stays resumable, however old it is.
+    """
+    present = [folder / step_name(step) for step in sorted(_steps(folder), reverse=True)]
+    present = [path for path in present if path.is_dir() and not path.is_symlink()]
+    resumable = [path for path in present if _looks_resumable(path)]
+    whole = set(resumable[: max(keep_last, 1)])
+    anchor = next((path for path in resumable if _verifies(path)), None)
+    if anchor is None:
+        return []  # nothing is known to be good, so nothing is given up
+    whole.add(anchor)
+    policies = _marked(folder) | (_regular(present, every) if every else set())
+    demoted = [p for p in resumable if p not in whole and p.name in policies]
+    removed = [p for p in present if p not in whole and p.name not in policies]
+    _drop([path / "training" for path in demoted] + removed, folder, demoted)
+    return removed
+
+
+def _verifies(path: Path) -> bool:
+    try:
+        return verify(path) == step_of(path)
+    except DamagedCheckpoint:
+        return False
+
+
+def _marked(folder: Path) -> set[str]:
+    return {os.readlink(p) for p in folder.iterdir() if p.is_symlink() and p.name != LATEST}
+
+
+def _regular(present: Iterable[Path], every: int) -> set[str]:
+    """The first of each stretch; those after it go, so the choice stays the same later on."""
+    first = {step_of(path) // every: path.name for path in present}
+    return set(first.values())
+
+
+def _drop(paths: list[Path], folder: Path, changed: list[Path]) -> None:
+    """Take folders away by a rename, make that durable, and only then delete their files."""
+    gone = []
+    for path in paths:
+        label = path.name if path.parent == folder else f"{path.parent.name}-{path.name}"
+        gone.append(folder / f"{TEMPORARY}drop-{label}-{os.getpid()}")
+        files.remove_tree(gone[-1])
+        files.rename(path, gone[-1])
+    for parent in [*changed, folder] if paths else []:
+        files.fsync_folder(parent)
+    for path in gone:
+        files.remove_tree(path)

@@ -1,0 +1,102 @@
+"""JSON as checkpoints use it: exact numbers, no surprises when read from a stranger.
+
+Floats round trip exactly and integers have any length. NaN and infinities are kept, in the
+spelling of Python's `json` (NaN, Infinity), since "best so far" often starts at minus infinity.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from etude.core.trees import SEPARATOR, Tree
+
+MAX_DEPTH = 64
+"""Deeper trees are refused on both sides, so that no reader can run out of stack."""
+
+_encode = json.JSONEncoder(sort_keys=True).encode
+
+
+class Malformed(ValueError):
+    """What is wrong with a file, as the end of the sentence "<file> ..."."""
+
+
+def encode_json(document: Tree) -> bytes:
+    """A document as JSON, a line per name, sorted; the same document gives the same bytes."""
+    if _depth(document) > MAX_DEPTH:
+        raise TypeError(f"a document is nested deeper than {MAX_DEPTH} levels")
+    lines = [f"{_encode(name)}: {_encode(document[name])}" for name in sorted(document)]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def decode_json(data: bytes) -> Tree:
+    """The document in `data`, which must be one JSON object; raises `Malformed`."""
+    try:
+        document = json.loads(data, object_pairs_hook=_without_duplicates)
+    except Malformed:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Malformed("is not valid JSON") from error
+    if not isinstance(document, dict):
+        raise Malformed("is not a JSON object")
+    if _depth(document) > MAX_DEPTH:
+        raise Malformed(f"is nested deeper than {MAX_DEPTH} levels")
+    return document
+
+
+def plain(value: Any, path: str) -> Any:
+    """A leaf as JSON can hold it: numpy scalars become numbers, tuples become lists."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item, path) for item in value]
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: plain(item, path) for name, item in value.items()}
+    raise TypeError(f"'{path}' holds a {type(value).__name__}, which a checkpoint cannot store")
+
+
+def assemble(flat: dict[str, Any]) -> Tree:
+    """The tree with these leaves; unlike `unflatten`, trusts none of the paths."""
+    tree: Tree = {}
+    nodes: dict[str, Tree] = {"": tree}
+    for path in sorted(flat):
+        *parents, name = path.split(SEPARATOR)
+        if len(parents) >= MAX_DEPTH:
+            raise Malformed(f"is nested deeper than {MAX_DEPTH} levels")
+        node, prefix = tree, ""
+        for parent in parents:
+            prefix += parent + SEPARATOR
+            if prefix not in nodes:
+                if parent in node:
+                    raise Malformed(f"uses {prefix[:-1]!r} both as a value and as a group")
+                nodes[prefix] = node[parent] = {}
+            node = nodes[prefix]
+        if name in node:
+            raise Malformed(f"uses {path!r} both as a value and as a group")
+        node[name] = flat[path]
+    return tree
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> Tree:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise Malformed("uses a name twice")
+    return document
+
+
+def _depth(document: Any) -> int:
+    """Levels of nesting, counted without recursion; stops just above the limit."""
+    level, depth = [document], 0
+    while level and depth <= MAX_DEPTH:
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list | tuple):
+                inner.extend(item)
+        level, depth = inner, depth + 1
+    return depth

@@ -1,0 +1,246 @@
+"""Durable writes: the one place that changes anything on disk.
+
+Every change goes through one replaceable `Disk`, so a test can list the system calls of a save,
+die at each of them, run out of space, or lose what was not yet fsynced.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.core.errors import EtudeError
+
+Chunk = bytes | bytearray | memoryview
+BLOCK = 1 << 20
+"""Small chunks are gathered into blocks of this size: one system call instead of thousands."""
+
+_FIXES = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space",
+    errno.EACCES: "it is not writable; check its owner and permissions",
+    errno.EPERM: "it is not writable; check its owner and permissions",
+    errno.EROFS: "it is on a read-only file system; choose a folder that can be written",
+    errno.EIO: "the disk reported an I/O error; check the disk",
+}
+
+
+class DiskFault(EtudeError):
+    """The operating system refused a write: disk full, read-only folder, I/O error."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = code
+
+
+class Disk:
+    """The system calls that change a disk, one method each."""
+
+    def mkdir(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+    def write(self, fd: int, data: Chunk) -> int:
+        return os.write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def symlink(self, target: str, path: Path) -> None:
+        os.symlink(target, path)
+
+
+class Written(NamedTuple):
+    """What a file holds now, as a manifest records it."""
+
+    size: int
+    sha256: str
+
+
+_disk = Disk()
+
+
+@contextmanager
+def using(disk: Disk) -> Iterator[None]:
+    """Let every write of this process go through another disk, for tests of faults."""
+    global _disk
+    before, _disk = _disk, disk
+    try:
+        yield
+    finally:
+        _disk = before
+
+
+@contextmanager
+def clear_faults(action: str, path: Path) -> Iterator[None]:
+    """Turn an `OSError` into one sentence that names the path and the fix."""
+    try:
+        yield
+    except OSError as error:
+        reason = _FIXES.get(error.errno or 0, error.strerror or str(error))
+        raise DiskFault(f"Could not {action} {path}: {reason}.", error.errno) from error
+
+
+def blocks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The same bytes in pieces that are not small; large chunks pass without a copy."""
+    gathered = bytearray()
+    for chunk in chunks:
+        if len(chunk) >= BLOCK:
+            if gathered:
+                yield gathered
+                gathered = bytearray()
+            yield chunk
+            continue
+        gathered += chunk
+        if len(gathered) >= BLOCK:
+            yield gathered
+            gathered = bytearray()
+    if gathered:
+        yield gathered
+
+
+def write_all(fd: int, data: Chunk) -> None:
+    """Write every byte; one `write` may take fewer."""
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[_disk.write(fd, rest) :]
+
+
+def write_file(path: Path, chunks: Iterable[Chunk]) -> Written:
+    """Create a file, fsynced; size and SHA-256 are computed on the way, nothing is read back."""
+    sha, size = hashlib.sha256(), 0
+    with clear_faults("write", path):
+        fd = _disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            for block in blocks(chunks):
+                sha.update(block)
+                size += len(block)
+                write_all(fd, block)
+            _disk.fsync(fd)
+        finally:
+            _disk.close(fd)
+    return Written(size, sha.hexdigest())
+
+
+def replace_file(path: Path, chunks: Iterable[Chunk]) -> Written:
+    """Give a file new contents; whoever looks sees the old or the new, never a part."""
+    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    remove_tree(beside)
+    written = write_file(beside, chunks)
+    rename(beside, path)
+    fsync_folder(path.parent)
+    return written
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents, each durable in its own parent; existing ones stay."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    with clear_faults("create the folder", path):
+        try:
+            _disk.mkdir(path)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+    fsync_folder(path.parent)
+
+
+def new_folder(path: Path) -> None:
+    """Create one folder that must not exist yet; the caller fsyncs its parent."""
+    with clear_faults("create the folder", path):
+        _disk.mkdir(path)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable; fsync of a file does not promise its name."""
+    with clear_faults("flush the folder", path):
+        fd = _disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _disk.fsync(fd)
+        finally:
+            _disk.close(fd)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Rename atomically; `new` is replaced when it is a file, a symlink or an empty folder."""
+    with clear_faults("rename to", new):
+        _disk.rename(old, new)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a file, symlink or whole folder; symlinks are never followed, missing is fine."""
+    with clear_faults("delete", path):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        if os.path.lexists(path):
+            _disk.unlink(path)
+        return
+    for name in sorted(os.listdir(path)):
+        _remove(path / name)
+    _disk.rmdir(path)
+
+
+def replace_symlink(path: Path, target: str) -> None:
+    """Point a symlink somewhere else; there is no moment without it."""
+    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    remove_tree(beside)
+    with clear_faults("link", path):
+        _disk.symlink(target, beside)
+        _disk.rename(beside, path)
+    fsync_folder(path.parent)
+
+
+class AppendFile:
+    """A file that only grows, or is cut back to a position that was recorded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        fresh = not path.exists()
+        with clear_faults("open", path):
+            self._fd = _disk.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        if fresh:
+            fsync_folder(path.parent)
+
+    def append(self, data: Chunk) -> None:
+        with clear_faults("append to", self.path):
+            write_all(self._fd, data)
+
+    def fsync(self) -> None:
+        with clear_faults("flush", self.path):
+            _disk.fsync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        with clear_faults("cut back", self.path):
+            _disk.truncate(self._fd, size)
+            _disk.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            _disk.close(self._fd)
+            self._fd = -1

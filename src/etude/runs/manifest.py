@@ -1,0 +1,130 @@
+"""What a run was made with: enough to say whether a resume can give the same bits."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from etude.core.trees import Tree, leaves
+
+PACKAGES = ("etude", "torch", "numpy", "mujoco")
+PREFIXES = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "ONEDNN_", "ATEN_CPU_", "CUBLAS_", "CUDA_VISIBLE_")
+"""Environment variables that choose threads, instruction sets or devices, and so may move bits."""
+
+_NAMES = {
+    "system/os": "the operating system",
+    "system/machine": "the machine type",
+    "system/libc": "the C library",
+    "cpu/model": "the CPU",
+    "cpu/capability": "the instruction set torch uses",
+    "threads/torch": "the number of torch threads",
+    "git/commit": "the git commit of the project",
+    "git/changed": "whether the project has uncommitted changes",
+    "exactness": "the exactness statement",
+}
+_HARMLESS = ("cpu/count",)
+"""Recorded for people; the same bits come out on any number of cores."""
+
+
+def collect(
+    exactness: str, threads: dict[str, int] | None = None, project: Path | None = None
+) -> Tree:
+    """The manifest of a run starting now, as a tree of JSON values.
+
+    `exactness` is the statement the plan made; `threads` adds the recipe's own counts to those of
+    torch; `project` is the folder whose git commit is recorded, by default the current one.
+    """
+    return {
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        "system": {
+            "os": platform.system(),
+            "machine": platform.machine(),
+            "libc": " ".join(platform.libc_ver()).strip(),
+        },
+        "cpu": {
+            "model": _cpu_model(),
+            "count": os.cpu_count(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "threads": {"torch": torch.get_num_threads()} | (threads or {}),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES)},
+        "git": _git(project or Path.cwd()),
+        "exactness": exactness,
+    }
+
+
+def differences(old: Tree, new: Tree) -> list[str]:
+    """One sentence for each thing that may change bits and is not as it was."""
+    before, now = _comparable(old), _comparable(new)
+    sentences = []
+    for path in sorted(before.keys() | now.keys()):
+        a, b = before.get(path), now.get(path)
+        if a != b:
+            sentences.append(f"{_called(path)} was {_shown(a)} and is {_shown(b)} now.")
+    return sentences
+
+
+def _comparable(manifest: Tree) -> Tree:
+    """Leaves by path; empty groups and absent values count as the same: not there."""
+    return {
+        path: leaf
+        for path, leaf in leaves(manifest)
+        if path not in _HARMLESS and leaf is not None and leaf != {}
+    }
+
+
+def _called(path: str) -> str:
+    group, _, name = path.partition("/")
+    if path in _NAMES:
+        name = _NAMES[path]
+        return name[0].upper() + name[1:]
+    if group == "versions":
+        return f"The version of {name}"
+    if group == "threads":
+        return f"The number of {name} threads"
+    return f"The environment variable {name}" if group == "environment" else f"'{path}'"
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(project: Path) -> Tree:
+    """{"commit", "changed"} of the repository around a folder, or {} when there is none."""
+    commit = _run_git(project, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    status = _run_git(project, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed": bool(status)}
+
+
+def _run_git(project: Path, *arguments: str) -> str | None:
+    # fsmonitor is a program a repository may name in its own settings; it has no business here.
+    command = ["git", "-C", str(project), "-c", "core.fsmonitor=false", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,106 @@
+"""Evaluation: its own environments, its own keys, most likely actions, frozen statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from etude.core.clock import IntervalText
+from etude.core.contracts import Array, BatchEnv, Broadcast, Policy
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.rollout.group import evaluate
+from etude.rollout.local import Workers
+
+
+class EvaluationConfig(Config):
+    """When and how the policy is tested."""
+
+    every: IntervalText = Field("1 epoch", description="How often; the run's end always counts.")
+    episodes: int = Field(100, ge=1, description="Episodes, the same number on every row.")
+    rows: int = Field(100, ge=1, description="Environments they are played on; divides episodes.")
+    group_rows: int = Field(50, ge=1, description="Environments in a group; divides rows.")
+
+    @model_validator(mode="after")
+    def _divides(self) -> EvaluationConfig:
+        if self.episodes % self.rows or self.rows % self.group_rows:
+            raise ValueError(
+                f"evaluation.episodes {self.episodes} must be a multiple of evaluation.rows "
+                f"{self.rows}, and that one of evaluation.group_rows {self.group_rows}; "
+                f"for {self.episodes} episodes rows={self.episodes} and "
+                f"group_rows={self.episodes} always work"
+            )
+        return self
+
+
+class Evaluator:
+    """Plays episodes on environments of its own and remembers the best result so far."""
+
+    def __init__(
+        self, envs: Sequence[BatchEnv], policy: Policy, episodes: int, key: Key, workers: Workers
+    ) -> None:
+        """`policy` is this evaluator's own copy."""
+        self._envs = envs
+        self._policy = policy
+        self._per_row = episodes // sum(env.num_rows for env in envs)
+        self._key = key
+        self._workers = workers
+        self.best: tuple[float, float] | None = None
+        self.num_done = 0
+        self.num_episodes = 0
+
+    def episodes(self, broadcast: Broadcast, label: str | int) -> dict[str, Array]:
+        """{name: [episodes] float64}; another label plays other episodes."""
+        self._policy.load_state_dict(broadcast.policy)
+        parts = self._workers.run(
+            [
+                lambda env=env, g=g: evaluate(  # type: ignore[misc]
+                    env, self._policy, self._per_row, self._key.child(label, g)
+                )
+                for g, env in enumerate(self._envs)
+            ]
+        )
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def test(self, broadcast: Broadcast) -> tuple[dict[str, float], bool]:
+        """Metrics of one evaluation, and whether it is the best of the run so far."""
+        metrics = summarise(self.episodes(broadcast, broadcast.version))
+        self.num_done += 1
+        self.num_episodes += int(metrics["eval/episodes"])
+        score = (metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"])
+        is_best = self.best is None or score > self.best
+        if is_best:
+            self.best = score
+        return metrics, is_best
+
+    def state_dict(self) -> Tree:
+        return {
+            "best": list(self.best) if self.best else None,
+            "num_done": self.num_done,
+            "num_episodes": self.num_episodes,
+        }
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.best = tuple(state["best"]) if state["best"] else None
+        self.num_done = int(state["num_done"])
+        self.num_episodes = int(state["num_episodes"])
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+def summarise(episodes: dict[str, Array]) -> dict[str, float]:
+    """Mean, spread, success rate, length and count of evaluation episodes {name: [n]}."""
+    metrics = {
+        "eval/mean_reward": float(episodes["return"].mean()),
+        "eval/std_reward": float(episodes["return"].std()),
+        "eval/mean_ep_length": float(episodes["length"].mean()),
+        "eval/episodes": float(len(episodes["return"])),
+    }
+    if "is_success" in episodes:
+        metrics["eval/success_rate"] = float(episodes["is_success"].mean())
+    return metrics

@@ -1,0 +1,114 @@
+"""The loop. Read it top to bottom: it is what a run does.
+
+State is defined only at iteration boundaries, where things happen in this order: the update, the
+normaliser, evaluation, log row, epoch summary, and the checkpoint last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from etude.core.clock import Clock, Interval
+from etude.core.contracts import Algorithm, Collector, LogWriter
+from etude.core.keys import Key
+from etude.metrics.board import Board
+from etude.training.callbacks import Callback, Context
+from etude.training.evaluation import Evaluator
+from etude.training.saving import Saver
+from etude.training.stop import StopRequest
+from etude.training.stopwatch import Stopwatch
+
+
+@dataclass
+class Loop:
+    """Everything a run is made of, met only through the contracts."""
+
+    key: Key
+    clock: Clock
+    collector: Collector
+    algorithm: Algorithm
+    evaluator: Evaluator
+    evaluate_every: Interval
+    board: Board
+    logs: Sequence[LogWriter]
+    saver: Saver
+    callbacks: Sequence[Callback]
+    stopwatch: Stopwatch
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    def run(self) -> bool:
+        """Train until the clock has run down; False when a signal ended it earlier."""
+        context = Context(self.clock, self.algorithm, self.board)
+        self.stopwatch.begin(self.clock.now.timesteps)
+        for callback in self.callbacks:
+            callback.run_start(context)
+        while not self.clock.finished:
+            self._iterate(context)
+            self._test()
+            self._log(context)
+            with self.stopwatch.phase("save"):
+                self.saver.save_if_due(self.clock, urgent=self.stop.requested)
+            if self.stop.requested:
+                return self.clock.finished
+        for callback in self.callbacks:
+            callback.run_end(context)
+        return True
+
+    def _iterate(self, context: Context) -> None:
+        """Fill the buffer, update from it, then let the normaliser take in what was collected."""
+        iteration = self.clock.now.iterations
+        with self.stopwatch.phase("collect"):
+            broadcast = self.algorithm.broadcast(self.clock)
+            fragments = self.collector.collect(broadcast, iteration)
+        updates = 0
+        with self.stopwatch.phase("train"):
+            self.board.record(self.algorithm.ingest(fragments, self.clock))
+            for metrics in self.algorithm.batches(self.clock, self.key.child("update", iteration)):
+                updates += 1
+                self.board.record(metrics.values)
+                for callback in self.callbacks:
+                    callback.batch_end(context, metrics)
+            self.board.record(self.algorithm.end_iteration())
+        for fragment in fragments:
+            self.board.window.add(fragment.episodes)
+        self.clock.advance(updates, sum(len(f.finals.rows) for f in fragments))
+        self.board.record({"train/n_updates": float(self.clock.now.updates)})
+        for callback in self.callbacks:
+            callback.iteration_end(context, fragments)
+
+    def _test(self) -> None:
+        """Evaluate when due, and at the run's end; remember the best."""
+        if not (self.clock.is_due(self.evaluate_every) or self.clock.finished):
+            return
+        with self.stopwatch.phase("test"):
+            metrics, is_best = self.evaluator.test(self.algorithm.broadcast(self.clock))
+        self.board.record(metrics)
+        if is_best:
+            self.saver.want_best(self.clock.now.timesteps)
+
+    def _log(self, context: Context) -> None:
+        """A cycle's end is one log row, an epoch's end a summary."""
+        if self.clock.cycle_ended:
+            row = self._row(self.board.read_cycle())
+            for log in self.logs:
+                log.write(row)
+            for callback in self.callbacks:
+                callback.cycle_end(context, row)
+        if self.clock.epoch_ended:
+            summary = self.board.read_epoch()
+            for callback in self.callbacks:
+                callback.epoch_end(context, summary)
+
+    def _row(self, metrics: dict[str, float]) -> dict[str, float]:
+        now = self.clock.now
+        return {
+            "epoch": now.epochs,
+            "cycle": now.cycles,
+            "iterations": now.iterations,
+            "timesteps": now.timesteps,
+            "updates": now.updates,
+            "episodes": self.clock.episodes,
+            **metrics,
+            **self.stopwatch.read(now.timesteps, now.iterations),
+        }

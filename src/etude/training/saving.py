@@ -1,0 +1,105 @@
+"""When checkpoints are written and what is in them: the state of every part, by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from pydantic import Field
+
+from etude.core.clock import Clock, Interval, IntervalText
+from etude.core.contracts import Algorithm, Stateful
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.runs import checkpoint
+from etude.runs.folder import RunFolder
+
+
+class CheckpointConfig(Config):
+    """When the run is saved. None of this changes a result."""
+
+    every: IntervalText = Field("1 epoch", description="How often; the run's end always counts.")
+    seconds: float | None = Field(
+        None, gt=0, description="Also save when this much wall-clock time has passed."
+    )
+    keep_last: int = Field(3, ge=1, description="Resumable checkpoints that are kept.")
+    keep_every: int | None = Field(
+        None, ge=1, description="Keep the policy of one checkpoint in so many timesteps."
+    )
+
+
+class Saver:
+    """Writes checkpoints at boundaries and puts a run back to the last good one."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: CheckpointConfig,
+        algorithm: Algorithm,
+        parts: Mapping[str, Stateful],
+    ) -> None:
+        """`parts` is everything with memory, by name; who they are does not matter here."""
+        self._folder = folder
+        self._config = config
+        self._every = Interval.parse(config.every)
+        self._algorithm = algorithm
+        self._parts = parts
+        self._last_save = time.monotonic()
+        self._best: int | None = None
+        self._best_is_new = False
+        self.num_saved = 0
+
+    def want_best(self, step: int) -> None:
+        """The policy at this boundary is the best so far: keep it."""
+        self._best, self._best_is_new = step, True
+
+    def save_if_due(self, clock: Clock, urgent: bool = False) -> None:
+        """Save if the clock, the wall clock, the run's end or an urgent stop asks for it."""
+        seconds = self._config.seconds
+        late = seconds is not None and time.monotonic() - self._last_save >= seconds
+        if urgent or late or clock.finished or clock.is_due(self._every):
+            self._save(clock)
+        elif self._best_is_new:
+            folder, policy = self._folder.checkpoints, self._algorithm.policy_parts()
+            checkpoint.save(folder, step_of(clock), policy, training=None)
+        if self._best_is_new and self._best is not None:
+            checkpoint.mark(self._folder.checkpoints, "best", self._best)
+            self._best_is_new = False
+
+    def _save(self, clock: Clock) -> None:
+        self.num_saved += 1
+        folder, step = self._folder.checkpoints, step_of(clock)
+        checkpoint.save(folder, step, self._algorithm.policy_parts(), self.training_state())
+        if clock.finished:
+            checkpoint.mark(folder, "final", step)
+        if self._best_is_new and self._best is not None:
+            checkpoint.mark(folder, "best", self._best)
+        checkpoint.retain(folder, self._config.keep_last, self._config.keep_every)
+        self._last_save = time.monotonic()
+
+    def training_state(self) -> Tree:
+        state: Tree = {name: part.state_dict() for name, part in self._parts.items()}
+        state["saver"] = {"best": self._best, "num_saved": self.num_saved}
+        return state
+
+    def restore(self, say: Callable[[str], None]) -> bool:
+        """Put every part back to the newest checkpoint that verifies; False if there is none."""
+        folder = self._folder.checkpoints
+        path = checkpoint.newest_verified(folder, say)
+        if path is None:
+            return False
+        arrays, _, training = checkpoint.load_training(path)
+        self._algorithm.load_policy(arrays)
+        for name, part in self._parts.items():
+            part.load_state_dict(training[name])
+        self._best = training["saver"]["best"]
+        self.num_saved = int(training["saver"]["num_saved"])
+        # A kill may have come between the save and the mark that belongs to it.
+        if self._best is not None and checkpoint.exists(folder, self._best):
+            checkpoint.mark(folder, "best", self._best)
+        return True
+
+
+def step_of(clock: Clock) -> int:
+    """What numbers checkpoints: environment steps, or updates where nothing is collected."""
+    return clock.now.timesteps if clock.nest.steps_per_iteration else clock.now.updates

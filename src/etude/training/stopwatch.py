@@ -1,0 +1,52 @@
+"""Where the time goes. Nothing in here may decide anything but when to save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Seconds per phase (collect, train, test, save) since the last reading."""
+
+    def __init__(self, on_phase: Callable[[str], None] = lambda phase: None) -> None:
+        self._on_phase = on_phase
+        self._seconds: dict[str, float] = {}
+        self._start = self._last_read = time.perf_counter()
+        self._steps_read = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        self._on_phase(name)
+        try:
+            yield
+        finally:
+            self._on_phase("")
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this process began the run or resumed it."""
+        return time.perf_counter() - self._start
+
+    def begin(self, timesteps: int) -> None:
+        """Frames per second are counted from here."""
+        self._start = self._last_read = time.perf_counter()
+        self._steps_read = timesteps
+
+    def read(self, timesteps: int, iterations: int) -> dict[str, float]:
+        """The `time/` columns of a log row."""
+        now = time.perf_counter()
+        fps = (timesteps - self._steps_read) / max(now - self._last_read, 1e-9)
+        self._last_read, self._steps_read = now, timesteps
+        row = {
+            "time/fps": fps,
+            "time/total_timesteps": float(timesteps),
+            "time/iterations": float(iterations),
+            "time/time_elapsed": now - self._start,
+        }
+        row |= {f"time/{name}": seconds for name, seconds in sorted(self._seconds.items())}
+        self._seconds = {}
+        return row

@@ -1,0 +1,210 @@
+"""Run folders: made whole, one writer, metrics that can be cut back, failures that can be seen."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from disk_faults import Died, Failing, Mortal, Watched
+from safetensors.numpy import load_file
+
+from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.runs import files
+from etude.runs.folder import RunFolder, default_path
+from etude.runs.metrics_log import MetricsLog
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from etude.runs.folder import RunFolder
+run = RunFolder.open(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def create(path: Path) -> RunFolder:
+    return RunFolder.create(path, "seed: 1\n", "the plan\n", {"steps": 1}, {"exactness": "exact"})
+
+
+def test_create_and_open(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "reach" / "one"
+    with create(path) as run:
+        assert run.recipe.read_text() == "seed: 1\n"
+        assert (path / "plan.txt").read_text() == "the plan\n"
+        assert json.loads((path / "plan.json").read_text()) == {"steps": 1}
+        assert run.manifest() == {"exactness": "exact"}
+        assert run.checkpoints.is_dir()
+        assert run.failures.is_dir()
+        assert run.evaluation(5) == path / "evaluations" / "000000000005"
+    assert RunFolder.open(path, write=False).metrics == path / "metrics.jsonl"
+    (path / "manifest.json").write_text("no")
+    with pytest.raises(EtudeError, match=r"manifest\.json"):
+        run.manifest()
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+    create(tmp_path / "one").close()
+    with pytest.raises(UsageError, match="etude resume"):
+        create(tmp_path / "one")
+    with pytest.raises(UsageError, match="not a run"):
+        RunFolder.open(tmp_path)
+
+
+def test_create_is_all_or_nothing(tmp_path: Path) -> None:
+    disk = Mortal()
+    with files.using(disk):
+        create(tmp_path / "counted").close()
+    for number in range(len(disk.calls)):
+        path = tmp_path / str(number)
+        with files.using(Mortal(number)), pytest.raises(Died):
+            create(path)
+        if path.exists():
+            RunFolder.open(path).close()
+        full = tmp_path / f"full-{number}"
+        with files.using(Failing(number, errno.ENOSPC, False)):
+            with pytest.raises(EtudeError, match="disk is full"):
+                create(full)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".tmp-full")]
+
+
+def test_default_path(tmp_path: Path) -> None:
+    now = datetime(2031, 2, 3, 4, 5, 6)
+    path = default_path("pick_place", 7, now, root=str(tmp_path))
+    assert path == tmp_path / "pick_place" / "2031-02-03-040506-s7"
+    path.mkdir(parents=True)
+    assert default_path("pick_place", 7, now, str(tmp_path)).name == "2031-02-03-040506-s7-2"
+    assert default_path("../my recipe", 7, now, str(tmp_path)).parent == tmp_path / "my-recipe"
+
+
+def test_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    run = create(path)
+    with pytest.raises(UsageError, match=f"process {os.getpid()}"):
+        RunFolder.open(path)
+    RunFolder.open(path, write=False)
+    run.close()
+    RunFolder.open(path).close()
+
+
+def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    create(path).close()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"process {holder.pid}"):
+            RunFolder.open(path)
+        holder.send_signal(signal.SIGKILL)
+    RunFolder.open(path).close()
+
+
+def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
+    run = create(tmp_path / "one")
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        run.close()
+        deadline = time.monotonic() + 5
+        while True:  # the child may not have run its fork handler yet
+            try:
+                RunFolder.open(tmp_path / "one").close()
+                break
+            except UsageError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_metrics_are_cut_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.append({"cycle": 1, "a": np.float32(0.5), "b": float("nan"), "c": np.int64(3)})
+    log.append({"cycle": 2})
+    position = log.state_dict()
+    kept = path.read_bytes()
+    log.append({"cycle": 3})
+    log.close()
+    with path.open("ab") as torn:
+        torn.write(b'{"cycle": 4, "a')
+    again = MetricsLog(path)
+    again.load_state_dict(position)
+    assert path.read_bytes() == kept
+    assert json.loads(kept.splitlines()[0]) == {"cycle": 1, "a": 0.5, "b": None, "c": 3}
+    again.append({"cycle": 3})
+    assert again.position()["bytes"] == path.stat().st_size
+    assert MetricsLog(path).position() == again.position()
+    again.cut_back({"bytes": 0, "sha256": MetricsLog(tmp_path / "empty").position()["sha256"]})
+    assert path.read_bytes() == b""
+
+
+def test_changed_metrics_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.append({"cycle": 1})
+    position = log.position()
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b"1", b"2") + b"more\n")
+    with pytest.raises(EtudeError, match="rows were changed"):
+        MetricsLog(path).cut_back(position)
+    assert path.read_bytes().endswith(b"more\n")
+    path.write_bytes(text[:-1])
+    with pytest.raises(EtudeError, match="rows were lost"):
+        MetricsLog(path).cut_back(position)
+
+
+def test_a_full_disk_leaves_whole_rows(tmp_path: Path) -> None:
+    class Half(Watched):
+        """Takes half of a row, then is full."""
+
+        def write(self, fd: int, data: files.Chunk) -> int:
+            if len(data) < 10:
+                raise OSError(errno.ENOSPC, "full")
+            return os.write(fd, bytes(data)[:10])
+
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.append({"cycle": 1})
+    with files.using(Half()), pytest.raises(EtudeError, match="disk is full"):
+        log.append({"cycle": 2222})
+    log.append({"cycle": 3})
+    assert [json.loads(line)["cycle"] for line in path.read_text().splitlines()] == [1, 3]
+    assert MetricsLog(path).position() == log.position()
+
+
+def test_failure_report(tmp_path: Path) -> None:
+    arrays = {
+        "obs/state": np.array([1.0, np.nan]),
+        "net": {"w": torch.ones(2)},
+        "text": "left out",
+        "odd": np.array([object()]),
+    }
+    with create(tmp_path / "one") as run:
+        try:
+            raise NonFinite("observation 'state', column 1")
+        except NonFinite as error:
+            first = run.write_failure(error, arrays, {"iteration": 3, "type": object})
+            second = run.write_failure(error, {}, {})
+    assert first != second
+    assert "column 1" in (first / "error.txt").read_text()
+    assert "Traceback" in (first / "error.txt").read_text()
+    assert json.loads((first / "context.json").read_text())["iteration"] == 3
+    loaded = load_file(first / "reproduction.safetensors")
+    assert loaded.keys() == {"obs/state", "net/w"}
+    assert np.isnan(loaded["obs/state"][1])
