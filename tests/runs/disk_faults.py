@@ -38,7 +38,8 @@ def save(folder: Path, step: int, tag: int | None = None) -> Path:
 def bits(leaf: Any) -> Any:
     """A leaf as something that compares by type, shape and bits."""
     if isinstance(leaf, torch.Tensor):
-        raw = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = leaf.detach().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
         return ("tensor", str(leaf.dtype), tuple(leaf.shape), raw)
     if is_array(leaf):
         return ("array", leaf.dtype.name, leaf.shape, np.ascontiguousarray(leaf).tobytes())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disk_faults import Died, Failing, Mortal, Volatile, Watched, save, tag_of
+from disk_faults import Died, Failing, Mortal, Volatile, Watched, make_state, save, tag_of
 
 from etude.core.errors import EtudeError
 from etude.runs import checkpoint, files
@@ -36,10 +36,20 @@ def before_retain(folder: Path) -> None:
     checkpoint.mark(folder, "best", 2)
 
 
+def before_policy(folder: Path) -> None:
+    save(folder, 2)
+    save_policy(folder, 1)
+
+
+def save_policy(folder: Path, tag: int) -> None:
+    checkpoint.save(folder, 3, make_state(tag)[0], None)
+
+
 SCENES: dict[str, tuple[Callable[[Path], None], Act, set[int | None], int]] = {
     "first save": (before_first, lambda f: save(f, 1), {None, 1}, 1),
     "save": (before_save, lambda f: save(f, 2), {1, 2}, 2),
     "save again": (before_resave, lambda f: save(f, 2, tag=20), {2, 20}, 20),
+    "save a policy": (before_policy, lambda f: save_policy(f, 2), {2}, 2),
     "retain": (before_retain, lambda f: checkpoint.retain(f), {6}, 6),
     "mark": (before_resave, lambda f: checkpoint.mark(f, "best", 1), {2}, 2),
 }
@@ -77,10 +87,22 @@ def found_tag(folder: Path) -> int | None:
     return tag_of(path)
 
 
-def check_policies(folder: Path) -> None:
-    """Every checkpoint under its own name can act, marked ones above all."""
-    for path in folder.iterdir():
+def check_all(folder: Path, at_least: set[str]) -> None:
+    """Every checkpoint there is can act, and be resumed unless it is policy-only by design."""
+    present = list(folder.iterdir()) if folder.exists() else []
+    assert at_least <= {path.name for path in present}
+    for path in present:
+        if path.name.startswith(".tmp-") or path.name.endswith(".replaced"):
+            continue
         checkpoint.load_policy_parts(path)
+        if (path / "training").exists():
+            checkpoint.verify(path.resolve())
+
+
+def lasting_names(base: Path) -> set[str]:
+    """What no accident may take away: whatever was there, but for what `retain` removes."""
+    names = set(os.listdir(base / "checkpoints")) if (base / "checkpoints").exists() else set()
+    return names - {"000000000001", "000000000003"} if "000000000006" in names else names
 
 
 def test_death_at_every_call(scene: tuple[Path, Act, set[int | None], int]) -> None:
@@ -95,8 +117,7 @@ def test_death_at_every_call(scene: tuple[Path, Act, set[int | None], int]) -> N
                 act(copy / "checkpoints")
             tag = found_tag(copy / "checkpoints")
             assert tag in allowed, (number, name, moment)
-            if (copy / "checkpoints").exists():
-                check_policies(copy / "checkpoints")
+            check_all(copy / "checkpoints", lasting_names(base))
     assert tag == final
 
 
@@ -105,7 +126,8 @@ def test_death_of_the_recovery_too(tmp_path: Path) -> None:
     base = tmp_path / "base"
     with files.using(Watched()):
         before_resave(base / "checkpoints")
-    for number in range(len(count_calls(base, lambda f: save(f, 2, tag=20)))):
+    calls = count_calls(base, lambda f: save(f, 2, tag=20))
+    for number in range(calls.index("rename") - 1, len(calls)):  # before, only writing was going on
         dead = tmp_path / f"{number}"
         shutil.copytree(base, dead, symlinks=True)
         with files.using(Mortal(number, "after")), pytest.raises(Died):
@@ -142,6 +164,7 @@ def test_power_loss_at_every_call(scene: tuple[Path, Act, set[int | None], int])
             tag = found_tag(left / "checkpoints")
             assert tag in allowed, (number, variant)
             assert number is not None or tag == final
+            check_all(left / "checkpoints", lasting_names(base))
     assert final in allowed
 
 
@@ -159,6 +182,8 @@ def test_disk_error_at_every_call(
         with files.using(Failing(number, code, lasting)), pytest.raises(EtudeError) as caught:
             act(copy / "checkpoints")
         assert words[code] in str(caught.value)
+        if not lasting:  # one refused call is put right at once, not only by the next resume
+            check_all(copy / "checkpoints", lasting_names(base))
         assert found_tag(copy / "checkpoints") in allowed
 
 

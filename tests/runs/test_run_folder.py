@@ -72,9 +72,9 @@ def test_create_is_all_or_nothing(tmp_path: Path) -> None:
         if path.exists():
             RunFolder.open(path).close()
         full = tmp_path / f"full-{number}"
-        with files.using(Failing(number, errno.ENOSPC, False)):
-            with pytest.raises(EtudeError, match="disk is full"):
-                create(full)
+        failing = Failing(number, errno.ENOSPC, False)
+        with files.using(failing), pytest.raises(EtudeError, match="disk is full"):
+            create(full)
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".tmp-full")]
 
 

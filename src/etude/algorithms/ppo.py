@@ -30,6 +30,7 @@ from etude.core.recipe import Config
 from etude.core.trees import Tree, copy_arrays
 from etude.experience.returns import explained_variance
 from etude.experience.segments import SegmentBuffer, SegmentGeometry, check_finite, join
+from etude.models.adam import Adam
 from etude.models.networks import FlatParameters
 from etude.models.normalise import RewardScaler, merge_moments
 from etude.models.policies import MlpPolicy
@@ -97,9 +98,7 @@ class PPO:
         self.buffer = buffer
         self.device = device
         self.flat = FlatParameters(self.policy)
-        self.optimizer = torch.optim.Adam(
-            [self.flat.data], lr=config.learning_rate, eps=config.adam_epsilon, fused=True
-        )
+        self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
         self.initial = self.flat.data.clone()
         self.scaler = RewardScaler(geometry.rows, config.gamma)
         self.shards: list[Shard] = []
@@ -151,7 +150,7 @@ class PPO:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
         config, size = self.config, self.geometry.segments_per_minibatch // self.geometry.shards
         fraction = 1.0 + (config.final_learning_rate - 1.0) * clock.progress
-        self.optimizer.param_groups[0]["lr"] = config.learning_rate * fraction
+        learning_rate = config.learning_rate * fraction
         for epoch in range(config.update_epochs):
             orders = [
                 shard.permutation(key.child("permutation", epoch, s))
@@ -162,8 +161,8 @@ class PPO:
                 metrics = self._gradient(chosen)
                 if config.target_kl and metrics["train/approx_kl"] > 1.5 * config.target_kl:
                     return
-                metrics["train/grad_norm"] = self._apply(chosen)
-                metrics["train/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+                metrics["train/grad_norm"] = self._apply(chosen, learning_rate)
+                metrics["train/learning_rate"] = learning_rate
                 yield BatchMetrics(metrics)
 
     def _gradient(self, chosen: list[torch.Tensor]) -> dict[str, float]:
@@ -176,7 +175,7 @@ class PPO:
             total += metrics / len(self.shards)
         return dict(zip(Shard.METRICS, total.tolist(), strict=True))
 
-    def _apply(self, chosen: list[torch.Tensor]) -> float:
+    def _apply(self, chosen: list[torch.Tensor], learning_rate: float) -> float:
         """Clip and take the step, unless the gradient is not finite; its length."""
         config, flat = self.config, self.flat
         if config.anchor_coef:
@@ -187,7 +186,7 @@ class PPO:
             raise self._culprit(chosen)
         if norm > config.max_grad_norm:
             flat.grad.mul_(config.max_grad_norm / (norm + 1e-6))
-        self.optimizer.step()
+        self.optimizer.step(learning_rate)
         return norm
 
     def _culprit(self, chosen: list[torch.Tensor]) -> NonFinite:
@@ -211,19 +210,16 @@ class PPO:
         return dict(self.policy.state_dict()), self.policy.contract()
 
     def state_dict(self) -> Tree:
-        moments = self.optimizer.state.get(self.flat.data, {})
+        """The policy's own arrays are kept beside this, in `policy/`."""
         return {
-            "optimizer": {name: moments[name] for name in sorted(moments)},
+            "optimizer": self.optimizer.state_dict(),
             "initial": self.initial,
             "rewards": self.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: Tree) -> None:
-        """The policy's own arrays are loaded beside this, from `policy/`."""
-        self.optimizer.state[self.flat.data] = {
-            name: torch.as_tensor(value) for name, value in state["optimizer"].items()
-        }
-        self.initial = torch.as_tensor(state["initial"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.initial.copy_(torch.as_tensor(state["initial"]))
         self.scaler.load_state_dict(state["rewards"])
 
     def load_policy(self, arrays: Tree) -> None:

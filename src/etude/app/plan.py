@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.algorithms.ppo import PPO
 from etude.app.build import build, device, geometry, nest
 from etude.app.recipes import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
@@ -21,6 +20,8 @@ from etude.core.trees import Tree, num_bytes
 from etude.envs.catalog import env_exactness, make_env
 from etude.experience.segments import SegmentBuffer, SegmentGeometry
 from etude.metrics.board import Board
+from etude.models.adam import Adam
+from etude.models.normalise import RewardScaler
 from etude.models.policies import MlpPolicy, make_policy
 from etude.rollout.group import Group
 from etude.runs import checkpoint
@@ -168,14 +169,13 @@ def _training_template(
     recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, policy: MlpPolicy, snapshot: Tree
 ) -> Tree:
     """A tree of the shape a checkpoint's `training/` has at the end of the run."""
-    algorithm = PPO(
-        recipe.algorithm, policy, cut, SegmentBuffer(spec, 1, 1), torch.device("meta")
-    ).state_dict()
-    flat = algorithm["initial"]
-    algorithm["optimizer"] = {
-        "exp_avg": flat,
-        "exp_avg_sq": flat,
-        "step": torch.zeros((), device="meta"),
+    # One number seen as a whole vector: shapes without memory, whatever the model's size.
+    one, size = torch.zeros(1), sum(p.numel() for p in policy.parameters())
+    optimizer = Adam(one, one, recipe.algorithm.adam_epsilon).state_dict()
+    algorithm = {
+        "optimizer": {k: v.expand(size) if v.ndim else v for k, v in optimizer.items()},
+        "initial": one.expand(size),
+        "rewards": RewardScaler(cut.rows, recipe.algorithm.gamma).state_dict(),
     }
     loops = nest(recipe)
     clock, total = Clock(loops), loops.total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from etude.app.recipes import Recipe
 from etude.core.contracts import Array, Broadcast, LogWriter
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.trees import Tree
+from etude.core.trees import Tree, digest
 from etude.models.policies import MlpPolicy, policy_from_contract
 from etude.rollout.local import Workers
 from etude.runs import checkpoint, files, manifest
@@ -99,6 +100,26 @@ class Run:
         """What a finished run did."""
         path = self.path / "summary.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 of weights with normaliser, of training state, and of the metric rows.
+
+        Two exact runs agree in all three: `time/` and `system/` columns, which may differ, are
+        left out, and so is the position in metrics.jsonl, whose bytes they are part of.
+        """
+        path = checkpoint.newest_verified(self.folder.checkpoints, repair=False)
+        if path is None:
+            raise UsageError(f"{self.path} has no checkpoint yet.")
+        policy, _, training = checkpoint.load_training(path)
+        del training["metrics"]
+        free = ("time/", "system/")
+        rows = [{k: v for k, v in r.items() if not k.startswith(free)} for r in self.rows()]
+        text = json.dumps(rows, sort_keys=True).encode()
+        return {
+            "policy": digest(policy),
+            "training": digest(training),
+            "metrics": hashlib.sha256(text).hexdigest(),
+        }
 
     def policy(self) -> LoadedPolicy:
         return load_policy(self.path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -71,10 +72,17 @@ class ActionSpec:
             return np.asarray(actions[:, 0])
         if self.kind == "multi_discrete":
             return actions
-        low = np.asarray(self.low, np.float32)
-        high = np.asarray(self.high, np.float32)
-        unit: Array = np.clip(actions, -1.0, 1.0)
-        return (low + (unit + 1.0) * np.float32(0.5) * (high - low)).astype(np.float32)
+        unit: Array = np.minimum(np.maximum(actions, np.float32(-1.0)), np.float32(1.0))
+        center, reach = self._scale
+        return unit if center is None else center + unit * reach
+
+    @cached_property
+    def _scale(self) -> tuple[Array | None, Array]:
+        """Center and half width of the box, float32; no center where it is [-1, 1] already."""
+        low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+        half = np.float32(0.5)
+        same = bool((low == -1.0).all() and (high == 1.0).all())
+        return None if same else (high + low) * half, (high - low) * half
 
 
 @dataclass(frozen=True)

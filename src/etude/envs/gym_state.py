@@ -31,8 +31,8 @@ _BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
         np.random.SFC64,
     )
 }
-_CONSTANT = {"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs", "metadata", "fullpath"}
-"""Attributes set once at construction; a file's path differs from machine to machine."""
+_CONSTANT = {"metadata", "fullpath"}
+"""Attributes that are no state; a file's path differs from machine to machine."""
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 _FIELDS = sorted(DATA_FIELDS)
 

@@ -40,6 +40,8 @@ _REASONS = (
     "a control is NaN, infinite or huge",
 )
 _MEMORY_REASONS = (1, 2)
+_INPUTS = ("ctrl", "qpos", "qvel", "act", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat")
+"""State fields that tasks write."""
 
 
 class Simulation:
@@ -101,6 +103,9 @@ class Simulation:
     def step(self, substeps: int) -> None:
         """Advance every row; derived fields then describe the new state."""
         np.copyto(self._before, self._batch.state)
+        # One sum finds a NaN or an infinity anywhere; MuJoCo would clamp an infinite control.
+        if not np.isfinite(np.add.reduce(self._before, axis=None)):
+            self._name_input()
         try:
             self._batch.step(nstep=substeps, stage=_VELOCITY_STAGE)
         except SimulationError as error:
@@ -131,6 +136,13 @@ class Simulation:
                 "(<size memory=.../>) or fewer contacts."
             )
         self._fail(row, _REASONS[code])
+
+    def _name_input(self) -> None:
+        """Raise about the first number in the state rows that is not finite."""
+        for name in _INPUTS:
+            bad = np.argwhere(~np.isfinite(self.bind(name)))
+            if bad.size:
+                self._fail(int(bad[0, 0]), f"{name}[{bad[0, 1]}] is NaN or infinite")
 
     def _fail(self, row: int, reason: str) -> None:
         arrays = {"state": self._before[row].copy()}

@@ -19,6 +19,8 @@ HOME = (0.0, 0.38, 0.0, -1.28, 0.0, 1.48, 0.0)
 """Joint angles at the start, rad: the hand points down, in the middle of the box."""
 BOX_CENTER = (0.55, 0.0, 0.45)
 """The middle of the box of targets, m."""
+_SHARPNESS = -50.0
+"""Of the precision term, 1/m: 2 cm, the default tolerance."""
 
 
 class ReachReward(Config):
@@ -72,6 +74,10 @@ class ReachView:
     """[rows] m, now."""
     last_distance: Array
     """[rows] m, one control step ago."""
+    closeness: Array
+    """[rows]: exp(-distance / 2 cm), now."""
+    last_closeness: Array
+    """[rows]: the same, one control step ago."""
     held: Array
     """[rows]: consecutive control steps within tolerance."""
     last_held: Array
@@ -120,9 +126,8 @@ def progress(view: ReachView) -> Array:
 
 
 def precision(view: ReachView) -> Array:
-    """Gain in exp(-distance / 2 cm): still has a slope where progress is down to millimetres."""
-    gain: Array = np.exp(view.distance * -50.0) - np.exp(view.last_distance * -50.0)
-    return gain
+    """Gain in closeness: still has a slope where progress is down to millimetres."""
+    return view.closeness - view.last_closeness
 
 
 def hold(view: ReachView) -> Array:
@@ -198,6 +203,8 @@ class Reach(MujocoTask[ReachView]):
             offset=np.zeros((num_rows, 3)),
             distance=np.zeros(num_rows),
             last_distance=np.zeros(num_rows),
+            closeness=np.zeros(num_rows),
+            last_closeness=np.zeros(num_rows),
             held=np.zeros(num_rows),
             last_held=np.zeros(num_rows),
             hold_steps=config.hold_steps,
@@ -221,9 +228,11 @@ class Reach(MujocoTask[ReachView]):
     def _measure(self) -> None:
         view = self.view
         view.last_distance[:] = view.distance
+        view.last_closeness[:] = view.closeness
         view.last_held[:] = view.held
         np.subtract(view.target, view.hand, out=view.offset)
         view.distance[:] = _norm(view.offset)
+        np.exp(np.multiply(view.distance, _SHARPNESS, out=view.closeness), out=view.closeness)
         np.add(view.held, 1.0, out=view.held)
         np.multiply(view.held, view.distance <= self._config.tolerance, out=view.held)
 
@@ -236,19 +245,26 @@ class Reach(MujocoTask[ReachView]):
     def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         view = self.view
         hand = view.hand[rows]
-        target = np.empty_like(hand)
-        away = np.zeros(rows.size)
-        # Most targets are far enough at once; a row that needs more draws has its own stream.
-        while (near := np.flatnonzero(away < self._config.min_distance)).size:
-            draws = np.array([generators[index].random(3) for index in near.tolist()])
-            target[near] = self._corner + draws * self._config.box_side
-            away = _norm(target - hand)
-        view.target[rows] = target
-        view.offset[rows] = target - hand
+        draws = np.array([generator.random(3) for generator in generators])
+        offset = draws * self._config.box_side + self._corner - hand
+        away = _norm(offset)
+        while (near := away < self._config.min_distance).any():
+            for index in np.flatnonzero(near).tolist():
+                draw = generators[index].random(3)
+                offset[index] = draw * self._config.box_side + self._corner - hand[index]
+            away = _norm(offset)
+        view.target[rows] = hand + offset
+        view.offset[rows] = offset
         view.distance[rows] = away
+        view.closeness[rows] = np.exp(away * _SHARPNESS)
         view.held[rows] = 0.0
 
     def _memory(self) -> dict[str, Array]:
         # What the next step reads before it writes; the rest of the view follows from these.
         view = self.view
-        return {"target": view.target, "distance": view.distance, "held": view.held}
+        return {
+            "target": view.target,
+            "distance": view.distance,
+            "closeness": view.closeness,
+            "held": view.held,
+        }

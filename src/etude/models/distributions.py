@@ -17,7 +17,9 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 class Distribution(Protocol):
     """Actions [..., n] given parameters; batch shapes are whatever the parameters have."""
 
-    def sample(self, noise: torch.Tensor) -> torch.Tensor: ...
+    def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions [..., n] and their log-probabilities [...]."""
+        ...
 
     def mode(self) -> torch.Tensor: ...
 
@@ -39,8 +41,10 @@ class DiagonalGaussian:
     def noise(generator: np.random.Generator, steps: int, rows: int, size: int) -> Array:
         return generator.standard_normal((steps, rows, size), dtype=np.float32)
 
-    def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        return self.mean + self.log_std.exp() * noise
+    def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # The noise is the standardised action: the density needs no way back from the action.
+        log_probs = torch.sub(-self._constant(), noise.square().sum(-1), alpha=0.5)
+        return torch.addcmul(self.mean, self.log_std.exp(), noise), log_probs
 
     def mode(self) -> torch.Tensor:
         return self.mean
@@ -48,12 +52,14 @@ class DiagonalGaussian:
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         """[...]: log density of actions [..., n]."""
         z = (actions - self.mean) * (-self.log_std).exp()
-        constant = self.log_std.sum() + _HALF_LOG_TWO_PI * self.log_std.numel()
-        return z.square().sum(-1) * -0.5 - constant
+        return torch.sub(-self._constant(), z.square().sum(-1), alpha=0.5)
+
+    def _constant(self) -> torch.Tensor:
+        return self.log_std.sum() + _HALF_LOG_TWO_PI * self.log_std.numel()
 
     def entropy(self) -> torch.Tensor:
         """[] the same for every row: the spread does not depend on the observation."""
-        return self.log_std.sum() + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.numel()
+        return self._constant() + 0.5 * self.log_std.numel()
 
     def excess(self) -> torch.Tensor:
         """[] mean squared distance by which the mean leaves [-1, 1], where clipping hides it."""
@@ -70,13 +76,14 @@ class Categoricals:
     def noise(generator: np.random.Generator, steps: int, rows: int, choices: int) -> Array:
         return generator.random((steps, rows, choices), dtype=np.float32)
 
-    def sample(self, noise: torch.Tensor) -> torch.Tensor:
+    def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Inverse of the cumulative distribution at uniform noise [..., choices]."""
         picks = [
             (part.exp().cumsum(-1)[..., :-1] <= noise[..., i : i + 1]).sum(-1)
             for i, part in enumerate(self.log_probs)
         ]
-        return torch.stack(picks, dim=-1)
+        actions = torch.stack(picks, dim=-1)
+        return actions, self.log_prob(actions)
 
     def mode(self) -> torch.Tensor:
         return torch.stack([part.argmax(-1) for part in self.log_probs], dim=-1)

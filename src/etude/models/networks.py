@@ -52,7 +52,6 @@ class FlatParameters:
             p.data = self.data[offset:end].view_as(p)
             p.grad = self.grad[offset:end].view_as(p)
             offset = end
-        self.data.grad = self.grad
 
     def first_bad_gradient(self) -> str | None:
         """The name of the first parameter whose gradient is not finite."""

@@ -106,7 +106,9 @@ class MlpPolicy(nn.Module):
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
         """obs: {name: [rows, ...]} raw; noise: [rows, n] or None for the most likely action."""
         distribution = self._distribution(self._read(self.config.actor_reads, obs))
-        actions = distribution.mode() if noise is None else distribution.sample(noise)
+        if noise is not None:
+            return Action(*distribution.sample(noise), state)
+        actions = distribution.mode()
         return Action(actions, distribution.log_prob(actions), state)
 
     def prepare(self, obs: dict[str, torch.Tensor]) -> Features:

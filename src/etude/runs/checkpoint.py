@@ -111,11 +111,11 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     by `newest_verified` under its waiting name.
     """
     replaced = _replaced(target)
-    if os.path.lexists(target):
-        files.remove_tree(replaced)
-        files.rename(target, replaced)
-        files.fsync_folder(target.parent)
     try:
+        if os.path.lexists(target):
+            files.remove_tree(replaced)
+            files.rename(target, replaced)
+            files.fsync_folder(target.parent)
         files.rename(temporary, target)
         files.fsync_folder(target.parent)
     except files.DiskFault:
@@ -242,9 +242,18 @@ def _looks_resumable(path: Path) -> bool:
 
 
 def _clean_up(folder: Path) -> None:
+    """Remove what a killed writer left; a checkpoint it had put aside gets its name back."""
     for name in sorted(os.listdir(folder)):
+        path, main = folder / name, folder / name.removesuffix(REPLACED)
         if name.startswith(TEMPORARY):
-            files.remove_tree(folder / name)
+            files.remove_tree(path)
+        elif path == main or not _STEP.fullmatch(main.name):
+            continue
+        elif not os.path.lexists(main):
+            files.rename(path, main)
+            files.fsync_folder(folder)
+        elif not os.path.lexists(path / "training"):
+            files.remove_tree(path)  # one that can be resumed stays until `main` has verified
 
 
 def _set_aside(path: Path) -> str:

@@ -50,16 +50,21 @@ class RunFolder:
         files.make_folder(path.parent)
         temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
         files.remove_tree(temporary)
+        lock = None
         try:
-            lock = _fill(temporary, texts)
+            _fill(temporary, texts)
+            lock = Lock(temporary / LOCK)  # held before anyone else can see the folder
             files.rename(temporary, path)
-        except files.DiskFault as error:
-            with suppress(files.DiskFault):
-                files.remove_tree(temporary)
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                _refuse_existing(path)
+            files.fsync_folder(path.parent)
+        except BaseException as error:
+            if lock is not None:
+                lock.release()
+            if isinstance(error, files.DiskFault):
+                with suppress(files.DiskFault):
+                    files.remove_tree(temporary)
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    _refuse_existing(path)
             raise
-        files.fsync_folder(path.parent)
         run = cls(path)
         run._lock = lock
         return run
@@ -166,16 +171,14 @@ class Lock:
             self._fd = -1
 
 
-def _fill(folder: Path, texts: dict[str, str]) -> Lock:
-    """Make the inside of a run folder; its lock is held before anyone else can see it."""
+def _fill(folder: Path, texts: dict[str, str]) -> None:
+    """Make the inside of a run folder, durably."""
     files.new_folder(folder)
     for name in FOLDERS:
         files.new_folder(folder / name)
     for name, text in texts.items():
         files.write_file(folder / name, [text.encode()])
-    lock = Lock(folder / LOCK)
     files.fsync_folder(folder)
-    return lock
 
 
 def _forget(reference: weakref.ref[Lock]) -> None:

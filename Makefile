@@ -1,0 +1,22 @@
+.PHONY: check test test-all format gate
+
+check:  ## lint and types
+	ruff check .
+	ruff format --check .
+	mypy
+
+test:  ## the fast suite
+	pytest
+
+test-all:  ## with the slow tests
+	pytest -m 'slow or not slow'
+
+format:
+	ruff format .
+	ruff check --fix .
+
+gate:  ## the measured promises; takes up to an hour, on an idle machine
+	python gates/rollout_speed.py
+	python gates/update_speed.py
+	python gates/train_reach.py
+	python gates/exact_resume.py --recipe reach --kills 300

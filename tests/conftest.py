@@ -1,0 +1,22 @@
+"""Shared by all tests. This folder is on the import path, so `toys` and `run_hash` can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+# A busy machine is no failure.
+settings.register_profile("etude", deadline=None)
+settings.load_profile("etude")
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """Every test starts as a run does: results depend on the number of torch threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.contracts import ActionSpec, ArraySpec
+from etude.core.errors import NonFinite, UsageError
+from etude.core.trees import digest
+from etude.envs.gym import GymConfig, GymEnv, probe_exactness
+from etude.envs.gym_state import decode, encode
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """A random walk on a line; the noise comes from the environment's own generator."""
+
+    observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space: spaces.Space[Any] = spaces.Box(-2, 4, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self.place = 0.0
+        self.last_action: Any = None
+
+    def noise(self) -> float:
+        return float(self.np_random.normal())
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.noise()
+        return self.observe(), {}
+
+    def observe(self) -> Any:
+        return np.array([self.place, 1.0])
+
+    def step(self, action: Any) -> Any:
+        self.last_action = action
+        self.place += float(np.sum(action)) + self.noise()
+        return self.observe(), self.place, abs(self.place) > 20, False, {"won": self.place > 20}
+
+
+class HiddenWalk(Walk):
+    """Noise from a global generator, which no snapshot can hold."""
+
+    def noise(self) -> float:
+        return random.gauss(0.0, 1.0)
+
+
+class PlainObject:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class HelperWalk(Walk):
+    """State in a helper object, which is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.helper = PlainObject()
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.helper = PlainObject()
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self.helper.count += 1
+        return super().step(action * self.helper.count)
+
+
+class Rich(Walk):
+    """Pictures and numbers to see, several choices to make."""
+
+    observation_space = spaces.Dict(
+        {"image": spaces.Box(0, 255, (4, 5, 3), np.uint8), "state": spaces.Box(-9, 9, (2,))}
+    )
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def observe(self) -> Any:
+        picture = np.full((4, 5, 3), int(abs(self.place) * 1000) % 256, np.uint8)
+        return {"image": picture, "state": np.array([self.place, 0.0], np.float32)}
+
+
+class Offset(Walk):
+    action_space = spaces.Discrete(2, start=5)
+
+
+class Picture(Rich):
+    observation_space = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+
+    def observe(self) -> Any:
+        return super().observe()["image"]
+
+
+class Boundless(Walk):
+    action_space = spaces.Box(-np.inf, np.inf, (1,))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> Iterator[None]:
+    classes = [Walk, HiddenWalk, HelperWalk, Rich, Offset, Picture, Boundless]
+    for env in classes:
+        gymnasium.register(f"etude/{env.__name__}-v0", env, max_episode_steps=30)
+    yield
+    for env in classes:
+        del gymnasium.registry[f"etude/{env.__name__}-v0"]
+
+
+def config(name: str, **options: Any) -> GymConfig:
+    return GymConfig(id=f"etude/{name}-v0", **options)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        GymConfig(),
+        GymConfig(id="Pendulum-v1"),
+        config("Walk", success_key="won"),
+        config("Rich"),
+        config("Offset"),
+        config("Picture"),
+    ],
+    ids=lambda chosen: chosen.id,
+)
+def test_contract(chosen: GymConfig) -> None:
+    check_contract(lambda rows, threads: GymEnv(chosen, rows, threads))
+    assert probe_exactness(chosen).exact
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Humanoid-v5"])
+def test_mujoco_contract(env_id: str) -> None:
+    pytest.importorskip("imageio", reason="gymnasium's MuJoCo environments import it")
+    chosen = GymConfig(id=env_id)
+    steps = 1000 if env_id == "HalfCheetah-v5" else 60
+    check_contract(lambda rows, threads: GymEnv(chosen, rows), steps=20, exact_steps=steps)
+    verdict = probe_exactness(chosen)
+    assert verdict.exact, verdict.reason
+
+
+def test_diverged_physics_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("imageio", reason="gymnasium's MuJoCo environments import it")
+    monkeypatch.chdir(tmp_path)
+    env = GymEnv(GymConfig(id="HalfCheetah-v5"), 2)
+    env.reset(KEY)
+    actions = np.zeros((2, 6), np.float32)
+    env.step(actions)
+    env._envs[1].unwrapped.data.qvel[0] = np.nan
+    with pytest.raises(NonFinite, match="row 1"):
+        env.step(actions)
+
+
+@pytest.mark.parametrize("name", ["HiddenWalk", "HelperWalk"])
+def test_probe_finds_what_cannot_be_saved(name: str) -> None:
+    verdict = GymEnv.exactness(config(name))
+    assert not verdict.exact
+    assert name in verdict.reason
+
+
+def test_an_inexact_environment_starts_new_episodes_when_restored() -> None:
+    env = GymEnv(config("HiddenWalk"), 3)
+    env.reset(KEY)
+    for action in random_actions(env, 5):
+        env.step(action)
+    snapshot = env.snapshot()
+    assert set(snapshot) == {"episode"}
+    other = GymEnv(config("HiddenWalk"), 3)
+    other.restore(snapshot, KEY)
+    np.testing.assert_array_equal(other.snapshot()["episode"], snapshot["episode"] + 1)
+    other.step(random_actions(other, 1)[0])
+
+
+def test_specs_follow_the_spaces() -> None:
+    assert GymEnv(GymConfig(), 1).spec.action == ActionSpec("discrete", sizes=(2,))
+    assert GymEnv(GymConfig(), 1).spec.observations == {"state": ArraySpec((4,), "float32")}
+    assert GymEnv(GymConfig(), 1).spec.max_episode_steps == 500
+    assert GymEnv(config("Walk"), 1).spec.action == ActionSpec("box", low=(-2.0,), high=(4.0,))
+    assert GymEnv(config("Rich"), 1).spec.action == ActionSpec("multi_discrete", sizes=(3, 2))
+    rich = {"image": ArraySpec((4, 5, 3), "uint8"), "state": ArraySpec((2,), "float32")}
+    assert GymEnv(config("Rich"), 1).spec.observations == rich
+    assert set(GymEnv(config("Picture"), 1).spec.observations) == {"image"}
+
+
+def test_steps_equal_those_of_the_bare_environment() -> None:
+    """CartPole alone, seeded and reset by hand, gives the same numbers as a row."""
+    env = GymEnv(GymConfig(), 2)
+    obs = env.reset(KEY)["state"]
+    bare = gymnasium.make("CartPole-v1")
+    episode = 0
+    expected: Any = bare.reset(seed=int(KEY.episode(1, 0).integers(2**31)))[0]
+    for action in random_actions(env, 300):
+        assert_same_bits(obs[1], expected)
+        result = env.step(action)
+        expected, reward, terminated, truncated, _ = bare.step(int(action[1]))
+        assert result.reward[1] == reward
+        assert (result.terminated[1], result.truncated[1]) == (terminated, truncated)
+        if terminated or truncated:
+            index = result.final_rows.tolist().index(1)
+            assert_same_bits(result.final_obs["state"][index], expected)
+            episode += 1
+            seed = int(KEY.episode(1, episode).integers(2**31))
+            expected = bare.reset(seed=seed)[0]
+        obs = result.obs["state"]
+    assert episode > 3
+
+
+def test_discrete_actions_start_where_the_space_does() -> None:
+    env = GymEnv(config("Offset"), 2)
+    env.reset(KEY)
+    env.step(np.array([0, 1]))
+    assert [each.unwrapped.last_action for each in env._envs] == [5, 6]  # type: ignore[attr-defined]
+
+
+def test_success_is_read_from_info() -> None:
+    env = GymEnv(config("Walk", success_key="won"), 1)
+    env.reset(KEY)
+    while True:
+        result = env.step(np.array([[4.0]], np.float32))
+        if result.final_rows.size:
+            break
+    assert result.terminated[0]
+    assert result.episodes["is_success"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (GymConfig(id="CartPol-v1"), "Nearest: CartPole-v1"),
+        (GymConfig(id="FrozenLake-v1"), "observes Discrete"),
+        (GymConfig(kwargs={"colour": "red"}), "does not take these arguments"),
+        (config("Boundless"), "bounded Box"),
+        (GymConfig(id="no_such_module:Env-v0"), "missing"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(chosen: GymConfig, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        GymEnv(chosen, 1)
+
+
+def test_a_snapshot_of_other_size_is_refused() -> None:
+    env = GymEnv(GymConfig(), 2)
+    env.reset(KEY)
+    with pytest.raises(UsageError, match="2 rows"):
+        GymEnv(GymConfig(), 3).restore(env.snapshot(), KEY)
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+nested = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+    ),
+    max_leaves=10,
+)
+
+
+@given(nested)
+def test_values_survive_encoding_with_their_types(value: Any) -> None:
+    found = decode(encode(value))
+    assert found == value
+    assert repr(found) == repr(value)
+
+
+def test_arrays_scalars_queues_and_generators_survive_encoding() -> None:
+    for array in (np.arange(6.0).reshape(2, 3).T, np.array(3, np.int8), np.zeros((0, 2), "f4")):
+        assert_same_bits(decode(encode(array)), array)
+    scalar = decode(encode(np.float32(0.1)))
+    assert isinstance(scalar, np.float32)
+    assert scalar == np.float32(0.1)
+    assert decode(encode(deque([1, 2], maxlen=2))) == deque([1, 2], maxlen=2)
+    assert np.isnan(decode(encode(np.nan)))
+    for kind in (np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64):
+        generator = np.random.Generator(kind(3))
+        generator.normal(size=3)
+        copy = decode(encode(generator))
+        assert digest({"a": copy.normal(size=5)}) == digest({"a": generator.normal(size=5)})

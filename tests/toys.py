@@ -1,0 +1,226 @@
+"""Small things to test with: an environment whose every number is known, and a PPO around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from etude.algorithms.ppo import PPO, PPOConfig
+from etude.app import recipes
+from etude.app.recipes import Recipe
+from etude.core.clock import Clock, Nest
+from etude.core.contracts import (
+    ActionSpec,
+    Array,
+    ArraySpec,
+    BatchMetrics,
+    EnvSpec,
+    Fragment,
+    Observations,
+    StepResult,
+)
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.experience.segments import SegmentBuffer, SegmentGeometry
+from etude.models.policies import MlpPolicy, PolicyConfig, make_policy
+from etude.rollout.local import LocalCollector, Workers
+
+BOX = ActionSpec("box", low=(-2.0, 0.0), high=(2.0, 1.0))
+DISCRETE = ActionSpec("discrete", sizes=(3,))
+MULTI = ActionSpec("multi_discrete", sizes=(2, 4))
+ACTIONS = {spec.kind: spec for spec in (BOX, DISCRETE, MULTI)}
+LONGEST = 6
+
+
+class ToyEnv:
+    """Episodes of 1 to 6 steps; length, ending and a level come from the episode's own stream.
+
+    Observation: steps so far, episode number, level, sum of the last action. Reward: level plus
+    the sum of the action.
+    """
+
+    def __init__(self, num_rows: int, action: ActionSpec = BOX) -> None:
+        self.num_rows = num_rows
+        self.spec = EnvSpec({"state": ArraySpec((4,))}, action, LONGEST, ("is_success", "level"))
+        self.key: Key | None = None
+        self.state: dict[str, Array] = {
+            "episode": np.zeros(num_rows, np.int64),
+            "elapsed": np.zeros(num_rows, np.int64),
+            "length": np.zeros(num_rows, np.int64),
+            "terminates": np.zeros(num_rows, np.bool_),
+            "level": np.zeros(num_rows),
+            "acted": np.zeros(num_rows),
+        }
+        self.num_resets = 0
+
+    def _begin(self, row: int) -> None:
+        assert self.key is not None
+        state, stream = self.state, self.key.episode(row, int(self.state["episode"][row]))
+        state["elapsed"][row] = 0
+        state["acted"][row] = 0.0
+        state["length"][row] = stream.integers(1, LONGEST + 1)
+        state["terminates"][row] = stream.random() < 0.5
+        state["level"][row] = stream.normal()
+
+    def _observe(self) -> Observations:
+        columns = [self.state[name] for name in ("elapsed", "episode", "level", "acted")]
+        return {"state": np.stack(columns, axis=1).astype(np.float32)}
+
+    def reset(self, key: Key) -> Observations:
+        self.key = key
+        self.num_resets += 1
+        self.state["episode"][:] = 0
+        for row in range(self.num_rows):
+            self._begin(row)
+        return self._observe()
+
+    def step(self, actions: Array) -> StepResult:
+        state = self.state
+        state["elapsed"] += 1
+        state["acted"][:] = actions.reshape(self.num_rows, -1).sum(axis=1)
+        reward = (state["level"] + state["acted"]).astype(np.float32)
+        done = state["elapsed"] >= state["length"]
+        terminated, truncated = done & state["terminates"], done & ~state["terminates"]
+        rows = np.flatnonzero(done)
+        final_obs = {name: array[rows] for name, array in self._observe().items()}
+        episodes = {
+            "is_success": state["terminates"][rows].astype(np.float64),
+            "level": state["level"][rows].copy(),
+        }
+        for row in rows:
+            state["episode"][row] += 1
+            self._begin(int(row))
+        return StepResult(
+            self._observe(), reward, terminated, truncated, rows, final_obs, episodes
+        )
+
+    def snapshot(self) -> Tree:
+        return {name: array.copy() for name, array in self.state.items()}
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        self.key = key
+        self.state = {name: np.array(array) for name, array in snapshot.items()}
+
+    def close(self) -> None: ...
+
+
+class PoisonedEnv(ToyEnv):
+    """A toy that gives one bad number, in one field, at the first chance from step `at` on."""
+
+    def __init__(self, num_rows: int, where: str, value: float, at: int = 2) -> None:
+        super().__init__(num_rows)
+        self._where, self._value, self._at = where, value, at
+        self._steps = 0
+
+    def step(self, actions: Array) -> StepResult:
+        result = super().step(actions)
+        self._steps += 1
+        if self._where and self._steps >= self._at:
+            if self._where == "reward":
+                result.reward[1] = self._value
+            elif self._where == "observation":
+                result.obs["state"][1, 2] = self._value
+            elif len(result.final_rows):
+                result.final_obs["state"][-1, 2] = self._value
+            else:
+                return result
+            self._where = ""
+        return result
+
+
+@dataclass
+class Trainer:
+    """A PPO with its own collector, stepped by hand."""
+
+    ppo: PPO
+    collector: LocalCollector
+    clock: Clock
+    key: Key = field(default_factory=lambda: Key(5))
+
+    def collect(self) -> list[Fragment]:
+        return self.collector.collect(self.ppo.broadcast(self.clock), self.clock.now.iterations)
+
+    def ingest(self) -> dict[str, float]:
+        return self.ppo.ingest(self.collect(), self.clock)
+
+    def update(self) -> list[BatchMetrics]:
+        key = self.key.child("update", self.clock.now.iterations)
+        return list(self.ppo.batches(self.clock, key))
+
+    def iterate(self) -> list[BatchMetrics]:
+        self.ingest()
+        batches = self.update()
+        self.ppo.end_iteration()
+        self.clock.advance(len(batches), 0)
+        return batches
+
+    def first_order(self) -> list[torch.Tensor]:
+        """The first minibatch of the first update epoch."""
+        cut = self.ppo.geometry
+        size = cut.segments_per_minibatch // cut.shards
+        key = self.key.child("update", self.clock.now.iterations)
+        return [
+            shard.permutation(key.child("permutation", 0, s))[:size]
+            for s, shard in enumerate(self.ppo.shards)
+        ]
+
+
+def make_trainer(
+    *,
+    action: ActionSpec = BOX,
+    shards: int = 1,
+    horizon: int = 1,
+    minibatch: int = 32,
+    threads: int = 1,
+    envs: list[Any] | None = None,
+    iterations: int = 10,
+    **ppo: Any,
+) -> Trainer:
+    """8 rows in 4 groups of 2, 16 steps each."""
+    rows, steps, group_rows = 8, 16, 2
+    ppo = {"update_epochs": 2, **ppo}
+    config = PPOConfig(rollout_steps=steps, horizon=horizon, minibatch_size=minibatch, **ppo)
+    cut = SegmentGeometry(rows, steps, horizon, minibatch, shards, group_rows)
+    envs = envs or [ToyEnv(group_rows, action) for _ in range(cut.num_groups)]
+    spec, small = envs[0].spec, PolicyConfig(hidden=(16,))
+    buffer, key = SegmentBuffer(spec, rows, steps), Key(5)
+    algorithm = PPO(
+        config, make_policy(small, spec, key.child("policy")), cut, buffer, torch.device("cpu")
+    )
+    views = [buffer.part(slice(g * group_rows, (g + 1) * group_rows)) for g in range(len(envs))]
+    collector = LocalCollector(
+        envs, make_policy(small, spec, None), key.child("collect"), Workers(threads), views
+    )
+    batches = cut.num_minibatches * config.update_epochs
+    nest = Nest(iterations, 1, 1, cut.buffer_steps, batches)
+    return Trainer(algorithm, collector, Clock(nest), key)
+
+
+def toy_policy(env: ToyEnv, seed: int = 0) -> MlpPolicy:
+    policy = make_policy(PolicyConfig(hidden=(16,)), env.spec, Key(seed))
+    return policy
+
+
+def changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
+    """A recipe with some fields of its sections changed: changed(r, clock={"cycles": 2})."""
+    content = recipe.model_dump(mode="json")
+    for name, fields in sections.items():
+        content[name] |= fields
+    return recipes.validated(content, "a test")
+
+
+def tiny_reach(iterations: int = 6, **sections: dict[str, Any]) -> Recipe:
+    """Reach in a second or two: 256 steps an iteration; cycles of 2 iterations."""
+    small: dict[str, dict[str, Any]] = {
+        "collector": {"rows": 32, "group_rows": 8},
+        "algorithm": {"rollout_steps": 8, "minibatch_size": 64, "update_epochs": 2},
+        "clock": {"total_timesteps": 256 * iterations, "iterations": 2, "cycles": 1},
+        "evaluation": {"every": "2 cycles", "episodes": 8, "rows": 8, "group_rows": 8},
+        "checkpoint": {"every": "1 cycle"},
+    }
+    for name, fields in sections.items():
+        small[name] = small.get(name, {}) | fields
+    return changed(recipes.reach_short(), **small)
