@@ -54,7 +54,7 @@ def reach() -> Recipe:
             gamma=0.95,
             bound_coef=0.1,
         ),
-        clock=ClockConfig(total_timesteps=300_000, cycles=6, iterations=4),
+        clock=ClockConfig(total_timesteps=131_072, cycles=4, iterations=2),
         evaluation=EvaluationConfig(every="1 epoch", episodes=200, rows=200, group_rows=50),
     )
 

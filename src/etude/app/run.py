@@ -177,7 +177,7 @@ def resume(
         _warn_of_failures(folder, say)
         parts = build(recipe, folder, logs, callbacks, on_phase)
         clock = parts.loop.clock
-        if parts.loop.saver.restore(say):
+        if parts.loop.saver.restore(clock, say):
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
@@ -208,18 +208,25 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
         with loop.stop:
             finished = loop.run()
     except Exception as error:
-        arrays = error.arrays if isinstance(error, NonFinite) else {}
-        context = {"counters": loop.clock.state_dict(), "error": type(error).__name__}
-        report = folder.write_failure(error, arrays, context)
-        if isinstance(error, NonFinite):
-            error.args = (f"{error} Nothing of it was applied or saved. Report: {report}",)
-        say(f"The run failed; the last good checkpoint is untouched. Report: {report}")
+        _report(error, loop.clock.state_dict(), folder, say)
         raise
     finally:
         parts.close()
     if not finished:
         raise Interrupted(folder.path, loop.stop.signal or 0)
     _summarise(parts, folder)
+
+
+def _report(error: Exception, counters: Tree, folder: RunFolder, say: Say) -> None:
+    """Keep what is needed to look into a failure; a full disk must not hide the failure itself."""
+    arrays = error.arrays if isinstance(error, NonFinite) else {}
+    context = {"counters": counters, "error": type(error).__name__}
+    try:
+        report = folder.write_failure(error, arrays, context)
+    except EtudeError as fault:
+        say(f"The run failed; the last good checkpoint is untouched. No report: {fault}")
+        return
+    say(f"The run failed; the last good checkpoint is untouched. Report: {report}")
 
 
 def _summarise(parts: Parts, folder: RunFolder) -> None:

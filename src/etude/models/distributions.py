@@ -78,10 +78,12 @@ class Categoricals:
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Inverse of the cumulative distribution at uniform noise [..., choices]."""
-        picks = [
-            (part.exp().cumsum(-1)[..., :-1] <= noise[..., i : i + 1]).sum(-1)
-            for i, part in enumerate(self.log_probs)
-        ]
+        picks = []
+        for i, part in enumerate(self.log_probs):
+            sums = part.exp().cumsum(-1)
+            # Rounded probabilities sum to just beside 1: without their sum as the scale, noise
+            # close to 1 could pick a last choice of probability 0.
+            picks.append((sums[..., :-1] <= noise[..., i : i + 1] * sums[..., -1:]).sum(-1))
         actions = torch.stack(picks, dim=-1)
         return actions, self.log_prob(actions)
 

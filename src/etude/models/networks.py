@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "silu": nn.SiLU,
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": functional.elu,
+    "silu": functional.silu,
 }
 
 
-def mlp(
-    sizes: tuple[int, ...], activation: str, out_gain: float, generator: torch.Generator | None
-) -> nn.Sequential:
-    """Linear layers `sizes[0] -> ... -> sizes[-1]`, orthogonal, the last one with its own gain."""
-    layers: list[nn.Module] = []
-    for i, (inputs, outputs) in enumerate(pairwise(sizes)):
-        last = i == len(sizes) - 2
-        linear = nn.Linear(inputs, outputs)
-        # Without a generator the weights are about to be loaded (or live on the meta device).
-        if generator is not None:
-            gain = out_gain if last else math.sqrt(2.0)
-            nn.init.orthogonal_(linear.weight, gain, generator=generator)
-            nn.init.zeros_(linear.bias)
-        layers += [linear] if last else [linear, ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers)
+class Mlp(nn.Module):
+    """Linear layers `sizes[0] -> ... -> sizes[-1]`, orthogonal, the last one with its own gain.
+
+    One module and not a chain of them: at a rollout's batch sizes the calls between modules cost
+    as much as the arithmetic.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        activation: str,
+        out_gain: float,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        super().__init__()
+        self._activation = ACTIVATIONS[activation]
+        self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
+        for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+            weight = nn.Parameter(torch.zeros(outputs, inputs))
+            bias = nn.Parameter(torch.zeros(outputs))
+            if generator is not None:
+                gain = out_gain if i == len(sizes) - 2 else math.sqrt(2.0)
+                nn.init.orthogonal_(weight, gain, generator=generator)
+            self.register_parameter(f"weight{i}", weight)
+            self.register_parameter(f"bias{i}", bias)
+            self._layers.append((weight, bias))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., sizes[0]] -> [..., sizes[-1]]."""
+        for weight, bias in self._layers[:-1]:
+            x = self._activation(functional.linear(x, weight, bias))
+        return functional.linear(x, *self._layers[-1])
 
 
 class FlatParameters:

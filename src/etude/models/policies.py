@@ -16,7 +16,7 @@ from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
-from etude.models.networks import mlp
+from etude.models.networks import Mlp
 from etude.models.normalise import Normaliser
 
 CONTRACT_FORMAT = 1
@@ -74,10 +74,10 @@ class MlpPolicy(nn.Module):
         generator = None if key is None else torch.Generator().manual_seed(key.integer())
         outputs = action.array.shape[0] if action.kind == "box" else sum(action.sizes)
         hidden, activation = config.hidden, config.activation
-        self.actor = mlp(
+        self.actor = Mlp(
             (self._width(config.actor_reads), *hidden, outputs), activation, 0.01, generator
         )
-        self.critic = mlp(
+        self.critic = Mlp(
             (self._width(config.critic_reads), *hidden, 1), activation, 1.0, generator
         )
         if action.kind == "box":

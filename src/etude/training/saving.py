@@ -82,7 +82,7 @@ class Saver:
         state["saver"] = {"best": self._best, "num_saved": self.num_saved}
         return state
 
-    def restore(self, say: Callable[[str], None]) -> bool:
+    def restore(self, clock: Clock, say: Callable[[str], None]) -> bool:
         """Put every part back to the newest checkpoint that verifies; False if there is none."""
         folder = self._folder.checkpoints
         path = checkpoint.newest_verified(folder, say)
@@ -94,9 +94,11 @@ class Saver:
             part.load_state_dict(training[name])
         self._best = training["saver"]["best"]
         self.num_saved = int(training["saver"]["num_saved"])
-        # A kill may have come between the save and the mark that belongs to it.
+        # A kill may have come between the save and the marks that belong to it.
         if self._best is not None and checkpoint.exists(folder, self._best):
             checkpoint.mark(folder, "best", self._best)
+        if clock.finished:
+            checkpoint.mark(folder, "final", step_of(clock))
         return True
 
 

@@ -1,0 +1,123 @@
+"""Advantages against a sum over all later steps, with an end at every position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.keys import Key
+from etude.experience.returns import explained_variance, generalised_advantages, next_values
+
+ROWS, STEPS = 3, 7
+
+
+def reference(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    following: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    gamma: float,
+    lam: float,
+) -> np.ndarray:
+    """A_t = sum over k of (gamma lam)^k delta_{t+k}, up to and with the episode's last step."""
+    rows, steps = rewards.shape
+    out = np.zeros((rows, steps))
+    for row in range(rows):
+        for t in range(steps):
+            for k in range(t, steps):
+                bootstrap = 0.0 if terminated[row, k] else following[row, k]
+                delta = rewards[row, k] + gamma * bootstrap - values[row, k]
+                out[row, t] += (gamma * lam) ** (k - t) * delta
+                if terminated[row, k] or truncated[row, k]:
+                    break
+    return out
+
+
+def example(seed: int) -> dict[str, np.ndarray]:
+    stream = Key(seed, ("example",)).generator()
+    return {
+        name: stream.normal(size=(ROWS, STEPS)) for name in ("rewards", "values", "following")
+    } | {name: np.zeros((ROWS, STEPS), bool) for name in ("terminated", "truncated")}
+
+
+def ours(arrays: dict[str, np.ndarray], gamma: float, lam: float) -> np.ndarray:
+    tensors = [torch.from_numpy(array) for array in arrays.values()]
+    return generalised_advantages(*tensors, gamma, lam).numpy()
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize("step", range(STEPS))
+@pytest.mark.parametrize("row", range(ROWS))
+def test_an_end_at_every_position(end: str, step: int, row: int) -> None:
+    arrays = example(step)
+    arrays[end][row, step] = True
+    expected = reference(**arrays, gamma=0.9, lam=0.8)
+    np.testing.assert_allclose(ours(arrays, 0.9, 0.8), expected, rtol=1e-12)
+    # Taken for the other kind of end it would be wrong.
+    other = {"terminated": "truncated", "truncated": "terminated"}[end]
+    mistaken = ours({**arrays, end: arrays[other], other: arrays[end]}, 0.9, 0.8)
+    assert abs(mistaken[row, step] - expected[row, step]) > 1e-6
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_any_ends_anywhere(seed: int, share: float, gamma: float, lam: float) -> None:
+    arrays = example(seed)
+    ends = Key(seed, ("ends",)).generator().random((2, ROWS, STEPS))
+    arrays["terminated"] = ends[0] < share
+    arrays["truncated"] = (ends[1] < share) & ~arrays["terminated"]
+    expected = reference(**arrays, gamma=gamma, lam=lam)
+    np.testing.assert_allclose(ours(arrays, gamma, lam), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rewards", "values", "following", "terminated", "truncated"])
+def test_rows_do_not_leak(name: str) -> None:
+    arrays = example(1)
+    before = ours(arrays, 0.99, 0.95)
+    arrays[name] = arrays[name].copy()
+    arrays[name][1] = ~arrays[name][1] if arrays[name].dtype == bool else 1e6
+    after = ours(arrays, 0.99, 0.95)
+    assert after[[0, 2]].tobytes() == before[[0, 2]].tobytes()
+    assert after[1].tobytes() != before[1].tobytes()
+
+
+def test_a_reward_of_one_forever_is_worth_one_over_one_minus_gamma() -> None:
+    """Where the values are right, time limits or not, there is no advantage left."""
+    gamma = 0.9
+    worth = np.full((ROWS, STEPS), 1.0 / (1.0 - gamma))
+    arrays = example(0) | {"rewards": np.ones((ROWS, STEPS)), "values": worth, "following": worth}
+    arrays["truncated"][:, 3] = True
+    np.testing.assert_allclose(ours(arrays, gamma, 0.95), 0.0, atol=1e-12)
+    # With V = 0 and lambda = 1 the return to the limit, bootstrapped there, is the same number.
+    arrays["values"] = np.zeros((ROWS, STEPS))
+    arrays["following"] = np.where(arrays["truncated"], worth, 0.0)
+    np.testing.assert_allclose(ours(arrays, gamma, 1.0)[:, :4], 1.0 / (1.0 - gamma))
+    # Taken for terminations, the limits would cost reward.
+    wrong = arrays | {"terminated": arrays["truncated"], "truncated": arrays["terminated"]}
+    np.testing.assert_allclose(ours(wrong, gamma, 1.0)[:, 0], (1 - gamma**4) / (1 - gamma))
+
+
+def test_values_of_what_each_step_led_to() -> None:
+    values = torch.arange(6.0).reshape(2, 3)
+    following = next_values(
+        values,
+        last_values=torch.tensor([10.0, 20.0]),
+        final_values=torch.tensor([-1.0, -2.0]),
+        final_rows=torch.tensor([0, 1]),
+        final_steps=torch.tensor([1, 2]),
+    )
+    # Row 0 ended on its second step, row 1 on its last: V(final), not V(after the reset).
+    assert following.tolist() == [[1.0, -1.0, 10.0], [4.0, 5.0, -2.0]]
+    assert values.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_explained_variance() -> None:
+    returns = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance(returns + 5.0, returns) == pytest.approx(1.0)
+    assert explained_variance(torch.zeros(2, 2), returns) == pytest.approx(0.0)
+    assert explained_variance(-returns, returns) == pytest.approx(-3.0)
+    assert explained_variance(returns, torch.ones(2, 2)) == 0.0
