@@ -11,7 +11,7 @@ from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.trees import digest
 from etude.envs.kuka_scene import kuka_spec
-from etude.envs.mujoco_batch import Simulation
+from etude.envs.mujoco_batch import Simulation, Streams
 from etude.envs.reach import Reach, ReachConfig
 
 
@@ -136,6 +136,17 @@ def test_a_bad_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # The failure does not stick: a good snapshot makes the simulation usable again.
     simulation.restore(make_simulation().snapshot())
     simulation.step(1)
+
+
+def test_streams_are_those_of_the_key() -> None:
+    streams = Streams(5)
+    for key in (KEY, KEY.child("other")):
+        streams.use(key)
+        for episode in (0, 7, 2**40):
+            for row, stream in zip((1, 4), streams.begin((1, 4), (episode, 3)), strict=True):
+                expected = key.episode(row, episode if row == 1 else 3)
+                assert_same_bits(stream.random(9), expected.random(9))
+                stream.integers(2**20, dtype=np.uint32)  # leaves half a word behind
 
 
 def test_thread_count_changes_no_bit() -> None:

@@ -15,6 +15,7 @@ several processes that share them agree bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -158,22 +159,25 @@ class PPO:
             ]
             for b in range(self.geometry.num_minibatches):
                 chosen = [order[b * size : (b + 1) * size] for order in orders]
-                metrics = self._gradient(chosen)
+                loss, metrics = self._gradient(chosen)
                 if config.target_kl and metrics["train/approx_kl"] > 1.5 * config.target_kl:
                     return
+                if not math.isfinite(loss):
+                    raise self._culprit(chosen)
                 metrics["train/grad_norm"] = self._apply(chosen, learning_rate)
                 metrics["train/learning_rate"] = learning_rate
                 yield BatchMetrics(metrics)
 
-    def _gradient(self, chosen: list[torch.Tensor]) -> dict[str, float]:
+    def _gradient(self, chosen: list[torch.Tensor]) -> tuple[float, dict[str, float]]:
         """Sum every shard's gradient of the mean loss into `flat.grad`, in shard order."""
         self.flat.grad.zero_()
-        total = torch.zeros(len(Shard.METRICS), device=self.device)
+        total = torch.zeros(1 + len(Shard.METRICS), device=self.device)
         for shard, order in zip(self.shards, chosen, strict=True):
             loss, metrics = shard.loss(self.policy, order, self.config)
             (loss / len(self.shards)).backward()  # type: ignore[no-untyped-call]
-            total += metrics / len(self.shards)
-        return dict(zip(Shard.METRICS, total.tolist(), strict=True))
+            total += torch.cat([loss.detach().reshape(1), metrics]) / len(self.shards)
+        mean_loss, *values = total.tolist()
+        return mean_loss, dict(zip(Shard.METRICS, values, strict=True))
 
     def _apply(self, chosen: list[torch.Tensor], learning_rate: float) -> float:
         """Clip and take the step, unless the gradient is not finite; its length."""

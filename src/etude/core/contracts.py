@@ -73,16 +73,21 @@ class ActionSpec:
         if self.kind == "multi_discrete":
             return actions
         unit: Array = np.minimum(np.maximum(actions, np.float32(-1.0)), np.float32(1.0))
-        center, reach = self._scale
-        return unit if center is None else center + unit * reach
+        if self._scale is None:
+            return unit
+        center, reach, low, high = self._scale
+        scaled: Array = np.minimum(np.maximum(center + unit * reach, low), high)
+        return scaled
 
     @cached_property
-    def _scale(self) -> tuple[Array | None, Array]:
-        """Center and half width of the box, float32; no center where it is [-1, 1] already."""
+    def _scale(self) -> tuple[Array, Array, Array, Array] | None:
+        """Center, half width and bounds of the box, float32; None where it is [-1, 1] already."""
         low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+        if bool((low == -1.0).all() and (high == 1.0).all()):
+            return None
         half = np.float32(0.5)
-        same = bool((low == -1.0).all() and (high == 1.0).all())
-        return None if same else (high + low) * half, (high - low) * half
+        # The bounds again, because rounding can put the scaled action just outside them.
+        return (high + low) * half, (high - low) * half, low, high
 
 
 @dataclass(frozen=True)

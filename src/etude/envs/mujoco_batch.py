@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import mujoco
 import numpy as np
@@ -192,6 +192,33 @@ class Terms(Generic[View]):
     """{name: [rows]}, reported when an episode ends."""
 
 
+class Streams:
+    """The generators `key.episode(row, episode)`, one per row, wound back instead of rebuilt.
+
+    Building one takes as long as everything else a reset draws and writes.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._generators = [np.random.Generator(np.random.Philox(0)) for _ in range(num_rows)]
+        self._state: dict[str, Any] | None = None
+
+    def use(self, key: Key) -> None:
+        """Draw from this key's episodes from now on."""
+        self._state = dict(key.episode(0, 0).bit_generator.state)
+
+    def begin(self, rows: Sequence[int], episodes: Sequence[int]) -> list[np.random.Generator]:
+        """The streams of these rows' episodes, each at its start."""
+        state = self._state
+        if state is None:
+            raise UsageError("reset or restore an environment before stepping it.")
+        counter = state["state"]["counter"]
+        generators = [self._generators[row] for row in rows]
+        for generator, row, episode in zip(generators, rows, episodes, strict=True):
+            counter[2], counter[3] = row, episode
+            generator.bit_generator.state = state
+        return generators
+
+
 class MujocoTask(ABC, Generic[View]):
     """A `BatchEnv` of simulated rows; a task adds its view, its terms and the hooks below.
 
@@ -220,14 +247,17 @@ class MujocoTask(ABC, Generic[View]):
         self.num_rows = rows = simulation.num_rows
         self._terms = terms
         # A term that weighs nothing is neither computed nor reported.
-        self._rewards = {name: term for name, term in terms.rewards.items() if weights[name]}
-        self._weights = np.array([[weights[name]] for name in self._rewards], np.float64)
-        self._weighted = np.zeros((len(self._rewards), rows))
+        self._names = [name for name in terms.rewards if weights[name]]
+        self._weighted = np.zeros((len(self._names), rows))
         self._sums = np.zeros_like(self._weighted)
+        self._rewards = [
+            (terms.rewards[name], weights[name], weighted)
+            for name, weighted in zip(self._names, self._weighted, strict=True)
+        ]
         self._episode = np.zeros(rows, np.int64)
         self._elapsed = np.zeros(rows, np.int64)
         self._limit = max_episode_steps
-        self._key: Key | None = None
+        self._streams = Streams(rows)
         simulation.forward()
         self._measure()
         self.spec = EnvSpec(
@@ -239,7 +269,7 @@ class MujocoTask(ABC, Generic[View]):
             max_episode_steps=max_episode_steps,
             statistics=(
                 "is_success",
-                *(f"reward/{name}" for name in self._rewards),
+                *(f"reward/{name}" for name in self._names),
                 *terms.statistics,
             ),
             substeps=substeps,
@@ -271,7 +301,7 @@ class MujocoTask(ABC, Generic[View]):
 
     def reset(self, key: Key) -> Observations:
         """Every row at the start of its episode 0."""
-        self._key = key
+        self._streams.use(key)
         self._episode[:] = 0
         self._begin(np.arange(self.num_rows))
         return self._observe()
@@ -301,11 +331,10 @@ class MujocoTask(ABC, Generic[View]):
 
     def _reward(self) -> Array:
         """[rows] float32: the weighted terms, which are also added to the episodes' sums."""
-        for value, term in zip(self._weighted, self._rewards.values(), strict=True):
-            value[:] = term(self.view)
-        self._weighted *= self._weights
+        for term, weight, weighted in self._rewards:
+            np.multiply(term(self.view), weight, out=weighted)
         self._sums += self._weighted
-        total: Array = self._weighted.sum(axis=0)
+        total: Array = np.add.reduce(self._weighted, axis=0)
         return total.astype(np.float32)
 
     def _observe(self) -> Observations:
@@ -320,22 +349,17 @@ class MujocoTask(ABC, Generic[View]):
     def _report(self, rows: Array) -> dict[str, Array]:
         """{name: [k] float64} about the episodes that end in rows [k]."""
         success = self._terms.success(self.view)[rows].astype(np.float64)
-        sums = {f"reward/{name}": self._sums[i, rows] for i, name in enumerate(self._rewards)}
+        sums = self._sums[:, rows]
         statistics = {
             name: term(self.view)[rows].astype(np.float64)
             for name, term in self._terms.statistics.items()
         }
-        return {"is_success": success, **sums, **statistics}
+        rewards = {f"reward/{name}": total for name, total in zip(self._names, sums, strict=True)}
+        return {"is_success": success, **rewards, **statistics}
 
     def _begin(self, rows: Array) -> None:
         """Rows [k] at the start of their current episode."""
-        if self._key is None:
-            raise UsageError("reset or restore an environment before stepping it.")
-        key = self._key
-        generators = [
-            key.episode(row, episode)
-            for row, episode in zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
-        ]
+        generators = self._streams.begin(rows.tolist(), self._episode[rows].tolist())
         self._elapsed[rows] = 0
         self._sums[:, rows] = 0.0
         self.simulation.reset(rows)
@@ -349,17 +373,17 @@ class MujocoTask(ABC, Generic[View]):
             "simulation": self.simulation.snapshot(),
             "episode": self._episode.copy(),
             "elapsed": self._elapsed.copy(),
-            "sums": {name: self._sums[i].copy() for i, name in enumerate(self._rewards)},
+            "sums": {name: self._sums[i].copy() for i, name in enumerate(self._names)},
             "task": {name: array.copy() for name, array in self._memory().items()},
         }
 
     def restore(self, snapshot: Tree, key: Key) -> None:
         """Continue from a snapshot, on any instance with as many rows."""
         self.simulation.restore(snapshot["simulation"])
-        self._key = key
+        self._streams.use(key)
         self._episode[:] = snapshot["episode"]
         self._elapsed[:] = snapshot["elapsed"]
-        for index, name in enumerate(self._rewards):
+        for index, name in enumerate(self._names):
             self._sums[index] = snapshot["sums"][name]
         for name, array in self._memory().items():
             array[...] = snapshot["task"][name]

@@ -71,17 +71,15 @@ class ReachView:
     offset: Array
     """[rows, 3] m, from hand to target."""
     distance: Array
-    """[rows] m, now."""
-    last_distance: Array
-    """[rows] m, one control step ago."""
+    """[rows] m, from hand to target."""
     closeness: Array
-    """[rows]: exp(-distance / 2 cm), now."""
-    last_closeness: Array
-    """[rows]: the same, one control step ago."""
+    """[rows]: exp(-distance / 2 cm)."""
     held: Array
     """[rows]: consecutive control steps within tolerance."""
-    last_held: Array
-    """[rows]: the same, one control step ago."""
+    distance_change: Array
+    """[rows] m, over the last control step; likewise the two below."""
+    closeness_change: Array
+    held_change: Array
     hold_steps: int
 
 
@@ -122,17 +120,17 @@ def hold_share(view: ReachView) -> Array:
 
 def progress(view: ReachView) -> Array:
     """Metres closer than before; over an episode it adds up to the distance covered."""
-    return view.last_distance - view.distance
+    return -view.distance_change
 
 
 def precision(view: ReachView) -> Array:
     """Gain in closeness: still has a slope where progress is down to millimetres."""
-    return view.closeness - view.last_closeness
+    return view.closeness_change
 
 
 def hold(view: ReachView) -> Array:
     """Share of the holding time gained, or lost on leaving; lingering near the edge earns 0."""
-    return (view.held - view.last_held) / view.hold_steps
+    return view.held_change / view.hold_steps
 
 
 def action_cost(view: ReachView) -> Array:
@@ -194,6 +192,9 @@ class Reach(MujocoTask[ReachView]):
         self._scale = table.speed * (config.speed * TIMESTEP * config.substeps)
         self._home = np.array(HOME)
         self._corner = np.array(BOX_CENTER) - config.box_side / 2
+        # One array for the three potentials the reward is the change of.
+        self._potentials = np.zeros((3, num_rows))
+        self._changes = np.zeros((3, num_rows))
         view = ReachView(
             joint_position=self._joint,
             joint_velocity=simulation.bind("qvel"),
@@ -201,12 +202,12 @@ class Reach(MujocoTask[ReachView]):
             action=np.zeros((num_rows, joints)),
             target=np.zeros((num_rows, 3)),
             offset=np.zeros((num_rows, 3)),
-            distance=np.zeros(num_rows),
-            last_distance=np.zeros(num_rows),
-            closeness=np.zeros(num_rows),
-            last_closeness=np.zeros(num_rows),
-            held=np.zeros(num_rows),
-            last_held=np.zeros(num_rows),
+            distance=self._potentials[0],
+            closeness=self._potentials[1],
+            held=self._potentials[2],
+            distance_change=self._changes[0],
+            closeness_change=self._changes[1],
+            held_change=self._changes[2],
             hold_steps=config.hold_steps,
         )
         super().__init__(
@@ -227,14 +228,13 @@ class Reach(MujocoTask[ReachView]):
 
     def _measure(self) -> None:
         view = self.view
-        view.last_distance[:] = view.distance
-        view.last_closeness[:] = view.closeness
-        view.last_held[:] = view.held
+        np.negative(self._potentials, out=self._changes)
         np.subtract(view.target, view.hand, out=view.offset)
         view.distance[:] = _norm(view.offset)
         np.exp(np.multiply(view.distance, _SHARPNESS, out=view.closeness), out=view.closeness)
         np.add(view.held, 1.0, out=view.held)
         np.multiply(view.held, view.distance <= self._config.tolerance, out=view.held)
+        np.add(self._changes, self._potentials, out=self._changes)
 
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         draws = np.array([generator.random(self._home.size) for generator in generators])

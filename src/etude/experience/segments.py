@@ -6,7 +6,7 @@ same memory: a segment never mixes two rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -27,26 +27,12 @@ class SegmentGeometry:
     group_rows: int
 
     def __post_init__(self) -> None:
-        _must_divide("collector.rows", self.rows, "collector.group_rows", self.group_rows)
-        _must_divide(
-            "the number of groups (collector.rows / collector.group_rows)",
-            self.rows // self.group_rows,
-            "learner.shards",
-            self.shards,
-        )
-        _must_divide("algorithm.rollout_steps", self.steps, "algorithm.horizon", self.horizon)
-        _must_divide(
-            "algorithm.minibatch_size",
-            self.minibatch,
-            "algorithm.horizon x learner.shards",
-            self.horizon * self.shards,
-        )
-        _must_divide(
-            "the buffer (collector.rows x algorithm.rollout_steps)",
-            self.rows * self.steps,
-            "algorithm.minibatch_size",
-            self.minibatch,
-        )
+        for whole_name, whole, part_name, part in _ratios(**asdict(self)):
+            if whole % part:
+                raise UsageError(
+                    f"{part_name} {part:,} does not divide {whole_name} {whole:,}. "
+                    f"{_way_out(asdict(self)) or _no_way_out(part_name, whole, part)}"
+                )
 
     @property
     def buffer_steps(self) -> int:
@@ -73,22 +59,82 @@ class SegmentGeometry:
         return slice(shard * size, (shard + 1) * size)
 
 
+def _ratios(
+    rows: int, steps: int, horizon: int, minibatch: int, shards: int, group_rows: int
+) -> tuple[tuple[str, int, str, int], ...]:
+    """Every (name, whole, name, part) of which the part must divide the whole."""
+    return (
+        ("collector.rows", rows, "collector.group_rows", group_rows),
+        (
+            "the number of groups (collector.rows / collector.group_rows)",
+            rows // group_rows,
+            "learner.shards",
+            shards,
+        ),
+        ("algorithm.rollout_steps", steps, "algorithm.horizon", horizon),
+        (
+            "algorithm.minibatch_size",
+            minibatch,
+            "algorithm.horizon x learner.shards",
+            horizon * shards,
+        ),
+        (
+            "the buffer (collector.rows x algorithm.rollout_steps)",
+            rows * steps,
+            "algorithm.minibatch_size",
+            minibatch,
+        ),
+    )
+
+
+_OPTIONS = {
+    "minibatch": "algorithm.minibatch_size",
+    "rows": "collector.rows",
+    "group_rows": "collector.group_rows",
+    "steps": "algorithm.rollout_steps",
+    "horizon": "algorithm.horizon",
+    "shards": "learner.shards",
+}
+_FARTHEST = 1 << 16
+"""How far from what was asked a size that works is looked for."""
+
+
+def _way_out(sizes: dict[str, int]) -> str:
+    """For each size, the nearest ones that make everything divide if only it is changed."""
+    clauses = []
+    for field, option in _OPTIONS.items():
+        near = _nearest_working(sizes, field)
+        if near:
+            clauses.append(f"{option} {' or '.join(f'{size:,}' for size in near)}")
+    return f"Sizes that work: {'; or '.join(clauses)}." if clauses else ""
+
+
+def _nearest_working(sizes: dict[str, int], field: str) -> list[int]:
+    """The nearest below and the nearest above the given size."""
+    found = []
+    given = sizes[field]
+    reach = min(max(given, 64), _FARTHEST)
+    for candidates in (
+        range(given - 1, max(given - reach, 0), -1),
+        range(given + 1, given + reach + 1),
+    ):
+        for size in candidates:
+            ratios = _ratios(**{**sizes, field: size})
+            if all(whole % part == 0 for _, whole, _, part in ratios):
+                found.append(size)
+                break
+    return found
+
+
+def _no_way_out(part_name: str, whole: int, part: int) -> str:
+    near = ", ".join(f"{size:,}" for size in nearest_divisors(whole, part))
+    return f"No change of a single size is enough; {part_name} {near} would divide it."
+
+
 def nearest_divisors(whole: int, part: int, count: int = 4) -> list[int]:
     """The divisors of `whole` nearest to `part`."""
     divisors = {d for i in range(1, int(whole**0.5) + 1) if whole % i == 0 for d in (i, whole // i)}
     return sorted(sorted(divisors, key=lambda d: abs(d - part))[:count])
-
-
-def _must_divide(whole_name: str, whole: int, part_name: str, part: int) -> None:
-    if whole % part == 0:
-        return
-    below, above = whole // part * part, (whole // part + 1) * part
-    wholes = " or ".join(f"{size:,}" for size in (below, above) if size > 0)
-    parts = ", ".join(f"{size:,}" for size in nearest_divisors(whole, part))
-    raise UsageError(
-        f"{part_name} {part:,} does not divide {whole_name} {whole:,}. "
-        f"Sizes that work: {whole_name} {wholes}; or {part_name} {parts}."
-    )
 
 
 def buffer_specs(env: EnvSpec) -> dict[str, ArraySpec]:
@@ -183,22 +229,45 @@ def _concatenate(parts: list[Observations]) -> Observations:
 
 
 def check_finite(fragment: Fragment, first_row: int) -> None:
-    """Refuse experience with a NaN or infinity in it, naming the first."""
+    """Refuse experience with a NaN or infinity in it, naming the first in time."""
     named = {f"observation '{name}'": array for name, array in fragment.obs.items()}
-    named |= {f"final observation '{n}'": array for n, array in fragment.finals.obs.items()}
     named |= {"action": fragment.actions, "log-probability": fragment.log_probs}
     named |= {"reward": fragment.rewards}
-    for name, array in named.items():
-        if array.dtype.kind != "f" or np.isfinite(array.sum(dtype=np.float64)):
-            continue
-        bad = np.argwhere(~np.isfinite(array))
-        if not len(bad):  # Finite numbers whose sum is not: still no basis for an update.
-            raise NonFinite(f"the sum of all {name}s of an iteration (values too large)")
-        first = bad[0]
-        if name.startswith("final"):
-            row, step = int(fragment.finals.rows[first[0]]), int(fragment.finals.steps[first[0]])
-        else:
-            row, step = int(first[0]), int(first[1])
-        column = f", column {first[-1]}" if array.ndim == 3 or name.startswith("final") else ""
-        arrays = {n.replace("'", "").replace(" ", "_"): a[row : row + 1] for n, a in named.items()}
-        raise NonFinite(f"{name} of row {first_row + row}, step {step}{column}", arrays)
+    named |= {f"final observation '{n}'": array for n, array in fragment.finals.obs.items()}
+    named |= {f"last observation '{n}'": array for n, array in fragment.last_obs.items()}
+    bad = [
+        name
+        for name, array in named.items()
+        if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64))
+    ]
+    if bad:
+        raise _non_finite(fragment, named, bad, first_row)
+
+
+def _non_finite(
+    fragment: Fragment, named: Observations, bad: list[str], first_row: int
+) -> NonFinite:
+    """The first of the bad arrays' bad numbers, by step and then by the order of `named`."""
+    found: list[tuple[int, int, str]] = []
+    for name in bad:
+        where = np.argwhere(~np.isfinite(named[name]))
+        if not len(where):  # Finite numbers whose sum is not: still no basis for an update.
+            return NonFinite(f"the sum of all {name}s of an iteration (values too large)")
+        rows, steps = _when(name, where, fragment)
+        first = int(np.argmin(steps))
+        column = f", column {where[first][-1]}" if "observation" in name or name == "action" else ""
+        text = f"{name} of row {first_row + rows[first]}, step {steps[first]}{column}"
+        found.append((int(steps[first]), int(rows[first]), text))
+    _, row, text = min(found, key=lambda item: item[0])
+    mine = {n: fragment.finals.rows == row if n.startswith("final") else [row] for n in named}
+    arrays = {n.replace("'", "").replace(" ", "_"): a[mine[n]] for n, a in named.items()}
+    return NonFinite(text, arrays)
+
+
+def _when(name: str, where: Array, fragment: Fragment) -> tuple[Array, Array]:
+    """Rows [k] and steps [k] of the positions `where` [k, axes] in one of a fragment's arrays."""
+    if name.startswith("final"):
+        return fragment.finals.rows[where[:, 0]], fragment.finals.steps[where[:, 0]]
+    if name.startswith("last"):
+        return where[:, 0], np.full(len(where), fragment.rewards.shape[1])
+    return where[:, 0], where[:, 1]

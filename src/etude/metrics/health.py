@@ -1,0 +1,185 @@
+"""What a run's own metrics say about it: the phase it is in, and what looks wrong.
+
+Works on log rows alone and keeps nothing that the rows do not hold, so a resumed run, given the
+rows that were kept, says the same as one that never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+Row = Mapping[str, float]
+
+PHASES = ("initialisation", "discovery", "skill development", "optimisation", "convergence")
+
+RECENT = 3
+"""Rows in a row that must agree before something is called a warning."""
+
+
+@dataclass(frozen=True)
+class Warning:
+    """One thing that looks wrong, and what to try."""
+
+    name: str
+    text: str
+
+
+class Health:
+    """Follows the rows of a run; `phase` and `warnings` are about the last one."""
+
+    def __init__(self, total_iterations: int) -> None:
+        self._total = max(total_iterations, 1)
+        self._rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        self._rows.append(
+            {name: value for name, value in row.items() if name in _READ or _term(name)}
+        )
+
+    @property
+    def phase(self) -> str:
+        """Where learning stands: by success where the task knows it, otherwise by return."""
+        success = _series(self._rows, "rollout/success_rate")
+        if success:
+            return _phase_by_success(success)
+        return _phase_by_return(_series(self._rows, "rollout/ep_rew_mean"))
+
+    @property
+    def warnings(self) -> list[Warning]:
+        if not self._rows:
+            return []
+        progress = self._rows[-1].get("iterations", 0) / self._total
+        return [w for rule in RULES if (w := rule(self._rows, progress)) is not None]
+
+
+def _phase_by_success(success: Sequence[float]) -> str:
+    now = fmean(success[-RECENT:])
+    if now < 0.02:
+        return PHASES[0]
+    if now < 0.2:
+        return PHASES[1]
+    if now < 0.8:
+        return PHASES[2]
+    settled = len(success) >= 2 * RECENT and now - fmean(success[-2 * RECENT : -RECENT]) < 0.01
+    return PHASES[4] if settled and now >= 0.95 else PHASES[3]
+
+
+def _phase_by_return(returns: Sequence[float]) -> str:
+    """By the share of all improvement that is recent: large while a skill forms, small at the end."""
+    if len(returns) < 2 * RECENT:
+        return PHASES[0]
+    first, before = fmean(returns[:RECENT]), fmean(returns[-2 * RECENT : -RECENT])
+    now, best = fmean(returns[-RECENT:]), max(returns)
+    gain = best - first
+    if gain <= 0.1 * (abs(first) + 1e-8):
+        return PHASES[0]
+    recent = (now - before) / gain
+    if len(returns) < 4 * RECENT:
+        return PHASES[1]
+    return PHASES[2] if recent > 0.1 else PHASES[3] if recent > 0.02 else PHASES[4]
+
+
+def _series(rows: Sequence[Row], name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def _recent(rows: Sequence[Row], name: str) -> list[float]:
+    """The last few values of a metric, or none before there are enough."""
+    values = _series(rows[-RECENT:], name)
+    return values if len(values) == RECENT else []
+
+
+def _kl_high(rows: Sequence[Row], progress: float) -> Warning | None:
+    values = _recent(rows, "train/approx_kl")
+    if not values or min(values) < 0.06:
+        return None
+    return Warning(
+        "KL too high",
+        f"the policy moves by {values[-1]:.3f} in KL per update: lower algorithm.learning_rate or "
+        "algorithm.update_epochs, or set algorithm.target_kl",
+    )
+
+
+def _entropy_collapsed(rows: Sequence[Row], progress: float) -> Warning | None:
+    spread = _series(rows, "train/std")
+    success = _recent(rows, "rollout/success_rate")
+    if not spread or spread[-1] > 0.1 * spread[0] or (success and fmean(success) > 0.8):
+        return None
+    return Warning(
+        "entropy collapsed",
+        f"the action spread fell from {spread[0]:.2f} to {spread[-1]:.3f} before the task was "
+        "learned: raise algorithm.entropy_coef",
+    )
+
+
+def _value_blind(rows: Sequence[Row], progress: float) -> Warning | None:
+    values = _recent(rows, "train/explained_variance")
+    if progress < 0.2 or not values or max(values) > 0.1:
+        return None
+    return Warning(
+        "value function explains nothing",
+        f"explained variance is {values[-1]:.2f}: check the reward's scale, give the critic more "
+        "observations, or lower algorithm.gamma",
+    )
+
+
+def _success_stuck(rows: Sequence[Row], progress: float) -> Warning | None:
+    success = _series(rows, "rollout/success_rate")
+    third = len(success) // 3
+    if progress < 0.5 or third < RECENT:
+        return None
+    now, before = fmean(success[-third:]), fmean(success[-2 * third : -third])
+    if now > 0.8 or now - before > 0.02:
+        return None
+    return Warning(
+        "success stuck",
+        f"success stays at {now:.0%}: more exploration (policy.init_std, algorithm.entropy_coef), "
+        "a denser reward, or an easier start",
+    )
+
+
+def _term_dominates(rows: Sequence[Row], progress: float) -> Warning | None:
+    shares = []
+    for row in rows[-RECENT:]:
+        terms = {name: abs(value) for name, value in row.items() if _term(name)}
+        total = sum(terms.values())
+        if len(terms) < 2 or total == 0.0:
+            return None
+        largest = max(terms, key=lambda name: terms[name])
+        shares.append((largest, terms[largest] / total))
+    if len(shares) < RECENT or len({name for name, _ in shares}) > 1:
+        return None
+    name, share = shares[-1]
+    if min(value for _, value in shares) < 0.95:
+        return None
+    return Warning(
+        "one reward term dominates",
+        f"{name} is {share:.0%} of the reward, the others hardly count: lower its weight",
+    )
+
+
+Rule = Callable[[Sequence[Row], float], Warning | None]
+RULES: tuple[Rule, ...] = (
+    _kl_high,
+    _entropy_collapsed,
+    _value_blind,
+    _success_stuck,
+    _term_dominates,
+)
+
+_READ = frozenset(
+    {
+        "iterations",
+        "rollout/success_rate",
+        "rollout/ep_rew_mean",
+        "train/approx_kl",
+        "train/std",
+        "train/explained_variance",
+    }
+)
+
+
+def _term(name: str) -> bool:
+    return name.startswith("reward/")
