@@ -67,7 +67,7 @@ def _phase_by_success(success: Sequence[float]) -> str:
 
 
 def _phase_by_return(returns: Sequence[float]) -> str:
-    """By the share of all improvement that is recent: large while a skill forms, small at the end."""
+    """By the share of all improvement that is recent: large while a skill forms, then small."""
     if len(returns) < 2 * RECENT:
         return PHASES[0]
     first, before = fmean(returns[:RECENT]), fmean(returns[-2 * RECENT : -RECENT])

@@ -88,6 +88,8 @@ class Group:
     ) -> tuple[Fragment, Snapshot]:
         """Fill `out` with the next steps of every row; `key` is the group's."""
         if snapshot is not self._held:
+            if not snapshot["env"]:  # It cannot be snapshotted: its rows start new episodes.
+                snapshot = self.begin(policy, key.child("again", iteration))
             self.env.restore(snapshot["env"], key.child("env"))
         self._held = None
         rows, steps = out.rewards.shape
