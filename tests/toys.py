@@ -23,7 +23,7 @@ from etude.core.contracts import (
     StepResult,
 )
 from etude.core.keys import Key
-from etude.core.trees import Tree
+from etude.core.trees import Tree, digest
 from etude.experience.segments import SegmentBuffer, SegmentGeometry
 from etude.models.policies import MlpPolicy, PolicyConfig, make_policy
 from etude.rollout.local import LocalCollector, Workers
@@ -93,9 +93,7 @@ class ToyEnv:
         for row in rows:
             state["episode"][row] += 1
             self._begin(int(row))
-        return StepResult(
-            self._observe(), reward, terminated, truncated, rows, final_obs, episodes
-        )
+        return StepResult(self._observe(), reward, terminated, truncated, rows, final_obs, episodes)
 
     def snapshot(self) -> Tree:
         return {name: array.copy() for name, array in self.state.items()}
@@ -200,8 +198,14 @@ def make_trainer(
 
 
 def toy_policy(env: ToyEnv, seed: int = 0) -> MlpPolicy:
-    policy = make_policy(PolicyConfig(hidden=(16,)), env.spec, Key(seed))
-    return policy
+    return make_policy(PolicyConfig(hidden=(16,)), env.spec, Key(seed))
+
+
+def fragment_bits(fragment: Fragment) -> str:
+    """A hash of all that a rollout brought back."""
+    episodes = {name.replace("/", "."): array for name, array in fragment.episodes.items()}
+    named = {**vars(fragment), "finals": fragment.finals._asdict(), "episodes": episodes}
+    return digest(named)
 
 
 def changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:

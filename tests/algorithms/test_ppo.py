@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import ACTIONS, DISCRETE, Trainer, make_trainer
 
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.ppo_shard import Shard
@@ -14,6 +13,7 @@ from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.experience.segments import SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
+from toys import ACTIONS, DISCRETE, Trainer, make_trainer
 
 
 def log_ratio(trainer: Trainer) -> float:
@@ -426,5 +426,3 @@ def test_everything_is_made_where_it_is_used(kind: str) -> None:
     tensors = [loss, metrics, order, ppo.flat.data, ppo.flat.grad, ppo.initial]
     tensors += [*ppo.optimizer.state_dict().values(), *vars(shard)["features"].values()]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-
-

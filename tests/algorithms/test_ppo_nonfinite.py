@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toys import ACTIONS, PoisonedEnv, ToyEnv, Trainer, make_trainer
 
 from etude.algorithms.ppo_shard import Shard
 from etude.core.errors import NonFinite
 from etude.core.trees import digest
+from toys import ACTIONS, PoisonedEnv, ToyEnv, Trainer, make_trainer
 
 BAD = [float("nan"), float("inf"), -float("inf")]
 

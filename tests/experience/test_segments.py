@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import ACTIONS, ToyEnv, make_trainer
 
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Finals, Fragment
 from etude.core.errors import UsageError
@@ -19,6 +18,7 @@ from etude.experience.segments import (
     join,
     nearest_divisors,
 )
+from toys import ACTIONS, ToyEnv, make_trainer
 
 FIELDS = {
     "collector.rows": "rows",
@@ -144,9 +144,12 @@ def test_every_step_is_used_once_per_epoch_and_rows_do_not_mix(
         marks = first + np.arange(shard.log_probs.numel())
         shard.log_probs = shard.log_probs.new_tensor(marks).reshape(shard.log_probs.shape)
     seen: list[np.ndarray] = []
-    ppo._gradient = lambda chosen: seen.extend(  # type: ignore[method-assign]
-        shard.log_probs[order].numpy() for shard, order in zip(ppo.shards, chosen, strict=True)
-    ) or (0.0, {"train/approx_kl": 0.0})
+    ppo._gradient = lambda chosen: (
+        seen.extend(  # type: ignore[method-assign]
+            shard.log_probs[order].numpy() for shard, order in zip(ppo.shards, chosen, strict=True)
+        )
+        or (0.0, {"train/approx_kl": 0.0})
+    )
     ppo._apply = lambda *_: 0.0  # type: ignore[method-assign]
     trainer.update()
     segments = np.concatenate(seen)

@@ -77,6 +77,4 @@ def test_initial_weights_come_from_the_generator_alone() -> None:
     torch.manual_seed(1)
     one = net()
     torch.manual_seed(2)
-    assert all(
-        torch.equal(a, b) for a, b in zip(one.parameters(), net().parameters(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), net().parameters(), strict=True))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import ACTIONS, BOX, ToyEnv
 
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.policies import MlpPolicy, PolicyConfig, make_policy, policy_from_contract
 from etude.rollout.group import moments
+from toys import ACTIONS, BOX, ToyEnv
 
 TWO = EnvSpec({"state": ArraySpec((3,)), "critic": ArraySpec((2,))}, BOX, 10)
 

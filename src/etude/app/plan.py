@@ -106,9 +106,14 @@ def _exactness(recipe: Recipe) -> Exactness:
 
 
 def _at_most(recipe: Recipe) -> dict[str, str]:
-    reasons = {}
-    if recipe.algorithm.target_kl is not None:
-        reasons["updates"] = "target_kl may end an update early"
+    if recipe.algorithm.target_kl is None:
+        return {}
+    reason = "target_kl may end an update early"
+    reasons = {"updates": reason}
+    if Interval.parse(recipe.evaluation.every).unit == "updates":
+        reasons |= {"evaluations": reason, "evaluation_episodes": reason}
+    if Interval.parse(recipe.checkpoint.every).unit == "updates":
+        reasons["checkpoints"] = reason
     return reasons
 
 

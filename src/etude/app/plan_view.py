@@ -56,7 +56,8 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
 
 def _nest(plan: Plan) -> RichTree:
     levels, counts, cut = plan.levels, plan.counts, plan.geometry
-    most = "at most " if "updates" in plan.at_most else ""
+    limits = {name: "at most " if name in plan.at_most else "" for name in counts}
+    most = limits["updates"]
     tree = RichTree(
         f"[bold]{plan.recipe}[/], seed {plan.seed}: {counts['timesteps']:,} environment steps, "
         f"{most}{counts['updates']:,} gradient steps"
@@ -81,10 +82,10 @@ def _nest(plan: Plan) -> RichTree:
         f"{reason}"
     )
     epoch.add(
-        f"evaluation: {counts['evaluations']:,} in all, "
+        f"evaluation: {limits['evaluations']}{counts['evaluations']:,} in all, "
         f"{counts['evaluation_episodes']:,} episodes together"
     )
-    epoch.add(f"checkpoints: {counts['checkpoints']:,} in all")
+    epoch.add(f"checkpoints: {limits['checkpoints']}{counts['checkpoints']:,} in all")
     return tree
 
 

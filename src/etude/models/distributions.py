@@ -43,23 +43,23 @@ class DiagonalGaussian:
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # The noise is the standardised action: the density needs no way back from the action.
-        log_probs = torch.sub(-self._constant(), noise.square().sum(-1), alpha=0.5)
-        return torch.addcmul(self.mean, self.log_std.exp(), noise), log_probs
+        return torch.addcmul(self.mean, self.log_std.exp(), noise), self._log_density(noise)
 
     def mode(self) -> torch.Tensor:
         return self.mean
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         """[...]: log density of actions [..., n]."""
-        z = (actions - self.mean) * (-self.log_std).exp()
-        return torch.sub(-self._constant(), z.square().sum(-1), alpha=0.5)
+        return self._log_density((actions - self.mean) * (-self.log_std).exp())
 
-    def _constant(self) -> torch.Tensor:
-        return self.log_std.sum() + _HALF_LOG_TWO_PI * self.log_std.numel()
+    def _log_density(self, z: torch.Tensor) -> torch.Tensor:
+        """[...] of standardised actions [..., n], in as few kernels as it takes."""
+        exponents = torch.addcmul(self.log_std, z, z, value=0.5).sum(-1)
+        return -_HALF_LOG_TWO_PI * z.shape[-1] - exponents
 
     def entropy(self) -> torch.Tensor:
         """[] the same for every row: the spread does not depend on the observation."""
-        return self._constant() + 0.5 * self.log_std.numel()
+        return self.log_std.sum() + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.numel()
 
     def excess(self) -> torch.Tensor:
         """[] mean squared distance by which the mean leaves [-1, 1], where clipping hides it."""

@@ -59,7 +59,7 @@ class Normaliser(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., size] float32, raw."""
-        return ((x - self.shift) * self.scale).clamp_(-CLIP, CLIP)
+        return torch.addcmul(self.shift, x, self.scale).clamp_(-CLIP, CLIP)
 
     def absorb(self, moments: Tree) -> None:
         """Take in the moments of newly collected observations."""
@@ -74,9 +74,10 @@ class Normaliser(nn.Module):
             self.scale.fill_(1.0)
             return
         variance = self.m2 / self.count
-        self.shift.copy_(self.mean)
         # A column that never moved carries nothing; dividing by its rounding noise would.
-        self.scale.copy_(torch.where(variance > EPSILON, (variance + EPSILON).rsqrt(), 1.0))
+        scale = torch.where(variance > EPSILON, (variance + EPSILON).rsqrt(), 1.0)
+        self.scale.copy_(scale)
+        self.shift.copy_(-self.mean * scale)
 
 
 class RewardScaler:

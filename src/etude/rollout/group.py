@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
 from etude.core.contracts import (
     Array,
     BatchEnv,
+    EnvSpec,
     Finals,
     Fragment,
     Observations,
@@ -27,9 +30,8 @@ class Inference:
     does not depend on where an environment keeps its arrays.
     """
 
-    def __init__(self, policy: Policy, rows: int) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._rows = rows
         self._stage: dict[str, torch.Tensor] = {}
 
     def __call__(
@@ -40,8 +42,9 @@ class Inference:
             if name not in self._stage:
                 self._stage[name] = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype)
             self._stage[name].numpy()[...] = array
-        answer = self.policy.act(self._stage, state, noise)
-        return answer.actions.numpy(), answer.log_probs.numpy(), answer.state
+        with torch.inference_mode():
+            answer = self.policy.act(self._stage, state, noise)
+            return answer.actions.numpy(), answer.log_probs.numpy(), answer.state
 
 
 class OpenEpisodes:
@@ -75,7 +78,15 @@ class Group:
 
     def __init__(self, env: BatchEnv) -> None:
         self.env = env
+        # The snapshot the environment stands in, if it stands in any.
         self._held: Snapshot | None = None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Where the last rollout ended."""
+        if self._held is None:
+            raise RuntimeError("the rollout has not ended")
+        return self._held
 
     def begin(self, policy: Policy, key: Key) -> Snapshot:
         """The snapshot of a group whose rows all start their first episode."""
@@ -85,12 +96,14 @@ class Group:
 
     def rollout(
         self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int, out: Fragment
-    ) -> tuple[Fragment, Snapshot]:
-        """Fill `out` with the next steps of every row; `key` is the group's."""
+    ) -> Iterator[None]:
+        """Fill `out` with the next steps of every row; `key` is the group's.
+
+        Yields after every step, so that few threads can share many groups evenly, and may be
+        taken up again by another thread. Afterwards `snapshot` is the new one.
+        """
         if snapshot is not self._held:
-            if not snapshot["env"]:  # It cannot be snapshotted: its rows start new episodes.
-                snapshot = self.begin(policy, key.child("again", iteration))
-            self.env.restore(snapshot["env"], key.child("env"))
+            snapshot = self._continue(policy, snapshot, key, iteration)
         self._held = None
         rows, steps = out.rewards.shape
         obs: Observations = snapshot["obs"]
@@ -100,32 +113,38 @@ class Group:
         open_episodes.lengths = snapshot["open"]["lengths"].copy()
         generator = key.child("act", iteration).generator()
         noise = torch.from_numpy(policy.noise(generator, steps, rows))
-        infer = Inference(policy, rows)
-        to_env = self.env.spec.action.to_env
+        infer, to_env = Inference(policy), self.env.spec.action.to_env
         results: list[tuple[int, StepResult, dict[str, Array]]] = []
-        with torch.inference_mode():
-            for step in range(steps):
-                for name, array in obs.items():
-                    out.obs[name][:, step] = array
-                actions, log_probs, state = infer(obs, state, noise[step])
-                result = self.env.step(to_env(actions))
-                out.actions[:, step] = actions
-                out.log_probs[:, step] = log_probs
-                out.rewards[:, step] = result.reward
-                out.terminated[:, step] = result.terminated
-                out.truncated[:, step] = result.truncated
-                finished = open_episodes.add(result)
-                if len(result.final_rows):
-                    results.append((step, result, finished))
-                    state = restart(state, policy, result.final_rows)
-                obs = result.obs
+        for step in range(steps):
+            for name, array in obs.items():
+                out.obs[name][:, step] = array
+            actions, log_probs, state = infer(obs, state, noise[step])
+            result = self.env.step(to_env(actions))
+            out.actions[:, step] = actions
+            out.log_probs[:, step] = log_probs
+            out.rewards[:, step] = result.reward
+            out.terminated[:, step] = result.terminated
+            out.truncated[:, step] = result.truncated
+            finished = open_episodes.add(result)
+            if len(result.final_rows):
+                results.append((step, result, finished))
+                state = restart(state, policy, result.final_rows)
+            obs = result.obs
+            yield
         for name, array in obs.items():
             out.last_obs[name][...] = array
-        out.finals, out.episodes = _gather(results, self.env, open_episodes)
+        out.finals, out.episodes = _gather(results, self.env.spec)
         out.moments = {
             name: moments(array) for name, array in out.obs.items() if array.dtype.kind == "f"
         }
-        return out, self._keep(obs, state, open_episodes)
+        self._keep(obs, state, open_episodes)
+
+    def _continue(self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int) -> Snapshot:
+        """Put the environment into a snapshot; one that has none starts new episodes."""
+        if not snapshot["env"]:
+            return self.begin(policy, key.child("again", iteration))
+        self.env.restore(snapshot["env"], key.child("env"))
+        return snapshot
 
     def _keep(self, obs: Observations, state: Tree, open_episodes: OpenEpisodes) -> Snapshot:
         snapshot: Snapshot = {
@@ -150,17 +169,14 @@ def restart(state: Tree, policy: Policy, rows: Array) -> Tree:
 
 
 def _gather(
-    results: list[tuple[int, StepResult, dict[str, Array]]],
-    env: BatchEnv,
-    open_episodes: OpenEpisodes,
+    results: list[tuple[int, StepResult, dict[str, Array]]], spec: EnvSpec
 ) -> tuple[Finals, dict[str, Array]]:
     """Finished episodes of a whole rollout, in (step, row) order."""
-    names = ("return", "length", *env.spec.statistics)
+    names = ("return", "length", *spec.statistics)
     if not results:
         nothing: Array = np.zeros(0, np.int64)
         empty = {
-            name: np.zeros((0, *spec.shape), spec.dtype)
-            for name, spec in env.spec.observations.items()
+            name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in spec.observations.items()
         }
         return Finals(nothing, nothing, empty), {name: np.zeros(0) for name in names}
     finals = Finals(
@@ -168,7 +184,7 @@ def _gather(
         np.concatenate([np.full(len(r.final_rows), step, np.int64) for step, r, _ in results]),
         {
             name: np.concatenate([result.final_obs[name] for _, result, _ in results])
-            for name in env.spec.observations
+            for name in spec.observations
         },
     )
     return finals, {name: np.concatenate([f[name] for _, _, f in results]) for name in names}
@@ -195,24 +211,23 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
     rows = env.num_rows
     obs = env.reset(key)
     state = policy.initial_state(rows)
-    open_episodes, infer = OpenEpisodes(rows), Inference(policy, rows)
+    open_episodes, infer = OpenEpisodes(rows), Inference(policy)
     counted = np.zeros(rows, np.int64)
     kept: dict[str, Array] = {
         name: np.zeros((episodes, rows)) for name in ("return", "length", *env.spec.statistics)
     }
-    with torch.inference_mode():
-        while counted.min() < episodes:
-            actions, _, state = infer(obs, state, None)
-            if not np.isfinite(actions).all():
-                raise NonFinite("an action in evaluation", {"actions": actions, **obs})
-            result = env.step(env.spec.action.to_env(actions))
-            finished = open_episodes.add(result)
-            wanted = counted[result.final_rows] < episodes
-            at = result.final_rows[wanted]
-            for name, values in finished.items():
-                kept[name][counted[at], at] = values[wanted]
-            counted[at] += 1
-            if len(result.final_rows):
-                state = restart(state, policy, result.final_rows)
-            obs = result.obs
+    while counted.min() < episodes:
+        actions, _, state = infer(obs, state, None)
+        if not np.isfinite(actions).all():
+            raise NonFinite("an action in evaluation", {"actions": actions, **obs})
+        result = env.step(env.spec.action.to_env(actions))
+        finished = open_episodes.add(result)
+        wanted = counted[result.final_rows] < episodes
+        at = result.final_rows[wanted]
+        for name, values in finished.items():
+            kept[name][counted[at], at] = values[wanted]
+        counted[at] += 1
+        if len(result.final_rows):
+            state = restart(state, policy, result.final_rows)
+        obs = result.obs
     return {name: values.reshape(-1) for name, values in kept.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ class Workers:
     """Threads for rollouts, one torch thread each, so that inference is the same everywhere."""
 
     def __init__(self, threads: int) -> None:
+        self._threads = threads
         # Torch's thread count belongs to the calling thread: each worker sets its own first.
         self._pool = ThreadPoolExecutor(threads, "rollout", torch.set_num_threads, (1,))
 
@@ -38,6 +40,34 @@ class Workers:
         """Every task's result in the order given; the first error in that order is raised."""
         futures: list[Future[T]] = [self._pool.submit(task) for task in tasks]
         return [future.result() for future in futures]
+
+    def share(self, tasks: Sequence[Iterator[None]]) -> None:
+        """Run iterators to their ends, a step of each in turn by whichever thread is free.
+
+        Threads finish together to within one step, however unevenly they are scheduled. The
+        first error, in the order of the tasks, is raised once all threads have stopped.
+        """
+        waiting = deque(enumerate(tasks))
+        errors: dict[int, BaseException] = {}
+
+        def work() -> None:
+            while True:
+                try:
+                    index, task = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    next(task)
+                except StopIteration:
+                    continue
+                except BaseException as error:
+                    errors[index] = error
+                    continue
+                waiting.append((index, task))
+
+        self.run([work] * min(self._threads, len(tasks)))
+        if errors:
+            raise errors[min(errors)]
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -65,11 +95,15 @@ class LocalCollector:
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         self._policy.load_state_dict(broadcast.policy)
         snapshots = self._begin() if self._snapshots is None else self._snapshots
-        results = self._workers.run(
-            [self._task(g, snapshots[g], iteration) for g in range(len(self._groups))]
+        work = zip(self._groups, snapshots, self._keys, self._parts, strict=True)
+        self._workers.share(
+            [
+                group.rollout(self._policy, snapshot, key, iteration, part)
+                for group, snapshot, key, part in work
+            ]
         )
-        self._snapshots = [snapshot for _, snapshot in results]
-        return [fragment for fragment, _ in results]
+        self._snapshots = [group.snapshot for group in self._groups]
+        return list(self._parts)
 
     def _begin(self) -> list[Snapshot]:
         return self._workers.run(
@@ -77,13 +111,6 @@ class LocalCollector:
                 lambda group=group, key=key: group.begin(self._policy, key)  # type: ignore[misc]
                 for group, key in zip(self._groups, self._keys, strict=True)
             ]
-        )
-
-    def _task(
-        self, g: int, snapshot: Snapshot, iteration: int
-    ) -> Callable[[], tuple[Fragment, Snapshot]]:
-        return lambda: self._groups[g].rollout(
-            self._policy, snapshot, self._keys[g], iteration, self._parts[g]
         )
 
     def state_dict(self) -> Tree:

@@ -57,7 +57,11 @@ class Saver:
         """Save if the clock, the wall clock, the run's end or an urgent stop asks for it."""
         seconds = self._config.seconds
         late = seconds is not None and time.monotonic() - self._last_save >= seconds
-        if urgent or late or clock.finished or clock.is_due(self._every):
+        due = clock.finished or clock.is_due(self._every)
+        # Saves that no schedule asked for are not counted: the count is state, and a run that
+        # was stopped must end as one that was not.
+        self.num_saved += due
+        if urgent or late or due:
             self._save(clock)
         elif self._best_is_new:
             folder, policy = self._folder.checkpoints, self._algorithm.policy_parts()
@@ -67,7 +71,6 @@ class Saver:
             self._best_is_new = False
 
     def _save(self, clock: Clock) -> None:
-        self.num_saved += 1
         folder, step = self._folder.checkpoints, step_of(clock)
         checkpoint.save(folder, step, self._algorithm.policy_parts(), self.training_state())
         if clock.finished:

@@ -1,0 +1,217 @@
+"""The plan is kept: every count, and every byte that can be known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from etude.app import recipes
+from etude.app.build import build
+from etude.app.plan import Plan, make_plan
+from etude.app.plan_view import compare, duration, render, size
+from etude.app.recipes import Recipe
+from etude.app.run import train
+from etude.core.errors import UsageError
+from etude.core.trees import num_bytes
+from etude.runs.folder import RunFolder
+from toys import changed, tiny_reach
+
+SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
+    "reach": {
+        "collector": {"rows": 32, "group_rows": 16},
+        "algorithm": {"minibatch_size": 256, "update_epochs": 2},
+        "clock": {"total_timesteps": 7_000, "iterations": 3, "cycles": 2},
+        "evaluation": {"episodes": 16, "rows": 16, "group_rows": 8},
+    },
+    "reach-short": {
+        "collector": {"rows": 32},
+        "clock": {"total_timesteps": 6_000, "iterations": 2, "cycles": 3},
+        "evaluation": {"every": "1500 steps", "episodes": 16, "rows": 16},
+    },
+    "ppo": {
+        "algorithm": {"rollout_steps": 32, "update_epochs": 2},
+        "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},
+        "evaluation": {"every": "1 cycle", "episodes": 4, "rows": 4, "group_rows": 4},
+        "checkpoint": {"every": "5 iterations"},
+    },
+    "halfcheetah": {
+        "collector": {"rows": 4, "group_rows": 2},
+        "algorithm": {"rollout_steps": 64, "minibatch_size": 64, "update_epochs": 1},
+        "clock": {"total_timesteps": None, "epochs": 2, "cycles": 2, "iterations": 2},
+        "evaluation": {"every": "never", "episodes": 1, "rows": 1, "group_rows": 1},
+        "checkpoint": {"every": "11 updates"},
+    },
+}
+
+
+def shrunk(name: str) -> Recipe:
+    """A recipe of the catalog that takes a second or two."""
+    if name not in SHRUNK:
+        pytest.fail(f"add a short form of the recipe '{name}' to SHRUNK")
+    return changed(recipes.find(name), **SHRUNK[name])
+
+
+@pytest.mark.parametrize("name", recipes.CATALOG)
+def test_every_recipe_does_what_its_plan_says(name: str, tmp_path: Path) -> None:
+    recipe = shrunk(name)
+    run = train(recipe, tmp_path / "run")
+    plan = json.loads((run.path / "plan.json").read_text())
+    assert run.summary()["counts"] == plan["counts"]
+    assert plan["counts"] == make_plan(recipe).to_json()["counts"]
+    assert len(run.rows()) == plan["counts"]["log_rows"]
+    final = (run.path / "checkpoints" / "final").resolve()
+    on_disk = sum(file.stat().st_size for file in final.rglob("*") if file.is_file())
+    assert plan["bytes"]["checkpoint"] == pytest.approx(on_disk, rel=0.01)
+
+
+@pytest.mark.parametrize("name", recipes.CATALOG)
+def test_bytes_in_memory_are_exact(name: str, tmp_path: Path) -> None:
+    recipe = shrunk(name)
+    planned = make_plan(recipe).bytes
+    with RunFolder.create(tmp_path / "run", recipes.dump(recipe), "", {}, {}) as folder:
+        parts = build(recipe, folder)
+        algorithm: Any = parts.loop.algorithm
+        buffer = algorithm.buffer
+        arrays = [*buffer.arrays.values(), *buffer.last_obs.values()]
+        assert planned["buffer"] == sum(array.nbytes for array in arrays)
+        assert planned["model"] == algorithm.flat.data.nbytes
+        assert planned["gradient"] == algorithm.flat.grad.nbytes
+        assert planned["optimizer"] == num_bytes(algorithm.state_dict()["optimizer"])
+        normaliser = sum(b.nbytes for b in algorithm.policy.normalisers.state_dict().values())
+        assert planned["normaliser"] == normaliser
+        snapshots = num_bytes(parts.loop.collector.state_dict())
+        assert planned["snapshots"] == pytest.approx(snapshots, rel=0.02)
+        parts.close()
+
+
+def test_a_budget_is_rounded_down_and_both_figures_are_told() -> None:
+    plan = make_plan(tiny_reach(clock={"total_timesteps": 1_000}))
+    assert plan.counts["timesteps"] == 768
+    assert plan.counts["iterations"] == 3
+    text = render(plan)
+    assert "1,000 steps were asked for; 3 whole iterations are 768 steps." in text
+    assert "The last cycle is short: 1 of 2 iterations." in text
+    with pytest.raises(UsageError, match="at least"):
+        make_plan(tiny_reach(clock={"total_timesteps": 200}))
+
+
+def test_levels_instead_of_a_budget() -> None:
+    levels = {"total_timesteps": None, "epochs": 3, "cycles": 4, "iterations": 2}
+    plan = make_plan(tiny_reach(clock=levels))
+    assert plan.counts["iterations"] == 24
+    assert plan.counts["cycles"] == plan.counts["log_rows"] == 12
+    assert plan.counts["timesteps"] == 24 * 256
+    assert plan.levels["cycles_per_epoch"] == 4
+    assert not [note for note in plan.notes if "short" in note or "asked" in note]
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "works"),
+    [
+        ("algorithm", "minibatch_size", 100, "algorithm.minibatch_size 64 or 128"),
+        ("collector", "group_rows", 7, "collector.group_rows 4 or 8"),
+        ("algorithm", "horizon", 3, "algorithm.horizon 2 or 4"),
+        ("learner", "shards", 3, "learner.shards 2 or 4"),
+        ("collector", "rows", 33, "collector.rows 32 or"),
+    ],
+)
+def test_what_does_not_divide_is_refused(
+    section: str, field: str, value: int, works: str, tmp_path: Path
+) -> None:
+    recipe = tiny_reach(**{section: {field: value}})
+    with pytest.raises(UsageError, match=r"does not divide") as refused:
+        make_plan(recipe)
+    assert works in str(refused.value)
+    with pytest.raises(UsageError):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # nothing starts before it adds up
+
+
+def test_maxima_are_called_maxima() -> None:
+    limited = tiny_reach(
+        algorithm={"target_kl": 0.01},
+        evaluation={"every": "20 updates"},
+        checkpoint={"every": "10 updates"},
+    )
+    plan = make_plan(limited)
+    assert set(plan.at_most) == {
+        "updates",
+        "evaluations",
+        "evaluation_episodes",
+        "checkpoints",
+    }
+    assert "at most" in render(plan)
+    assert set(make_plan(tiny_reach(algorithm={"target_kl": 0.01})).at_most) == {"updates"}
+    assert make_plan(tiny_reach()).at_most == {}
+
+
+def test_planning_takes_no_memory_for_the_buffer_or_the_model() -> None:
+    """A buffer of 10^11 steps and a network of 10^8 parameters can be planned anywhere."""
+    huge = tiny_reach(
+        policy={"hidden": (8_192, 8_192)},
+        collector={"rows": 2**13, "group_rows": 64},
+        algorithm={"rollout_steps": 2**24, "minibatch_size": 2**30},
+        clock={"total_timesteps": 10**14},
+    )
+    plan = make_plan(huge)
+    assert plan.geometry["buffer_steps"] == 2**37
+    assert plan.counts["iterations"] == 10**14 // 2**37
+    assert plan.bytes["model"] > 4 * 10**8
+    assert plan.bytes["buffer"] > 10**13
+
+
+def test_shapes_are_those_of_the_arrays() -> None:
+    plan = make_plan(tiny_reach(algorithm={"horizon": 4}))
+    assert plan.shapes["actions"] == {
+        "dtype": "float32",
+        "buffer": [64, 4, 7],
+        "minibatch": [16, 4, 7],
+    }
+    assert plan.data["gradient_samples"] == plan.counts["updates"] * 64
+
+
+def test_a_gpu_is_not_promised() -> None:
+    assert make_plan(tiny_reach()).exactness["exact"]
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="no GPU"):
+            make_plan(tiny_reach(learner={"device": "cuda"}))
+
+
+def test_measured_seconds_add_up() -> None:
+    seconds = make_plan(tiny_reach(), measure=True).seconds
+    assert seconds["total"] == pytest.approx(sum(v for k, v in seconds.items() if k != "total"))
+    assert min(seconds.values()) > 0
+    assert {"collect", "train", "test", "save"} < seconds.keys()
+
+
+def test_variants_side_by_side() -> None:
+    plans: list[tuple[str, Plan]] = [
+        (str(rows), make_plan(tiny_reach(collector={"rows": rows}))) for rows in (32, 64)
+    ]
+    table = compare("collector.rows", plans)
+    assert "rows" in table
+    assert "buffer steps" in table
+    assert "group rows" not in table  # nothing differs there
+
+
+def test_sizes_and_times_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1536 * 1024, 2**50)] == [
+        "0 B",
+        "1,023 B",
+        "1.0 KiB",
+        "1.5 MiB",
+        "1,024.0 TiB",
+    ]
+    assert [duration(s) for s in (0.04, 59, 60, 3_599, 3_600, 86_399, 90_000)] == [
+        "0.0 s",
+        "59.0 s",
+        "1 min 0 s",
+        "59 min 59 s",
+        "1 h 0 min",
+        "23 h 59 min",
+        "1 d 1 h",
+    ]

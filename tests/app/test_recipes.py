@@ -1,0 +1,87 @@
+"""Recipes: complete, frozen, found by name, refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from etude.app import recipes
+from etude.core.errors import UsageError
+from toys import tiny_reach
+
+
+@pytest.mark.parametrize("name", recipes.CATALOG)
+def test_a_recipe_survives_its_file(name: str, tmp_path: Path) -> None:
+    recipe = recipes.find(name)
+    assert recipe.name == name
+    assert recipes.purpose(name)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipes.dump(recipe))
+    assert recipes.find(str(path)) == recipe
+    content = yaml.safe_load(path.read_text())
+    assert set(content) == set(type(recipe).model_fields)
+
+
+def test_recipes_cannot_be_changed_in_place() -> None:
+    recipe = recipes.find("reach")
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.seed = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.clock.cycles = 3  # type: ignore[misc]
+
+
+def test_every_field_has_its_help() -> None:
+    def missing(model: type, prefix: str) -> list[str]:
+        found = []
+        for name, field in model.model_fields.items():  # type: ignore[attr-defined]
+            if hasattr(field.annotation, "model_fields"):
+                found += missing(field.annotation, f"{prefix}{name}.")
+            if not field.description and name != "kind":
+                found.append(f"{prefix}{name}")
+        return found
+
+    assert missing(recipes.Recipe, "") == []
+
+
+@pytest.mark.parametrize(("given", "meant"), [("reech", "reach"), ("halfcheeta", "halfcheetah")])
+def test_an_unknown_name_is_told_the_nearest(given: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"did you mean '{meant}'"):
+        recipes.find(given)
+    with pytest.raises(UsageError, match="etude list"):
+        recipes.find("zzz")
+    with pytest.raises(UsageError, match="no file"):
+        recipes.find("missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "YAML"),
+        ("3", "valid"),
+        ("name: x", "clock"),
+        (recipes.dump(tiny_reach()) + "speed: 3\n", "speed"),
+        (recipes.dump(tiny_reach()).replace("seed: 0", "seed: -1"), "seed"),
+        (recipes.dump(tiny_reach()).replace("gamma: 0.95", "gamma: .nan"), "algorithm.gamma"),
+        (recipes.dump(tiny_reach()).replace("every: 1 cycle", "every: often"), "checkpoint.every"),
+        (recipes.dump(tiny_reach()).replace("kind: reach", "kind: fly"), "env"),
+    ],
+)
+def test_a_bad_file_is_refused_by_the_name_of_the_field(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        recipes.find(str(path))
+    assert said in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_a_bad_field_of_a_task_is_named_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipes.dump(tiny_reach()).replace("tolerance: 0.02", "tolerance: -1"))
+    with pytest.raises(UsageError, match=r"env\.tolerance"):
+        recipes.find(str(path))

@@ -1,0 +1,38 @@
+"""It learns: tasks that are solved in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etude.app import recipes
+from etude.app.run import train
+from toys import changed
+
+
+@pytest.mark.slow
+def test_cartpole_is_balanced(tmp_path: Path) -> None:
+    recipe = changed(recipes.find("ppo"), clock={"total_timesteps": 80_000})
+    run = train(recipe, tmp_path / "run")
+    assert run.summary()["best"][1] >= 400
+    assert run.evaluate(episodes=20)["eval/mean_reward"] >= 400
+
+
+@pytest.mark.slow
+def test_reach_is_learned(tmp_path: Path) -> None:
+    run = train(recipes.find("reach"), tmp_path / "run")
+    assert run.evaluate(episodes=100)["eval/success_rate"] >= 0.9
+
+
+@pytest.mark.slow
+def test_halfcheetah_improves(tmp_path: Path) -> None:
+    """An untrained policy stands still or falls back: about -300 a thousand steps with noise."""
+    recipe = changed(
+        recipes.find("halfcheetah"),
+        clock={"total_timesteps": 60_000},
+        evaluation={"episodes": 4, "rows": 4, "group_rows": 4, "every": "never"},
+    )
+    run = train(recipe, tmp_path / "run")
+    returns = [row["rollout/ep_rew_mean"] for row in run.rows() if "rollout/ep_rew_mean" in row]
+    assert returns[-1] > returns[0] + 100

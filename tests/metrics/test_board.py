@@ -1,0 +1,101 @@
+"""The board: reducers, levels and the window of the last episodes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.trees import copy_arrays
+from etude.metrics import board as module
+from etude.metrics.board import WINDOW, Aggregator, Board, EpisodeWindow, reducer_of
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
+def test_a_mean_is_a_mean(values: list[float]) -> None:
+    aggregator = Aggregator()
+    for value in values:
+        aggregator.add("train/value_loss", value)
+    assert aggregator.read()["train/value_loss"] == pytest.approx(np.mean(values))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("mean", 2.0), ("last", 2.0), ("sum", 8.0), ("max", 4.0)]
+)
+def test_every_reducer(kind: str, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.REDUCERS, "test/", kind)
+    aggregator = Aggregator()
+    for value in (1.0, 4.0, 1.0, 2.0):
+        aggregator.add("test/value", value)
+    assert aggregator.read() == {"test/value": expected}
+
+
+def test_names_have_reducers() -> None:
+    assert reducer_of("train/learning_rate") == "last"
+    assert reducer_of("eval/mean_reward") == "last"
+    assert reducer_of("train/approx_kl") == "mean"
+
+
+def test_a_cycle_starts_again_and_an_epoch_goes_on() -> None:
+    board = Board()
+    board.record({"train/x": 1.0})
+    assert board.read_cycle() == {"train/x": 1.0}
+    assert board.read_cycle() == {}
+    board.record({"train/x": 4.0})
+    assert board.read_cycle() == {"train/x": 4.0}
+    assert board.read_epoch() == {"train/x": 2.5}
+    assert board.read_epoch() == {}
+
+
+def episodes(values: list[float]) -> dict[str, np.ndarray]:
+    array = np.array(values)
+    return {"return": array, "length": array * 2, "is_success": array % 2}
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=130), max_size=6), st.integers(0, 6))
+def test_the_window_is_the_last_hundred(parts: list[list[float]], cut: int) -> None:
+    window = EpisodeWindow(("is_success",))
+    for i, part in enumerate(parts):
+        if i == cut:
+            state = copy_arrays(window.state_dict())
+            window = EpisodeWindow(("is_success",))
+            window.load_state_dict(state)
+        window.add(episodes(part))
+    everything = [value for part in parts for value in part][-WINDOW:]
+    if not everything:
+        assert window.read() == {}
+        return
+    found = window.read()
+    assert found["rollout/ep_rew_mean"] == pytest.approx(np.mean(everything))
+    assert found["rollout/ep_len_mean"] == pytest.approx(2 * np.mean(everything))
+    assert found["rollout/success_rate"] == pytest.approx(np.mean(np.mod(everything, 2)))
+
+
+def test_a_checkpoint_of_the_window_has_one_size() -> None:
+    window = EpisodeWindow(("is_success",))
+    before = window.state_dict()["values"].nbytes
+    window.add(episodes(list(range(250))))
+    assert window.state_dict()["values"].nbytes == before == 3 * WINDOW * 8
+
+
+def test_open_metrics_survive_a_state_round_trip() -> None:
+    def fill(board: Board, first: int, last: int) -> None:
+        for i in range(first, last):
+            board.record({"train/x": 0.1 * i, "eval/mean_reward": float(i)})
+            board.window.add(episodes([0.3 * i]))
+            if i % 3 == 2:
+                board.read_cycle()
+
+    one, two = Board(("is_success",)), Board(("is_success",))
+    fill(one, 0, 8)
+    state = copy_arrays(one.state_dict())
+    for level in ("cycle", "epoch"):
+        state[level] = json.loads(json.dumps(state[level]))
+    two.load_state_dict(state)
+    fill(one, 8, 10)
+    fill(two, 8, 10)
+    assert one.read_epoch() == two.read_epoch()
+    assert one.read_cycle() == two.read_cycle()

@@ -1,0 +1,210 @@
+"""The command line: what a person types, and what they read when it is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from etude.app import cli, recipes
+from etude.app.run import Run, train
+from etude.runs.folder import RunFolder
+from toys import tiny_reach
+
+SMALL = [
+    "--collector.rows=32",
+    "--collector.group-rows=8",
+    "--algorithm.rollout-steps=8",
+    "--algorithm.minibatch-size=64",
+    "--evaluation.episodes=8",
+    "--evaluation.rows=8",
+    "--evaluation.group-rows=8",
+    "--clock.total-timesteps=1024",
+]
+
+
+def call(arguments: Sequence[str | Path]) -> int:
+    """The exit code, whether it is returned or raised by the parser."""
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def refused(arguments: Sequence[str | Path], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of a mistake: exit code 2, no traceback."""
+    assert call(arguments) == 2
+    shown = capsys.readouterr()
+    text = shown.err + shown.out
+    assert "Traceback" not in text
+    return " ".join(text.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    train(tiny_reach(2), path)
+    return path
+
+
+def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([]) == call(["--help"]) == 0
+    assert "etude resume RUN" in capsys.readouterr().out
+    assert call(["list"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text and recipes.purpose(name) in text for name in recipes.CATALOG)
+    assert call(["list", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(recipes.CATALOG)
+
+
+def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["train", "reach", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--algorithm.learning-rate" in text
+    assert "0.001" in text
+    assert "--env.tolerance" in text
+    assert "Adam's step size at the start" in " ".join(text.replace("│", " ").split())
+
+
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["plan", "reach-short", *SMALL]) == 0
+    text = capsys.readouterr().out
+    assert "1,024 environment steps" in text
+    assert "Exact" in text
+    assert call(["plan", "reach-short", *SMALL, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["counts"]["timesteps"] == 1024
+    assert plan["geometry"]["rows"] == 32
+
+
+def test_plan_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    variants = "learner.shards=1,2,4"
+    assert call(["plan", "reach-short", *SMALL, "--compare", variants]) == 0
+    assert "shards" in capsys.readouterr().out
+    assert call(["plan", "reach-short", *SMALL, "--compare", variants, "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert {k: v["geometry"]["shards"] for k, v in plans.items()} == {"1": 1, "2": 2, "4": 4}
+    assert "section.key=a,b,c" in refused(["plan", "reach", "--compare", "rows"], capsys)
+    assert "nowhere" in refused(["plan", "reach", "--compare", "nowhere.at=1"], capsys)
+
+
+def test_train_eval_and_resume_of_a_finished_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert call(["train", "reach-short", *SMALL, "--seed=3", "--folder", folder]) == 0
+    text = capsys.readouterr().out
+    assert "1,024 steps" in text
+    assert "etude eval" in text
+    assert Run(folder).recipe.seed == 3
+    assert call(["eval", folder, "--episodes=6", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["eval/episodes"] == 6
+    assert call(["eval", folder, "--episodes=6"]) == 0
+    assert f"{metrics['eval/mean_reward']:.4f}" in capsys.readouterr().out
+    before = Run(folder).fingerprint()
+    assert call(["resume", folder]) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert Run(folder).fingerprint() == before
+
+
+def test_a_recipe_file_runs_again(finished: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    assert call(["train", finished / "recipe.yaml", "--folder", again]) == 0
+    assert Run(again).fingerprint() == Run(finished).fingerprint()
+
+
+def test_unknown_names_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'train'" in refused(["trian", "reach"], capsys)
+    assert "did you mean 'reach'" in refused(["train", "raech"], capsys)
+    assert "Name a recipe first" in refused(["train"], capsys)
+    assert "Name a recipe first" in refused(["plan", "--json"], capsys)
+    assert "learning-rate" in refused(["plan", "reach", "--algorithm.learning-rat=1"], capsys)
+    assert "CartPole" in refused(["plan", "ppo", "--env.id=CartPol-v1"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--collector.rows=-3"], "rows"),
+        (["--collector.rows=0"], "rows"),
+        (["--collector.rows=many"], "rows"),
+        (["--algorithm.gamma=1.5"], "gamma"),
+        (["--algorithm.learning-rate=nan"], "learning_rate"),
+        (["--evaluation.every", "often"], "interval"),
+        (["--checkpoint.every", "0 steps"], "never"),
+        (["--clock.epochs=3"], "not both"),
+        (["--algorithm.minibatch-size=500"], "256 or 512"),
+        (["--evaluation.rows=30"], "multiple"),
+        (["--seed=-1"], "seed"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in (["plan"], ["train", "--folder", tmp_path / "run"]):
+        text = refused([verb[0], "reach", *verb[1:], *options], capsys)
+        assert said in text.replace("-", "_") or said in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_overwritten(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in finished.iterdir())
+    text = refused(["train", "reach-short", *SMALL, "--folder", finished], capsys)
+    assert "never overwritten" in text
+    assert "etude resume" in text
+    assert sorted(path.name for path in finished.iterdir()) == before
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        assert "is not a run" in refused(["resume", path], capsys)
+        assert "is not a run" in refused(["eval", path], capsys)
+
+
+def test_a_run_has_one_writer(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunFolder.open(finished):
+        text = refused(["resume", finished], capsys)
+    assert f"process {os.getpid()}" in text
+    assert call(["resume", finished]) == 0
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "etude", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_sigterm_saves_and_resume_ends_as_if_untouched(tmp_path: Path) -> None:
+    options = [*SMALL[:-1], "--clock.total-timesteps=20480", "--algorithm.update-epochs=1"]
+    options += ["--evaluation.every=never", "--checkpoint.every=30 cycles"]
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    process = start("train", "reach-short", *options, "--folder", stopped)
+    metrics, patience = stopped / "metrics.jsonl", time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < patience
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert f"etude resume {stopped}" in err
+    assert "Traceback" not in err
+    assert not (stopped / "summary.json").exists()
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    latest = int((stopped / "checkpoints" / "latest").resolve().name)
+    assert latest - rows[-1]["timesteps"] in (0, 256)  # saved at the boundary, not at a cycle's end
+    assert call(["resume", stopped]) == 0
+    assert call(["train", "reach-short", *options, "--folder", whole]) == 0
+    assert Run(stopped).fingerprint() == Run(whole).fingerprint()
+    assert Run(stopped).summary() == Run(whole).summary()

@@ -1,0 +1,85 @@
+"""Kill -9 anywhere and resume: the result is that of a run nobody touched, in every bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude.app import recipes
+from etude.app.recipes import Recipe
+from etude.app.run import Run, train
+from run_hash import run_hash
+from toys import changed, tiny_reach
+
+DRIVER = Path(__file__).with_name("kill_driver.py")
+
+
+def killed_runs(recipe: Recipe, folder: Path, kills: int, seed: int) -> dict[str, int]:
+    """Kill a recipe's runs so often; all that complete must equal the untouched one."""
+    file = folder / "recipe.yaml"
+    file.write_text(recipes.dump(recipe))
+    command = [sys.executable, str(DRIVER), str(file), str(folder), str(kills), str(seed)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
+    untouched, *others = map(Path, result["runs"])
+    expected, whole = run_hash(untouched), Run(untouched)
+    assert others
+    for other in others:
+        assert run_hash(other) == expected
+        assert Run(other).fingerprint() == whole.fingerprint()
+        assert Run(other).summary() == whole.summary()
+    return dict(result["hits"])
+
+
+def test_ten_kills_change_nothing(tmp_path: Path) -> None:
+    recipe = tiny_reach(
+        24,
+        collector={"rows": 64, "group_rows": 16},
+        clock={"total_timesteps": 24 * 512},
+        evaluation={"every": "1 cycle"},
+    )
+    hits = killed_runs(recipe, tmp_path, kills=10, seed=1)
+    assert sum(hits.values()) == 10
+    assert len(hits) >= 3  # not always in the same place
+    assert hits.keys() & {"save", "test"}
+
+
+def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
+    recipe = changed(
+        recipes.find("ppo"),
+        algorithm={"update_epochs": 2, "rollout_steps": 32},
+        clock={"total_timesteps": 12 * 512, "iterations": 2, "cycles": 1},
+        evaluation={"episodes": 4, "rows": 4, "group_rows": 4},
+    )
+    hits = killed_runs(recipe, tmp_path, kills=2, seed=2)
+    assert sum(hits.values()) == 2
+
+
+def test_collector_threads_change_nothing(tmp_path: Path) -> None:
+    hashes = {}
+    for threads in (1, 2, 4):
+        recipe = tiny_reach(4, collector={"threads": threads, "engine_threads": 1 + threads // 4})
+        hashes[threads] = run_hash(train(recipe, tmp_path / str(threads)).path)
+    assert hashes[1] == hashes[2] == hashes[4]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_every_number_of_shards_is_reproducible(shards: int, tmp_path: Path) -> None:
+    recipe = tiny_reach(3, learner={"shards": shards})
+    one, two = (run_hash(train(recipe, tmp_path / name).path) for name in ("one", "two"))
+    assert one == two
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    one, two = (
+        run_hash(train(tiny_reach(2).model_copy(update={"seed": s}), tmp_path / f"{s}").path)
+        for s in (0, 1)
+    )
+    assert one["policy"] != two["policy"]
+    assert one["collector"] != two["collector"]
+    assert one["rows"] != two["rows"]
