@@ -8,6 +8,7 @@ Prints one JSON document: {"hits": {phase: count}, "runs": folders of the comple
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -69,10 +70,8 @@ def kill_once(recipe: Path, folder: Path, chance: random.Random) -> str | None:
     time.sleep(chance.uniform(0.0, 0.004 if aim == "save" else 0.03))
     os.kill(child, signal.SIGKILL)
     os.set_blocking(read, False)
-    try:
+    with contextlib.suppress(BlockingIOError):
         last = (phases(read).split() or [last])[-1]
-    except BlockingIOError:
-        pass
     os.close(read)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):

@@ -316,7 +316,7 @@ def test_the_anchor_is_the_true_start_of_the_run() -> None:
     expected = 0.3 * 2 * (ppo.flat.data - start) / ppo.flat.num_tensors
     torch.testing.assert_close(ppo.flat.grad, expected)
     # It is the gradient of the mean over tensors of the squared distance.
-    tensors = [p for p in ppo.policy.parameters()]
+    tensors = list(ppo.policy.parameters())
     moved, offset = 0.0, 0
     for p in tensors:
         origin = start[offset : offset + p.numel()].view_as(p)

@@ -144,8 +144,8 @@ def test_numbers_too_large_to_add_up() -> None:
     fragments = trainer.collect()
     fragments[0].rewards[0, 0] = np.float32(3e38)
     trainer.ppo.ingest(fragments, trainer.clock)
-    before = fingerprint(trainer)
+    applied = [fingerprint(trainer)]
+    batches = trainer.ppo.batches(trainer.clock, trainer.key)
     with pytest.raises(NonFinite, match="the loss of a minibatch"):
-        for _ in trainer.ppo.batches(trainer.clock, trainer.key):
-            before = fingerprint(trainer)
-    assert fingerprint(trainer) == before
+        applied.extend(fingerprint(trainer) for _ in batches)
+    assert fingerprint(trainer) == applied[-1]

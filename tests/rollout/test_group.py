@@ -142,7 +142,8 @@ def test_a_rollout_without_a_finished_episode() -> None:
     snapshot["env"]["length"][:] = 100
     part, _ = group.rollout(toy_policy(env), copy_arrays(snapshot), KEY, 0, empty(env, 2))
     assert part.finals.obs["state"].shape == (0, 4)
-    assert {name: values.shape for name, values in part.episodes.items()} == dict.fromkeys(("return", "length", "is_success", "level"), (0,))
+    shapes = {name: values.shape for name, values in part.episodes.items()}
+    assert shapes == dict.fromkeys(("return", "length", "is_success", "level"), (0,))
 
 
 def test_open_episodes_count_in_double_precision() -> None:

@@ -97,17 +97,9 @@ def build(
         return make_policy(recipe.policy, spec, None)
 
     buffer = SegmentBuffer(spec, cut.rows, cut.steps)
-    algorithm = PPO(
-        recipe.algorithm,
-        make_policy(recipe.policy, spec, key.child("policy")),
-        cut,
-        buffer,
-        device(recipe),
-    )
-    views = [
-        buffer.part(slice(g * cut.group_rows, (g + 1) * cut.group_rows))
-        for g in range(cut.num_groups)
-    ]
+    first = make_policy(recipe.policy, spec, key.child("policy"))
+    algorithm = PPO(recipe.algorithm, first, cut, buffer, device(recipe))
+    views = [buffer.part(cut.group_part(g)) for g in range(cut.num_groups)]
     collector = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
     evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
     clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
@@ -119,9 +111,11 @@ def build(
         "board": board,
         "metrics": metrics,
     }
-    for i, callback in enumerate(callbacks):
-        if isinstance(callback, Stateful):
-            state[f"callback-{i}-{type(callback).__name__}"] = callback
+    state |= {
+        f"callback-{i}-{type(callback).__name__}": callback
+        for i, callback in enumerate(callbacks)
+        if isinstance(callback, Stateful)
+    }
     loop = Loop(
         key=key,
         clock=clock,

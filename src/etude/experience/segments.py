@@ -54,6 +54,10 @@ class SegmentGeometry:
     def segments_per_minibatch(self) -> int:
         return self.minibatch // self.horizon
 
+    def group_part(self, group: int) -> slice:
+        """The rows of one group."""
+        return slice(group * self.group_rows, (group + 1) * self.group_rows)
+
     def shard_rows(self, shard: int) -> slice:
         size = self.rows // self.shards
         return slice(shard * size, (shard + 1) * size)

@@ -96,11 +96,18 @@ class Group:
 
     def rollout(
         self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int, out: Fragment
-    ) -> Iterator[None]:
-        """Fill `out` with the next steps of every row; `key` is the group's.
+    ) -> tuple[Fragment, Snapshot]:
+        """Fill `out` with the next steps of every row; `key` is the group's."""
+        for _ in self.steps(policy, snapshot, key, iteration, out):
+            pass
+        return out, self.snapshot
 
-        Yields after every step, so that few threads can share many groups evenly, and may be
-        taken up again by another thread. Afterwards `snapshot` is the new one.
+    def steps(
+        self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int, out: Fragment
+    ) -> Iterator[None]:
+        """A rollout that pauses after every step, and may be continued by another thread.
+
+        Few threads can so share many groups evenly. At its end `snapshot` is the new one.
         """
         if snapshot is not self._held:
             snapshot = self._continue(policy, snapshot, key, iteration)

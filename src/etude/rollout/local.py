@@ -98,7 +98,7 @@ class LocalCollector:
         work = zip(self._groups, snapshots, self._keys, self._parts, strict=True)
         self._workers.share(
             [
-                group.rollout(self._policy, snapshot, key, iteration, part)
+                group.steps(self._policy, snapshot, key, iteration, part)
                 for group, snapshot, key, part in work
             ]
         )
