@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given
@@ -118,9 +118,7 @@ def test_ten_thousand_million_steps() -> None:
 def test_counters_are_exact_far_beyond_32_bits() -> None:
     nest = Nest(10**13, 3, 7, 524_288, 320)
     clock = Clock(nest)
-    clock.load_state_dict(
-        {"now": vars(nest.at(10**13 - 2)), "before": vars(nest.at(10**13 - 3)), "episodes": 10**13}
-    )
+    clock.before, clock.now, clock.episodes = nest.at(10**13 - 3), nest.at(10**13 - 2), 10**13
     clock.advance(320, 2)
     clock = _again(clock)
     assert clock.now.timesteps == (10**13 - 1) * 524_288
@@ -137,6 +135,33 @@ def _again(clock: Clock) -> Clock:
     copy = Clock(clock.nest)
     copy.load_state_dict(json.loads(json.dumps(clock.state_dict())))
     return copy
+
+
+@given(nests, st.integers(1, 60))
+def test_a_run_that_is_extended_counts_as_one_of_that_length(nest: Nest, more: int) -> None:
+    longer = replace(nest, iterations=nest.iterations + more)
+    clock = Clock(nest)
+    while not clock.finished:
+        clock.advance(nest.batches_per_iteration, 1)
+    clock.continue_to(longer)
+    assert clock.now == counted_by_hand(longer)[nest.iterations]
+    while not clock.finished:
+        clock.advance(nest.batches_per_iteration, 1)
+    assert clock.now == longer.total
+
+
+@given(nests, st.integers(1, 60))
+def test_a_run_that_is_ended_early_counts_as_one_of_that_length(nest: Nest, done: int) -> None:
+    shorter = replace(nest, iterations=min(done, nest.iterations))
+    clock = Clock(nest)
+    for _ in range(shorter.iterations):
+        clock.advance(nest.batches_per_iteration, 1)
+    clock.end_here()
+    assert clock.finished
+    assert clock.cycle_ended
+    assert clock.epoch_ended
+    assert clock.now == shorter.total
+    assert _again(clock).finished  # and a resume agrees
 
 
 @pytest.mark.parametrize(

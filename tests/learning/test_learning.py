@@ -27,12 +27,14 @@ def test_reach_is_learned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_halfcheetah_improves(tmp_path: Path) -> None:
-    """An untrained policy stands still or falls back: about -300 a thousand steps with noise."""
+    """An untrained policy stands still, a return of about 0 in a thousand steps."""
     recipe = changed(
         recipes.find("halfcheetah"),
-        clock={"total_timesteps": 60_000},
-        evaluation={"episodes": 4, "rows": 4, "group_rows": 4, "every": "never"},
+        algorithm={"learning_rate": 1e-3, "rollout_steps": 64},
+        clock={"total_timesteps": 57_344, "iterations": 2},
+        evaluation={"episodes": 4, "rows": 4, "group_rows": 4, "every": "8192 steps"},
     )
     run = train(recipe, tmp_path / "run")
-    returns = [row["rollout/ep_rew_mean"] for row in run.rows() if "rollout/ep_rew_mean" in row]
-    assert returns[-1] > returns[0] + 100
+    rewards = [row["eval/mean_reward"] for row in run.rows() if "eval/mean_reward" in row]
+    assert max(rewards) > rewards[0] + 300
+    assert run.evaluate(episodes=4)["eval/mean_reward"] > rewards[0] + 100

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,14 +16,16 @@ from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import BatchEnv, LogWriter, Stateful
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.trees import Tree
 from etude.envs.catalog import make_env
 from etude.experience.segments import SegmentBuffer, SegmentGeometry
 from etude.metrics.board import Board
 from etude.models.policies import MlpPolicy, make_policy
 from etude.rollout.local import LocalCollector, Workers
+from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
-from etude.training.callbacks import Callback
+from etude.training.callbacks import Callback, StopAtSuccess
 from etude.training.evaluation import Evaluator
 from etude.training.loop import Loop
 from etude.training.saving import Saver
@@ -69,7 +74,10 @@ class RowsLog:
     def __init__(self, metrics: MetricsLog) -> None:
         self._metrics = metrics
 
-    def write(self, row: dict[str, float]) -> None:
+    def begin(self, history: list[dict[str, Any]]) -> None:
+        """The file has been cut back already, with the rest of the run's state."""
+
+    def write(self, row: dict[str, Any]) -> None:
         self._metrics.append(row)
 
     def close(self) -> None:
@@ -100,6 +108,9 @@ def build(
     first = make_policy(recipe.policy, spec, key.child("policy"))
     algorithm = PPO(recipe.algorithm, first, cut, buffer, device(recipe))
     views = [buffer.part(cut.group_part(g)) for g in range(cut.num_groups)]
+    if recipe.start_from is not None:
+        algorithm.load_policy(start_arrays(Path(recipe.start_from), algorithm.policy))
+        algorithm.initial.copy_(algorithm.flat.data)
     collector = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
     evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
     clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
@@ -111,11 +122,11 @@ def build(
         "board": board,
         "metrics": metrics,
     }
-    state |= {
-        f"callback-{i}-{type(callback).__name__}": callback
-        for i, callback in enumerate(callbacks)
-        if isinstance(callback, Stateful)
-    }
+    if recipe.evaluation.stop_at_success is not None:
+        callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
+    for i, callback in enumerate(callbacks):
+        if isinstance(callback, Stateful):
+            state[f"callback-{i}-{type(callback).__name__}"] = callback
     loop = Loop(
         key=key,
         clock=clock,
@@ -137,6 +148,30 @@ def build(
         evaluator.close()
 
     return Parts(loop, metrics, close)
+
+
+def start_arrays(path: Path, policy: MlpPolicy) -> Tree:
+    """Weights and normaliser of another run for a policy of the same make."""
+    arrays, contract = checkpoint.load_policy_parts(policy_path(path))
+    own = policy.contract()
+    for part in ("observations", "action", "policy"):
+        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (contract, own))
+        if there != here:
+            raise UsageError(
+                f"The policy in {path} has another {part} than this recipe: {there} and not "
+                f"{here}. Give this recipe the same, or start without it."
+            )
+    return arrays
+
+
+def policy_path(path: Path) -> Path:
+    """A run's best, final or latest checkpoint; any other path is taken as it is."""
+    if (path / "checkpoints").is_dir():
+        for name in ("best", "final", "latest"):
+            if (path / "checkpoints" / name).exists():
+                return path / "checkpoints" / name
+        raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
+    return path
 
 
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: MlpPolicy) -> Evaluator:

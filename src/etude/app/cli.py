@@ -63,12 +63,18 @@ class TrainCommand(Config):
     folder: str | None = Field(
         None, description="The run's folder; default runs/<recipe>/<date-time>-s<seed>."
     )
+    source: Annotated[str | None, tyro.conf.arg(name="from")] = Field(
+        None, description="A run or policy to start from: its weights and normaliser."
+    )
 
 
 class ResumeCommand(Config):
     """Continue a run from its last good checkpoint."""
 
     run: tyro.conf.Positional[str] = Field(description="The run's folder.")
+    total_timesteps: int | None = Field(
+        None, ge=1, description="A larger budget of environment steps than the run was given."
+    )
 
 
 class EvalCommand(Config):
@@ -171,13 +177,16 @@ def _variants(recipe: Recipe, text: str) -> tuple[str, list[tuple[str, Recipe]]]
 def _train(arguments: list[str]) -> None:
     recipe, rest = _target("train", arguments)
     command = _parse(f"train {recipe.name}", TrainCommand, rest, TrainCommand(recipe=recipe))
-    run = train(command.recipe, command.folder, logs=[ConsoleTable()], say=_say)
+    chosen = command.recipe
+    if command.source is not None:
+        chosen = chosen.model_copy(update={"start_from": str(Path(command.source).resolve())})
+    run = train(chosen, command.folder, logs=[ConsoleTable()], say=_say)
     _done(run)
 
 
 def _resume(arguments: list[str]) -> None:
     command = _parse("resume", ResumeCommand, arguments)
-    _done(resume(Path(command.run), logs=[ConsoleTable()], say=_say))
+    _done(resume(Path(command.run), command.total_timesteps, logs=[ConsoleTable()], say=_say))
 
 
 def _done(run: Run) -> None:

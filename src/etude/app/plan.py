@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.app.build import build, device, geometry, nest
+from etude.app.build import build, device, geometry, nest, start_arrays
 from etude.app.recipes import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import EnvSpec, Exactness
@@ -26,6 +26,19 @@ from etude.models.policies import MlpPolicy, make_policy
 from etude.rollout.group import Group
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
+
+COUNTS = (
+    "epochs",
+    "cycles",
+    "iterations",
+    "updates",
+    "timesteps",
+    "log_rows",
+    "evaluations",
+    "evaluation_episodes",
+    "checkpoints",
+)
+"""What a plan counts, and a finished run's summary too."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,8 @@ def _exactness(recipe: Recipe) -> Exactness:
 
 
 def _at_most(recipe: Recipe) -> dict[str, str]:
+    if recipe.evaluation.stop_at_success is not None:
+        return dict.fromkeys(COUNTS, "evaluation.stop_at_success may end the run early")
     if recipe.algorithm.target_kl is None:
         return {}
     reason = "target_kl may end an update early"
@@ -153,6 +168,8 @@ def _bytes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, snapshot: Tree) 
     """Tensor bytes, and the bytes of the checkpoint at the run's end."""
     with torch.device("meta"):
         policy = make_policy(recipe.policy, spec, None)
+    if recipe.start_from is not None:
+        start_arrays(Path(recipe.start_from), policy)  # refuses one that does not fit
     model = sum(p.nbytes for p in policy.parameters())
     normaliser = sum(b.nbytes for b in policy.state_dict().values()) - model
     policy_parts = dict(policy.state_dict()), policy.contract()

@@ -28,6 +28,9 @@ class Recipe(Config):
 
     name: str = Field(description="Name of the recipe; runs are kept under it.")
     seed: int = Field(0, ge=0, description="Where all randomness of the run comes from.")
+    start_from: str | None = Field(
+        None, description="A run or policy whose weights and normaliser this run starts with."
+    )
     env: EnvConfig = Field(description="The task.")
     collector: CollectorConfig = Field(CollectorConfig(), description="Rollouts.")
     policy: PolicyConfig = Field(PolicyConfig(), description="Networks.")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from etude.app import recipes
-from etude.app.build import Parts, build, make_evaluator
+from etude.app.build import Parts, build, make_evaluator, nest, policy_path
 from etude.app.plan import Plan, make_plan
 from etude.app.plan_view import render
 from etude.app.recipes import Recipe
@@ -69,14 +69,11 @@ def _load(path: Path) -> MlpPolicy:
     return policy_from_contract(contract, arrays)
 
 
-def policy_path(path: Path) -> Path:
-    """A run's best, final or latest checkpoint; any other path is taken as it is."""
-    if (path / "checkpoints").is_dir():
-        for name in ("best", "final", "latest"):
-            if (path / "checkpoints" / name).exists():
-                return path / "checkpoints" / name
-        raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
-    return path
+def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl so far."""
+    if not folder.metrics.exists():
+        return []
+    return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
 
 
 class Run:
@@ -92,9 +89,7 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl."""
-        if not self.folder.metrics.exists():
-            return []
-        return [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
+        return rows_of(self.folder)
 
     def summary(self) -> dict[str, Any]:
         """What a finished run did."""
@@ -163,14 +158,21 @@ def train(
 
 def resume(
     path: str | Path,
+    total_timesteps: int | None = None,
     callbacks: Sequence[Callback] = (),
     logs: Sequence[LogWriter] = (),
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
 ) -> Run:
-    """Continue a run from its last good checkpoint, as if it had never stopped."""
+    """Continue a run from its last good checkpoint, as if it had never stopped.
+
+    `total_timesteps` gives it a larger budget first; schedules that follow the run's progress
+    then follow the new length.
+    """
     with RunFolder.open(Path(path)) as folder:
         recipe = recipes.load(folder.recipe)
+        if total_timesteps is not None:
+            recipe = _extend(recipe, total_timesteps, folder)
         now = _manifest(recipe, make_plan(recipe))
         for sentence in manifest.differences(folder.manifest(), now):
             say(f"Not as it was when the run started, so bits may differ: {sentence}")
@@ -178,6 +180,8 @@ def resume(
         parts = build(recipe, folder, logs, callbacks, on_phase)
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
+            if total_timesteps is not None:
+                clock.continue_to(nest(recipe))
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
@@ -187,6 +191,23 @@ def resume(
             say("The run is finished already.")
         _execute(parts, folder, say)
     return Run(path)
+
+
+def _extend(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
+    """The recipe with a larger budget, written to the run's folder with its plan."""
+    done = nest(recipe).total.timesteps
+    if total_timesteps < done:
+        raise UsageError(
+            f"{folder.path} is planned for {done:,} steps already: --total-timesteps must be more."
+        )
+    clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
+    longer = recipe.model_copy(update={"clock": clock})
+    plan = make_plan(longer)
+    texts = {"recipe.yaml": recipes.dump(longer), "plan.txt": render(plan)}
+    texts["plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
+    for name, text in texts.items():
+        files.replace_file(folder.path / name, [text.encode()])
+    return longer
 
 
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -206,7 +227,7 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     loop = parts.loop
     try:
         with loop.stop:
-            finished = loop.run()
+            finished = loop.run(rows_of(folder))
     except Exception as error:
         _report(error, loop.clock.state_dict(), folder, say)
         raise

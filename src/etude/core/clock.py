@@ -166,6 +166,7 @@ class Clock:
         self.now = Counters()
         self.before = Counters()
         self.episodes = 0
+        self.ended_early = False
 
     @property
     def finished(self) -> bool:
@@ -182,6 +183,17 @@ class Clock:
         self.now = self.nest.at(self.now.iterations + 1, self.now.updates + updates)
         self.episodes += episodes
 
+    def end_here(self) -> None:
+        """Make the iteration that just ended the run's last."""
+        self.continue_to(replace(self.nest, iterations=self.now.iterations))
+        self.ended_early = True
+
+    def continue_to(self, nest: Nest) -> None:
+        """Give the run another length; what was a short last cycle goes on."""
+        self.nest = nest
+        self.now = nest.at(self.now.iterations, self.now.updates)
+        self.ended_early = False
+
     def is_due(self, interval: Interval) -> bool:
         """Whether an interval came due in the iteration that just ended."""
         return self.before.is_due(interval, self.now)
@@ -195,9 +207,16 @@ class Clock:
         return self.now.epochs > self.before.epochs
 
     def state_dict(self) -> Tree:
-        return {"now": asdict(self.now), "before": asdict(self.before), "episodes": self.episodes}
+        return {
+            "now": asdict(self.now),
+            "before": asdict(self.before),
+            "episodes": self.episodes,
+            "ended_early": self.ended_early,
+        }
 
     def load_state_dict(self, state: Tree) -> None:
         self.now = replace(Counters(), **state["now"])
         self.before = replace(Counters(), **state["before"])
         self.episodes = int(state["episodes"])
+        if state["ended_early"]:
+            self.end_here()

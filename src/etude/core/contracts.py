@@ -129,6 +129,8 @@ class StepResult:
     episodes: dict[str, Array] = field(default_factory=dict)
     """{name: [k] float64}: any named numbers about the finished episodes; success is
     "is_success", a reward term's sum is "reward/<term>"."""
+    physics_seconds: float = 0.0
+    """How long the simulator took, where the environment knows; the rest of a step is its own."""
 
 
 class BatchEnv(Protocol):
@@ -204,6 +206,8 @@ class Fragment:
     """{name: [k] float64}: statistics of finished episodes, in the order of `finals`."""
     moments: dict[str, Tree]
     """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time went: "physics", "environment" and "inference". Decides nothing."""
 
     @property
     def num_steps(self) -> int:
@@ -303,6 +307,10 @@ class RewardSource(Protocol):
 
 class LogWriter(Protocol):
     """A place for metric rows."""
+
+    def begin(self, history: list[dict[str, Any]]) -> None:
+        """The rows a resumed run keeps, [] for a new one; what was written after them is void."""
+        ...
 
     def write(self, row: dict[str, Any]) -> None: ...
 

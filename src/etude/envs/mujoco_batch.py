@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import mujoco
@@ -100,17 +101,20 @@ class Simulation:
             name for name in sorted(MODEL_FIELDS) if self._batch.expanded(name) is not None
         )
 
-    def step(self, substeps: int) -> None:
-        """Advance every row; derived fields then describe the new state."""
+    def step(self, substeps: int) -> float:
+        """Advance every row; derived fields then describe the new state. The seconds it took."""
         np.copyto(self._before, self._batch.state)
         # One sum finds a NaN or an infinity anywhere; MuJoCo would clamp an infinite control.
         if not np.isfinite(np.add.reduce(self._before, axis=None)):
             self._name_input()
+        start = perf_counter()
         try:
             self._batch.step(nstep=substeps, stage=_VELOCITY_STAGE)
         except SimulationError as error:
             self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
+        seconds = perf_counter() - start
         self._check()
+        return seconds
 
     def reset(self, rows: Array) -> None:
         """Rows [k] to the model's initial state, with derived fields still to be computed."""
@@ -309,7 +313,7 @@ class MujocoTask(ABC, Generic[View]):
     def step(self, actions: Array) -> StepResult:
         """One control step; finished rows are reset in it. `actions`: [rows, n] float32."""
         self._act(actions)
-        self.simulation.step(self.spec.substeps)
+        seconds = self.simulation.step(self.spec.substeps)
         self._elapsed += 1
         self._measure()
         reward = self._reward()
@@ -327,7 +331,7 @@ class MujocoTask(ABC, Generic[View]):
             self._episode[rows] += 1
             self._begin(rows)
             obs = self._observe()
-        return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
+        return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes, seconds)
 
     def _reward(self) -> Array:
         """[rows] float32: the weighted terms, which are also added to the episodes' sums."""

@@ -32,6 +32,9 @@ class ConsoleTable:
         self._stream = stream or sys.stdout
         self._rows = 0
 
+    def begin(self, history: list[dict[str, Any]]) -> None:
+        """Rows from before a resume have been printed before."""
+
     def write(self, row: dict[str, Any]) -> None:
         if self._rows % ROWS_PER_HEADING == 0:
             heading = "".join(f"{name:>{width}}" for name, _, width, _ in COLUMNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -122,11 +123,17 @@ class Group:
         noise = torch.from_numpy(policy.noise(generator, steps, rows))
         infer, to_env = Inference(policy), self.env.spec.action.to_env
         results: list[tuple[int, StepResult, dict[str, Array]]] = []
+        seconds = dict.fromkeys(("physics", "environment", "inference"), 0.0)
         for step in range(steps):
+            start = perf_counter()
             for name, array in obs.items():
                 out.obs[name][:, step] = array
             actions, log_probs, state = infer(obs, state, noise[step])
+            acted = perf_counter()
             result = self.env.step(to_env(actions))
+            seconds["inference"] += acted - start
+            seconds["physics"] += result.physics_seconds
+            seconds["environment"] += perf_counter() - acted - result.physics_seconds
             out.actions[:, step] = actions
             out.log_probs[:, step] = log_probs
             out.rewards[:, step] = result.reward
@@ -144,6 +151,7 @@ class Group:
         out.moments = {
             name: moments(array) for name, array in out.obs.items() if array.dtype.kind == "f"
         }
+        out.seconds = seconds
         self._keep(obs, state, open_episodes)
 
     def _continue(self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int) -> Snapshot:

@@ -17,6 +17,10 @@ class Context:
     algorithm: Algorithm
     board: Board
 
+    def stop(self) -> None:
+        """End the run at this boundary, with a last evaluation, log row and checkpoint."""
+        self.clock.end_here()
+
     def record(self, name: str, value: float) -> None:
         """Put a number on the board; it is in the next log row."""
         self.board.record({name: value})
@@ -31,8 +35,36 @@ class Callback:
 
     def iteration_end(self, context: Context, fragments: list[Fragment]) -> None: ...
 
+    def evaluation_end(self, context: Context, metrics: dict[str, float]) -> None: ...
+
     def cycle_end(self, context: Context, row: dict[str, float]) -> None: ...
 
     def epoch_end(self, context: Context, summary: dict[str, float]) -> None: ...
 
     def run_end(self, context: Context) -> None: ...
+
+
+class StopAtSuccess(Callback):
+    """Ends the run once an evaluation reaches a success rate."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def evaluation_end(self, context: Context, metrics: dict[str, float]) -> None:
+        if metrics.get("eval/success_rate", 0.0) >= self.rate:
+            context.stop()
+
+
+class CurveRecorder(Callback):
+    """Keeps curves in memory: `recorder.curve("eval/success_rate") -> (timesteps, values)`."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def cycle_end(self, context: Context, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Environment steps and values of the rows that have the metric."""
+        points = [(row["timesteps"], row[name]) for row in self.rows if name in row]
+        return [x for x, _ in points], [y for _, y in points]

@@ -23,6 +23,9 @@ class EvaluationConfig(Config):
     episodes: int = Field(100, ge=1, description="Episodes, the same number on every row.")
     rows: int = Field(100, ge=1, description="Environments they are played on; divides episodes.")
     group_rows: int = Field(50, ge=1, description="Environments in a group; divides rows.")
+    stop_at_success: float | None = Field(
+        None, gt=0, le=1, description="End the run after an evaluation with this success rate."
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> EvaluationConfig:

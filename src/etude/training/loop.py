@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, Collector, LogWriter
 from etude.core.keys import Key
 from etude.metrics.board import Board
+from etude.metrics.usage import Usage
 from etude.training.callbacks import Callback, Context
 from etude.training.evaluation import Evaluator
 from etude.training.saving import Saver
@@ -35,17 +37,23 @@ class Loop:
     saver: Saver
     callbacks: Sequence[Callback]
     stopwatch: Stopwatch
+    usage: Usage = field(default_factory=Usage)
     stop: StopRequest = field(default_factory=StopRequest)
 
-    def run(self) -> bool:
-        """Train until the clock has run down; False when a signal ended it earlier."""
+    def run(self, history: list[dict[str, Any]] | None = None) -> bool:
+        """Train until the clock has run down; False when a signal ended it earlier.
+
+        `history` is the log rows a resumed run keeps.
+        """
         context = Context(self.clock, self.algorithm, self.board)
         self.stopwatch.begin(self.clock.now.timesteps)
+        for log in self.logs:
+            log.begin(history or [])
         for callback in self.callbacks:
             callback.run_start(context)
         while not self.clock.finished:
             self._iterate(context)
-            self._test()
+            self._test(context)
             self._log(context)
             with self.stopwatch.phase("save"):
                 self.saver.save_if_due(self.clock, urgent=self.stop.requested)
@@ -72,12 +80,13 @@ class Loop:
             self.board.record(self.algorithm.end_iteration())
         for fragment in fragments:
             self.board.window.add(fragment.episodes)
+            self.stopwatch.split("collect", fragment.seconds)
         self.clock.advance(updates, sum(len(f.finals.rows) for f in fragments))
         self.board.record({"train/n_updates": float(self.clock.now.updates)})
         for callback in self.callbacks:
             callback.iteration_end(context, fragments)
 
-    def _test(self) -> None:
+    def _test(self, context: Context) -> None:
         """Evaluate when due, and at the run's end; remember the best."""
         if not (self.clock.is_due(self.evaluate_every) or self.clock.finished):
             return
@@ -85,7 +94,9 @@ class Loop:
             metrics, is_best = self.evaluator.test(self.algorithm.broadcast(self.clock))
         self.board.record(metrics)
         if is_best:
-            self.saver.want_best(self.clock.now.timesteps)
+            self.saver.want_best(self.clock)
+        for callback in self.callbacks:
+            callback.evaluation_end(context, metrics)
 
     def _log(self, context: Context) -> None:
         """A cycle's end is one log row, an epoch's end a summary."""
@@ -111,4 +122,5 @@ class Loop:
             "episodes": self.clock.episodes,
             **metrics,
             **self.stopwatch.read(now.timesteps, now.iterations),
+            **self.usage.read(),
         }

@@ -49,9 +49,9 @@ class Saver:
         self._best_is_new = False
         self.num_saved = 0
 
-    def want_best(self, step: int) -> None:
+    def want_best(self, clock: Clock) -> None:
         """The policy at this boundary is the best so far: keep it."""
-        self._best, self._best_is_new = step, True
+        self._best, self._best_is_new = step_of(clock), True
 
     def save_if_due(self, clock: Clock, urgent: bool = False) -> None:
         """Save if the clock, the wall clock, the run's end or an urgent stop asks for it."""

@@ -13,6 +13,7 @@ class Stopwatch:
     def __init__(self, on_phase: Callable[[str], None] = lambda phase: None) -> None:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
+        self._splits: dict[tuple[str, str], float] = {}
         self._start = self._last_read = time.perf_counter()
         self._steps_read = 0
 
@@ -25,6 +26,12 @@ class Stopwatch:
         finally:
             self._on_phase("")
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def split(self, phase: str, seconds: dict[str, float]) -> None:
+        """What a phase was spent on, by the threads that worked in it."""
+        for name, value in seconds.items():
+            key = (phase, name)
+            self._splits[key] = self._splits.get(key, 0.0) + value
 
     @property
     def elapsed(self) -> float:
@@ -48,5 +55,9 @@ class Stopwatch:
             "time/time_elapsed": now - self._start,
         }
         row |= {f"time/{name}": seconds for name, seconds in sorted(self._seconds.items())}
-        self._seconds = {}
+        for (phase, name), seconds in sorted(self._splits.items()):
+            # Threads work side by side: their seconds are scaled to those on the wall.
+            together = sum(s for (other, _), s in self._splits.items() if other == phase)
+            row[f"time/{name}"] = seconds / max(together, 1e-9) * self._seconds.get(phase, 0.0)
+        self._seconds, self._splits = {}, {}
         return row
