@@ -84,7 +84,7 @@ class EpisodeWindow:
             return {}
         means = self._values[:, -self._count :].mean(axis=1).tolist()
         named = zip(self._names, means, strict=True)
-        return {METRIC_OF.get(name, name): value for name, value in sorted(named)}
+        return {metric_of(name): value for name, value in sorted(named)}
 
     def state_dict(self) -> Tree:
         return {"values": self._values.copy(), "count": self._count}
@@ -100,6 +100,11 @@ METRIC_OF = {
     "is_success": "rollout/success_rate",
 }
 """The names people have dashboards for."""
+
+
+def metric_of(statistic: str) -> str:
+    """The column an episode statistic stands in."""
+    return METRIC_OF.get(statistic) or (statistic if "/" in statistic else f"rollout/{statistic}")
 
 
 class Board:
