@@ -31,7 +31,7 @@ GOAL = 0.85
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--group-rows", type=int, default=64)
+    parser.add_argument("--group-rows", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=32, help="control steps of a round")
     parser.add_argument("--rounds", type=int, default=9)

@@ -239,7 +239,7 @@ def test_the_bound_loss_brings_the_mean_back() -> None:
     last = list(trainer.ppo.policy.actor.parameters())[-1]
     with torch.no_grad():
         last.fill_(2.0)
-    for _ in range(3):
+    for _ in range(6):
         trainer.iterate()
     assert float(last.detach().abs().max()) < 1.7
 

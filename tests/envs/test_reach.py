@@ -19,7 +19,8 @@ def test_contract() -> None:
 
 def resolved_rate(env: Reach) -> Array:
     """Actions [rows, 7] that move the hand to the target: damped least squares."""
-    jacobian = env.simulation.jacobian("hand")
+    body = int(env.simulation.model.site("hand").bodyid[0])
+    jacobian, _ = env.simulation.jacobians(body, env.view.hand)
     transposed = jacobian.transpose(0, 2, 1)
     damped = jacobian @ transposed + 1e-3 * np.eye(3)
     motion = (transposed @ np.linalg.solve(damped, env.view.offset[:, :, None]))[:, :, 0]

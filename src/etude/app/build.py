@@ -13,7 +13,7 @@ import torch
 from etude.algorithms.ppo import PPO
 from etude.app.recipes import Recipe
 from etude.core.clock import Clock, Interval, Nest
-from etude.core.contracts import BatchEnv, LogWriter, Stateful
+from etude.core.contracts import BatchEnv, EnvSpec, LogWriter, Stateful
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
@@ -64,6 +64,7 @@ class Parts:
     """A built run: the loop and what must be closed after it."""
 
     loop: Loop
+    algorithm: PPO
     metrics: MetricsLog
     close: Callable[[], None]
 
@@ -105,12 +106,8 @@ def build(
         return make_policy(recipe.policy, spec, None)
 
     buffer = SegmentBuffer(spec, cut.rows, cut.steps)
-    first = make_policy(recipe.policy, spec, key.child("policy"))
-    algorithm = PPO(recipe.algorithm, first, cut, buffer, device(recipe))
+    algorithm = _learner(recipe, spec, buffer, key)
     views = [buffer.part(cut.group_part(g)) for g in range(cut.num_groups)]
-    if recipe.start_from is not None:
-        algorithm.load_policy(start_arrays(Path(recipe.start_from), algorithm.policy))
-        algorithm.initial.copy_(algorithm.flat.data)
     collector = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
     evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
     clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
@@ -147,7 +144,20 @@ def build(
         collector.close()
         evaluator.close()
 
-    return Parts(loop, metrics, close)
+    return Parts(loop, algorithm, metrics, close)
+
+
+def _learner(recipe: Recipe, spec: EnvSpec, buffer: SegmentBuffer, key: Key) -> PPO:
+    """The algorithm with a new policy."""
+    policy = make_policy(recipe.policy, spec, key.child("policy"))
+    return PPO(recipe.algorithm, policy, geometry(recipe), buffer, device(recipe))
+
+
+def start_policy(recipe: Recipe, algorithm: PPO) -> None:
+    """Begin a run with the policy of another, where the recipe says so."""
+    if recipe.start_from is not None:
+        algorithm.load_policy(start_arrays(Path(recipe.start_from), algorithm.policy))
+        algorithm.initial.copy_(algorithm.flat.data)
 
 
 def start_arrays(path: Path, policy: MlpPolicy) -> Tree:

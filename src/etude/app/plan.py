@@ -15,6 +15,7 @@ from etude.app.build import build, device, geometry, nest, start_arrays
 from etude.app.recipes import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import EnvSpec, Exactness
+from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, num_bytes
 from etude.envs.catalog import env_exactness, make_env
@@ -65,13 +66,23 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(recipe: Recipe, measure: bool = False) -> Plan:
-    """Work out a recipe's plan; what does not add up is refused here."""
+def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Plan:
+    """Work out a recipe's plan; what does not add up is refused here.
+
+    `begun`: the run exists already, so that the policy it started from is no longer needed.
+    """
     cut, loops = geometry(recipe), nest(recipe)
     env = make_env(recipe.env, recipe.collector.group_rows, 1)
     spec = env.spec
     snapshot = Group(env).begin(make_policy(recipe.policy, spec, None), Key(recipe.seed))
     env.close()
+    if spec.max_episode_steps is None:
+        raise UsageError(
+            "This environment has no limit on an episode's steps, so an evaluation might never "
+            "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
+        )
+    if recipe.start_from is not None and not begun:
+        start_arrays(Path(recipe.start_from), make_policy(recipe.policy, spec, None))
     exactness = _exactness(recipe)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
     total = loops.total
@@ -168,8 +179,6 @@ def _bytes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, snapshot: Tree) 
     """Tensor bytes, and the bytes of the checkpoint at the run's end."""
     with torch.device("meta"):
         policy = make_policy(recipe.policy, spec, None)
-    if recipe.start_from is not None:
-        start_arrays(Path(recipe.start_from), policy)  # refuses one that does not fit
     model = sum(p.nbytes for p in policy.parameters())
     normaliser = sum(b.nbytes for b in policy.state_dict().values()) - model
     policy_parts = dict(policy.state_dict()), policy.contract()

@@ -47,7 +47,7 @@ def reach() -> Recipe:
         name="reach",
         env=ReachConfig(),
         policy=PolicyConfig(init_std=0.3),
-        collector=CollectorConfig(rows=256, group_rows=64, threads=2),
+        collector=CollectorConfig(rows=256, group_rows=128, threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
             minibatch_size=512,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from etude.app import recipes
-from etude.app.build import Parts, build, make_evaluator, nest, policy_path
+from etude.app.build import Parts, build, make_evaluator, nest, policy_path, start_policy
 from etude.app.plan import Plan, make_plan
 from etude.app.plan_view import render
 from etude.app.recipes import Recipe
@@ -152,7 +152,9 @@ def train(
         target, recipes.dump(recipe), render(plan), plan.to_json(), _manifest(recipe, plan)
     ) as folder:
         say(f"Run folder: {folder.path}")
-        _execute(build(recipe, folder, logs, callbacks, on_phase), folder, say)
+        parts = build(recipe, folder, logs, callbacks, on_phase)
+        start_policy(recipe, parts.algorithm)
+        _execute(parts, folder, say)
     return Run(target)
 
 
@@ -173,7 +175,7 @@ def resume(
         recipe = recipes.load(folder.recipe)
         if total_timesteps is not None:
             recipe = _extend(recipe, total_timesteps, folder)
-        now = _manifest(recipe, make_plan(recipe))
+        now = _manifest(recipe, make_plan(recipe, begun=True))
         for sentence in manifest.differences(folder.manifest(), now):
             say(f"Not as it was when the run started, so bits may differ: {sentence}")
         _warn_of_failures(folder, say)
@@ -186,6 +188,7 @@ def resume(
         else:
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
+            start_policy(recipe, parts.algorithm)
             say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
         if clock.finished:
             say("The run is finished already.")
@@ -202,7 +205,7 @@ def _extend(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
         )
     clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
     longer = recipe.model_copy(update={"clock": clock})
-    plan = make_plan(longer)
+    plan = make_plan(longer, begun=True)
     texts = {"recipe.yaml": recipes.dump(longer), "plan.txt": render(plan)}
     texts["plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
     for name, text in texts.items():

@@ -129,12 +129,13 @@ class StepResult:
     episodes: dict[str, Array] = field(default_factory=dict)
     """{name: [k] float64}: any named numbers about the finished episodes; success is
     "is_success", a reward term's sum is "reward/<term>"."""
-    physics_seconds: float = 0.0
-    """How long the simulator took, where the environment knows; the rest of a step is its own."""
 
 
 class BatchEnv(Protocol):
-    """Many rows of one environment. A row's randomness is `key.episode(row, episode)`."""
+    """Many rows of one environment. A row's randomness is `key.episode(row, episode)`.
+
+    One that knows how long its simulator took in the last step says so in `physics_seconds`.
+    """
 
     num_rows: int
     spec: EnvSpec

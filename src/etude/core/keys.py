@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,8 +28,9 @@ class Key:
 
     @cached_property
     def _bits(self) -> int:
-        # A type tag and a separator keep (1, "23") apart from (12, "3") and ("1", 23).
-        text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (self.seed, *self.path))
+        # JSON keeps (1, "23") apart from (12, "3") and ("1", 23).
+        parts = [p if isinstance(p, str) else operator.index(p) for p in (self.seed, *self.path)]
+        text = json.dumps(parts)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
     def generator(self) -> np.random.Generator:
@@ -38,9 +41,9 @@ class Key:
         """The stream of one episode of one environment row.
 
         Row and episode are the high words of Philox's counter, so a stream costs no hash
-        and cannot run into its neighbour before 2^128 draws.
+        and cannot run into its neighbour. The word below keeps it apart from `generator`.
         """
-        return np.random.Generator(np.random.Philox(key=self._bits, counter=[0, 0, row, episode]))
+        return np.random.Generator(np.random.Philox(key=self._bits, counter=[0, 1, row, episode]))
 
     def integer(self) -> int:
         """A 63-bit seed for libraries that keep a generator of their own."""

@@ -75,11 +75,10 @@ class Simulation:
         """[rows, 3] float64, live: where a site is."""
         return self.bind("site_xpos")[:, self.model.site(name).id]
 
-    def jacobian(self, site: str) -> Array:
-        """[rows, 3, nv] float64: how a site moves with the joints, at the current state."""
-        body = int(self.model.site(site).bodyid[0])
-        jacobian: Array = self._batch.jac(body, self.site(site))[0]
-        return jacobian
+    def jacobians(self, body: int, point: Array) -> tuple[Array, Array]:
+        """How a point [rows, 3] of a body moves and turns with the joints: [rows, 3, nv] each."""
+        translation, rotation = self._batch.jac(body, point)
+        return translation, rotation
 
     def expand(self, name: str) -> Array:
         """Per-row values of a model field, [rows, ...], live and writable.
@@ -261,6 +260,7 @@ class MujocoTask(ABC, Generic[View]):
         self._episode = np.zeros(rows, np.int64)
         self._elapsed = np.zeros(rows, np.int64)
         self._limit = max_episode_steps
+        self.physics_seconds = 0.0
         self._streams = Streams(rows)
         simulation.forward()
         self._measure()
@@ -313,7 +313,7 @@ class MujocoTask(ABC, Generic[View]):
     def step(self, actions: Array) -> StepResult:
         """One control step; finished rows are reset in it. `actions`: [rows, n] float32."""
         self._act(actions)
-        seconds = self.simulation.step(self.spec.substeps)
+        self.physics_seconds = self.simulation.step(self.spec.substeps)
         self._elapsed += 1
         self._measure()
         reward = self._reward()
@@ -331,7 +331,7 @@ class MujocoTask(ABC, Generic[View]):
             self._episode[rows] += 1
             self._begin(rows)
             obs = self._observe()
-        return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes, seconds)
+        return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
 
     def _reward(self) -> Array:
         """[rows] float32: the weighted terms, which are also added to the episodes' sums."""

@@ -35,7 +35,6 @@ class Mlp(nn.Module):
         """Without a generator the weights are about to be loaded (or on the meta device)."""
         super().__init__()
         self._activation = ACTIVATIONS[activation]
-        self._layers: list[tuple[nn.Parameter, nn.Parameter]] = []
         for i, (inputs, outputs) in enumerate(pairwise(sizes)):
             weight = nn.Parameter(torch.zeros(outputs, inputs))
             bias = nn.Parameter(torch.zeros(outputs))
@@ -44,13 +43,13 @@ class Mlp(nn.Module):
                 nn.init.orthogonal_(weight, gain, generator=generator)
             self.register_parameter(f"weight{i}", weight)
             self.register_parameter(f"bias{i}", bias)
-            self._layers.append((weight, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., sizes[0]] -> [..., sizes[-1]]."""
-        for weight, bias in self._layers[:-1]:
-            x = self._activation(functional.linear(x, weight, bias))
-        return functional.linear(x, *self._layers[-1])
+        *hidden, weight, bias = self._parameters.values()
+        for i in range(0, len(hidden), 2):
+            x = self._activation(functional.linear(x, hidden[i], hidden[i + 1]))  # type: ignore[arg-type]
+        return functional.linear(x, weight, bias)  # type: ignore[arg-type]
 
 
 class FlatParameters:

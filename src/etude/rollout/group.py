@@ -129,11 +129,13 @@ class Group:
             for name, array in obs.items():
                 out.obs[name][:, step] = array
             actions, log_probs, state = infer(obs, state, noise[step])
+            _check_actions(actions, obs, f"step {step}")
             acted = perf_counter()
             result = self.env.step(to_env(actions))
             seconds["inference"] += acted - start
-            seconds["physics"] += result.physics_seconds
-            seconds["environment"] += perf_counter() - acted - result.physics_seconds
+            physics = getattr(self.env, "physics_seconds", 0.0)
+            seconds["physics"] += physics
+            seconds["environment"] += perf_counter() - acted - physics
             out.actions[:, step] = actions
             out.log_probs[:, step] = log_probs
             out.rewards[:, step] = result.reward
@@ -205,16 +207,27 @@ def _gather(
     return finals, {name: np.concatenate([f[name] for _, _, f in results]) for name in names}
 
 
+def _check_actions(actions: Array, obs: Observations, when: str) -> None:
+    """Stop a NaN before it reaches the simulator; the observation it came from is named first."""
+    if np.isfinite(np.add.reduce(actions, axis=None)):
+        return
+    named = {f"observation '{name}'": array for name, array in obs.items()} | {"action": actions}
+    for name, array in named.items():
+        bad = np.argwhere(~np.isfinite(array))
+        if len(bad):
+            row, column = int(bad[0][0]), int(bad[0][-1])
+            one = {n: a[row : row + 1] for n, a in {**obs, "action": actions}.items()}
+            raise NonFinite(f"{name} of row {row} of its group, {when}, column {column}", one)
+
+
 def moments(array: Array) -> Tree:
     """Count, mean [n] and sum of squared deviations [n], float64, of vectors [rows, steps, n]."""
     flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
-    mean = flat.mean(axis=0)
-    flat -= mean
-    return {
-        "count": np.asarray(float(len(flat))),
-        "mean": mean,
-        "m2": np.einsum("ij,ij->j", flat, flat),
-    }
+    with np.errstate(invalid="ignore"):  # The learner refuses what is not finite, and names it.
+        mean = flat.mean(axis=0)
+        flat -= mean
+        squares = np.einsum("ij,ij->j", flat, flat)
+    return {"count": np.asarray(float(len(flat))), "mean": mean, "m2": squares}
 
 
 def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str, Array]:
@@ -233,8 +246,7 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
     }
     while counted.min() < episodes:
         actions, _, state = infer(obs, state, None)
-        if not np.isfinite(actions).all():
-            raise NonFinite("an action in evaluation", {"actions": actions, **obs})
+        _check_actions(actions, obs, "in evaluation")
         result = env.step(env.spec.action.to_env(actions))
         finished = open_episodes.add(result)
         wanted = counted[result.final_rows] < episodes

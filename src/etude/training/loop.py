@@ -57,8 +57,8 @@ class Loop:
             self._log(context)
             with self.stopwatch.phase("save"):
                 self.saver.save_if_due(self.clock, urgent=self.stop.requested)
-            if self.stop.requested:
-                return self.clock.finished
+            if self.stop.requested and not self.clock.finished:
+                return False
         for callback in self.callbacks:
             callback.run_end(context)
         return True
