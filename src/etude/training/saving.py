@@ -9,6 +9,7 @@ from pydantic import Field
 
 from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.contracts import Algorithm, Stateful
+from etude.core.errors import UsageError
 from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.runs import checkpoint
@@ -92,6 +93,12 @@ class Saver:
         if path is None:
             return False
         arrays, _, training = checkpoint.load_training(path)
+        missing = sorted(self._parts.keys() - training.keys())
+        if missing:
+            raise UsageError(
+                f"{path} holds nothing for {', '.join(missing)}: resume with the callbacks the run "
+                "was started with."
+            )
         self._algorithm.load_policy(arrays)
         for name, part in self._parts.items():
             part.load_state_dict(training[name])
