@@ -19,4 +19,6 @@ gate:  ## the measured promises; takes up to an hour, on an idle machine
 	python gates/rollout_speed.py
 	python gates/update_speed.py
 	python gates/train_reach.py
+	python gates/dashboard_cost.py
+	python gates/torn_checkpoints.py --cases 10000
 	python gates/exact_resume.py --recipe reach --kills 300

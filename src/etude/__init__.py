@@ -17,9 +17,28 @@ _EXPORTS = {
     "Run": ("etude.app.run", "Run"),
     "Recipe": ("etude.app.recipes", "Recipe"),
     "Callback": ("etude.training.callbacks", "Callback"),
+    "ArrayTask": ("etude.envs.array_task", "ArrayTask"),
+    "State": ("etude.envs.array_task", "State"),
+    "Outcome": ("etude.envs.array_task", "Outcome"),
+    "ActionSpec": ("etude.core.contracts", "ActionSpec"),
+    "ArraySpec": ("etude.core.contracts", "ArraySpec"),
 }
 
-__all__ = ["Callback", "Recipe", "Run", "load_policy", "plan", "recipes", "resume", "train"]
+__all__ = [
+    "ActionSpec",
+    "ArraySpec",
+    "ArrayTask",
+    "Callback",
+    "Outcome",
+    "Recipe",
+    "Run",
+    "State",
+    "load_policy",
+    "plan",
+    "recipes",
+    "resume",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from etude.algorithms.ppo import PPO
 from etude.app.recipes import Recipe
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import BatchEnv, EnvSpec, LogWriter, Stateful
-from etude.core.errors import UsageError
+from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.catalog import make_env
@@ -162,25 +162,40 @@ def start_policy(recipe: Recipe, algorithm: PPO) -> None:
 
 def start_arrays(path: Path, policy: MlpPolicy) -> Tree:
     """Weights and normaliser of another run for a policy of the same make."""
-    arrays, contract = checkpoint.load_policy_parts(policy_path(path))
+    arrays, contract = policy_parts(path)
     own = policy.contract()
     for part in ("observations", "action", "policy"):
         there, here = (json.dumps(c.get(part), sort_keys=True) for c in (contract, own))
         if there != here:
             raise UsageError(
-                f"The policy in {path} has another {part} than this recipe: {there} and not "
-                f"{here}. Give this recipe the same, or start without it."
+                f"The policy in {path} was made for other {part} than this recipe has: {there} "
+                f"and not {here}. Give this recipe the same, or start without it."
             )
     return arrays
 
 
-def policy_path(path: Path) -> Path:
-    """A run's best, final or latest checkpoint; any other path is taken as it is."""
+def policy_parts(path: Path) -> tuple[Tree, Tree]:
+    """(arrays, contract) of a run (its best, final or latest), a checkpoint or a policy folder."""
+    chosen = _policy_path(path)
+    try:
+        return checkpoint.load_policy_parts(chosen)
+    except checkpoint.DamagedCheckpoint as error:
+        fix = f"Remove {chosen} to use the next one" if chosen != path else "Use another one"
+        raise EtudeError(f"{error} {fix}.") from error
+
+
+def _policy_path(path: Path) -> Path:
     if (path / "checkpoints").is_dir():
         for name in ("best", "final", "latest"):
             if (path / "checkpoints" / name).exists():
                 return path / "checkpoints" / name
         raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
+    own = ("policy", "manifest.json", "contract.json", "arrays.safetensors")
+    if path.exists() and not any((path / name).exists() for name in own):
+        raise UsageError(
+            f"{path} is not a policy of Etude's: give a run's folder, one of its checkpoints, or a "
+            "copy of a policy/ folder."
+        )
     return path
 
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import tyro
 from pydantic import Field, ValidationError
 
-from etude.app import plan_view, recipes
+from etude.app import doctor, plan_view, recipes
+from etude.app.options import parse, with_env
 from etude.app.plan import make_plan
 from etude.app.recipes import Recipe
 from etude.app.run import Run, resume, train
 from etude.core.errors import EtudeError, UsageError
+from etude.core.explain import explain
 from etude.core.recipe import Config
-from etude.logs.console import ConsoleTable
+from etude.envs.catalog import env_config, make_bare
+from etude.envs.check import check_env, render_findings
 
 USAGE = """\
 etude trains robot skills.
@@ -28,12 +35,14 @@ etude trains robot skills.
   etude train  RECIPE [--section.key value]   plan, then train
   etude resume RUN                            continue a run, bit for bit
   etude eval   RUN [--episodes 100]           fresh deterministic episodes
+  etude check  TASK                           does an environment keep its contract
+  etude doctor                                what this machine can and cannot do
 
-RECIPE is a name from `etude list` or a recipe.yaml; RUN is a run folder.
+RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
+module:Class or a Gymnasium id. One's own: `etude train ppo --env.id ID`, `--env.task module:Class`.
 `etude train RECIPE --help` shows every field with its default.
 """
 
-T = TypeVar("T")
 Recipe_ = Annotated[Recipe, tyro.conf.arg(name="")]
 
 
@@ -88,6 +97,29 @@ class EvalCommand(Config):
     )
 
 
+class CheckCommand(Config):
+    """Whether an environment keeps the contract everything else relies on."""
+
+    task: tyro.conf.Positional[str] = Field(
+        description="module:Class or file.py:Class of a batched task, or a Gymnasium id."
+    )
+    options: dict[str, bool | int | float | str] = Field(
+        {}, description="Arguments for it: names and values in turn."
+    )
+    steps: int = Field(200, ge=1, description="Steps to play; episodes should end within them.")
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = Field(
+        False, description="Print JSON, for programs."
+    )
+
+
+class DoctorCommand(Config):
+    """What this machine can and cannot do."""
+
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = Field(
+        False, description="Print JSON, for programs."
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -96,31 +128,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     verb, rest = arguments[0], arguments[1:]
     if verb not in VERBS:
-        near = [name for name in VERBS if name.startswith(verb[:2])]
+        near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         print(f"There is no command '{verb}'.{hint} `etude --help` shows them.", file=sys.stderr)
         return UsageError.exit_code
     try:
-        VERBS[verb](rest)
+        return VERBS[verb](rest) or 0
     except EtudeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except ValidationError as error:
-        print(recipes.explain(error), file=sys.stderr)
+        print(explain(error, None), file=sys.stderr)
         return UsageError.exit_code
-    return 0
-
-
-def _parse(verb: str, command: type[T], arguments: list[str], default: T | None = None) -> T:
-    given: dict[str, Any] = {} if default is None else {"default": default}
-    parsed: T = tyro.cli(
-        command,
-        args=arguments,
-        prog=f"etude {verb}",
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
-        **given,
-    )
-    return parsed
+    except KeyboardInterrupt:
+        print("Stopped; a run that had begun goes on with `etude resume RUN`.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python would complain again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _target(verb: str, arguments: list[str]) -> tuple[Recipe, list[str]]:
@@ -128,11 +154,11 @@ def _target(verb: str, arguments: list[str]) -> tuple[Recipe, list[str]]:
     if not arguments or arguments[0].startswith("-"):
         names = ", ".join(recipes.CATALOG)
         raise UsageError(f"Name a recipe first: etude {verb} RECIPE ... (one of {names}).")
-    return recipes.find(arguments[0]), arguments[1:]
+    return with_env(recipes.find(arguments[0]), arguments[1:]), arguments[1:]
 
 
 def _list(arguments: list[str]) -> None:
-    command = _parse("list", ListCommand, arguments)
+    command = parse("list", ListCommand, arguments)
     known = {name: recipes.purpose(name) for name in recipes.CATALOG}
     if command.json_output:
         print(json.dumps(known, indent=2))
@@ -143,7 +169,7 @@ def _list(arguments: list[str]) -> None:
 
 def _plan(arguments: list[str]) -> None:
     recipe, rest = _target("plan", arguments)
-    command = _parse(f"plan {recipe.name}", PlanCommand, rest, PlanCommand(recipe=recipe))
+    command = parse(f"plan {recipe.name}", PlanCommand, rest, PlanCommand(recipe=recipe))
     width = shutil.get_terminal_size((100, 24)).columns
     if command.compare is not None:
         field, variants = _variants(command.recipe, command.compare)
@@ -167,8 +193,8 @@ def _variants(recipe: Recipe, text: str) -> tuple[str, list[tuple[str, Recipe]]]
         raise UsageError(f"--compare takes section.key=a,b,c, not '{text}'.")
     variants = []
     for value in values.split(","):
-        command = _parse(
-            "plan --compare", PlanCommand, [f"--{field}", value], PlanCommand(recipe=recipe)
+        command = parse(
+            f"plan {recipe.name}", PlanCommand, [f"--{field}", value], PlanCommand(recipe=recipe)
         )
         variants.append((value, command.recipe))
     return field, variants
@@ -176,17 +202,17 @@ def _variants(recipe: Recipe, text: str) -> tuple[str, list[tuple[str, Recipe]]]
 
 def _train(arguments: list[str]) -> None:
     recipe, rest = _target("train", arguments)
-    command = _parse(f"train {recipe.name}", TrainCommand, rest, TrainCommand(recipe=recipe))
+    command = parse(f"train {recipe.name}", TrainCommand, rest, TrainCommand(recipe=recipe))
     chosen = command.recipe
     if command.source is not None:
         chosen = chosen.model_copy(update={"start_from": str(Path(command.source).resolve())})
-    run = train(chosen, command.folder, logs=[ConsoleTable()], say=_say)
+    run = train(chosen, command.folder, say=_say, console=True)
     _done(run)
 
 
 def _resume(arguments: list[str]) -> None:
-    command = _parse("resume", ResumeCommand, arguments)
-    _done(resume(Path(command.run), command.total_timesteps, logs=[ConsoleTable()], say=_say))
+    command = parse("resume", ResumeCommand, arguments)
+    _done(resume(Path(command.run), command.total_timesteps, say=_say, console=True))
 
 
 def _done(run: Run) -> None:
@@ -202,7 +228,7 @@ def _done(run: Run) -> None:
 
 
 def _eval(arguments: list[str]) -> None:
-    command = _parse("eval", EvalCommand, arguments)
+    command = parse("eval", EvalCommand, arguments)
     metrics = Run(command.run).evaluate(command.episodes, command.seed)
     if command.json_output:
         print(json.dumps(metrics, indent=2))
@@ -215,10 +241,34 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-VERBS: dict[str, Callable[[list[str]], None]] = {
+def _check(arguments: list[str]) -> int:
+    command = parse("check", CheckCommand, arguments)
+    config = env_config(command.task, command.options)
+    make_bare(config, 1).close()  # a name that stands for nothing is a mistake, not a finding
+    findings = check_env(lambda rows, threads: make_bare(config, rows, threads), command.steps)
+    if command.json_output:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        print(render_findings(command.task, findings), end="")
+    return int(any(finding.verdict == "failed" for finding in findings))
+
+
+def _doctor(arguments: list[str]) -> None:
+    command = parse("doctor", DoctorCommand, arguments)
+    findings = doctor.examine(Path.cwd())
+    if command.json_output:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        print(doctor.render(findings, width, color=sys.stdout.isatty()), end="")
+
+
+VERBS: dict[str, Callable[[list[str]], int | None]] = {
     "list": _list,
     "plan": _plan,
     "train": _train,
     "resume": _resume,
     "eval": _eval,
+    "check": _check,
+    "doctor": _doctor,
 }

@@ -11,10 +11,13 @@ import yaml
 from pydantic import Field, ValidationError
 
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.app.logs import LogsConfig
 from etude.core.clock import ClockConfig
-from etude.core.errors import UsageError
+from etude.core.errors import EtudeError, UsageError
+from etude.core.explain import explain
+from etude.core.imports import describe, load_object
 from etude.core.recipe import Config
-from etude.envs.catalog import ENVS, EnvConfig
+from etude.envs.catalog import EnvConfig
 from etude.envs.gym import GymConfig
 from etude.envs.reach import ReachConfig
 from etude.models.policies import PolicyConfig
@@ -39,6 +42,7 @@ class Recipe(Config):
     clock: ClockConfig = Field(description="Length of the run and its levels.")
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
+    logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
 
 
 def reach() -> Recipe:
@@ -47,7 +51,7 @@ def reach() -> Recipe:
         name="reach",
         env=ReachConfig(),
         policy=PolicyConfig(init_std=0.3),
-        collector=CollectorConfig(rows=256, group_rows=128, threads=2),
+        collector=CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
             minibatch_size=512,
@@ -132,7 +136,7 @@ def purpose(name: str) -> str:
 
 
 def find(target: str) -> Recipe:
-    """A recipe by its name, or from a recipe.yaml."""
+    """A recipe by its name, from a recipe.yaml, or from one's own function."""
     if target in CATALOG:
         return CATALOG[target]()
     path = Path(target)
@@ -140,12 +144,37 @@ def find(target: str) -> Recipe:
         if not path.is_file():
             raise UsageError(f"There is no file {target}; check the path.")
         return load(path)
+    if ":" in target:
+        return _from_function(target)
+    if path.suffix == ".py":
+        raise UsageError(f"Name the function in it that returns the recipe: {target}:FUNCTION.")
     near = difflib.get_close_matches(target, CATALOG, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise UsageError(
         f"There is no recipe '{target}'; {hint}`etude list` shows them all, and a path to a "
-        "recipe.yaml works too."
+        "recipe.yaml or FILE.py:FUNCTION works too."
     )
+
+
+def _from_function(target: str) -> Recipe:
+    """What the function behind `file.py:function` or `module:function` returns."""
+    function = load_object(target, "my_recipes.py:my_recipe")
+    if not callable(function):
+        raise UsageError(f"{target} is no function: write one that returns an etude.Recipe.")
+    try:
+        recipe = function()
+    except EtudeError:
+        raise
+    except ValidationError as error:
+        raise UsageError(f"{target}: {explain(error, Recipe)}") from error
+    except Exception as error:  # someone else's code may fail in any way
+        raise UsageError(f"{target} failed: {describe(error)}.") from error
+    if not isinstance(recipe, Recipe):
+        raise UsageError(
+            f"{target} returns a {type(recipe).__name__}; it must return an etude.Recipe, such as "
+            "etude.recipes.reach() with some fields changed."
+        )
+    return recipe
 
 
 def load(path: Path) -> Recipe:
@@ -153,7 +182,8 @@ def load(path: Path) -> Recipe:
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read as YAML: {error}") from error
+        words = " ".join(str(error).split())
+        raise UsageError(f"{path} cannot be read as YAML: {words}.") from error
     return validated(content, str(path))
 
 
@@ -162,17 +192,7 @@ def validated(content: Any, source: str) -> Recipe:
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise UsageError(f"{source}: {explain(error)}") from error
-
-
-def explain(error: ValidationError) -> str:
-    """A pydantic error as one sentence."""
-    sentences = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"] if part not in ENVS)
-        message = problem["msg"].removeprefix("Value error, ")
-        sentences.append(f"{field}: {message}" if field else message)
-    return "; ".join(sentences) + "."
+        raise UsageError(f"{source}: {explain(error, Recipe)}") from error
 
 
 def dump(recipe: Recipe) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from etude.app import recipes
-from etude.app.build import Parts, build, make_evaluator, nest, policy_path, start_policy
+from etude.app.build import Parts, build, make_evaluator, nest, policy_parts, start_policy
+from etude.app.logs import Outputs, check, open_logs
 from etude.app.plan import Plan, make_plan
 from etude.app.plan_view import render
 from etude.app.recipes import Recipe
@@ -65,7 +66,7 @@ def load_policy(path: str | Path) -> LoadedPolicy:
 
 
 def _load(path: Path) -> MlpPolicy:
-    arrays, contract = checkpoint.load_policy_parts(policy_path(path))
+    arrays, contract = policy_parts(path)
     return policy_from_contract(contract, arrays)
 
 
@@ -144,17 +145,23 @@ def train(
     logs: Sequence[LogWriter] = (),
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
+    console: bool = False,
 ) -> Run:
-    """Plan, then train a recipe in a new run folder."""
+    """Plan, then train a recipe in a new run folder.
+
+    `console`: show the run on the screen, as the recipe's `logs.console` says.
+    """
+    check(recipe.logs)
     plan = make_plan(recipe)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
     with RunFolder.create(
         target, recipes.dump(recipe), render(plan), plan.to_json(), _manifest(recipe, plan)
     ) as folder:
-        say(f"Run folder: {folder.path}")
-        parts = build(recipe, folder, logs, callbacks, on_phase)
+        out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
+        out.say(f"Run folder: {folder.path}")
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase)
         start_policy(recipe, parts.algorithm)
-        _execute(parts, folder, say)
+        _execute(parts, folder, out.say)
     return Run(target)
 
 
@@ -165,21 +172,25 @@ def resume(
     logs: Sequence[LogWriter] = (),
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
+    console: bool = False,
 ) -> Run:
     """Continue a run from its last good checkpoint, as if it had never stopped.
 
     `total_timesteps` gives it a larger budget first; schedules that follow the run's progress
-    then follow the new length.
+    then follow the new length. `console`: show the run on the screen.
     """
     with RunFolder.open(Path(path)) as folder:
         recipe = recipes.load(folder.recipe)
+        check(recipe.logs)
         if total_timesteps is not None:
             recipe = _extend(recipe, total_timesteps, folder)
         now = _manifest(recipe, make_plan(recipe, begun=True))
         for sentence in manifest.differences(folder.manifest(), now):
             say(f"Not as it was when the run started, so bits may differ: {sentence}")
         _warn_of_failures(folder, say)
-        parts = build(recipe, folder, logs, callbacks, on_phase)
+        out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
+        say = out.say
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase)
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
             if total_timesteps is not None:
@@ -194,6 +205,12 @@ def resume(
             say("The run is finished already.")
         _execute(parts, folder, say)
     return Run(path)
+
+
+def _outputs(recipe: Recipe, folder: RunFolder, console: bool, asked: Outputs) -> Outputs:
+    """The logs of the recipe, with what the caller asked for."""
+    plain = recipe.model_dump(mode="json")
+    return open_logs(recipe.logs, folder.path, plain, nest(recipe).iterations, console, asked)
 
 
 def _extend(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:

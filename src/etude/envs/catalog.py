@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import Field
 
 from etude.core.contracts import BatchEnv, Exactness
 from etude.envs.gym import GymConfig, GymEnv
+from etude.envs.pick_place import PickPlace, PickPlaceConfig
 from etude.envs.reach import Reach, ReachConfig
+from etude.envs.task import OwnTasks, TaskConfig, make_task
 
-EnvConfig = Annotated[ReachConfig | GymConfig, Field(discriminator="kind")]
+AnyEnvConfig = ReachConfig | PickPlaceConfig | GymConfig | TaskConfig
+EnvConfig = Annotated[AnyEnvConfig, Field(discriminator="kind")]
 
 
 class EnvClass(Protocol):
@@ -24,21 +28,42 @@ class EnvClass(Protocol):
 class Entry(NamedTuple):
     """A kind of environment: what configures it and what runs it."""
 
-    config: type[ReachConfig] | type[GymConfig]
+    config: type[AnyEnvConfig]
     env: EnvClass
+    named_by: str | None = None
+    """The field that says which environment it is: `--env.<field>` alone chooses the kind."""
 
 
 ENVS: dict[str, Entry] = {
     "reach": Entry(ReachConfig, Reach),
-    "gym": Entry(GymConfig, GymEnv),
+    "pick-place": Entry(PickPlaceConfig, PickPlace),
+    "gym": Entry(GymConfig, GymEnv, named_by="id"),
+    "task": Entry(TaskConfig, OwnTasks(), named_by="task"),
 }
 
 
-def make_env(config: ReachConfig | GymConfig, num_rows: int, threads: int = 1) -> BatchEnv:
+def make_env(config: AnyEnvConfig, num_rows: int, threads: int = 1) -> BatchEnv:
     """A group's worth of the configured environment, with that many engine threads."""
     return ENVS[config.kind].env(config, num_rows, threads)
 
 
-def env_exactness(config: ReachConfig | GymConfig) -> Exactness:
+def env_exactness(config: AnyEnvConfig) -> Exactness:
     """Whether the configured environment resumes bit for bit."""
     return ENVS[config.kind].env.exactness(config)
+
+
+def env_config(target: str, options: dict[str, bool | int | float | str]) -> AnyEnvConfig:
+    """What a person means by a kind, a Gymnasium id, or the class of a task."""
+    if target in ENVS:
+        return ENVS[target].config.model_validate(options)
+    # Gymnasium's own way to name a package, package:Env-v0, has a colon as well.
+    if ":" in target and not re.search(r"-v\d+$", target):
+        return TaskConfig(task=target, options=options)
+    return GymConfig(id=target, kwargs=options)
+
+
+def make_bare(config: AnyEnvConfig, num_rows: int, threads: int = 1) -> BatchEnv:
+    """As `make_env`, but a task of one's own is given as it is, exact or not."""
+    if isinstance(config, TaskConfig):
+        return make_task(config, num_rows, threads)
+    return make_env(config, num_rows, threads)

@@ -23,10 +23,10 @@ from etude.core.contracts import (
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.recipe import Config
-from etude.core.trees import Tree, digest
+from etude.core.trees import Tree
 from etude.envs import gym_state
+from etude.envs.probe import probe
 
-PROBE_STEPS = 50
 _DIVERGED = [
     int(mujoco.mjtWarning.mjWARN_BADQPOS),
     int(mujoco.mjtWarning.mjWARN_BADQVEL),
@@ -55,11 +55,21 @@ def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f" Nearest: {', '.join(near)}." if near else ""
-        raise UsageError(f"Gymnasium has no environment '{config.id}'.{hint}") from error
+        raise UsageError(
+            f"Gymnasium has no environment '{config.id}'.{hint} One that a package of its own "
+            "registers is written package:ID."
+        ) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise UsageError(f"'{config.id}' needs a package that is missing: {error}.") from error
+        raise UsageError(
+            f"'{config.id}' needs a package that is missing: {_line(error)}."
+        ) from error
     except TypeError as error:
-        raise UsageError(f"'{config.id}' does not take these arguments: {error}.") from error
+        raise UsageError(f"'{config.id}' does not take these arguments: {_line(error)}.") from error
+
+
+def _line(error: Exception) -> str:
+    """The words of an error on one line, without its full stop."""
+    return " ".join(str(error).split()).rstrip(".")
 
 
 class GymEnv:
@@ -254,53 +264,5 @@ def probe_exactness(config: GymConfig) -> Exactness:
     """Snapshot, step, restore and step again, in the same and in another instance; compare bits."""
     name = config.model_dump_json()
     if name not in _verdicts:
-        _verdicts[name] = _probe(config)
+        _verdicts[name] = probe(lambda: GymEnv(config, 2, exact=True), config.id)
     return _verdicts[name]
-
-
-def _probe(config: GymConfig) -> Exactness:
-    key = Key(0, ("probe",))
-    env = GymEnv(config, 2, exact=True)
-    other = GymEnv(config, 2, exact=True)
-    try:
-        env.reset(key)
-        _play(env, key.child("before"), PROBE_STEPS // 2)
-        # The other instance has a past of its own, which the snapshot must overwrite.
-        other.reset(key.child("other"))
-        _play(other, key.child("past"), PROBE_STEPS // 3)
-        snapshot = env.snapshot()
-        expected = _play(env, key.child("after"), PROBE_STEPS)
-        for place, instance in (("the same instance", env), ("a fresh instance", other)):
-            instance.restore(snapshot, key)
-            found = _play(instance, key.child("after"), PROBE_STEPS)
-            for step, (one, two) in enumerate(zip(expected, found, strict=True)):
-                if one != two:
-                    return Exactness(
-                        False,
-                        f"restored in {place}, '{config.id}' differs after {step + 1} steps: "
-                        "it keeps state that cannot be saved",
-                    )
-    except UsageError:
-        raise
-    except Exception as error:  # foreign code may fail in any way once restored
-        return Exactness(False, f"'{config.id}' cannot be restored: {error!r}")
-    finally:
-        env.close()
-        other.close()
-    return Exactness(True, f"a probe of {PROBE_STEPS} steps after a restore was equal in every bit")
-
-
-def _play(env: GymEnv, key: Key, steps: int) -> list[str]:
-    """Random actions; a digest of everything each step gave."""
-    stream = key.generator()
-    spec = env.spec.action
-    digests = []
-    for _ in range(steps):
-        actions: Array
-        if spec.kind == "box":
-            actions = stream.uniform(-1, 1, (env.num_rows, len(spec.low))).astype(np.float32)
-        else:
-            actions = stream.integers(spec.sizes, size=(env.num_rows, len(spec.sizes)))
-        result = env.step(spec.to_env(actions))
-        digests.append(digest(vars(result)))
-    return digests

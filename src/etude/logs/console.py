@@ -1,9 +1,12 @@
-"""The plain table: a heading now and then, one line per cycle."""
+"""The plain table: a heading now and then, one line per cycle, a summary per epoch."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
+
+from etude.logs.rows import Judge, numbers
 
 COLUMNS = (
     ("steps", "timesteps", 11, "{:,.0f}"),
@@ -28,22 +31,52 @@ ROWS_PER_HEADING = 20
 class ConsoleTable:
     """Prints log rows for a person to follow; what a run does not have stays empty."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, judge: Judge | None = None) -> None:
+        """`judge`: says at every epoch's end what the rows mean; without one, nobody does."""
         self._stream = stream or sys.stdout
+        self._judge = judge
         self._rows = 0
+        self._epoch = 0
+        self._told: set[str] = set()
 
     def begin(self, history: list[dict[str, Any]]) -> None:
         """Rows from before a resume have been printed before."""
+        for row in history:
+            self._epoch = int(row.get("epoch", self._epoch))
+            if self._judge is not None:
+                self._judge.add(numbers(row))
 
     def write(self, row: dict[str, Any]) -> None:
         if self._rows % ROWS_PER_HEADING == 0:
             heading = "".join(f"{name:>{width}}" for name, _, width, _ in COLUMNS)
             print(heading, file=self._stream)
         self._rows += 1
+        values = numbers(row)
         cells = (
-            f"{form.format(row[metric]) if metric in row else '':>{width}}"
+            f"{form.format(values[metric]) if metric in values else '':>{width}}"
             for _, metric, width, form in COLUMNS
         )
         print("".join(cells).rstrip(), file=self._stream, flush=True)
+        if self._judge is not None:
+            self._judge.add(values)
+            if (epoch := int(row.get("epoch", 0))) > self._epoch:
+                self._epoch = epoch
+                print(self._summary(self._judge, values), file=self._stream, flush=True)
 
     def close(self) -> None: ...
+
+    def _summary(self, judge: Judge, values: Mapping[str, float]) -> str:
+        """One line: the phase, what was reached, what looks wrong (at first with what to try)."""
+        parts = [f"epoch {self._epoch}: {judge.phase}"]
+        for name, metric, form in (
+            ("success", "rollout/success_rate", "{:.0%}"),
+            ("return", "rollout/ep_rew_mean", "{:.2f}"),
+        ):
+            if metric in values:
+                parts.append(f"{name} {form.format(values[metric])}")
+        warnings = judge.warnings
+        for warning in warnings:
+            known = warning.name in self._told
+            parts.append(f"WARNING {warning.name}" + ("" if known else f" ({warning.text})"))
+        self._told = {warning.name for warning in warnings}
+        return "  " + ", ".join(parts)

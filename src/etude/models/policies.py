@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import nn
 
 from etude.core.contracts import Action, ActionSpec, Array, ArraySpec, EnvSpec
@@ -26,7 +26,7 @@ class PolicyConfig(Config):
     """Networks of policy and value function."""
 
     kind: Literal["mlp"] = Field("mlp", description="A memoryless policy.")
-    hidden: tuple[int, ...] = Field((64, 64), description="Units of each hidden layer.")
+    hidden: tuple[PositiveInt, ...] = Field((64, 64), description="Units of each hidden layer.")
     activation: Literal["tanh", "relu", "elu", "silu"] = Field(
         "tanh", description="Between layers."
     )

@@ -27,6 +27,10 @@ _FIXES = {
     errno.EPERM: "it is not writable; check its owner and permissions",
     errno.EROFS: "it is on a read-only file system; choose a folder that can be written",
     errno.EIO: "the disk reported an I/O error; check the disk",
+    errno.ENOENT: "its parent folder cannot hold it; choose another folder",
+    errno.ENOTDIR: "a file is where a folder should be; choose another folder",
+    errno.EEXIST: "something of that name is in the way; choose another name",
+    errno.EFBIG: "it would be larger than this system allows; raise the limit (ulimit -f)",
 }
 
 

@@ -1,0 +1,85 @@
+"""What the dashboard costs a run: under 1 % of its time.
+
+    python gates/dashboard_cost.py [--pairs 3] [--steps 98304]
+
+Alternates runs of `reach` with and without it, at 160 x 50, the larger of the two sizes it is made
+for. The figure is the time spent in the dashboard (its drawing thread's processor time, and the
+time the run waits for it) over that of the run; runs with and without differ by less than one
+differs from the next, so their seconds are printed for comparison only. Exits 1 above 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+import etude
+from etude.app import recipes
+from etude.app.build import nest
+from etude.app.recipes import Recipe
+from etude.logs.dashboard import Dashboard
+from etude.metrics.health import Health
+from etude.training.progress import DashboardCallback
+from machine import report_load
+
+LIMIT = 0.01
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=98_304)
+    options = parser.parse_args()
+    report_load()
+    full = recipes.reach()
+    clock = full.clock.model_copy(update={"total_timesteps": options.steps})
+    recipe = full.model_copy(update={"clock": clock})
+    plain, shown, shares = [], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for pair in range(options.pairs):
+            plain.append(without(recipe, Path(scratch) / f"plain{pair}"))
+            seconds, cost = within(recipe, Path(scratch) / f"shown{pair}")
+            shown.append(seconds)
+            shares.append(cost / seconds)
+            print(
+                f"pair {pair}: {plain[-1]:.2f} s without, {seconds:.2f} s with, {cost:.3f} s of "
+                f"it in the dashboard ({shares[-1]:.2%})",
+                flush=True,
+            )
+    ratio = statistics.median(shown) / statistics.median(plain)
+    print(f"median seconds with / without: {ratio:.3f}")
+    print(f"dashboard_cost {max(shares):.2%} of a run at most (goal under {LIMIT:.0%})")
+    return int(max(shares) >= LIMIT)
+
+
+def without(recipe: Recipe, folder: Path) -> float:
+    start = time.perf_counter()
+    etude.train(recipe, folder)
+    return time.perf_counter() - start
+
+
+def within(recipe: Recipe, folder: Path) -> tuple[float, float]:
+    """(seconds of the run, seconds of them in the dashboard)."""
+    with open(os.devnull, "w") as nowhere:
+        console = Console(file=nowhere, force_terminal=True, width=160, height=50)
+        dashboard = Dashboard("reach", str(folder), Health(nest(recipe).iterations), console)
+        start = time.perf_counter()
+        etude.train(
+            recipe,
+            folder,
+            callbacks=[DashboardCallback(dashboard)],
+            logs=[dashboard],
+            on_phase=dashboard.activity,
+        )
+        return time.perf_counter() - start, dashboard.cost
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Damage real checkpoints in every way; each must be noticed, and the one before must take over.
+
+    python gates/torn_checkpoints.py --cases 10000
+
+Trains a short run that keeps three checkpoints, then damages copies of the newest: truncated, a
+bit flipped, a block of zeros, a file missing, a file swapped with that of another save. For each,
+loading must refuse with the one kind of error, and the search for a checkpoint to resume must set
+the damaged ones aside and settle on the newest whole one, bit for bit, within seconds. Some cases
+are also resumed to their end, which must be that of the untouched run. Exits 1 on any miss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import etude
+from etude.app import recipes
+from etude.core.trees import digest
+from etude.runs import checkpoint, files, parts
+
+PATIENCE = 10.0
+FILES = [
+    f"{part}/{name}"
+    for part, document in parts.DOCUMENTS.items()
+    for name in (parts.ARRAYS, document, parts.MANIFEST)
+]
+
+
+class NoFlush(files.Disk):
+    """Ten thousand real flushes would test the disk, not the code."""
+
+    def fsync(self, fd: int) -> None:
+        """Nothing."""
+
+
+def truncated(data: bytes, chance: random.Random) -> bytes:
+    return data[: chance.randrange(len(data))]
+
+
+def flipped(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def zeroed(data: bytes, chance: random.Random) -> bytes:
+    """A block of a disk's size reads as zeros; one that held something else."""
+    full = [i for i in range(0, len(data), 512) if data[i : i + 512].strip(b"\0")]
+    start = chance.choice(full)
+    length = min(512 * chance.choice((1, 8)), len(data) - start)
+    return data[:start] + bytes(length) + data[start + length :]
+
+
+DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "truncated": truncated,
+    "bit flipped": flipped,
+    "zero block": zeroed,
+}
+KINDS = (*DAMAGES, "file missing", "files swapped")
+
+
+def replace(path: Path, data: bytes) -> None:
+    """A new file, so that what is linked elsewhere stays."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+def damage(folder: Path, kind: str, chance: random.Random) -> tuple[str, int]:
+    """Damage the newest of a folder's checkpoints; (the file, which checkpoint should be found)."""
+    newest, *older = sorted((p for p in folder.iterdir() if not p.is_symlink()), reverse=True)
+    name = chance.choice(FILES)
+    victim, fallback = newest / name, older[0]
+    if kind == "file missing":
+        victim.unlink()
+    elif kind == "files swapped":
+        other = chance.choice(older)
+        # Where both saves hold the same bytes a swap changes nothing.
+        different = [n for n in FILES if (newest / n).read_bytes() != (other / n).read_bytes()]
+        name = chance.choice(different)
+        one, two = (newest / name).read_bytes(), (other / name).read_bytes()
+        replace(newest / name, two)
+        replace(other / name, one)
+        fallback = next(path for path in older if path != other)
+    else:
+        replace(victim, DAMAGES[kind](victim.read_bytes(), chance))
+    return name, checkpoint.step_of(fallback)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """A copy that shares its files with the original."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.is_symlink():
+            (target / path.name).symlink_to(os.readlink(path))
+        elif path.is_dir():
+            link_tree(path, target / path.name)
+        else:
+            os.link(path, target / path.name)
+
+
+def bits(path: Path) -> str:
+    arrays, contract, training = checkpoint.load_training(path)
+    return digest({"arrays": arrays, "contract": contract, "training": training})
+
+
+@dataclass
+class Gate:
+    """What was tried and what came of it."""
+
+    run: Path
+    seed: int
+    tried: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+    recovered: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
+    hangs: int = 0
+    tracebacks: int = 0
+    slowest: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    whole: dict[int, str] = field(default_factory=dict)
+
+    def case(self, number: int, folder: Path) -> None:
+        kind = KINDS[number % len(KINDS)]
+        chance = random.Random(f"{self.seed}-{number}")
+        link_tree(self.run / "checkpoints", folder)
+        name, fallback = damage(folder, kind, chance)
+        label = f"case {number}, {kind}, {name}"
+        self.tried[kind] += 1
+        start = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+        try:
+            self._judge(folder, kind, label, fallback)
+        except TimeoutError:
+            self.hangs += 1
+            self.failures.append(f"{label}: no answer within {PATIENCE:g} s")
+        except Exception:
+            self.tracebacks += 1
+            self.failures.append(f"{label}: {traceback.format_exc()}")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        self.slowest = max(self.slowest, time.monotonic() - start)
+        shutil.rmtree(folder)
+
+    def _judge(self, folder: Path, kind: str, label: str, fallback: int) -> None:
+        newest = folder / checkpoint.step_name(max(self.whole))
+        try:
+            checkpoint.load_training(newest)
+            self.failures.append(f"{label}: was loaded")
+        except checkpoint.DamagedCheckpoint as error:
+            if newest not in (error.path, *error.path.parents):
+                self.failures.append(f"{label}: blames {error.path}")
+            self.found[kind] += 1
+        said: list[str] = []
+        path = checkpoint.newest_verified(folder, said.append)
+        if path is None or checkpoint.step_of(path) != fallback:
+            self.failures.append(f"{label}: found {path} instead of step {fallback}")
+        elif bits(path) != self.whole[fallback]:
+            self.failures.append(f"{label}: step {fallback} is not what was saved")
+        elif not said or newest.exists() or os.readlink(folder / "latest") != path.name:
+            self.failures.append(f"{label}: was not set aside, or not said")
+        else:
+            self.recovered[kind] += 1
+
+    def resume(self, number: int, folder: Path) -> None:
+        """A whole run with a torn newest checkpoint goes on, and ends as the untouched one."""
+        kind = KINDS[number % len(KINDS)]
+        shutil.copytree(self.run, folder, symlinks=True)
+        damage(folder / "checkpoints", kind, random.Random(f"{self.seed}-resume-{number}"))
+        said: list[str] = []
+        equal = (
+            etude.resume(folder, say=said.append).fingerprint() == etude.Run(self.run).fingerprint()
+        )
+        if equal and any("Damaged checkpoint" in text for text in said):
+            self.resumed += 1
+        else:
+            self.failures.append(f"resume {number}, {kind}: {'not said' if equal else 'DIFFERENT'}")
+        shutil.rmtree(folder)
+
+
+def train(path: Path) -> None:
+    """A real run of seconds: four checkpoints, of which three are kept."""
+    base = recipes.reach_short().model_dump(mode="json")
+    base["collector"] |= {"rows": 32, "group_rows": 8}
+    base["algorithm"] |= {"rollout_steps": 8, "minibatch_size": 64, "update_epochs": 1}
+    base["clock"] |= {"total_timesteps": 8 * 256, "iterations": 2, "cycles": 1}
+    base["evaluation"] |= {"every": "never", "episodes": 8, "rows": 8, "group_rows": 8}
+    etude.train(recipes.validated(base, "the gate"), path)
+
+
+def on_alarm(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--resumes", type=int, default=25, help="cases resumed to the run's end")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    signal.signal(signal.SIGALRM, on_alarm)
+    with tempfile.TemporaryDirectory() as scratch, files.using(NoFlush()):
+        gate = Gate(Path(scratch) / "run", options.seed)
+        train(gate.run)
+        for path in sorted((gate.run / "checkpoints").iterdir()):
+            if not path.is_symlink():
+                gate.whole[checkpoint.step_of(path)] = bits(path)
+        for number in range(options.cases):
+            gate.case(number, Path(scratch) / "case")
+        for number in range(options.resumes):
+            gate.resume(number, Path(scratch) / "resumed")
+    for kind in KINDS:
+        print(
+            f"{kind:<14}{gate.tried[kind]:>7,} cases {gate.found[kind]:>7,} noticed "
+            f"{gate.recovered[kind]:>7,} fell back"
+        )
+    for failure in gate.failures[:20]:
+        print(f"FAILED: {failure}")
+    print(f"slowest {gate.slowest:.2f} s, {gate.hangs} hangs, {gate.tracebacks} tracebacks")
+    good = not gate.failures and gate.recovered.total() == options.cases
+    print(
+        f"torn_checkpoints {gate.recovered.total():,} of {options.cases:,} noticed and fell back, "
+        f"{gate.resumed} of {options.resumes} resumes equal: {'passed' if good else 'FAILED'}"
+    )
+    return 0 if good and gate.resumed == options.resumes else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

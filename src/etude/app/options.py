@@ -1,0 +1,216 @@
+"""Options of a command: tyro reads them, and what it refuses is explained in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tyro
+from pydantic import ValidationError
+
+from etude.app.recipes import Recipe
+from etude.core.errors import UsageError
+from etude.core.explain import explain, nearest
+from etude.core.recipe import Config
+from etude.envs.catalog import ENVS
+
+C = TypeVar("C", bound=Config)
+
+
+def parse(verb: str, command: type[C], arguments: list[str], default: C | None = None) -> C:
+    """A command from its options; --help prints and exits."""
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    refusal, complaint = io.StringIO(), io.StringIO()
+    wants_help = any(argument in ("-h", "--help") for argument in arguments)
+    quiet = contextlib.ExitStack()
+    try:
+        with quiet:
+            if not wants_help:
+                quiet.enter_context(contextlib.redirect_stdout(refusal))
+                quiet.enter_context(contextlib.redirect_stderr(complaint))
+            parsed: C = tyro.cli(
+                command,
+                args=arguments,
+                prog=f"etude {verb}",
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
+                **given,
+            )
+    except (SystemExit, ValidationError) as error:
+        if wants_help:
+            raise
+        clear = _diagnose(verb, command, arguments, default)
+        if clear is None and isinstance(error, ValidationError):
+            clear = explain(error, None)
+        raise UsageError(clear or _flat(refusal.getvalue() + complaint.getvalue())) from None
+    return parsed
+
+
+def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
+    """The recipe with the kind of environment that `--env.id` or `--env.task` asks for."""
+    for entry in ENVS.values():
+        value = _value_of(f"--env.{entry.named_by}", arguments) if entry.named_by else None
+        if value is not None and not isinstance(recipe.env, entry.config):
+            named = entry.config.model_validate({entry.named_by: value} if value else {})
+            return recipe.model_copy(update={"env": named})
+    return recipe
+
+
+def _value_of(option: str, arguments: list[str]) -> str | None:
+    """What was typed after an option, "" if nothing was; None without the option."""
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == option:
+            return value if equals else next(iter(arguments[i + 1 :]), "")
+    return None
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field of a command: where it is in the config, and what it holds."""
+
+    path: tuple[str, ...]
+    annotation: Any
+    default: Any
+
+    @property
+    def is_switch(self) -> bool:
+        return self.annotation is bool
+
+    def value(self, texts: list[str]) -> Any:
+        """What was typed, in the shape the config takes."""
+        origin = typing.get_origin(self.annotation) or self.annotation
+        if origin in (tuple, list):
+            return texts
+        if origin is dict:
+            return dict(zip(texts[::2], texts[1::2], strict=True))
+        return None if texts == ["None"] else texts[0]
+
+
+def _options(
+    command: type[Config], default: Config | None, names: str = "", path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Option]]:
+    """("section.some-field", option) of everything a command takes; positionals are left out."""
+    for name, field in command.model_fields.items():
+        value = getattr(default, name) if default is not None else field.default
+        marks = [mark for mark in field.metadata if hasattr(mark, "name")]
+        label = name if not marks else str(marks[0].name)
+        here = (*path, name)
+        if isinstance(value, Config):
+            inner = names if not label else f"{names}{label}."
+            yield from _options(type(value), value, inner, here)
+        elif tyro.conf.Positional not in field.metadata:
+            shown = f"{names}{label}".replace("_", "-")
+            yield shown, Option(here, field.annotation, value)
+
+
+def _diagnose(
+    verb: str, command: type[Config], arguments: list[str], default: Config | None
+) -> str | None:
+    """Why these options were refused; None where that is not clear from here."""
+    options = dict(_options(command, default))
+    content: dict[str, Any] = {} if default is None else default.model_dump()
+    positionals = [n for n, f in command.model_fields.items() if tyro.conf.Positional in f.metadata]
+    for name, texts in _given(arguments):
+        if name is None:
+            expected, spare = texts[: len(positionals)], texts[len(positionals) :]
+            content |= dict(zip(positionals, expected, strict=False))
+            if spare:
+                return _stray(spare[0])
+            continue
+        wrong = _wrong_name(verb, name, options) or _wrong_count(name, texts, options)
+        if wrong:
+            return wrong
+        option = options.get(name) or options[_switched(name)]
+        if name == "env.kind" and texts != [option.default]:
+            return (
+                f"--env.kind is {option.default} in this recipe: --env.id ID or --env.task "
+                "module:Class chooses another environment, or start from another recipe."
+            )
+        section = content
+        for part in option.path[:-1]:
+            section = section[part]
+        section[option.path[-1]] = not option.default if option.is_switch else option.value(texts)
+    missing = [p for p in positionals if p not in content]
+    if missing:
+        return f"Name the {missing[0]} first: etude {verb} {missing[0].upper()} ..."
+    try:
+        command.model_validate(content)
+    except ValidationError as error:
+        return _named_as_typed(explain(error, command, option=True))
+    return None
+
+
+def _given(arguments: list[str]) -> Iterator[tuple[str | None, list[str]]]:
+    """(option, values) as typed; None for what stands before the first option."""
+    name: str | None = None
+    texts: list[str] = []
+    for argument in arguments:
+        if re.match(r"--?[a-zA-Z]", argument):
+            yield name, texts
+            name, equals, value = argument.lstrip("-").partition("=")
+            name, texts = name.replace("_", "-"), [value] if equals else []
+        else:
+            texts.append(argument)
+    yield name, texts
+
+
+def _switched(name: str) -> str:
+    """The field behind --section.no-field, or the option that switches a field off."""
+    section, dot, last = name.rpartition(".")
+    return f"{section}{dot}{last.removeprefix('no-') if last.startswith('no-') else f'no-{last}'}"
+
+
+def _wrong_name(verb: str, name: str, options: dict[str, Option]) -> str | None:
+    option = options.get(name) or options.get(_switched(name))
+    if option is not None:
+        is_off_switch = name not in options
+        if option.is_switch and option.default is not is_off_switch:
+            state = "on" if option.default else "off"
+            return (
+                f"--{name} is {state} by itself: write --{_switched(name)} to change that, or "
+                "leave it out."
+            )
+        if not is_off_switch or option.is_switch:
+            return None
+    inside = [known for known in options if known.startswith(f"{name}.")]
+    if inside:
+        return f"--{name} is a section: give one of its fields, such as --{inside[0]}."
+    near = nearest(name, options)
+    hint = f"did you mean --{near}? " if near else ""
+    return f"There is no option --{name}; {hint}`etude {verb} --help` shows them all."
+
+
+def _wrong_count(name: str, texts: list[str], options: dict[str, Option]) -> str | None:
+    """Too few or too many values for an option that is there."""
+    option = options.get(name)
+    if option is None or option.is_switch:
+        return _stray(texts[0]) if texts else None
+    origin = typing.get_origin(option.annotation) or option.annotation
+    if origin is dict:
+        pairs = "names and values in turn, such as"
+        return f"--{name} takes {pairs} --{name} a 1 b 2." if len(texts) % 2 else None
+    if not texts:
+        return f"--{name} needs a value: it is {option.default!r} if left out."
+    if len(texts) > 1 and origin not in (tuple, list):
+        return _stray(texts[1])
+    return None
+
+
+def _stray(text: str) -> str:
+    return f"'{text}' belongs to no option: options are written --section.field value."
+
+
+def _named_as_typed(text: str) -> str:
+    """Fields of the recipe are options without its name in front."""
+    text = text.replace("--recipe.", "--")
+    return text if "." in text.split()[0] else text[0].upper() + text[1:]
+
+
+def _flat(text: str) -> str:
+    """A box of text on one line: the last resort."""
+    return " ".join(re.sub(r"[╭╮╰╯│─]+", " ", text).split())

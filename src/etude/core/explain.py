@@ -1,0 +1,172 @@
+"""What is wrong with a config, in words a person can act on: the field, the value, the fix."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+_WANTED = {
+    "missing": "is missing: add it",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool": "must be true or false",
+    "string": "must be text",
+    "tuple": "must be a list",
+    "list": "must be a list",
+    "dict": "must be a list of names with values",
+    "model": "must be a section of fields",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "literal_error": "must be {expected}",
+    "union_tag_invalid": "must be of kind {expected_tags}",
+    "union_tag_not_found": "must say its kind, as in `kind: reach`",
+}
+"""By pydantic's type of error, or by the word such a type begins with."""
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel] | None, prefix: str = "", option: bool = False
+) -> str:
+    """A pydantic error as one sentence; `model` is what was being made.
+
+    With `option` fields are named as on the command line, --section.some-field.
+    """
+    sentences: dict[str, str] = {}
+    for problem in error.errors():
+        path, owner = _place(problem["loc"], model)
+        name = shown(f"{prefix}{path}", option) if path else ""
+        if problem["type"] == "extra_forbidden":
+            near = _meant(path, owner, model)
+            hint = f"did you mean {shown(prefix + near, option)}?" if near else "remove it"
+            sentences[name] = f"there is no field {name} ({hint})"
+        else:
+            # A union reports every member it is not: the last one is the widest.
+            sentences[name] = _sentence(dict(problem), name)
+    return "; ".join(sentences.values()) + "."
+
+
+def _meant(path: str, owner: type[BaseModel] | None, model: type[BaseModel] | None) -> str | None:
+    """The field a path without one most likely stands for: in its own section, or elsewhere."""
+    if owner is None or model is None:
+        return None
+    section, dot, _ = path.rpartition(".")
+    own = [f"{section}{dot}{name}" for name in owner.model_fields]
+    elsewhere = [
+        name for name in field_paths(model) if not (dot and name.startswith(section + dot))
+    ]
+    return nearest(path, own) or nearest(path, elsewhere)
+
+
+def _sentence(problem: dict[str, Any], name: str) -> str:
+    """What is wrong with the value of one field."""
+    kind, context, value = problem["type"], problem.get("ctx", {}), problem["input"]
+    if kind == "value_error":
+        words = str(context.get("error", problem["msg"])).rstrip(".")
+        # A rule over several fields names them itself.
+        return f"{name}: {words}" if name and not isinstance(value, dict | BaseModel) else words
+    wanted = _WANTED.get(kind) or _WANTED.get(kind.split("_")[0])
+    said = problem["msg"].replace("Input should be", "must be")
+    if wanted is not None:
+        said = wanted.format(**{key: _plain(text) for key, text in context.items()})
+    if kind in ("missing", "union_tag_not_found"):
+        return f"{name} {said}"
+    if kind == "union_tag_invalid":
+        value = context["tag"]
+    if not name:
+        return f"this {said} such as `clock:`, and {_quoted(value)} is no valid one"
+    return f"{name} {said}, not {value if _is_number(value) else _quoted(value)}"
+
+
+def _place(
+    loc: tuple[int | str, ...], model: type[BaseModel] | None
+) -> tuple[str, type[BaseModel] | None]:
+    """ "env.reward.hold" of ("env", "reach", "reward", "hold"), and the config it belongs to."""
+    names: list[str] = []
+    here: Any = model
+    owner: type[BaseModel] | None = None
+    for part in loc:
+        models = _models(here)
+        owner = models[0] if models else owner
+        fields = {name: field for m in models for name, field in m.model_fields.items()}
+        tagged = [m for m in models if len(models) > 1 and _tag(m) == part]
+        if tagged:
+            here = tagged[0]
+        elif part in fields:
+            here = fields[str(part)].annotation
+            names.append(str(part))
+        elif models or here is None:
+            names.append(str(part))
+            here = None
+        else:
+            break  # inside a list, or the name of a union's member
+    return ".".join(names), owner
+
+
+def _tag(model: type[BaseModel]) -> Any:
+    kind = model.model_fields.get("kind")
+    return None if kind is None else kind.default
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The configs an annotation may stand for: itself, or the members of a union."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in _models(part)]
+
+
+def field_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every field below a config, as section.field; sections themselves are left out."""
+    for name, field in model.model_fields.items():
+        inner = _models(field.annotation)
+        if not inner:
+            yield f"{prefix}{name}"
+        for each in inner:
+            yield from field_paths(each, f"{prefix}{name}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known dotted name that was most likely meant."""
+
+    def likeness(other: str) -> tuple[float, float]:
+        one, two = (n.rpartition(".")[2] for n in (name, other))
+        return (
+            difflib.SequenceMatcher(None, one, two).ratio(),
+            difflib.SequenceMatcher(None, name, other).ratio(),
+        )
+
+    # The field itself must be alike: names of one section look alike by their section.
+    scores = {other: likeness(other) for other in known}
+    close = [other for other, (end, _) in scores.items() if end >= 0.7]
+    return max(close, key=lambda other: sum(scores[other]), default=None)
+
+
+def shown(path: str, option: bool) -> str:
+    """A field's name in a file, or on the command line."""
+    return "--" + path.replace("_", "-") if option else path
+
+
+def _plain(value: Any) -> Any:
+    """A limit as a person writes it: 1 for 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value, or the text that was typed for it, is a number."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,88 @@
+"""One's own code by name: `module:name` or `file.py:name`, found from the current folder."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from etude.core.errors import UsageError
+
+
+def load_object(target: str, example: str) -> Any:
+    """What `module:name` or `file.py:name` stands for; `example` is shown to who wrote neither.
+
+    Importing runs the module. Only a name that a person typed, or wrote into a recipe, comes
+    here; nothing that was saved by a run holds code.
+    """
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name:
+        raise UsageError(f"'{target}' names no code: write {example}.")
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+    if name not in vars(module):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        near = difflib.get_close_matches(name, public, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "check the spelling."
+        raise UsageError(f"{where} has no '{name}'; {hint}")
+    return vars(module)[name]
+
+
+def _from_name(name: str) -> ModuleType:
+    # Last, so that a file here does not take the place of an installed package.
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"There is no module '{name}' in {here} or among the installed packages: run this "
+                f"in the folder of {name.split('.')[0]}.py, or check the name."
+            ) from error
+        raise UsageError(
+            f"'{name}' needs the package '{error.name}', which is not installed: install it."
+        ) from error
+    except Exception as error:  # someone else's module may fail in any way
+        raise UsageError(f"'{name}' cannot be imported: {describe(error)}.") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"There is no file {path}; check the path.")
+    path = path.resolve()
+    # A name of its own: a user's test.py must not be taken for an installed `test`.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be read as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # someone else's module may fail in any way
+        del sys.modules[name]
+        raise UsageError(f"{path} cannot be imported: {describe(error)}.") from error
+    return module
+
+
+def describe(error: BaseException) -> str:
+    """An error in someone else's code in a few words, with file and line where they are known."""
+    text = " ".join(str(error).split()).rstrip(".") or "no message"
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"

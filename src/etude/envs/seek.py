@@ -1,0 +1,39 @@
+"""Seek: the smallest complete task of one's own, to copy and to try things on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from etude.core.contracts import ActionSpec, Array, Observations
+from etude.envs.array_task import ArrayTask, Outcome, State
+
+
+class Seek(ArrayTask):
+    """A point in a square is steered to another point."""
+
+    observations = {"state": 4}  # noqa: RUF012  declared once, read only
+    action = ActionSpec("box", low=(-1.0, -1.0), high=(1.0, 1.0))
+    max_episode_steps = 50
+    statistics = ("is_success",)
+    place = State(2)
+    target = State(2)
+
+    def __init__(self, num_rows: int, threads: int = 1, speed: float = 0.1) -> None:
+        super().__init__(num_rows, threads)
+        self.speed = speed
+
+    def reset_rows(self, rows: Array, streams: Sequence[np.random.Generator]) -> None:
+        self.place[rows] = [stream.uniform(-1, 0, 2) for stream in streams]
+        self.target[rows] = [stream.uniform(0.1, 1, 2) for stream in streams]
+
+    def advance(self, actions: Array) -> Outcome:
+        before = np.linalg.norm(self.target - self.place, axis=1)
+        self.place += self.speed * actions
+        distance = np.linalg.norm(self.target - self.place, axis=1)
+        there = distance < 0.1
+        return Outcome(before - distance + there, there, {"is_success": there})
+
+    def observe(self) -> Observations:
+        return {"state": np.hstack([self.place, self.target - self.place])}

@@ -1,0 +1,141 @@
+"""Curves and bars as characters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from statistics import fmean
+
+MAX_POINTS = 256
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+class Curve:
+    """The shape of a metric over a whole run, in a fixed number of points however long it is."""
+
+    def __init__(self, rows_before: int = 0) -> None:
+        """`rows_before`: rows of the run that came before the metric's first value."""
+        self.last: float | None = None
+        self.per_point = 1
+        """Rows that make a point."""
+        self._means: list[float] = []
+        self._open: list[float] = []
+        for _ in range(rows_before):
+            self.add(None)
+
+    def add(self, value: float | None) -> None:
+        """One row's value; a row without one leaves the curve where it was."""
+        self.last = self.last if value is None else value
+        self._open.append(math.nan if self.last is None else self.last)
+        if len(self._open) < self.per_point:
+            return
+        self._means.append(fmean(self._open))
+        self._open = []
+        if len(self._means) == MAX_POINTS:
+            pairs = zip(self._means[::2], self._means[1::2], strict=True)
+            self._means = [(a + b) / 2 for a, b in pairs]
+            self.per_point *= 2
+
+    @property
+    def points(self) -> tuple[float, ...]:
+        """Oldest first, NaN before the first value; the last may be of fewer rows than others."""
+        rest = self._open  # another thread may put a new list there meanwhile
+        return (*self._means, *([fmean(rest)] if rest else []))
+
+
+def span_of(count: int, expected: int) -> int:
+    """How many points the width of a curve stands for.
+
+    That is the whole run when it is short. In a longer one the curve fills at least half of the
+    width, and is drawn at half the scale whenever it has reached the end.
+    """
+    zoom = 8
+    while zoom < count:
+        zoom *= 2
+    return max(min(zoom, expected), count, 1)
+
+
+def spread(values: Sequence[float], span: int, width: int) -> list[float]:
+    """One value per column: means where there are more than columns, otherwise wider steps."""
+    columns = []
+    for i in range(width):
+        start = i * span // width
+        piece = values[start : max((i + 1) * span // width, start + 1)]
+        if not piece:
+            break
+        columns.append(sum(piece) / len(piece))
+    return columns
+
+
+@lru_cache(maxsize=64)
+def spark(
+    values: tuple[float, ...],
+    span: int,
+    width: int,
+    height: int = 1,
+    bounds: tuple[float | None, float | None] = (None, None),
+) -> tuple[str, ...]:
+    """A filled curve in `height` lines of `width` characters, the top line first.
+
+    `span`: how many values the whole width stands for. `bounds`: where the scale must begin and
+    end; None leaves it to the values. Remembered, since a curve changes once per row and is drawn
+    several times a second.
+    """
+    columns = spread(values, span, width)
+    known = [value for value in columns if not math.isnan(value)]
+    if not known:
+        return (" " * max(width, 0),) * height
+    low = min(known) if bounds[0] is None else min(bounds[0], min(known))
+    high = max(known) if bounds[1] is None else max(bounds[1], max(known))
+    scale = 8 * height / (high - low) if high > low else 0.0
+    # The lowest value still shows as a line, so that it is not taken for a missing one.
+    levels = [0 if math.isnan(v) else max(1, round((v - low) * scale)) for v in columns]
+    lines = []
+    for line in reversed(range(height)):
+        text = "".join(EIGHTHS[max(0, min(8, level - 8 * line))] for level in levels)
+        lines.append(text.ljust(width))
+    return tuple(lines)
+
+
+def bar(share: float, width: int) -> tuple[str, str]:
+    """A progress bar: its done part and the rest, `width` characters together."""
+    halves = round(2 * width * max(0.0, min(1.0, share)))
+    done = "━" * (halves // 2) + "╸" * (halves % 2)
+    return done, "─" * (width - len(done))
+
+
+def split(shares: Sequence[float], width: int) -> list[int]:
+    """Whole numbers of characters that add up to `width`, in proportion to the shares."""
+    total = sum(shares)
+    if total <= 0.0:
+        return [0] * len(shares)
+    ends, reached = [0], 0.0
+    for share in shares:
+        reached += share
+        ends.append(round(width * reached / total))
+    return [b - a for a, b in pairwise(ends)]
+
+
+def number(value: float) -> str:
+    """A number of any size in about six characters."""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value:.2e}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.1 or value == 0.0 else f"{value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    """0:07, 12:34, 3:04:05, 2 d 03:04."""
+    whole = int(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours_left:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,216 @@
+"""Weights & Biases: the same rows, each sent once however often the run is killed.
+
+W&B cannot be cut back. Since a replayed row equals the one that was sent, rows that W&B has are
+skipped, and rows that it lost in a kill are sent again. Who knows what it has: online, its server;
+offline, the files it wrote (its process buffers rows, so what was handed over may not be there);
+where those were synced and removed, wandb.json in the run's folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from etude.core.errors import EtudeError, UsageError
+from etude.logs.rows import numbers, step_of
+
+Mode = Literal["online", "offline"]
+NOTHING = -1
+"""The step before any row."""
+
+
+def require() -> None:
+    """Refuse where wandb is missing."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UsageError(
+            "logs.wandb is on, but wandb is not installed: `pip install etude[wandb]`, or train "
+            "without it."
+        )
+
+
+class WandbLog:
+    """One W&B run per run folder, whatever happens to the processes that write to it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        name: str,
+        mode: Mode,
+        config: dict[str, Any],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`folder`: the run's folder; `config`: what W&B shows as the run's settings."""
+        self._folder, self._project, self._name = folder, project, name
+        self._mode, self._config, self._say = mode, config, say
+        self._run: Any = None
+        self._state = _State(folder / "wandb.json")
+        self._has = NOTHING
+        self._finished = False
+
+    def begin(self, history: list[dict[str, Any]]) -> None:
+        """Find out which rows W&B has, and send those of the history that it has not."""
+        require()
+        self._state.load()
+        if self._state.uploaded and (not history or step_of(history[-1]) <= self._state.sent):
+            self._has = self._state.sent  # finished already; a longer run opens it again
+            return
+        self._open()
+        for row in history:
+            self.write(row)
+
+    def write(self, row: dict[str, Any]) -> None:
+        step = step_of(row)
+        if step <= self._has:
+            return
+        if self._run is None:
+            self._open()
+            if step <= self._has:
+                return
+        # Without commit, W&B would hold a row back until the next one comes.
+        self._run.log(numbers(row), step=step, commit=True)
+        self._has = step
+        self._state.save(sent=step, uploaded=False)
+
+    def finish(self, policy: Path) -> None:
+        """The run came to its end: keep its final policy, a folder, as an artifact."""
+        self._finished = True
+        if self._state.uploaded:
+            return
+        if self._run is None:
+            self._open()
+        import wandb
+
+        name = re.sub(r"[^\w.-]+", "-", f"{self._name}-policy")
+        artifact = wandb.Artifact(name, type="model", metadata={"step": self._has})
+        # The run's folder keeps the files, so W&B needs no copy of them.
+        for file in sorted(policy.resolve().iterdir()):
+            artifact.add_file(str(file), policy="immutable")
+        self._run.log_artifact(artifact, aliases=["final"])
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if self._finished else 1)
+            self._run = None
+            # Only now has W&B let go of its buffers.
+            self._state.save(confirmed=self._has, uploaded=self._finished)
+
+    def _open(self) -> None:
+        """Join the W&B run of this folder."""
+        import wandb
+
+        # Two processes within a second get folders that differ in a number after the id.
+        name = self._state.id
+        files = sorted(self._folder.glob(f"wandb/*run-*-{name}*/run-{name}.wandb"))
+        found = max((step for file in files for step in _steps(file)), default=NOTHING)
+        try:
+            self._run = wandb.init(
+                project=self._project,
+                name=self._name,
+                id=self._state.id,
+                dir=str(self._folder),
+                mode=self._mode,
+                resume="allow",
+                config=self._config,
+                # Capturing the terminal would fight with the dashboard.
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except Exception as error:  # of many types, some of them not public
+            raise EtudeError(
+                f"W&B could not start: {error}. Check `wandb login` and the network, or use "
+                "--logs.wandb-mode offline."
+            ) from error
+        if self._mode == "online":
+            self._has = int(self._run.starting_step) - 1
+            self._say(f"W&B: {self._run.url}")
+        else:
+            self._has = max(found, self._state.confirmed) if files else self._state.sent
+            self._say(f"W&B is offline: `wandb sync {self._folder}/wandb/offline-run-*` sends it.")
+        self._state.save(confirmed=self._has, sent=self._has)
+
+
+class _State:
+    """wandb.json: the W&B run that belongs to a folder, and what was sent to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.id = ""
+        self.confirmed = NOTHING
+        """The last step that W&B had for certain when this process or one before it began."""
+        self.sent = NOTHING
+        """The last step handed over to W&B."""
+        self.uploaded = False
+        """Whether the run has ended in W&B too, with its policy."""
+
+    def load(self) -> None:
+        if self._path.exists():
+            try:
+                content = json.loads(self._path.read_text())
+                self.id, self.uploaded = str(content["id"]), bool(content["uploaded"])
+                self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                raise EtudeError(
+                    f"{self._path} cannot be read ({error}): put it back, or remove it to send "
+                    "the run to W&B as a new one."
+                ) from error
+        else:
+            self.id = secrets.token_hex(4)
+            self.save()
+
+    def save(self, **changes: Any) -> None:
+        """Replace the file; it is the old or the new one at any instant."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        names = ("id", "confirmed", "sent", "uploaded")
+        temporary = self._path.with_name(f".tmp-{self._path.name}")
+        try:
+            with temporary.open("w") as stream:
+                stream.write(json.dumps({name: getattr(self, name) for name in names}) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(self._path)
+        except OSError as error:
+            raise EtudeError(
+                f"Could not write {self._path}: {error.strerror}. Make room or give access, then "
+                "resume the run."
+            ) from error
+
+
+def _steps(file: Path) -> Iterator[int]:
+    """The steps of the rows in a .wandb file."""
+    for record in read_records(file):
+        if record.WhichOneof("record_type") == "history":
+            yield int(record.history.step.num)
+
+
+BLOCK, HEADER, FULL, LAST = 32_768, 7, 1, 4
+
+
+def read_records(file: Path) -> Iterator[Any]:
+    """The messages in a .wandb file, up to where a kill cut it off.
+
+    The format is LevelDB's log: blocks of 32 KiB, in them pieces of (checksum, length, kind), after
+    a header that happens to be as long as that of a piece.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, message = file.read_bytes(), HEADER, b""
+    while at + HEADER <= len(data):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        piece = data[at + HEADER : at + HEADER + length]
+        if kind == 0 or len(piece) < length:
+            return
+        message, at = message + piece, at + HEADER + length
+        if kind in (FULL, LAST):
+            yield Record.FromString(message)
+            message = b""

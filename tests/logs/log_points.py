@@ -1,0 +1,103 @@
+"""The points in TensorBoard and W&B files, and rows to make them from."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+
+from run_hash import FREE
+
+Point = tuple[str, int, float]
+
+
+def tensorboard_events(folder: Path) -> list[Event]:
+    """Every event of every file, in the order they are read."""
+    return [
+        Event.FromString(record)
+        for file in sorted(folder.iterdir())
+        for record in RawEventFileLoader(str(file)).Load()
+    ]
+
+
+def tensorboard_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point]:
+    """(tag, step, value) without what may differ between exact runs."""
+    return [
+        (value.tag, event.step, value.simple_value)
+        for event in tensorboard_events(folder)
+        for value in event.summary.value
+        if not value.tag.startswith(free)
+    ]
+
+
+def wandb_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point]:
+    """(name, step, value) of the history in all .wandb files of a run folder, as W&B keeps it."""
+    from etude.logs.wandb import read_records
+
+    points = []
+    for file in sorted(folder.glob("wandb/*run-*/*.wandb")):
+        for record in read_records(file):
+            if record.WhichOneof("record_type") != "history":
+                continue
+            step = record.history.step.num
+            for item in record.history.item:
+                name = item.key or "/".join(item.nested_key)
+                if not name.startswith((*free, "_")):
+                    points.append((name, step, float(json.loads(item.value_json))))
+    return sorted(points)
+
+
+def row_points(rows: list[dict[str, Any]], free: tuple[str, ...] = FREE) -> list[Point]:
+    """The points that rows of metrics.jsonl stand for."""
+    return [
+        (name, row["timesteps"] or row["updates"], value)
+        for row in rows
+        for name, value in row.items()
+        if value is not None and not name.startswith(free)
+    ]
+
+
+def single(points: list[Point]) -> list[Point]:
+    """As TensorBoard keeps numbers: in single precision."""
+    return [(name, step, struct.unpack("f", struct.pack("f", v))[0]) for name, step, v in points]
+
+
+def rows_like_a_run(count: int) -> list[dict[str, Any]]:
+    return list(_rows(count))
+
+
+def _rows(count: int) -> Iterator[dict[str, Any]]:
+    for i in range(1, count + 1):
+        row: dict[str, Any] = {
+            "epoch": i // 2,
+            "cycle": i,
+            "iterations": 2 * i,
+            "timesteps": 512 * i,
+            "updates": 16 * i,
+            "rollout/ep_rew_mean": i / 3,
+            "rollout/success_rate": min(i / count, 1.0),
+            "reward/progress": i / 7,
+            "reward/effort": -0.01 * i,
+            "train/approx_kl": 0.01 / i,
+            "train/explained_variance": 1 - 1 / i,
+            "train/std": 0.5,
+            "time/fps": 1000.0 + i,
+            "time/time_elapsed": 0.5 * i,
+            "time/collect": 0.3,
+            "time/physics": 0.2,
+            "time/inference": 0.06,
+            "time/environment": 0.04,
+            "time/train": 0.1,
+            "time/test": 0.05,
+            "time/save": 0.01,
+            "system/cpu_cores": 1.5,
+            "system/memory_mib": 300.0,
+        }
+        if i % 3 == 0:
+            row |= {"eval/success_rate": i / count, "eval/mean_reward": i / 2}
+        yield row

@@ -1,0 +1,49 @@
+"""The table in a pipe, and its epoch summaries."""
+
+from __future__ import annotations
+
+import io
+import math
+
+from log_points import rows_like_a_run
+
+from etude.logs.console import ConsoleTable
+from etude.metrics.health import Health
+
+
+def shown(table: ConsoleTable, stream: io.StringIO, row: dict[str, object]) -> list[str]:
+    before = len(stream.getvalue())
+    table.write(row)
+    return stream.getvalue()[before:].splitlines()
+
+
+def test_an_epoch_ends_with_a_line_about_it() -> None:
+    stream = io.StringIO()
+    table = ConsoleTable(stream, Health(100))
+    table.begin([])
+    rows = rows_like_a_run(10)
+    heading, first = shown(table, stream, rows[0])
+    assert heading.split()[:3] == ["steps", "cycle", "updates"]
+    assert first.split()[:2] == ["512", "1"]
+    _, summary = shown(table, stream, rows[1])
+    assert summary == "  epoch 1: discovery, success 20%, return 0.67"
+    assert len(shown(table, stream, rows[2])) == 1
+
+
+def test_a_warning_says_what_to_try_once() -> None:
+    stream = io.StringIO()
+    table = ConsoleTable(stream, Health(100))
+    bad = [{**row, "epoch": i, "train/approx_kl": 0.5} for i, row in enumerate(rows_like_a_run(6))]
+    table.begin(bad[:2])  # a resume: the third in a row is the first it prints
+    first, second = (shown(table, stream, row)[-1] for row in bad[2:4])
+    assert "WARNING KL too high (" in first
+    assert "algorithm.learning_rate" in first
+    assert second.endswith("WARNING KL too high")
+
+
+def test_numbers_that_are_none_leave_a_gap() -> None:
+    stream = io.StringIO()
+    table = ConsoleTable(stream)
+    row = {"timesteps": 512, "cycle": 1, "epoch": 1, "time/fps": math.nan, "train/std": None}
+    _, line = shown(table, stream, row)
+    assert line.split() == ["512", "1"]

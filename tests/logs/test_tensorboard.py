@@ -1,0 +1,76 @@
+"""TensorBoard files: every number once, whatever was there before."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from log_points import row_points, rows_like_a_run, single, tensorboard_events, tensorboard_points
+
+from etude.core.errors import EtudeError
+from etude.logs.tensorboard import TensorBoardLog
+
+
+def write(folder: Path, history: list[dict[str, float]], rows: list[dict[str, float]]) -> None:
+    log = TensorBoardLog(folder)
+    log.begin(history)
+    for row in rows:
+        log.write(row)
+    log.close()
+
+
+def test_every_number_of_every_row_is_a_point(tmp_path: Path) -> None:
+    rows = rows_like_a_run(6)
+    write(tmp_path, [], rows)
+    assert tensorboard_points(tmp_path, ()) == single(row_points(rows, ()))
+
+
+def test_a_resumed_run_has_the_points_of_an_untouched_one(tmp_path: Path) -> None:
+    rows = rows_like_a_run(9)
+    write(tmp_path / "untouched", [], rows)
+    for kept in (0, 1, 4, 9):
+        folder = tmp_path / f"killed-{kept}"
+        log = TensorBoardLog(folder)
+        log.begin([])
+        for row in rows[: kept + 2]:
+            log.write(row)  # and the process is gone without a close
+        write(folder, rows[:kept], rows[kept:])
+        assert len(list(folder.iterdir())) == 1
+        assert tensorboard_points(folder) == tensorboard_points(tmp_path / "untouched")
+
+
+def test_what_metrics_jsonl_cannot_hold_is_no_point_in_either(tmp_path: Path) -> None:
+    live = {"timesteps": 8, "updates": 1, "a": math.nan, "b": math.inf, "c": 2.5, "flag": True}
+    kept = {**live, "a": None, "b": None}
+    write(tmp_path / "live", [], [live])
+    write(tmp_path / "kept", [kept], [])
+    expected = [("timesteps", 8, 8.0), ("updates", 8, 1.0), ("c", 8, 2.5)]
+    assert tensorboard_points(tmp_path / "live") == expected
+    assert tensorboard_points(tmp_path / "kept") == expected
+
+
+def test_without_environment_steps_the_axis_is_updates(tmp_path: Path) -> None:
+    write(tmp_path, [], [{"timesteps": 0, "updates": 32, "train/R_loss": 0.5}])
+    assert ("train/R_loss", 32, 0.5) in tensorboard_points(tmp_path)
+
+
+def test_time_goes_on_over_a_resume_and_readers_drop_the_old_file(tmp_path: Path) -> None:
+    history = [
+        {"timesteps": 8 * i, "updates": i, "time/time_elapsed": seconds}
+        for i, seconds in enumerate((1.0, 2.0, 0.5, 3.0), start=1)  # resumed after the second
+    ]
+    write(tmp_path, history, [])
+    version, start, *events = tensorboard_events(tmp_path)
+    assert version.file_version == "brain.Event:2"
+    assert start.session_log.status == start.session_log.START
+    times = [event.wall_time - events[0].wall_time for event in events]
+    assert times == pytest.approx([0.0, 1.0, 1.5, 4.0], abs=1e-3)
+
+
+def test_other_files_stay_and_a_fault_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path, [], rows_like_a_run(1))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(EtudeError, match=r"Could not write .*metrics\.jsonl"):
+        TensorBoardLog(tmp_path / "notes.txt").begin([])

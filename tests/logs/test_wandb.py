@@ -1,0 +1,113 @@
+"""W&B in its offline mode: every row once, however often its process was lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_points import row_points, rows_like_a_run, wandb_points
+
+from etude.core.errors import UsageError
+
+pytest.importorskip("wandb", reason="wandb is not installed: pip install etude[wandb]")
+
+from etude.logs import wandb as wandb_log
+from etude.logs.wandb import WandbLog, read_records
+
+ROWS = rows_like_a_run(8)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's own cache and settings are not those of the person who runs the tests."""
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "own"))
+
+
+def make(folder: Path, said: list[str] | None = None) -> WandbLog:
+    folder.mkdir(exist_ok=True)
+    say = (lambda text: None) if said is None else said.append
+    return WandbLog(folder, "etude", "a run", "offline", {"seed": 0}, say)
+
+
+def follow(log: WandbLog, history: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    log.begin(history)
+    for row in rows:
+        log.write(row)
+    log.close()
+
+
+def test_rows_are_sent_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = tmp_path / "run"
+    follow(make(folder, said), [], ROWS[:5])
+    assert "wandb sync" in said[0]
+    name = json.loads((folder / "wandb.json").read_text())["id"]
+    # Cut back to row 3, replayed from there, and ended.
+    follow(make(folder), ROWS[:3], ROWS[3:])
+    assert wandb_points(folder) == sorted(row_points(ROWS))
+    assert json.loads((folder / "wandb.json").read_text())["id"] == name
+
+
+def test_what_a_killed_process_had_buffered_is_sent_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path; from log_points import rows_like_a_run\n"
+        "from etude.logs.wandb import WandbLog\n"
+        "log = WandbLog(Path(sys.argv[1]), 'etude', 'a run', 'offline', {})\n"
+        "log.begin([])\n"
+        "for row in rows_like_a_run(8)[:5]: log.write(row)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    here = Path(__file__).parent
+    # The child has a W&B process of its own, which dies with it.
+    env = {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"}
+    env["PYTHONPATH"] = os.pathsep.join([str(here.parent), env.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", script, str(folder), str(here)]
+    subprocess.run(command, check=False, env=env)
+    assert json.loads((folder / "wandb.json").read_text())["sent"] == ROWS[4]["timesteps"]
+    follow(make(folder), ROWS[:4], ROWS[4:])
+    assert wandb_points(folder) == sorted(row_points(ROWS))
+
+
+def test_files_that_were_synced_and_removed_are_not_missed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    follow(make(folder), [], ROWS[:5])
+    for file in folder.glob("wandb/*run-*/*.wandb"):
+        file.unlink()
+    follow(make(folder), ROWS[:3], ROWS[3:])
+    assert wandb_points(folder) == sorted(row_points(ROWS[5:]))
+
+
+def test_the_final_policy_is_an_artifact_once(tmp_path: Path) -> None:
+    folder, policy = tmp_path / "run", tmp_path / "policy"
+    policy.mkdir()
+    (policy / "contract.json").write_text("{}")
+    for history, rows in (([], ROWS), (ROWS, [])):
+        log = make(folder)
+        log.begin(history)
+        for row in rows:
+            log.write(row)
+        log.finish(policy)
+        log.close()
+    files = list(folder.glob("wandb/*run-*/*.wandb"))
+    assert len(files) == 1  # a finished run is not opened again
+    kept = [r.artifact for r in read_records(files[0]) if r.WhichOneof("record_type") == "artifact"]
+    assert [(a.type, a.name, sorted(a.aliases)) for a in kept] == [
+        ("model", "a-run-policy", ["final", "latest"])
+    ]
+    assert [entry.path for entry in kept[0].manifest.contents] == ["contract.json"]
+    assert wandb_points(folder) == sorted(row_points(ROWS))
+
+
+def test_a_missing_wandb_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_log.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install etude\[wandb\]"):
+        wandb_log.require()

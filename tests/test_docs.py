@@ -1,0 +1,60 @@
+"""Every command and every block of Python in README and docs does what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INSTALL = ("pip", "python3", "git", ".")
+"""What sets up an environment: CI itself does that."""
+
+
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """(language, rest of the info string, text) of every fenced block that can be run."""
+    found = [(m[1], m[2].strip(), m[3]) for m in BLOCK.finditer(page.read_text())]
+    return [block for block in found if block[0] in ("console", "python")]
+
+
+def commands(text: str) -> list[list[str]]:
+    lines = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+    parsed = [shlex.split(line, comments=True) for line in lines]
+    return [command for command in parsed if command[0] not in INSTALL]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "100"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Path, tmp_path: Path) -> None:
+    for language, info, text in blocks(page):
+        if info.startswith("file="):
+            (tmp_path / info.removeprefix("file=")).write_text(text)
+        elif language == "python":
+            done = run([sys.executable, "-c", text], tmp_path)
+            assert done.returncode == 0, done.stderr
+        else:
+            for command in commands(text):
+                assert command[0] == "etude", f"a page may only run etude: {command}"
+                done = run([sys.executable, "-m", *command], tmp_path)
+                assert "Traceback" not in done.stderr
+                assert (done.returncode != 0) == (info == "fails"), done.stdout + done.stderr
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for page in PAGES[1:]:
+        assert f"docs/{page.name}" in readme, f"README does not mention {page.name}"
