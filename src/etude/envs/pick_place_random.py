@@ -1,0 +1,132 @@
+"""Domain randomisation of pick-and-place: what differs from episode to episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mujoco
+import numpy as np
+from pydantic import Field
+
+from etude.core.contracts import Array
+from etude.core.recipe import Config
+from etude.envs.mujoco_batch import Simulation
+from etude.envs.pick_place_scene import CUBE
+from etude.envs.pick_place_terms import MEASURED, SLICES
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+
+
+class PickPlaceRandom(Config):
+    """How far each episode may differ from the model: 0 is not at all."""
+
+    cube_mass: float = Field(0.0, ge=0, lt=1, description="Largest change of it, as a share.")
+    friction: float = Field(0.0, ge=0, lt=1, description="Of the cube: likewise.")
+    servo_gain: float = Field(
+        0.0, ge=0, lt=1, description="Stiffness and damping of each arm joint: likewise."
+    )
+    observation_noise: float = Field(
+        0.0, ge=0, description="Standard deviation of measured positions, m."
+    )
+    observation_delay: int = Field(
+        0, ge=0, le=10, description="Observations are up to so many control steps old."
+    )
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether observations differ from what is the case."""
+        return self.observation_noise > 0 or self.observation_delay > 0
+
+
+class ModelRandomiser:
+    """Writes per-row model values; those are part of the simulation's snapshot."""
+
+    def __init__(self, config: PickPlaceRandom, simulation: Simulation) -> None:
+        self._config, self._simulation = config, simulation
+        model: mujoco.MjModel = simulation.model
+        self._body, self._geom = model.body(CUBE).id, model.geom(CUBE).id
+        self._servos = np.array(
+            [a for a in range(model.nu) if model.actuator(a).name.startswith("joint")]
+        )
+        self._mass = float(model.body_mass[self._body])
+        self._inertia = model.body_inertia[self._body].copy()
+        self._friction = float(model.geom_friction[self._geom, 0])
+        self._gain = model.actuator_gainprm[self._servos].copy()
+        self._bias = model.actuator_biasprm[self._servos].copy()
+
+    def draw(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
+        """New values for rows [k]."""
+        config, simulation = self._config, self._simulation
+        count = 2 + self._servos.size
+        draws = np.array([generator.random(count) for generator in generators]) * 2.0 - 1.0
+        if config.cube_mass:
+            share = 1.0 + config.cube_mass * draws[:, 0]
+            simulation.expand("body_mass")[rows, self._body] = self._mass * share
+            inertia = self._inertia * share[:, None]
+            simulation.expand("body_inertia")[rows, self._body] = inertia
+            simulation.update_constants(rows)
+        if config.friction:
+            share = 1.0 + config.friction * draws[:, 1]
+            simulation.expand("geom_friction")[rows, self._geom, 0] = self._friction * share
+        if config.servo_gain:
+            # Both gains alike: the servo keeps its time constant and bends more under load.
+            shares = (1.0 + config.servo_gain * draws[:, 2:])[:, :, None]
+            where = np.ix_(rows, self._servos)
+            simulation.expand("actuator_gainprm")[where] = self._gain * shares
+            simulation.expand("actuator_biasprm")[where] = self._bias * shares
+
+
+class Disturbance:
+    """Late and noisy observations. Noise is a hash of an episode's seed and the time.
+
+    So nothing but the seed must be kept, and it does not matter how often one looks.
+    """
+
+    def __init__(self, config: PickPlaceRandom, num_rows: int, width: int) -> None:
+        self._config = config
+        self._rows = np.arange(num_rows)
+        self.seed = np.zeros(num_rows, np.uint64)
+        self.delay = np.zeros(num_rows, np.int64)
+        self.history = np.zeros((num_rows, config.observation_delay + 1, width), np.float32)
+        """[rows, delay + 1, n]: the latest observation first."""
+        self._columns = np.concatenate([np.arange(width)[SLICES[name]] for name in MEASURED])
+
+    def draw(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
+        """Noise and delay of the new episodes of rows [k]."""
+        longest = self._config.observation_delay
+        self.seed[rows] = [generator.integers(2**63) for generator in generators]
+        self.delay[rows] = [generator.integers(longest + 1) for generator in generators]
+
+    def begin(self, rows: Array, observed: Array) -> None:
+        """Rows [k] have only ever seen `observed` [k, n]."""
+        self.history[rows] = observed[:, None]
+
+    def push(self, observed: Array) -> None:
+        """A control step later: [rows, n] float32."""
+        self.history[:, 1:] = self.history[:, :-1].copy()
+        self.history[:, 0] = observed
+
+    def observe(self, elapsed: Array) -> Array:
+        """[rows, n] float32, after `elapsed` [rows] control steps of the episodes."""
+        seen: Array = self.history[self._rows, self.delay]
+        if self._config.observation_noise:
+            noise = hashed_normal(self.seed, elapsed, self._columns.size)
+            seen[:, self._columns] += (noise * self._config.observation_noise).astype(np.float32)
+        return seen
+
+    def memory(self) -> dict[str, Array]:
+        return {"noise_seed": self.seed, "delay": self.delay, "history": self.history}
+
+
+def hashed_normal(seed: Array, time: Array, count: int) -> Array:
+    """[rows, count] standard normal numbers that seeds and times [rows] decide."""
+    index = np.arange(2 * count, dtype=np.uint64)
+    place = time.astype(np.uint64)[:, None] * np.uint64(2 * count) + index + np.uint64(1)
+    bits = seed[:, None] + place * _GOLDEN
+    for shift, factor in _MIX:
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    radius = np.sqrt(-2.0 * np.log(uniform[:, :count]))
+    normal: Array = radius * np.cos(2.0 * np.pi * uniform[:, count:])
+    return normal

@@ -1,0 +1,269 @@
+"""What pick-and-place measures: its view of the simulation, and terms as free functions of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.envs.kuka_scene import STROKE
+from etude.envs.mujoco_batch import Term, Terms
+from etude.envs.pick_place_scene import CUBE_HALF, TABLE_CENTER
+
+STAGES = ("reach", "align", "grasp", "carry", "place", "release", "clear")
+"""Parts of the staged potential; each reward term is the gain in one of them."""
+
+OUTCOMES = (
+    "success",
+    "never reached",
+    "reached but no grasp",
+    "dropped",
+    "placed wrong",
+    "not released",
+    "out of time",
+)
+"""What became of an episode, by the number in the statistic `outcome`."""
+
+TENT = 0.05
+"""How high above the table the cube is best carried, and above the cube the hand approaches, m."""
+CLEAR = 0.06
+"""How far from the cube's centre the hand counts as away, m."""
+LOW = 0.008
+"""A cube no higher than this above the table counts as put down, m."""
+_DROPPED = 0.02
+"""Let go of from higher than this, a cube was dropped and not placed, m."""
+
+
+@dataclass(frozen=True)
+class PickPlaceView:
+    """What the terms see. Live arrays, float64 where not said otherwise."""
+
+    joint_position: Array
+    """[rows, 7] rad."""
+    hand: Array
+    """[rows, 3] m: between the fingertips."""
+    hand_velocity: Array
+    """[rows, 3] m/s, over the last control step."""
+    hand_yaw: Array
+    """[rows] rad."""
+    cube: Array
+    """[rows, 3] m: the cube's centre."""
+    cube_velocity: Array
+    """[rows, 6] m/s and rad/s."""
+    cube_yaw: Array
+    """[rows] rad, of a horizontal edge: the same every quarter turn."""
+    cube_level: Array
+    """[rows]: 1 where a face points up."""
+    target: Array
+    """[rows, 3] m: where the cube's centre should rest."""
+    opening: Array
+    """[rows] m between the fingers."""
+    command: Array
+    """[rows]: the gripper command in force, 1 open or -1 closed."""
+    touch: Array
+    """[rows, 2] bool: a finger touches the cube."""
+    offset: Array
+    """[rows, 3] m from hand to cube."""
+    distance: Array
+    """[rows] m from hand to cube."""
+    height: Array
+    """[rows] m of the cube above the table."""
+    error: Array
+    """[rows] m from cube to target, on the table."""
+    held: Array
+    """[rows] bool: both fingers press on the cube from opposite sides."""
+    reached: Array
+    """[rows] bool: the hand has been around the cube."""
+    lifted: Array
+    """[rows] bool: the cube has been off the table while held."""
+    carried: Array
+    """[rows] bool: lifted, and not left lying outside the target since."""
+    placed: Array
+    """[rows] bool: carried, and now down inside the target."""
+    rested: Array
+    """[rows]: consecutive control steps at rest in the target with the hand away."""
+    success: Array
+    """[rows] bool."""
+    fallen: Array
+    """[rows] bool: the cube has left the table."""
+    drop: Array
+    """[rows] m above the table when last held."""
+    stages: Array
+    """[rows, 7], each 0 to 1: see `STAGES`."""
+    last_stages: Array
+    """[rows, 7], one control step ago."""
+    action: Array
+    """[rows, n] in [-1, 1]."""
+
+
+def hand_position(view: PickPlaceView) -> Array:
+    """From the middle of the table, [rows, 3] m."""
+    position: Array = view.hand - TABLE_CENTER
+    return position
+
+
+def hand_velocity(view: PickPlaceView) -> Array:
+    return view.hand_velocity
+
+
+def hand_turn(view: PickPlaceView) -> Array:
+    """Of twice the yaw, [rows, 2]: the fingers are alike, so half a turn changes nothing."""
+    angle = 2.0 * view.hand_yaw
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def gripper(view: PickPlaceView) -> Array:
+    """Opening (1 is open), command and the touch of each finger, [rows, 4]."""
+    return np.stack([view.opening / STROKE, view.command, *view.touch.T], axis=1)
+
+
+def cube_offset(view: PickPlaceView) -> Array:
+    return view.offset
+
+
+def cube_velocity(view: PickPlaceView) -> Array:
+    return view.cube_velocity[:, :3]
+
+
+def cube_turn(view: PickPlaceView) -> Array:
+    """Four times the cube's yaw against the hand's, and how level the cube is, [rows, 3]."""
+    angle = 4.0 * (view.cube_yaw - view.hand_yaw)
+    return np.stack([np.cos(angle), np.sin(angle), view.cube_level], axis=1)
+
+
+def target_offset(view: PickPlaceView) -> Array:
+    """From cube to target, [rows, 3] m."""
+    return view.target - view.cube
+
+
+def hand_to_target(view: PickPlaceView) -> Array:
+    return view.target - view.hand
+
+
+def progress(view: PickPlaceView) -> Array:
+    """Whether the cube has been carried, and lies in the target, [rows, 2]."""
+    return np.stack([view.carried, view.placed], axis=1)
+
+
+def joint_position(view: PickPlaceView) -> Array:
+    return view.joint_position
+
+
+def rate(view: PickPlaceView) -> Array:
+    """The staged potential, [rows, 7]: a later stage counts only once the earlier are done."""
+    held, placed, distance, error = view.held, view.placed, view.distance, view.error
+    later = held | placed
+    offset = view.offset
+    # From above, so that open fingers come down on either side of the cube: the way still to go
+    # to a path that is a hand's breadth over the cube until it is over its middle.
+    flat = np.sqrt(offset[:, 0] ** 2 + offset[:, 1] ** 2)
+    above = np.minimum(2.0 * np.maximum(flat - 0.01, 0.0), TENT)
+    approach = flat + np.abs(offset[:, 2] + above)
+    # Up, over and down: likewise along a tent over the table.
+    way = error + np.abs(view.height - np.minimum(error, TENT))
+    touched = view.touch.any(axis=1)
+    around = np.exp(-((distance / CUBE_HALF) ** 2))
+    open_share = view.opening / STROKE
+    stages = np.empty((distance.size, len(STAGES)))
+    stages[:, 0] = np.where(later, 1.0, 1.0 - np.tanh(6.0 * approach))
+    stages[:, 1] = np.where(later, 1.0, 0.5 + 0.5 * np.cos(4.0 * (view.cube_yaw - view.hand_yaw)))
+    stages[:, 2] = np.where(later, 1.0, 0.5 * around * (1.0 - open_share))
+    stages[:, 3] = np.where(placed, 1.0, held * (1.0 - np.tanh(2.5 * way)))
+    stages[:, 4] = placed * (0.5 + 0.5 * np.exp(-((error / 0.015) ** 2)))
+    stages[:, 5] = placed * open_share
+    stages[:, 6] = placed * ~touched * np.minimum(distance / CLEAR, 1.0)
+    return stages
+
+
+def _gain(index: int) -> Callable[[PickPlaceView], Array]:
+    def term(view: PickPlaceView) -> Array:
+        gain: Array = view.stages[:, index] - view.last_stages[:, index]
+        return gain
+
+    term.__doc__ = f"Gain in the stage '{STAGES[index]}'."
+    return term
+
+
+def action_cost(view: PickPlaceView) -> Array:
+    cost: Array = np.einsum("ij,ij->i", view.action, view.action) / view.action.shape[1]
+    return cost
+
+
+def success(view: PickPlaceView) -> Array:
+    return view.success
+
+
+def fallen(view: PickPlaceView) -> Array:
+    return view.fallen
+
+
+def placement_error(view: PickPlaceView) -> Array:
+    """m from the target, on the table."""
+    return view.error
+
+
+def drop_height(view: PickPlaceView) -> Array:
+    """m above the table when the cube was last held; 0 where it never was."""
+    return view.drop
+
+
+def outcome(view: PickPlaceView) -> Array:
+    """What became of the episode, as an index into `OUTCOMES`."""
+    free, down = ~view.touch.any(axis=1), view.height < LOW
+    kinds = [
+        (view.success, "success"),
+        (~view.reached, "never reached"),
+        (~view.lifted, "reached but no grasp"),
+        (view.fallen | (free & (view.drop > _DROPPED) & ~view.placed), "dropped"),
+        (view.placed & ~free, "not released"),
+        (free & down & ~view.placed, "placed wrong"),
+    ]
+    return np.select(
+        [mask for mask, _ in kinds],
+        [float(OUTCOMES.index(kind)) for _, kind in kinds],
+        float(OUTCOMES.index("out of time")),
+    )
+
+
+STATE: dict[str, Term[PickPlaceView]] = {
+    "hand_position": hand_position,
+    "hand_velocity": hand_velocity,
+    "hand_turn": hand_turn,
+    "gripper": gripper,
+    "cube_offset": cube_offset,
+    "cube_velocity": cube_velocity,
+    "cube_turn": cube_turn,
+    "target_offset": target_offset,
+    "hand_to_target": hand_to_target,
+    "progress": progress,
+}
+"""The observation "state", in this order."""
+_WIDTHS = (3, 3, 2, 4, 3, 3, 3, 3, 3, 2)
+SLICES = {
+    name: slice(sum(_WIDTHS[:index]), sum(_WIDTHS[: index + 1])) for index, name in enumerate(STATE)
+}
+"""Where each part of "state" is."""
+MEASURED = ("hand_position", "cube_offset", "target_offset", "hand_to_target")
+"""Parts that are positions in metres."""
+
+
+def pick_place_terms(joints: bool) -> Terms[PickPlaceView]:
+    """joints: whether the joint angles are observed too, as joint control needs them."""
+    return Terms(
+        observations={"state": {**STATE, **({"joints": joint_position} if joints else {})}},
+        rewards={
+            **{name: _gain(index) for index, name in enumerate(STAGES)},
+            "action_cost": action_cost,
+            "success": success,
+            "fallen": fallen,
+        },
+        terminations={"success": success, "fallen": fallen},
+        success=success,
+        statistics={
+            "placement_error": placement_error,
+            "drop_height": drop_height,
+            "outcome": outcome,
+        },
+    )
