@@ -212,7 +212,7 @@ def test_a_cube_dragged_into_the_target_without_lifting_never_succeeds(closed: b
         free = ~view.touch.any(axis=1) & (view.distance > 0.08)
         rested |= (view.error <= config.radius) & slow & free
         gripped |= view.held
-    assert rested.mean() > 0.5, "it must do all but lift, or this shows nothing"
+    assert rested.sum() >= 3, "some must end as a success would, or this shows nothing"
     assert gripped.all() == closed
     assert not (view.lifted | view.carried | view.success).any()
 
