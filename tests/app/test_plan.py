@@ -32,6 +32,17 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "clock": {"total_timesteps": 6_000, "iterations": 2, "cycles": 3},
         "evaluation": {"every": "1500 steps", "episodes": 16, "rows": 16},
     },
+    "pick-place": {
+        "collector": {"rows": 16, "group_rows": 8},
+        "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 3},
+        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 2},
+    },
+    "pick-place-anywhere": {
+        "collector": {"rows": 16, "group_rows": 8},
+        "algorithm": {"minibatch_size": 128},
+        "clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 3},
+        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+    },
     "ppo": {
         "algorithm": {"rollout_steps": 32, "update_epochs": 2},
         "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},

@@ -19,6 +19,7 @@ from etude.core.imports import describe, load_object
 from etude.core.recipe import Config
 from etude.envs.catalog import EnvConfig
 from etude.envs.gym import GymConfig
+from etude.envs.pick_place import PickPlaceConfig
 from etude.envs.reach import ReachConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig
@@ -83,6 +84,52 @@ def reach_short() -> Recipe:
     )
 
 
+def pick_place() -> Recipe:
+    """A Kuka arm learns to pick up a cube by friction and put it down at a target."""
+    return Recipe(
+        name="pick-place",
+        env=PickPlaceConfig(),
+        policy=PolicyConfig(init_std=0.6),
+        collector=CollectorConfig(rows=64, group_rows=32, threads=2, engine_threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=16,
+            minibatch_size=256,
+            update_epochs=8,
+            learning_rate=1e-3,
+            final_learning_rate=0.2,
+            gamma=0.95,
+            entropy_coef=0.004,
+            bound_coef=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=200_000, cycles=5, iterations=8),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
+    )
+
+
+def pick_place_anywhere() -> Recipe:
+    """The same with the cube anywhere on the table, turned any way, and the target anywhere else."""
+    fixed = pick_place()
+    return fixed.model_copy(
+        update={
+            "name": "pick-place-anywhere",
+            "env": PickPlaceConfig.anywhere(),
+            "policy": PolicyConfig(hidden=(128, 128), init_std=0.6),
+            "collector": CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
+            "algorithm": fixed.algorithm.model_copy(
+                update={
+                    "minibatch_size": 1024,
+                    "update_epochs": 6,
+                    "final_learning_rate": 0.1,
+                    "entropy_coef": 0.002,
+                }
+            ),
+            "clock": ClockConfig(total_timesteps=3_000_000, cycles=10, iterations=10),
+            "evaluation": EvaluationConfig(every="1 epoch", episodes=200, rows=200, group_rows=100),
+            "checkpoint": CheckpointConfig(every="5 cycles"),
+        }
+    )
+
+
 def ppo() -> Recipe:
     """PPO on any Gymnasium environment: `etude train ppo --env.id HalfCheetah-v5`."""
     return Recipe(
@@ -125,6 +172,8 @@ def halfcheetah() -> Recipe:
 CATALOG: dict[str, Callable[[], Recipe]] = {
     "reach": reach,
     "reach-short": reach_short,
+    "pick-place": pick_place,
+    "pick-place-anywhere": pick_place_anywhere,
     "ppo": ppo,
     "halfcheetah": halfcheetah,
 }
