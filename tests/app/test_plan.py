@@ -43,6 +43,7 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 3},
         "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
     },
+    "pick-place-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
     "ppo": {
         "algorithm": {"rollout_steps": 32, "update_epochs": 2},
         "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},

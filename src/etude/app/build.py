@@ -26,6 +26,7 @@ from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
+from etude.training.curriculum import Curriculum, NoCurriculum, SuccessCurriculum
 from etude.training.evaluation import Evaluator
 from etude.training.loop import Loop
 from etude.training.saving import Saver
@@ -110,11 +111,13 @@ def build(
     views = [buffer.part(cut.group_part(g)) for g in range(cut.num_groups)]
     collector = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
     evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
+    curriculum = make_curriculum(recipe, spec)
     clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
     state: dict[str, Stateful] = {
         "clock": clock,
         "collector": collector,
         "algorithm": algorithm,
+        "curriculum": curriculum,
         "evaluator": evaluator,
         "board": board,
         "metrics": metrics,
@@ -131,6 +134,7 @@ def build(
         algorithm=algorithm,
         evaluator=evaluator,
         evaluate_every=Interval.parse(recipe.evaluation.every),
+        curriculum=curriculum,
         board=board,
         logs=[RowsLog(metrics), *logs],
         saver=Saver(folder, recipe.checkpoint, algorithm, state),
@@ -145,6 +149,15 @@ def build(
         evaluator.close()
 
     return Parts(loop, algorithm, metrics, close)
+
+
+def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
+    """The curriculum a recipe asks for."""
+    if not recipe.curriculum.enabled:
+        return NoCurriculum()
+    if "is_success" not in spec.statistics:
+        raise UsageError("This environment does not report success, which a curriculum goes by.")
+    return SuccessCurriculum(recipe.curriculum)
 
 
 def _learner(recipe: Recipe, spec: EnvSpec, buffer: SegmentBuffer, key: Key) -> PPO:

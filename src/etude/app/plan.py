@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.app.build import build, device, geometry, nest, start_arrays
+from etude.app.build import build, device, geometry, make_curriculum, nest, start_arrays
 from etude.app.recipes import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import EnvSpec, Exactness
@@ -215,6 +215,7 @@ def _training_template(
         "clock": clock.state_dict(),
         "collector": {"groups": {f"{g:06d}": snapshot for g in range(cut.num_groups)}},
         "algorithm": algorithm,
+        "curriculum": make_curriculum(recipe, spec).state_dict(),
         "evaluator": {"best": [1 / 3, 1 / 3], "num_done": total.epochs, "num_episodes": 0},
         "board": Board(spec.statistics).state_dict(),
         "metrics": {"bytes": total.cycles * 1000, "sha256": "0" * 64},
@@ -240,6 +241,12 @@ def _notes(recipe: Recipe, loops: Nest) -> list[str]:
     if recipe.checkpoint.seconds is not None:
         notes.append(
             f"Checkpoints also every {recipe.checkpoint.seconds:g} s of wall clock, not counted."
+        )
+    if recipe.curriculum.enabled:
+        ease = recipe.curriculum
+        notes.append(
+            f"Training widens from level {ease.start:g} by {ease.step:g} whenever "
+            f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation never is eased."
         )
     notes.append("The best policy of the evaluations is kept as well, without training state.")
     if recipe.learner.shards > 1:

@@ -23,6 +23,7 @@ from etude.envs.pick_place import PickPlaceConfig
 from etude.envs.reach import ReachConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig
+from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
@@ -41,6 +42,7 @@ class Recipe(Config):
     algorithm: PPOConfig = Field(PPOConfig(), description="Learning.")
     learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
     clock: ClockConfig = Field(description="Length of the run and its levels.")
+    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="From easy to whole.")
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
     logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
@@ -107,7 +109,7 @@ def pick_place() -> Recipe:
 
 
 def pick_place_anywhere() -> Recipe:
-    """The same with the cube anywhere on the table, turned any way, and the target anywhere else."""
+    """The same with the cube anywhere on the table, turned any way, and the target elsewhere."""
     fixed = pick_place()
     return fixed.model_copy(
         update={
@@ -123,9 +125,32 @@ def pick_place_anywhere() -> Recipe:
                     "entropy_coef": 0.002,
                 }
             ),
-            "clock": ClockConfig(total_timesteps=3_000_000, cycles=10, iterations=10),
+            "clock": ClockConfig(total_timesteps=819_200, cycles=5, iterations=10),
             "evaluation": EvaluationConfig(every="1 epoch", episodes=200, rows=200, group_rows=100),
             "checkpoint": CheckpointConfig(every="5 cycles"),
+        }
+    )
+
+
+def pick_place_short() -> Recipe:
+    """Pick-and-place for a few seconds with everything that has state: a run to kill and resume."""
+    full = pick_place_anywhere()
+    shaky = {"cube_mass": 0.3, "friction": 0.3, "servo_gain": 0.1}
+    return full.model_copy(
+        update={
+            "name": "pick-place-short",
+            "env": PickPlaceConfig.anywhere(
+                max_episode_steps=20,
+                random={**shaky, "observation_noise": 0.001, "observation_delay": 1},
+            ),
+            "collector": CollectorConfig(rows=32, group_rows=8, threads=2),
+            "algorithm": full.algorithm.model_copy(
+                update={"minibatch_size": 128, "update_epochs": 2}
+            ),
+            "clock": ClockConfig(total_timesteps=6_144, cycles=1, iterations=2),
+            "curriculum": CurriculumConfig(enabled=True, step=0.1, raise_at=0.0, episodes=16),
+            "evaluation": EvaluationConfig(every="2 cycles", episodes=16, rows=16, group_rows=8),
+            "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )
 
@@ -174,6 +199,7 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "reach-short": reach_short,
     "pick-place": pick_place,
     "pick-place-anywhere": pick_place_anywhere,
+    "pick-place-short": pick_place_short,
     "ppo": ppo,
     "halfcheetah": halfcheetah,
 }

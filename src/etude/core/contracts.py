@@ -134,7 +134,9 @@ class StepResult:
 class BatchEnv(Protocol):
     """Many rows of one environment. A row's randomness is `key.episode(row, episode)`.
 
-    One that knows how long its simulator took in the last step says so in `physics_seconds`.
+    One that knows how long its simulator took in the last step says so in `physics_seconds`; one
+    that can be eased has `follow(curriculum)`, which is told the broadcast's curriculum before a
+    rollout, {} for the whole task.
     """
 
     num_rows: int

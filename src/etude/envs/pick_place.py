@@ -14,7 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from etude.core.contracts import ActionSpec, Array, Observations
+from etude.core.errors import UsageError
 from etude.core.recipe import Config
+from etude.core.trees import Tree
 from etude.envs.hand_control import HandControl, solve_pose
 from etude.envs.kuka_scene import FINGERS, HAND_SITE, STROKE, ArmTable, arm_table
 from etude.envs.mujoco_batch import MujocoTask, Simulation
@@ -132,6 +134,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._last_hand = np.zeros((num_rows, 3))
         self._model = ModelRandomiser(config.random, simulation)
         self._disturbance: Disturbance | None = None
+        self._level = 1.0
         moves = {"hand": 3, "hand-turn": 4, "joint": len(table.names)}[config.control]
         super().__init__(
             simulation,
@@ -145,6 +148,18 @@ class PickPlace(MujocoTask[PickPlaceView]):
         if config.random.disturbs:
             width = self.spec.observations["state"].shape[0]
             self._disturbance = Disturbance(config.random, num_rows, width)
+
+    def follow(self, curriculum: Tree) -> None:
+        """Start cubes and targets in a part of their areas, and cubes less turned."""
+        self._level = float(curriculum.get("level", 1.0))
+        config = self._config
+        sides = np.add(config.cube_area, config.target_area) / 2 * self._level
+        widest = np.abs(np.subtract(config.cube_center, config.target_center)) + sides
+        if float(np.linalg.norm(widest)) < 1.2 * config.min_distance:
+            raise UsageError(
+                f"At level {self._level:g} cube and target have no room to be "
+                f"{config.min_distance:g} m apart: raise curriculum.start."
+            )
 
     def _bind(self, simulation: Simulation, table: ArmTable) -> None:
         joints, rows = len(table.names), simulation.num_rows
@@ -278,7 +293,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         config, count = self._config, self._home.size
         draws = np.array([generator.random(count + 1) for generator in generators]) * 2.0 - 1.0
         joints = self._home + draws[:, :count] * config.start_jitter
-        half_turn = draws[:, count] * (config.cube_turn / 2)
+        half_turn = draws[:, count] * (config.cube_turn * self._level / 2)
         points = np.array([self._draw_points(generator) for generator in generators])
         self._joints[rows] = joints
         self._joint_control[rows] = joints
@@ -299,7 +314,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         """Cube and target, [2, 2] m, drawn until they are apart."""
         config = self._config
         center = np.array([config.cube_center, config.target_center]) + TABLE_CENTER[:2]
-        area = np.array([config.cube_area, config.target_area])
+        area = np.array([config.cube_area, config.target_area]) * self._level
         while True:
             points: Array = center + (generator.random((2, 2)) - 0.5) * area
             if float(np.linalg.norm(points[0] - points[1])) >= config.min_distance:

@@ -82,6 +82,11 @@ class Group:
         # The snapshot the environment stands in, if it stands in any.
         self._held: Snapshot | None = None
 
+    def follow(self, curriculum: Tree) -> None:
+        """Ease the environment, where it can be, for the rollouts to come; {} is the whole task."""
+        if hasattr(self.env, "follow"):
+            self.env.follow(curriculum)
+
     @property
     def snapshot(self) -> Snapshot:
         """Where the last rollout ended."""

@@ -94,6 +94,8 @@ class LocalCollector:
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         self._policy.load_state_dict(broadcast.policy)
+        for group in self._groups:
+            group.follow(broadcast.curriculum)
         snapshots = self._begin() if self._snapshots is None else self._snapshots
         work = zip(self._groups, snapshots, self._keys, self._parts, strict=True)
         self._workers.share(

@@ -1,13 +1,13 @@
 """The loop. Read it top to bottom: it is what a run does.
 
 State is defined only at iteration boundaries, where things happen in this order: the update, the
-normaliser, evaluation, log row, epoch summary, and the checkpoint last.
+normaliser, the curriculum, evaluation, log row, epoch summary, and the checkpoint last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etude.core.clock import Clock, Interval
@@ -16,6 +16,7 @@ from etude.core.keys import Key
 from etude.metrics.board import Board
 from etude.metrics.usage import Usage
 from etude.training.callbacks import Callback, Context
+from etude.training.curriculum import Curriculum
 from etude.training.evaluation import Evaluator
 from etude.training.saving import Saver
 from etude.training.stop import StopRequest
@@ -32,6 +33,7 @@ class Loop:
     algorithm: Algorithm
     evaluator: Evaluator
     evaluate_every: Interval
+    curriculum: Curriculum
     board: Board
     logs: Sequence[LogWriter]
     saver: Saver
@@ -67,7 +69,9 @@ class Loop:
         """Fill the buffer, update from it, then let the normaliser take in what was collected."""
         iteration = self.clock.now.iterations
         with self.stopwatch.phase("collect"):
-            broadcast = self.algorithm.broadcast(self.clock)
+            broadcast = replace(
+                self.algorithm.broadcast(self.clock), curriculum=self.curriculum.broadcast()
+            )
             fragments = self.collector.collect(broadcast, iteration)
         updates = 0
         with self.stopwatch.phase("train"):
@@ -78,6 +82,7 @@ class Loop:
                 for callback in self.callbacks:
                     callback.batch_end(context, metrics)
             self.board.record(self.algorithm.end_iteration())
+        self.board.record(self.curriculum.update(fragments))
         for fragment in fragments:
             self.board.window.add(fragment.episodes)
             self.stopwatch.split("collect", fragment.seconds)
