@@ -60,6 +60,23 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
     assert sum(hits.values()) == 2
 
 
+def test_curriculum_and_randomisation_too(tmp_path: Path) -> None:
+    hits = killed_runs(recipes.find("pick-place-short"), tmp_path, kills=5, seed=3)
+    assert sum(hits.values()) == 5
+
+
+def test_threads_change_nothing_in_a_randomised_task(tmp_path: Path) -> None:
+    hashes = []
+    for threads in (1, 4):
+        recipe = changed(
+            recipes.find("pick-place-short"),
+            collector={"threads": threads, "engine_threads": threads},
+            clock={"total_timesteps": 2_048},
+        )
+        hashes.append(run_hash(train(recipe, tmp_path / str(threads)).path))
+    assert hashes[0] == hashes[1]
+
+
 def test_collector_threads_change_nothing(tmp_path: Path) -> None:
     hashes = {}
     for threads in (1, 2, 4):

@@ -9,6 +9,7 @@ import pytest
 
 from etude.core.keys import Key
 from etude.envs.pick_place import PickPlace, PickPlaceConfig
+from etude.envs.pick_place_scene import TABLE_CENTER
 from etude.training.curriculum import CurriculumConfig, NoCurriculum, SuccessCurriculum
 
 
@@ -56,7 +57,7 @@ def test_pick_place_starts_within_the_level(level: float) -> None:
     env = PickPlace(config, 64)
     env.follow({"level": level})
     env.reset(Key(0))
-    away = np.abs((env.view.cube - env.view.center)[:, :2])
+    away = np.abs((env.view.cube - TABLE_CENTER)[:, :2])
     half = np.array(config.cube_area) / 2 * level
     assert (away <= half + 1e-9).all()
     assert (away.max(axis=0) > 0.7 * half).all()

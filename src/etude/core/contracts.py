@@ -108,6 +108,9 @@ class EnvSpec:
     statistics: tuple[str, ...] = ()
     """Names in `StepResult.episodes`, besides return and length, which the group keeps."""
     substeps: int = 1
+    outcomes: tuple[str, ...] = ()
+    """What can become of an episode, by the number in the statistic "outcome"; the first is
+    success."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec, Observat
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.mujoco_batch import Streams
+from etude.envs.streams import Streams
 
 
 class State:

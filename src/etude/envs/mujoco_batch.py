@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import mujoco
 import numpy as np
@@ -25,6 +25,8 @@ from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
+from etude.envs.shot import Shot
+from etude.envs.streams import Streams
 
 View = TypeVar("View")
 Term = Callable[[View], Array]
@@ -55,6 +57,8 @@ class Simulation:
         self._warnings: Array = self._batch.warning[:, :, 1]
         self._before: Array = np.empty_like(self._batch.state)
         self._expanded: tuple[str, ...] = ()
+        self.watch: Callable[[], None] | None = None
+        """Called after every step, while finished rows still stand where they ended."""
         self._batch.reset(stage=_NO_STAGE)
         # Copying a row costs a tenth of MuJoCo's own reset and gives the same numbers: zero
         # velocity, time, controls, forces and warm start.
@@ -113,6 +117,8 @@ class Simulation:
             self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
         seconds = perf_counter() - start
         self._check()
+        if self.watch is not None:
+            self.watch()
         return seconds
 
     def reset(self, rows: Array) -> None:
@@ -193,33 +199,8 @@ class Terms(Generic[View]):
     """[rows] bool, asked when an episode ends."""
     statistics: Mapping[str, Term[View]] = field(default_factory=dict)
     """{name: [rows]}, reported when an episode ends."""
-
-
-class Streams:
-    """The generators `key.episode(row, episode)`, one per row, wound back instead of rebuilt.
-
-    Building one takes as long as everything else a reset draws and writes.
-    """
-
-    def __init__(self, num_rows: int) -> None:
-        self._generators = [np.random.Generator(np.random.Philox(0)) for _ in range(num_rows)]
-        self._state: dict[str, Any] | None = None
-
-    def use(self, key: Key) -> None:
-        """Draw from this key's episodes from now on."""
-        self._state = dict(key.episode(0, 0).bit_generator.state)
-
-    def begin(self, rows: Sequence[int], episodes: Sequence[int]) -> list[np.random.Generator]:
-        """The streams of these rows' episodes, each at its start."""
-        state = self._state
-        if state is None:
-            raise UsageError("reset or restore an environment before stepping it.")
-        counter = state["state"]["counter"]
-        generators = [self._generators[row] for row in rows]
-        for generator, row, episode in zip(generators, rows, episodes, strict=True):
-            counter[2], counter[3] = row, episode
-            generator.bit_generator.state = state
-        return generators
+    outcomes: tuple[str, ...] = ()
+    """What the statistic "outcome" counts through, success first."""
 
 
 class MujocoTask(ABC, Generic[View]):
@@ -228,6 +209,9 @@ class MujocoTask(ABC, Generic[View]):
     The view is a dataclass of live arrays, built once: simulator fields and the task's own
     arrays, which the hooks write in place.
     """
+
+    shot = Shot()
+    """How pictures show the task."""
 
     def __init__(
         self,
@@ -277,6 +261,7 @@ class MujocoTask(ABC, Generic[View]):
                 *terms.statistics,
             ),
             substeps=substeps,
+            outcomes=terms.outcomes,
         )
 
     @classmethod

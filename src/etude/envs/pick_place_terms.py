@@ -279,4 +279,5 @@ def pick_place_terms(joints: bool) -> Terms[PickPlaceView]:
             "drop_height": drop_height,
             "outcome": outcome,
         },
+        outcomes=OUTCOMES,
     )

@@ -1,0 +1,357 @@
+"""Etude's `pick-place` beside stable-baselines3's PPO on the same task and the same cores.
+
+    python gates/peer_pick_place.py [--rounds 5] [--full] [--steps 200000] [--seed 0]
+
+stable-baselines3 has the reference script's settings: one environment (our task through its
+Gymnasium wrapper), VecNormalize, 2,048 steps a rollout, minibatch 64, 10 epochs, 64-64 tanh. It
+needs the `bench` extra: pip install 'etude[bench]'.
+
+Speed: both train in turns, a few thousand steps each, every side in a process of its own that
+sleeps while the other works. Both have the same network and visit every step 10 times: Etude's
+recipe gets update_epochs 10 and keeps its own rows and minibatch of 256, and is also timed with a
+minibatch of 64. Seconds are from one rollout's start to another's: collecting, learning, and for
+Etude its logs and checkpoints. stable-baselines3 is timed with one torch thread and with torch's
+own choice, and the faster of the two is the one to beat; 8 environments are reported.
+
+--full: also trains both for --steps steps, in ten turns each, the recipe as it is. After every
+turn 100 episodes with fresh starts and most likely actions, the same ones for both, are played off
+the clock, with the statistics of observations frozen.
+
+Prints the ratio of steps/s last, the median of the rounds; exits 1 when it is below 8, or 2 when
+the machine was too busy to judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import etude
+from etude.app.recipes import Recipe
+from etude.app.run import LoadedPolicy
+from etude.core.contracts import Array, Fragment
+from etude.core.keys import Key
+from etude.envs.as_gym import AsGymnasium
+from etude.envs.catalog import make_env
+from etude.training.callbacks import Callback, Context
+from machine import busy_share, report_load
+
+GOAL = 8.0
+EPOCHS = 10
+ROLLOUT = 2048
+EPISODES = 100
+TURNS = 10
+ENDLESS = 1_000_000_000
+SB3_STEPS, ETUDE_STEPS = ROLLOUT, 8192
+"""Of one round."""
+Act = Callable[[Array], Array]
+"""Raw observations [rows, n] to actions [rows, m] as the environment takes them."""
+
+
+class Spent(NamedTuple):
+    """A turn: steps and seconds, and the share of them in the environment and its physics."""
+
+    total: int
+    steps: int
+    seconds: float
+    environment: float = 0.0
+    physics: float = 0.0
+
+
+def success_rate(act: Act) -> float:
+    """Of one fresh episode on each of 100 rows, with the most likely actions."""
+    env = make_env(etude.recipes.pick_place().env, EPISODES, os.cpu_count() or 1)
+    obs = env.reset(Key(0).child("peer", "test"))
+    waiting, good = np.ones(EPISODES, np.bool_), 0.0
+    while waiting.any():
+        result = env.step(act(obs["state"]))
+        first = waiting[result.final_rows]
+        if first.any():
+            good += float(result.episodes["is_success"][first].sum())
+        waiting[result.final_rows] = False
+        obs = result.obs
+    env.close()
+    return good / EPISODES
+
+
+class Turns:
+    """A side's end of the pipe: it is told how far to train, or to test, and answers."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._target: int | None = None
+        self._steps, self._start = 0, 0.0
+
+    def boundary(self, steps: int, act: Act, last: bool = False, **seconds: float) -> None:
+        """Between two iterations: goes on until it is someone else's turn."""
+        if self._target is not None:
+            if steps < self._target and not last:
+                return
+            spent = time.perf_counter() - self._start
+            self._pipe.send(Spent(steps, steps - self._steps, spent, **seconds))
+        while True:
+            command = self._pipe.recv()
+            if command is None:
+                raise SystemExit
+            if command != "test":
+                break
+            self._pipe.send(success_rate(act))
+        self._target, self._steps, self._start = command, steps, time.perf_counter()
+
+
+class TakesTurns(Callback):
+    """Etude's run, stopped between iterations."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def run_start(self, context: Context) -> None:
+        self._stop(context)
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        self._stop(context)
+
+    def _stop(self, context: Context) -> None:
+        clock = context.clock
+        act = LoadedPolicy(context.algorithm.policy).act  # type: ignore[attr-defined]
+        self._turns.boundary(clock.now.timesteps, act, clock.finished)
+
+
+def run_etude(pipe: Connection, recipe: Recipe) -> None:
+    """Train a recipe in turns."""
+    with tempfile.TemporaryDirectory() as scratch:
+        etude.train(recipe, Path(scratch) / "run", callbacks=[TakesTurns(Turns(pipe))])
+
+
+class TimedEnv(AsGymnasium):
+    """Keeps the seconds its steps took."""
+
+    environment = physics = 0.0
+
+    def step(self, action: Any) -> Any:
+        start = time.perf_counter()
+        result = super().step(action)
+        self.environment += time.perf_counter() - start
+        self.physics += self.batch.physics_seconds
+        return result
+
+    def read(self) -> Array:
+        seconds, self.environment, self.physics = (self.environment, self.physics), 0.0, 0.0
+        return np.array(seconds)
+
+
+def run_sb3(pipe: Connection, num_envs: int, threads: int | None, seed: int) -> None:
+    """Train stable-baselines3's PPO in turns, with the reference script's settings."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config, turns = etude.recipes.pick_place().env, Turns(pipe)
+    envs = [TimedEnv(config) for _ in range(num_envs)]
+    rows = VecNormalize(DummyVecEnv([lambda env=env: env for env in envs]), gamma=0.99)
+    model = PPO(
+        "MlpPolicy",
+        rows,
+        learning_rate=3e-4,
+        n_steps=ROLLOUT // num_envs,
+        batch_size=64,
+        n_epochs=EPOCHS,
+        gamma=0.99,
+        gae_lambda=0.95,
+        clip_range=0.2,
+        ent_coef=0.01,
+        vf_coef=0.5,
+        max_grad_norm=0.5,
+        policy_kwargs={
+            "net_arch": {"pi": [64, 64], "vf": [64, 64]},
+            "activation_fn": torch.nn.Tanh,
+            "ortho_init": True,
+        },
+        seed=seed,
+        device="cpu",
+    )
+
+    def act(obs: Array) -> Array:
+        actions: Array = model.predict(rows.normalize_obs(obs), deterministic=True)[0]
+        return actions
+
+    class Boundary(BaseCallback):
+        def _on_rollout_start(self) -> None:
+            environment, physics = sum(env.read() for env in envs)
+            turns.boundary(self.num_timesteps, act, environment=environment, physics=physics)
+
+        def _on_step(self) -> bool:
+            return True
+
+    model.learn(ENDLESS, callback=Boundary())
+
+
+@dataclass
+class Side:
+    """A process that trains when it is its turn."""
+
+    name: str
+    steps: int
+    """Of a round."""
+    pipe: Connection
+    process: Any
+    total: int = 0
+
+    @classmethod
+    def start(cls, name: str, steps: int, target: Callable[..., None], *arguments: Any) -> Side:
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=target, args=(there, *arguments), daemon=True)
+        process.start()
+        there.close()
+        return cls(name, steps, here, process)
+
+    def train_to(self, target: int) -> Spent:
+        self.pipe.send(target)
+        spent: Spent = self.pipe.recv()
+        self.total = spent.total
+        return spent
+
+    def test(self) -> float:
+        self.pipe.send("test")
+        return float(self.pipe.recv())
+
+    def end(self) -> None:
+        self.pipe.send(None)
+        self.process.join()
+
+
+def same_work(recipe: Recipe, minibatch: int) -> Recipe:
+    """The recipe with the reference's samples per step, for as long as it is let run."""
+    algorithm = {"update_epochs": EPOCHS, "minibatch_size": minibatch}
+    return recipe.model_copy(
+        update={
+            "algorithm": recipe.algorithm.model_copy(update=algorithm),
+            "clock": recipe.clock.model_copy(update={"total_timesteps": ENDLESS}),
+        }
+    )
+
+
+def compare_speed(recipe: Recipe, rounds: int, seed: int) -> float:
+    """The median over rounds of Etude's steps/s over those of stable-baselines3."""
+    own = recipe.algorithm.minibatch_size
+    ours = Side.start(f"etude, minibatch {own}", ETUDE_STEPS, run_etude, same_work(recipe, own))
+    rivals = [
+        Side.start("sb3, 1 env, 1 torch thread", SB3_STEPS, run_sb3, 1, 1, seed),
+        Side.start("sb3, 1 env, torch's threads", SB3_STEPS, run_sb3, 1, None, seed),
+    ]
+    others = [
+        Side.start("sb3, 8 envs, 1 torch thread", SB3_STEPS, run_sb3, 8, 1, seed),
+        Side.start("etude, minibatch 64", ETUDE_STEPS, run_etude, same_work(recipe, 64)),
+    ]
+    sides = [ours, *rivals, *others]
+    spent: dict[str, list[Spent]] = {side.name: [] for side in sides}
+    for index in range(rounds + 1):
+        for side in sides:
+            turn = side.train_to(side.total + side.steps)
+            if index:  # The first round warms up.
+                spent[side.name].append(turn)
+        if index:
+            told = "  ".join(f"{n}: {t[-1].steps / t[-1].seconds:,.0f}" for n, t in spent.items())
+            print(f"round {index}, steps/s:  {told}", flush=True)
+    for side in sides:
+        side.end()
+    speeds = {name: [t.steps / t.seconds for t in turns] for name, turns in spent.items()}
+    for name, values in speeds.items():
+        share = [
+            statistics.median(part / turn.seconds for part, turn in zip(parts, turns, strict=True))
+            for turns in [spent[name]]
+            for parts in ([t.environment for t in turns], [t.physics for t in turns])
+        ]
+        where = f"  ({share[0]:.0%} of it in the environment, {share[1]:.0%} in its physics)"
+        print(
+            f"{name:28s} {statistics.median(values):8,.0f} steps/s, median of {rounds}"
+            f"{where if share[0] else ''}"
+        )
+    best = max(rivals, key=lambda side: statistics.median(speeds[side.name]))
+    ratios = {
+        side.name: [a / b for a, b in zip(speeds[side.name], speeds[best.name], strict=True)]
+        for side in (ours, others[1])
+    }
+    for name, values in ratios.items():
+        print(
+            f"{name} / {best.name}: {statistics.median(values):.2f} "
+            f"({min(values):.2f} to {max(values):.2f})"
+        )
+    return statistics.median(ratios[ours.name])
+
+
+def compare_learning(recipe: Recipe, steps: int, seed: int) -> None:
+    """Success after every tenth of the steps, and the seconds of training until there."""
+    clock = recipe.clock.model_copy(update={"total_timesteps": steps})
+    recipe = recipe.model_copy(update={"clock": clock})
+    sides = [
+        Side.start("etude", 0, run_etude, recipe),
+        Side.start("sb3", 0, run_sb3, 1, 1, seed),
+    ]
+    seconds = dict.fromkeys(["etude", "sb3"], 0.0)
+    last = {}
+    for turn in range(1, TURNS + 1):
+        for side in sides:
+            seconds[side.name] += side.train_to(steps * turn // TURNS).seconds
+            last[side.name] = side.test()
+            print(
+                f"{side.name:6s} {side.total:9,} steps  {seconds[side.name]:7.1f} s of training  "
+                f"{last[side.name]:6.1%} of {EPISODES} fresh episodes",
+                flush=True,
+            )
+    for side in sides:
+        side.end()
+        print(
+            f"{side.name}: {last[side.name]:.1%} success at {side.total:,} steps after "
+            f"{seconds[side.name]:.1f} s ({side.total / seconds[side.name]:,.0f} steps/s)"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="of the speed part; 0 leaves it out")
+    parser.add_argument("--full", action="store_true", help="also train both to the end")
+    parser.add_argument("--steps", type=int, default=200_000, help="how far --full trains")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    try:
+        import stable_baselines3
+    except ImportError:
+        print("stable-baselines3 is missing: pip install 'etude[bench]' brings it.")
+        return 2
+    print(f"stable-baselines3 {stable_baselines3.__version__}")
+    judged = report_load()
+    recipe = etude.recipes.pick_place()
+    # Tests are off the clock for both, and made by this gate.
+    evaluation = recipe.evaluation.model_copy(update={"every": "never"})
+    recipe = recipe.model_copy(update={"seed": options.seed, "evaluation": evaluation})
+    if options.full:
+        compare_learning(recipe, options.steps, options.seed)
+    if not options.rounds:
+        return 0
+    ratio = compare_speed(recipe, options.rounds, options.seed)
+    print(f"machine after it: {busy_share():.0%} busy, load {os.getloadavg()[0]:.2f}")
+    print(f"peer_pick_place {ratio:.2f} times the steps/s of stable-baselines3 (goal {GOAL:g})")
+    return 0 if ratio >= GOAL else (1 if judged else 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
