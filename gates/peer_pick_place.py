@@ -11,7 +11,9 @@ sleeps while the other works. Both have the same network and visit every step 10
 recipe gets update_epochs 10 and keeps its own rows and minibatch of 256, and is also timed with a
 minibatch of 64. Seconds are from one rollout's start to another's: collecting, learning, and for
 Etude its logs and checkpoints. stable-baselines3 is timed with one torch thread and with torch's
-own choice, and the faster of the two is the one to beat; 8 environments are reported.
+own choice, and the faster of the two is the one to beat; 8 environments are reported. A batch of
+one row costs more than its physics: what stable-baselines3 would do without that is printed too,
+and steps per processor second, which other work on the machine disturbs less.
 
 --full: also trains both for --steps steps, in ten turns each, the recipe as it is. After every
 turn 100 episodes with fresh starts and most likely actions, the same ones for both, are played off
@@ -61,11 +63,12 @@ Act = Callable[[Array], Array]
 
 
 class Spent(NamedTuple):
-    """A turn: steps and seconds, and the share of them in the environment and its physics."""
+    """A turn: steps, seconds of wall clock and of processors; of the wall's, in environments."""
 
     total: int
     steps: int
     seconds: float
+    processor: float
     environment: float = 0.0
     physics: float = 0.0
 
@@ -92,15 +95,16 @@ class Turns:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._target: int | None = None
-        self._steps, self._start = 0, 0.0
+        self._steps, self._start, self._processor = 0, 0.0, 0.0
 
     def boundary(self, steps: int, act: Act, last: bool = False, **seconds: float) -> None:
         """Between two iterations: goes on until it is someone else's turn."""
         if self._target is not None:
             if steps < self._target and not last:
                 return
-            spent = time.perf_counter() - self._start
-            self._pipe.send(Spent(steps, steps - self._steps, spent, **seconds))
+            wall = time.perf_counter() - self._start
+            processor = time.process_time() - self._processor
+            self._pipe.send(Spent(steps, steps - self._steps, wall, processor, **seconds))
         while True:
             command = self._pipe.recv()
             if command is None:
@@ -108,7 +112,8 @@ class Turns:
             if command != "test":
                 break
             self._pipe.send(success_rate(act))
-        self._target, self._steps, self._start = command, steps, time.perf_counter()
+        self._target, self._steps = command, steps
+        self._start, self._processor = time.perf_counter(), time.process_time()
 
 
 class TakesTurns(Callback):
@@ -247,6 +252,25 @@ def same_work(recipe: Recipe, minibatch: int) -> Recipe:
     )
 
 
+def describe(turns: list[Spent]) -> str:
+    """The medians of a side's rounds."""
+
+    def median(measure: Callable[[Spent], float]) -> float:
+        return statistics.median(measure(turn) for turn in turns)
+
+    wall, processor = median(lambda t: t.steps / t.seconds), median(lambda t: t.steps / t.processor)
+    text = f"{wall:8,.0f} steps/s, {processor:8,.0f} per processor second"
+    if any(turn.environment for turn in turns):
+        inside = median(lambda t: t.environment / t.seconds)
+        physics = median(lambda t: t.physics / t.seconds)
+        bare = median(lambda t: t.steps / (t.seconds - t.environment + t.physics))
+        text += (
+            f"; {inside:.0%} of the time in the environment, {physics:.0%} in its physics; "
+            f"{bare:,.0f} steps/s if the environment were nothing but physics"
+        )
+    return text
+
+
 def compare_speed(recipe: Recipe, rounds: int, seed: int) -> float:
     """The median over rounds of Etude's steps/s over those of stable-baselines3."""
     own = recipe.algorithm.minibatch_size
@@ -272,17 +296,8 @@ def compare_speed(recipe: Recipe, rounds: int, seed: int) -> float:
     for side in sides:
         side.end()
     speeds = {name: [t.steps / t.seconds for t in turns] for name, turns in spent.items()}
-    for name, values in speeds.items():
-        share = [
-            statistics.median(part / turn.seconds for part, turn in zip(parts, turns, strict=True))
-            for turns in [spent[name]]
-            for parts in ([t.environment for t in turns], [t.physics for t in turns])
-        ]
-        where = f"  ({share[0]:.0%} of it in the environment, {share[1]:.0%} in its physics)"
-        print(
-            f"{name:28s} {statistics.median(values):8,.0f} steps/s, median of {rounds}"
-            f"{where if share[0] else ''}"
-        )
+    for name, turns in spent.items():
+        print(f"{name:28s} {describe(turns)}")
     best = max(rivals, key=lambda side: statistics.median(speeds[side.name]))
     ratios = {
         side.name: [a / b for a, b in zip(speeds[side.name], speeds[best.name], strict=True)]

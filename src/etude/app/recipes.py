@@ -103,8 +103,8 @@ def pick_place() -> Recipe:
             entropy_coef=0.004,
             bound_coef=0.1,
         ),
-        clock=ClockConfig(total_timesteps=200_000, cycles=5, iterations=8),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
+        clock=ClockConfig(total_timesteps=200_000, cycles=3, iterations=8),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=50, rows=50, group_rows=25),
     )
 
 

@@ -106,4 +106,9 @@ def summarise(episodes: dict[str, Array]) -> dict[str, float]:
     }
     if "is_success" in episodes:
         metrics["eval/success_rate"] = float(episodes["is_success"].mean())
+    known = ("return", "length", "is_success", "outcome")
+    for name, values in episodes.items():
+        # Reward terms are for training; an outcome is a kind, and kinds have no mean.
+        if name not in known and not name.startswith("reward/"):
+            metrics[f"eval/{name}"] = float(values.mean())
     return metrics
