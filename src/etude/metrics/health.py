@@ -143,7 +143,9 @@ def _success_stuck(rows: Sequence[Row], progress: float) -> Warning | None:
 def _term_dominates(rows: Sequence[Row], progress: float) -> Warning | None:
     shares = []
     for row in rows[-RECENT:]:
-        terms = {name: abs(value) for name, value in row.items() if _term(name)}
+        terms = {
+            name: abs(value) for name, value in row.items() if _term(name) and value is not None
+        }
         total = sum(terms.values())
         if len(terms) < 2 or total == 0.0:
             return None

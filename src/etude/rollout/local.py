@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import TypeVar
 
 import torch
 from pydantic import Field
+from torch.nn import functional
 
 from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
 from etude.core.keys import Key
@@ -28,13 +30,33 @@ class CollectorConfig(Config):
     engine_threads: int = Field(1, ge=1, description="Physics threads inside each group.")
 
 
+_FIRST_USE = Lock()
+
+
+def _first_product() -> None:
+    """One matrix product, alone.
+
+    The maths library sets itself up in its first product. Two threads that meet there can take
+    different kernels, and their results then differ in the last bit: in about one process of a
+    hundred.
+    """
+    with _FIRST_USE, torch.inference_mode():
+        functional.linear(torch.ones(64, 32), torch.ones(64, 32), torch.ones(64)).tanh()
+
+
+def _prepare_thread() -> None:
+    # Torch's thread count belongs to the calling thread: each worker sets its own first.
+    torch.set_num_threads(1)
+    _first_product()
+
+
 class Workers:
     """Threads for rollouts, one torch thread each, so that inference is the same everywhere."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        # Torch's thread count belongs to the calling thread: each worker sets its own first.
-        self._pool = ThreadPoolExecutor(threads, "rollout", torch.set_num_threads, (1,))
+        _first_product()
+        self._pool = ThreadPoolExecutor(threads, "rollout", _prepare_thread)
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """Every task's result in the order given; the first error in that order is raised."""

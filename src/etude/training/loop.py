@@ -48,7 +48,8 @@ class Loop:
         `history` is the log rows a resumed run keeps.
         """
         context = Context(self.clock, self.algorithm, self.board)
-        self.stopwatch.begin(self.clock.now.timesteps)
+        last = history[-1] if history else {}
+        self.stopwatch.begin(self.clock.now.timesteps, last.get("time/time_elapsed", 0.0))
         for log in self.logs:
             log.begin(history or [])
         for callback in self.callbacks:

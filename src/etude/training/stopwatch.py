@@ -35,12 +35,13 @@ class Stopwatch:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this process began the run or resumed it."""
+        """Seconds spent on the run, what a kill threw away aside."""
         return time.perf_counter() - self._start
 
-    def begin(self, timesteps: int) -> None:
-        """Frames per second are counted from here."""
-        self._start = self._last_read = time.perf_counter()
+    def begin(self, timesteps: int, elapsed: float = 0.0) -> None:
+        """Frames per second are counted from here; `elapsed` was spent before a resume."""
+        self._last_read = time.perf_counter()
+        self._start = self._last_read - elapsed
         self._steps_read = timesteps
 
     def read(self, timesteps: int, iterations: int) -> dict[str, float]:
