@@ -109,9 +109,12 @@ class Turns:
             command = self._pipe.recv()
             if command is None:
                 raise SystemExit
-            if command != "test":
+            if command == "test":
+                self._pipe.send(success_rate(act))
+            elif last or command <= steps:  # A short run has come so far already.
+                self._pipe.send(Spent(steps, 0, 0.0, 0.0))
+            else:
                 break
-            self._pipe.send(success_rate(act))
         self._target, self._steps = command, steps
         self._start, self._processor = time.perf_counter(), time.process_time()
 

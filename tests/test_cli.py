@@ -108,7 +108,7 @@ def test_train_eval_and_resume_of_a_finished_run(
     metrics = json.loads(capsys.readouterr().out)
     assert metrics["eval/episodes"] == 6
     assert call(["eval", folder, "--episodes=6"]) == 0
-    assert f"{metrics['eval/mean_reward']:.4f}" in capsys.readouterr().out
+    assert f"{metrics['eval/mean_reward']:,.2f}" in capsys.readouterr().out
     before = Run(folder).fingerprint()
     assert call(["resume", folder]) == 0
     assert "finished already" in capsys.readouterr().out

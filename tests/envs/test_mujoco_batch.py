@@ -12,8 +12,8 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.trees import digest
 from etude.envs.kuka_scene import kuka_spec
 from etude.envs.mujoco_batch import Simulation
-from etude.envs.streams import Streams
 from etude.envs.reach import Reach, ReachConfig
+from etude.envs.streams import Streams
 
 
 class HeavyReach(Reach):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,7 @@ def build(
     }
     if recipe.evaluation.stop_at_success is not None:
         callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
-    for i, callback in enumerate(callbacks):
-        if isinstance(callback, Stateful):
-            state[f"callback-{i}-{type(callback).__name__}"] = callback
+    state |= _with_memory(callbacks)
     loop = Loop(
         key=key,
         clock=clock,
@@ -142,13 +141,19 @@ def build(
         stopwatch=Stopwatch(on_phase),
     )
 
-    def close() -> None:
-        for log in loop.logs:
-            log.close()
-        collector.close()
-        evaluator.close()
+    closing = ExitStack()  # Closes the rest where one of them fails.
+    for part in (evaluator, collector, *reversed(loop.logs)):
+        closing.callback(part.close)
+    return Parts(loop, algorithm, metrics, closing.close)
 
-    return Parts(loop, algorithm, metrics, close)
+
+def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:
+    """The callbacks that are part of a checkpoint, by name."""
+    return {
+        f"callback-{i}-{type(callback).__name__}": callback
+        for i, callback in enumerate(callbacks)
+        if isinstance(callback, Stateful)
+    }
 
 
 def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
@@ -189,7 +194,7 @@ def start_arrays(path: Path, policy: MlpPolicy) -> Tree:
 
 def policy_parts(path: Path) -> tuple[Tree, Tree]:
     """(arrays, contract) of a run (its best, final or latest), a checkpoint or a policy folder."""
-    chosen = _policy_path(path)
+    chosen = policy_path(path)
     try:
         return checkpoint.load_policy_parts(chosen)
     except checkpoint.DamagedCheckpoint as error:
@@ -197,7 +202,8 @@ def policy_parts(path: Path) -> tuple[Tree, Tree]:
         raise EtudeError(f"{error} {fix}.") from error
 
 
-def _policy_path(path: Path) -> Path:
+def policy_path(path: Path) -> Path:
+    """The checkpoint whose policy stands for a run, or the path itself."""
     if (path / "checkpoints").is_dir():
         for name in ("best", "final", "latest"):
             if (path / "checkpoints" / name).exists():

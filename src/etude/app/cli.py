@@ -16,11 +16,11 @@ from typing import Annotated
 import tyro
 from pydantic import Field, ValidationError
 
-from etude.app import doctor, plan_view, recipes
+from etude.app import doctor, evaluating, plan_view, play, recipes
 from etude.app.options import parse, with_env
 from etude.app.plan import make_plan
 from etude.app.recipes import Recipe
-from etude.app.run import Run, resume, train
+from etude.app.run import Run, resume, silent, train
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.recipe import Config
@@ -34,7 +34,8 @@ etude trains robot skills.
   etude plan   RECIPE [--section.key value]   what a run would do; --measure, --compare, --json
   etude train  RECIPE [--section.key value]   plan, then train
   etude resume RUN                            continue a run, bit for bit
-  etude eval   RUN [--episodes 100]           fresh deterministic episodes
+  etude eval   RUN [--episodes 100] [--video] fresh deterministic episodes, and films of them
+  etude play   RUN                            watch the policy in MuJoCo's viewer
   etude check  TASK                           does an environment keep its contract
   etude doctor                                what this machine can and cannot do
 
@@ -91,10 +92,20 @@ class EvalCommand(Config):
 
     run: tyro.conf.Positional[str] = Field(description="The run's folder.")
     episodes: int = Field(100, ge=1, description="How many episodes.")
+    video: bool = Field(
+        False, description="Film a success and a failure of each kind: mp4 and a strip of pictures."
+    )
     seed: int | None = Field(None, description="Other episodes than those of the run's own seed.")
     json_output: Annotated[bool, tyro.conf.arg(name="json")] = Field(
         False, description="Print JSON, for programs."
     )
+
+
+class PlayCommand(Config):
+    """Watch a run's best policy in MuJoCo's viewer."""
+
+    run: tyro.conf.Positional[str] = Field(description="The run's folder.")
+    seed: int | None = Field(None, description="Other episodes than those of the run's own seed.")
 
 
 class CheckCommand(Config):
@@ -220,21 +231,31 @@ def _done(run: Run) -> None:
     last = run.rows()[-1]
     print(f"Done in {last['time/time_elapsed']:.1f} s: {last['timesteps']:,} steps.")
     if "eval/success_rate" in last:
-        print(f"Final evaluation: {last['eval/success_rate']:.1%} success", end=", ")
+        print(f"Last evaluation in training: {last['eval/success_rate']:.1%} success", end=", ")
         print(f"mean reward {last['eval/mean_reward']:.2f}; best {best[0]:.1%}.")
     else:
-        print(f"Final evaluation: mean reward {last['eval/mean_reward']:.2f}; best {best[1]:.2f}.")
+        print(f"Last evaluation in training: mean reward {last['eval/mean_reward']:.2f}", end="; ")
+        print(f"best {best[1]:.2f}.")
+    print()
+    evaluating.finish(run.recipe, run.path, _say)
     print(f"Evaluate it: etude eval {run.path}")
 
 
 def _eval(arguments: list[str]) -> None:
     command = parse("eval", EvalCommand, arguments)
-    metrics = Run(command.run).evaluate(command.episodes, command.seed)
+    run = Run(command.run)
+    say = silent if command.json_output else _say
+    metrics = evaluating.examine(
+        run.recipe, run.path, command.episodes, command.seed, command.video, say
+    )
     if command.json_output:
         print(json.dumps(metrics, indent=2))
-        return
-    for name, value in metrics.items():
-        print(f"  {name:<24}{value:>12.4f}")
+
+
+def _play(arguments: list[str]) -> None:
+    command = parse("play", PlayCommand, arguments)
+    run = Run(command.run)
+    play.play(run.recipe, run.path, command.seed)
 
 
 def _say(text: str) -> None:
@@ -269,6 +290,7 @@ VERBS: dict[str, Callable[[list[str]], int | None]] = {
     "train": _train,
     "resume": _resume,
     "eval": _eval,
+    "play": _play,
     "check": _check,
     "doctor": _doctor,
 }

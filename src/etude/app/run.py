@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.app import recipes
-from etude.app.build import Parts, build, make_evaluator, nest, policy_parts, start_policy
+from etude.app import fresh, recipes
+from etude.app.build import Parts, build, nest, start_policy
 from etude.app.logs import Outputs, check, open_logs
 from etude.app.plan import Plan, make_plan
 from etude.app.plan_view import render
 from etude.app.recipes import Recipe
-from etude.core.contracts import Array, Broadcast, LogWriter
+from etude.core.contracts import Array, LogWriter
 from etude.core.errors import EtudeError, NonFinite, UsageError
-from etude.core.keys import Key
 from etude.core.trees import Tree, digest
-from etude.models.policies import MlpPolicy, policy_from_contract
-from etude.rollout.local import Workers
+from etude.models.policies import MlpPolicy
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import RunFolder, default_path
 from etude.training.callbacks import Callback
@@ -62,12 +60,7 @@ class LoadedPolicy:
 
 def load_policy(path: str | Path) -> LoadedPolicy:
     """The policy of a run (its best), of a checkpoint, or of a copied `policy/` folder."""
-    return LoadedPolicy(_load(Path(path)))
-
-
-def _load(path: Path) -> MlpPolicy:
-    arrays, contract = policy_parts(path)
-    return policy_from_contract(contract, arrays)
+    return LoadedPolicy(fresh.load(Path(path)))
 
 
 def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
@@ -122,20 +115,7 @@ class Run:
 
     def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, float]:
         """Fresh deterministic episodes of the run's best policy, not those seen in training."""
-        rows = max(d for d in range(1, min(episodes, 256) + 1) if episodes % d == 0)
-        group = max(d for d in range(1, min(rows, 64) + 1) if rows % d == 0)
-        config = self.recipe.evaluation.model_copy(
-            update={"episodes": episodes, "rows": rows, "group_rows": group}
-        )
-        recipe = self.recipe.model_copy(update={"evaluation": config})
-        policy, workers = _load(self.path), Workers(recipe.collector.threads)
-        key = Key(recipe.seed if seed is None else seed).child("after training")
-        evaluator = make_evaluator(recipe, key, workers, policy)
-        try:
-            return summarise(evaluator.episodes(Broadcast(0, dict(policy.state_dict())), "fresh"))
-        finally:
-            evaluator.close()
-            workers.close()
+        return summarise(fresh.play(self.recipe, self.path, episodes, seed).episodes)
 
 
 def train(

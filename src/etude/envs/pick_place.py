@@ -31,6 +31,7 @@ from etude.envs.pick_place_scene import (
     scene,
 )
 from etude.envs.pick_place_terms import CLEAR, LOW, STAGES, PickPlaceView, pick_place_terms, rate
+from etude.envs.shot import Shot
 
 GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
 """Joint angles the home posture is solved from, rad: elbow up, hand down."""
@@ -135,6 +136,16 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._model = ModelRandomiser(config.random, simulation)
         self._disturbance: Disturbance | None = None
         self._level = 1.0
+        self.shot = Shot(
+            look_at=(0.5, 0.0, 0.22),
+            distance=1.1,
+            azimuth=145.0,
+            elevation=-30.0,
+            floor=0.0,
+            target="disc",
+            target_radius=config.radius,
+            target_sink=REST_HEIGHT - float(TABLE_CENTER[2]),
+        )
         moves = {"hand": 3, "hand-turn": 4, "joint": len(table.names)}[config.control]
         super().__init__(
             simulation,

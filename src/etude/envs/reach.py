@@ -13,6 +13,7 @@ from etude.core.contracts import ActionSpec, Array
 from etude.core.recipe import Config
 from etude.envs.kuka_scene import HAND_SITE, arm_table, kuka_spec
 from etude.envs.mujoco_batch import MujocoTask, Simulation, Terms
+from etude.envs.shot import Shot
 
 TIMESTEP = 0.01
 HOME = (0.0, 0.38, 0.0, -1.28, 0.0, 1.48, 0.0)
@@ -178,6 +179,8 @@ class Reach(MujocoTask[ReachView]):
     target `step` away at up to step * stiffness / damping = step / 0.1 s, and a control step
     lasts 0.1 s.
     """
+
+    shot = Shot(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
 
     def __init__(self, config: ReachConfig, num_rows: int, threads: int = 1) -> None:
         table = arm_table()

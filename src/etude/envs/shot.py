@@ -18,6 +18,8 @@ class Shot:
     """deg about the vertical: 180 looks along -x, at the front of an arm that faces +x."""
     elevation: float = -25.0
     """deg."""
+    floor: float | None = None
+    """m: where to draw a floor, for a model that has none."""
     target: Literal["sphere", "disc"] = "sphere"
     target_radius: float = 0.02
     """m."""

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from etude.core.clock import IntervalText
-from etude.core.contracts import Array, BatchEnv, Broadcast, Policy
+from etude.core.contracts import Array, BatchEnv, Broadcast, EnvSpec, Policy
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
@@ -25,6 +25,10 @@ class EvaluationConfig(Config):
     group_rows: int = Field(50, ge=1, description="Environments in a group; divides rows.")
     stop_at_success: float | None = Field(
         None, gt=0, le=1, description="End the run after an evaluation with this success rate."
+    )
+
+    final_episodes: int = Field(
+        100, ge=0, description="Fresh episodes `etude train` ends with; 0: none."
     )
 
     @model_validator(mode="after")
@@ -49,11 +53,15 @@ class Evaluator:
         self._envs = envs
         self._policy = policy
         self._per_row = episodes // sum(env.num_rows for env in envs)
-        self._key = key
+        self.key = key
         self._workers = workers
         self.best: tuple[float, float] | None = None
         self.num_done = 0
         self.num_episodes = 0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._envs[0].spec
 
     def episodes(self, broadcast: Broadcast, label: str | int) -> dict[str, Array]:
         """{name: [episodes] float64}; another label plays other episodes."""
@@ -61,7 +69,7 @@ class Evaluator:
         parts = self._workers.run(
             [
                 lambda env=env, g=g: evaluate(  # type: ignore[misc]
-                    env, self._policy, self._per_row, self._key.child(label, g)
+                    env, self._policy, self._per_row, self.key.child(label, g)
                 )
                 for g, env in enumerate(self._envs)
             ]

@@ -1,0 +1,54 @@
+"""Evaluations a person asks for, and the one that ends a training: played, shown and kept."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from etude.app import evaluation_report, fresh
+from etude.app.evaluation_report import Report
+from etude.app.recipes import Recipe
+from etude.runs import files
+
+Say = Callable[[str], None]
+
+
+def examine(
+    recipe: Recipe, path: Path, episodes: int, seed: int | None, video: bool, say: Say
+) -> dict[str, Any]:
+    """Play fresh episodes of a run's best policy into a new folder; its metrics and files."""
+    if video:
+        # Where nothing is filmed, nothing that draws is loaded.
+        from etude.app import film
+
+        film.check(recipe)
+    report = Report(fresh.play(recipe, path, episodes, seed))
+    say(_shown(report))
+    folder = evaluation_report.new_folder(path, report.fresh.step)
+    report.write(folder)
+    made: list[Path] = []
+    if video:
+        made = film.film(recipe, path, report.fresh, report.kinds, folder)
+    say(f"Kept in {folder}: {', '.join(sorted(name.name for name in folder.iterdir()))}")
+    return {**report.metrics(), "folder": str(folder), "films": [str(name) for name in made]}
+
+
+def finish(recipe: Recipe, path: Path, say: Say) -> None:
+    """The evaluation at the end of training, as the recipe says; a policy has it once."""
+    episodes = recipe.evaluation.final_episodes
+    if not episodes:
+        return
+    report = Report(fresh.play(recipe, path, episodes))
+    say(_shown(report))
+    folder = evaluation_report.label_folder(path, report.fresh.step, "final")
+    files.make_folder(folder)
+    report.write(folder)
+    say(f"Kept in {folder}")
+
+
+def _shown(report: Report) -> str:
+    width = shutil.get_terminal_size((100, 24)).columns
+    return report.render(width, color=sys.stdout.isatty())

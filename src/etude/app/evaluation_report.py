@@ -1,0 +1,193 @@
+"""What fresh episodes show: a table for people, a row per episode, and a summary for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from etude.app.fresh import Fresh
+from etude.core.contracts import Array
+from etude.runs import files
+from etude.runs.folder import RunFolder
+from etude.training.evaluation import summarise
+
+SUCCESS, FAILURE = "success", "failure"
+EPISODES, SUMMARY = "episodes.csv", "summary.json"
+_Z = 1.959963984540054
+"""Standard deviations either side of the middle that hold 95 %."""
+_MILLIMETRES = ("placement_error", "drop_height", "final_distance")
+"""Statistics in metres that are shown in millimetres."""
+_SHOWN = 8
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """The 95 % interval of a success rate after Wilson: right for 0 and for all of them too."""
+    if episodes < 1:
+        return 0.0, 1.0
+    share, spread = successes / episodes, _Z * _Z / episodes
+    middle = share + spread / 2
+    half = _Z * math.sqrt(share * (1 - share) / episodes + spread / (4 * episodes))
+    low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    # Rounding must not leave a certainty out of its own interval.
+    return min(max(low, 0.0), share), max(min(high, 1.0), share)
+
+
+def kinds_of(fresh: Fresh) -> list[str]:
+    """What became of each episode; [] where the environment does not report success."""
+    names, episodes = fresh.spec.outcomes, fresh.episodes
+    if names and "outcome" in episodes:
+        return [names[int(number)] for number in episodes["outcome"]]
+    if "is_success" in episodes:
+        return [SUCCESS if success else FAILURE for success in episodes["is_success"]]
+    return []
+
+
+@dataclass(frozen=True)
+class Report:
+    """Fresh episodes, judged."""
+
+    fresh: Fresh
+
+    @property
+    def kinds(self) -> list[str]:
+        return kinds_of(self.fresh)
+
+    @property
+    def statistics(self) -> list[str]:
+        """What the task reports besides success, kind and the terms of its reward."""
+        own = [name for name in self.fresh.episodes if not name.startswith("reward/")]
+        return [n for n in own if n not in ("return", "length", "is_success", "outcome")]
+
+    def counts(self) -> dict[str, int]:
+        """Episodes of each kind that occurred, successes first, then the most frequent."""
+        counted = Counter(self.kinds)
+        order = sorted(counted, key=lambda kind: (kind != SUCCESS, -counted[kind], kind))
+        return {kind: counted[kind] for kind in order}
+
+    def metrics(self) -> dict[str, Any]:
+        """For programs: what training logs of its evaluations, the interval, and the kinds."""
+        fresh, metrics = self.fresh, dict[str, Any](summarise(self.fresh.episodes))
+        if "is_success" in fresh.episodes:
+            low, high = wilson(int(fresh.episodes["is_success"].sum()), fresh.num_episodes)
+            metrics |= {"eval/success_low": low, "eval/success_high": high}
+            for name in self.statistics:
+                values = fresh.episodes[name][fresh.episodes["is_success"] > 0]
+                if values.size:
+                    metrics[f"eval/{name}_of_successes"] = float(values.mean())
+        return {
+            **metrics,
+            "kinds": self.counts(),
+            "policy_step": fresh.step,
+            "seed": fresh.seed,
+        }
+
+    def csv(self) -> str:
+        """A line per episode: its number, kind, and every number the environment reports."""
+        fresh, kinds = self.fresh, self.kinds
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        names = [name for name in fresh.episodes if name != "outcome"]
+        writer.writerow(["episode", *(["kind"] if kinds else []), *names])
+        for index in range(fresh.num_episodes):
+            numbers = [f"{fresh.episodes[name][index]:.9g}" for name in names]
+            writer.writerow([index, *([kinds[index]] if kinds else []), *numbers])
+        return stream.getvalue()
+
+    def render(self, width: int = 100, color: bool = False) -> str:
+        """The tables a person reads."""
+        fresh, stream = self.fresh, io.StringIO()
+        console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+        console.print(
+            f"{fresh.num_episodes} fresh episodes of the policy at step {fresh.step:,}, "
+            f"deterministic, seed {fresh.seed}"
+        )
+        if "is_success" in fresh.episodes:
+            won = int(fresh.episodes["is_success"].sum())
+            low, high = wilson(won, fresh.num_episodes)
+            console.print(
+                f"[bold]success {won / fresh.num_episodes:.1%}[/] ({won} of {fresh.num_episodes}; "
+                f"95 % interval {low:.1%} to {high:.1%})"
+            )
+        console.print(self._numbers())
+        if self.kinds and won < fresh.num_episodes:
+            console.print(self._failures())
+        return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+    def _numbers(self) -> Table:
+        """Means over all episodes, and over successes and failures where there are both."""
+        episodes = self.fresh.episodes
+        parts: dict[str, Array] = {"all": np.ones(self.fresh.num_episodes, np.bool_)}
+        success = episodes.get("is_success", np.zeros(0)) > 0
+        if success.any() and not success.all():
+            parts |= {"successes": success, "failures": ~success}
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("mean ± standard deviation")
+        for name in parts:
+            table.add_column(name, justify="right")
+        for name in ("return", "length", *self.statistics):
+            title = {"return": "reward", "length": "length, steps"}.get(name, name)
+            title, scale = (title, 1.0) if name not in _MILLIMETRES else (f"{title}, mm", 1e3)
+            table.add_row(
+                title.replace("_", " "),
+                *(_spread(episodes[name][rows] * scale) for rows in parts.values()),
+            )
+        return table
+
+    def _failures(self) -> Table:
+        kinds, table = self.kinds, Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("failures", "count", "share", "episodes"):
+            table.add_column(name, justify="left" if name in ("failures", "episodes") else "right")
+        for kind, count in self.counts().items():
+            if kind != SUCCESS:
+                where = [index for index, other in enumerate(kinds) if other == kind]
+                table.add_row(kind, str(count), f"{count / len(kinds):.1%}", _list(where))
+        return table
+
+    def write(self, folder: Path) -> None:
+        """episodes.csv and summary.json, into a folder that exists."""
+        summary = json.dumps(self.metrics(), indent=2) + "\n"
+        for name, text in ((EPISODES, self.csv()), (SUMMARY, summary)):
+            files.replace_file(folder / name, [text.encode()])
+
+
+def _spread(values: Array) -> str:
+    return f"{values.mean():,.2f} ± {values.std():,.2f}"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:_SHOWN])
+    return shown if len(numbers) <= _SHOWN else f"{shown}, ..."
+
+
+def label_folder(run: Path, step: int, label: str) -> Path:
+    """evaluations/<step>-<label> in a run's folder."""
+    path = RunFolder(run).evaluation(step)
+    return path.with_name(f"{path.name}-{label}")
+
+
+def new_folder(run: Path, step: int) -> Path:
+    """evaluations/<step>-fresh, or with a number after it: none is ever overwritten."""
+    folder, number = label_folder(run, step, "fresh"), 1
+    files.make_folder(folder.parent)
+    while True:
+        try:
+            files.new_folder(folder)
+        except files.DiskFault:
+            if not folder.exists():
+                raise
+            number += 1
+            folder = label_folder(run, step, f"fresh-{number}")
+        else:
+            files.fsync_folder(folder.parent)
+            return folder

@@ -1,0 +1,159 @@
+"""Films and picture strips of evaluation episodes: one success, and one failure of each kind."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from etude.app.fresh import Fresh, load
+from etude.app.recipes import Recipe
+from etude.core.contracts import Array, BatchEnv
+from etude.core.errors import UsageError
+from etude.envs import offscreen
+from etude.envs.catalog import make_env
+from etude.envs.mujoco_batch import MujocoTask
+from etude.envs.recorder import Recorder, Recording
+from etude.rollout.group import evaluate
+
+SIZE = (480, 360)
+"""Width and height of a film."""
+STRIP_SIZE = (300, 400)
+"""Of each picture in a strip."""
+STRIP_FRAMES = 8
+CAPTION = 34
+"""Height of the line under a strip's pictures."""
+GAP = 4
+_LINGER = 1.0
+"""Seconds that a film shows the end."""
+_INK, _PAPER = (30, 34, 40), (255, 255, 255)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot be filmed, before any episode is played."""
+    env = make_env(recipe.env, 1)
+    simulated = isinstance(env, MujocoTask)
+    env.close()
+    if not simulated:
+        raise UsageError(
+            "Only tasks on Etude's own MuJoCo simulation can be filmed, such as reach and "
+            f"pick-place; this run's environment is of the kind '{recipe.env.kind}'. Leave out "
+            "--video."
+        )
+    _ffmpeg()
+    offscreen.backend()
+
+
+def _ffmpeg() -> Any:
+    try:
+        return importlib.import_module("imageio_ffmpeg")
+    except ImportError as error:
+        raise UsageError(
+            "Films need imageio-ffmpeg, which is not installed: `pip install etude[video]`."
+        ) from error
+
+
+def typical(fresh: Fresh, kinds: list[str]) -> dict[str, int]:
+    """{kind: number of an episode}: of each kind the one of middle length; first of equals."""
+    chosen = {}
+    for kind in dict.fromkeys(kinds) if kinds else ("episode",):
+        where = np.flatnonzero(np.array(kinds) == kind) if kinds else np.arange(fresh.num_episodes)
+        order = where[np.argsort(fresh.episodes["length"][where], kind="stable")]
+        chosen[kind] = int(order[(len(order) - 1) // 2])
+    return chosen
+
+
+def film(recipe: Recipe, path: Path, fresh: Fresh, kinds: list[str], folder: Path) -> list[Path]:
+    """<kind>.png and <kind>.mp4 in a folder, for each kind of episode that occurred."""
+    chosen, made = typical(fresh, kinds), []
+    task, recordings = replay(recipe, path, fresh, list(chosen.values()))
+    for kind, number in chosen.items():
+        name, title = re.sub(r"\W+", "-", kind), f"{kind}, episode {number}"
+        made += [folder / f"{name}.png", folder / f"{name}.mp4"]
+        strip(task, recordings[number], title).save(made[-2], optimize=True)
+        _write_film(task, recordings[number], title, made[-1])
+    return made
+
+
+def replay(
+    recipe: Recipe, path: Path, fresh: Fresh, numbers: list[int]
+) -> tuple[MujocoTask[Any], dict[int, Recording]]:
+    """Play episodes again, each among the rows it was played with, and record them."""
+    policy, places = load(path), {number: fresh.place(number) for number in numbers}
+    env: BatchEnv = make_env(recipe.env, fresh.group_rows, recipe.collector.engine_threads)
+    assert isinstance(env, MujocoTask)
+    recordings: dict[int, Recording] = {}
+    for group in sorted({place[0] for place in places.values()}):
+        wanted = {n: (row, episode) for n, (g, row, episode) in places.items() if g == group}
+        recorder = Recorder(env, wanted.values())
+        last = max(episode for _, episode in wanted.values())
+        evaluate(recorder, policy, last + 1, fresh.group_key(group))
+        recorder.close()
+        recordings |= {n: recorder.recordings[place] for n, place in wanted.items()}
+    return env, recordings
+
+
+def moments(recording: Recording, num_positions: int) -> list[int]:
+    """Steps to show: even in time and movement, so that a long standstill is no whole strip.
+
+    num_positions: the model's nq.
+    """
+    # The clock is the first number of a state, positions come after it.
+    positions = np.array(recording.states)[:, 1 : 1 + num_positions]
+    moved = np.linalg.norm(np.diff(positions, axis=0), axis=1)
+    share = np.full(len(moved), 0.5 / max(len(moved), 1))
+    if moved.sum() > 0:
+        share += 0.5 * moved / moved.sum()
+    passed = np.concatenate([[0.0], np.cumsum(share)])
+    steps = np.interp(np.linspace(0.0, passed[-1], STRIP_FRAMES), passed, np.arange(len(passed)))
+    return [int(step) for step in steps.round()]
+
+
+def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Image:
+    """Pictures side by side over the whole episode, each with its step; the title above."""
+    width, height = STRIP_SIZE
+    steps = moments(recording, task.simulation.model.nq)
+    sheet = Image.new(
+        "RGB", (STRIP_FRAMES * (width + GAP) - GAP, height + 2 * CAPTION), color=_PAPER
+    )
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
+    pen.text((8, CAPTION // 2), title, _INK, font, anchor="lm")
+    with offscreen.Camera(task.simulation.model, task.shot, width, height, fine=2) as camera:
+        for index, step in enumerate(steps):
+            left = index * (width + GAP)
+            picture = camera.picture(recording.states[step], recording.targets[step])
+            sheet.paste(Image.fromarray(picture), (left, CAPTION))
+            middle = (left + width // 2, CAPTION + height + CAPTION // 2)
+            pen.text(middle, f"step {step}", _INK, font, anchor="mm")
+    return sheet
+
+
+def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: Path) -> None:
+    """An mp4 in the speed of the simulation."""
+    rate = 1.0 / (task.simulation.model.opt.timestep * task.spec.substeps)
+    last = len(recording.states) - 1
+    writer = _ffmpeg().write_frames(
+        str(path), SIZE, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
+    )
+    writer.send(None)
+    with offscreen.Camera(task.simulation.model, task.shot, *SIZE) as camera:
+        for step, (state, target) in enumerate(
+            zip(recording.states, recording.targets, strict=True)
+        ):
+            picture = _captioned(camera.picture(state, target), f"{title}, step {step} of {last}")
+            for _ in range(1 + int(_LINGER * rate) * (step == last)):
+                writer.send(picture)
+    writer.close()
+
+
+def _captioned(picture: Array, text: str) -> Array:
+    image = Image.fromarray(picture)
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=16)
+    place = (8, SIZE[1] - 24)
+    pen.rectangle(pen.textbbox(place, text, font), fill=_PAPER)
+    pen.text(place, text, _INK, font)
+    return np.asarray(image)

@@ -1,0 +1,86 @@
+"""Fresh episodes of a run's best policy, which can be played again to film some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.app.build import make_evaluator, policy_parts, policy_path
+from etude.app.recipes import Recipe
+from etude.core.contracts import Array, Broadcast, EnvSpec
+from etude.core.keys import Key
+from etude.models.policies import MlpPolicy, policy_from_contract
+from etude.rollout.local import Workers
+
+LABEL = "fresh"
+_MOST_ROWS, _MOST_GROUP_ROWS, _FEW = 256, 64, 8
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Deterministic episodes that training has not seen, and where each was played."""
+
+    episodes: dict[str, Array]
+    """{name: [n] float64}, ordered by group, episode of the row, row."""
+    spec: EnvSpec
+    step: int
+    """Environment steps the policy had been trained for."""
+    seed: int
+    key: Key
+    """Of the evaluator."""
+    group_rows: int
+    per_row: int
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.episodes["return"])
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """(group, row in it, episode of that row) of an episode by its number."""
+        group, inside = divmod(index, self.group_rows * self.per_row)
+        episode, row = divmod(inside, self.group_rows)
+        return group, row, episode
+
+    def group_key(self, group: int) -> Key:
+        """What `etude.rollout.group.evaluate` was given for that group."""
+        return self.key.child(LABEL, group)
+
+
+def load(path: Path) -> MlpPolicy:
+    """The policy of a run, a checkpoint or a policy folder."""
+    arrays, contract = policy_parts(path)
+    return policy_from_contract(contract, arrays)
+
+
+def play(recipe: Recipe, path: Path, episodes: int, seed: int | None = None) -> Fresh:
+    """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed."""
+    rows, group_rows = _spread(episodes)
+    config = recipe.evaluation.model_copy(
+        update={"episodes": episodes, "rows": rows, "group_rows": group_rows}
+    )
+    recipe = recipe.model_copy(update={"evaluation": config})
+    seed = recipe.seed if seed is None else seed
+    key = Key(seed).child("after training")
+    policy, workers = load(path), Workers(recipe.collector.threads)
+    evaluator = make_evaluator(recipe, key, workers, policy)
+    try:
+        played = evaluator.episodes(Broadcast(0, dict(policy.state_dict())), LABEL)
+        return Fresh(
+            played, evaluator.spec, _step(path), seed, evaluator.key, group_rows, episodes // rows
+        )
+    finally:
+        evaluator.close()
+        workers.close()
+
+
+def _spread(episodes: int) -> tuple[int, int]:
+    """(rows, rows in a group) that divide a number of episodes evenly."""
+    rows = max(d for d in range(1, min(episodes, _MOST_ROWS) + 1) if episodes % d == 0)
+    group = max(d for d in range(1, min(rows, _MOST_GROUP_ROWS) + 1) if rows % d == 0)
+    # A prime number of rows would become as many groups of one.
+    return rows, rows if group < _FEW else group
+
+
+def _step(path: Path) -> int:
+    name = policy_path(path).resolve().name
+    return int(name) if name.isdigit() else 0

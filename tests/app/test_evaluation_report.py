@@ -1,0 +1,308 @@
+"""What `etude eval` says of fresh episodes, keeps of them, and shows of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+
+from etude.app import cli, evaluating, film, fresh, play
+from etude.app.evaluation_report import Report, kinds_of, new_folder, wilson
+from etude.app.fresh import Fresh
+from etude.app.recipes import Recipe
+from etude.app.run import Run, train
+from etude.core.contracts import EnvSpec
+from etude.core.errors import EtudeError, UsageError
+from etude.core.keys import Key
+from etude.envs import offscreen
+from etude.envs.catalog import make_env
+from etude.envs.pick_place import PickPlaceConfig
+from etude.envs.pick_place_terms import OUTCOMES
+from etude.rollout.group import evaluate
+from toys import BOX, tiny_reach
+
+
+def pictures() -> str | None:
+    """Why nothing can be drawn here, if so."""
+    try:
+        offscreen.backend()
+    except EtudeError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def drawable() -> None:
+    if reason := pictures():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    train(tiny_reach(2), path)
+    return path
+
+
+def made_up(**episodes: list[float]) -> Fresh:
+    """Five episodes on two rows would not divide: one row of five, then."""
+    spec = EnvSpec({}, BOX, 200, outcomes=OUTCOMES if "outcome" in episodes else ())
+    arrays = {name: np.array(values, np.float64) for name, values in episodes.items()}
+    return Fresh(arrays, spec, 4096, 7, Key(7), group_rows=1, per_row=5)
+
+
+FIVE: dict[str, list[float]] = {
+    "return": [10, 2, 3, 12, 1],
+    "length": [20, 200, 200, 40, 60],
+    "is_success": [1, 0, 0, 1, 0],
+    "reward/reach": [1, 1, 1, 1, 1],
+    "placement_error": [0.004, 0.2, 0.2, 0.006, 0.5],
+    "outcome": [0, 2, 2, 0, 3],
+}
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "low", "high"),
+    # Published values: Newcombe 1998, table I, method 3; and the closed forms at 0 and n.
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (100, 100, 1 / (1 + 1.959964**2 / 100), 1.0),
+    ],
+)
+def test_wilson_interval(successes: int, episodes: int, low: float, high: float) -> None:
+    assert wilson(successes, episodes) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_wilson_interval_holds_the_rate() -> None:
+    for successes in range(51):
+        low, high = wilson(successes, 50)
+        assert 0 <= low <= successes / 50 <= high <= 1
+
+
+def test_kinds_are_named_and_counted() -> None:
+    report = Report(made_up(**FIVE))
+    grasp = "reached but no grasp"
+    assert report.kinds == ["success", grasp, grasp, "success", "dropped"]
+    assert list(report.counts().items()) == [("success", 2), (grasp, 2), ("dropped", 1)]
+    without = {name: values for name, values in FIVE.items() if name != "outcome"}
+    kinds = kinds_of(made_up(**without))
+    assert kinds == ["success", "failure", "failure", "success", "failure"]
+    assert kinds_of(made_up(**{"return": [1.0], "length": [3.0]})) == []
+
+
+def test_metrics_and_table_are_those_of_the_episodes() -> None:
+    report = Report(made_up(**FIVE))
+    metrics = report.metrics()
+    assert metrics["eval/success_rate"] == 0.4
+    assert (metrics["eval/success_low"], metrics["eval/success_high"]) == wilson(2, 5)
+    assert metrics["eval/placement_error_of_successes"] == pytest.approx(0.005)
+    assert metrics["kinds"] == report.counts()
+    text = report.render()
+    assert "success 40.0% (2 of 5; 95 % interval 11.8% to 76.9%)" in text
+    lines = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert lines["reward"].split()[1:4] == ["5.60", "±", "4.50"]
+    assert "5.00 ± 1.00" in lines["placement error, mm"]
+    assert lines["reached but no grasp"].split()[-4:] == ["2", "40.0%", "1,", "2"]
+    assert "success  " not in text
+
+
+def test_table_of_an_environment_that_knows_no_success() -> None:
+    report = Report(made_up(**{"return": [1.0, 2.0], "length": [3.0, 5.0]}))
+    text = report.render()
+    assert "success" not in text
+    assert "1.50 ± 0.50" in text
+    assert report.csv() == "episode,return,length\n0,1,3\n1,2,5\n"
+    assert "eval/success_low" not in report.metrics()
+
+
+def test_csv_has_a_line_for_every_episode() -> None:
+    report = Report(made_up(**FIVE))
+    lines = list(csv.DictReader(io.StringIO(report.csv())))
+    assert [line["kind"] for line in lines] == report.kinds
+    for name in ("return", "length", "is_success", "reward/reach", "placement_error"):
+        assert [float(line[name]) for line in lines] == FIVE[name]
+
+
+def test_no_evaluation_is_overwritten(tmp_path: Path) -> None:
+    made = [new_folder(tmp_path, 512) for _ in range(3)]
+    names = ["000000000512-fresh", "000000000512-fresh-2", "000000000512-fresh-3"]
+    assert [path.name for path in made] == names
+
+
+def test_where_an_episode_was_played(finished: Path) -> None:
+    """Episodes are ordered by group, episode of the row, row, and so they are found again."""
+    recipe = Run(finished).recipe
+    played = fresh.play(recipe, finished, 6)
+    half = Fresh(played.episodes, played.spec, 0, 0, played.key, group_rows=2, per_row=2)
+    places = [half.place(index) for index in (0, 1, 2, 3, 4)]
+    assert places == [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)]
+    env = make_env(recipe.env, played.group_rows)
+    again = evaluate(env, fresh.load(finished), played.per_row, played.group_key(0))
+    assert all((again[name] == played.episodes[name]).all() for name in again)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "spread"), [(100, (100, 50)), (256, (256, 64)), (1, (1, 1)), (101, (101, 101))]
+)
+def test_episodes_are_spread_over_rows(episodes: int, spread: tuple[int, int]) -> None:
+    assert fresh._spread(episodes) == spread
+
+
+def test_a_replay_is_the_episode(finished: Path) -> None:
+    recipe = Run(finished).recipe
+    played = fresh.play(recipe, finished, 6, seed=3)
+    task, recordings = film.replay(recipe, finished, played, [4, 1])
+    for number, recording in recordings.items():
+        assert len(recording.states) == played.episodes["length"][number] + 1
+        # It ends where the episode did, not where the next one begins.
+        task.simulation.state[0] = recording.states[-1]
+        task.simulation.forward()
+        away = task.view.hand[0] - recording.targets[-1]
+        assert np.linalg.norm(away) == pytest.approx(played.episodes["final_distance"][number])
+    steps = film.moments(recordings[4], task.simulation.model.nq)
+    assert steps == sorted(steps)
+    assert (len(steps), steps[0], steps[-1]) == (8, 0, played.episodes["length"][4])
+
+
+def test_each_kind_gets_an_episode_of_middle_length() -> None:
+    five = made_up(**{**FIVE, "length": [20, 50, 200, 40, 60]})
+    chosen = film.typical(five, kinds_of(five))
+    assert chosen == {"success": 0, "reached but no grasp": 1, "dropped": 4}
+
+
+@pytest.mark.usefixtures("drawable")
+def test_strip_and_film(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    recipe = Run(finished).recipe
+    played = fresh.play(recipe, finished, 2)
+    task, recordings = film.replay(recipe, finished, played, [0])
+    recording = recordings[0]
+    strip = np.asarray(film.strip(task, recording, "a title"))
+    width, height = film.STRIP_SIZE
+    assert strip.shape == (height + 2 * film.CAPTION, 8 * (width + film.GAP) - film.GAP, 3)
+    cells = [
+        strip[film.CAPTION : film.CAPTION + height, left : left + width]
+        for left in range(0, strip.shape[1], width + film.GAP)
+    ]
+    assert len({cell.tobytes() for cell in cells}) == 8
+    red, green, blue = np.moveaxis(cells[0].astype(int), -1, 0)
+    assert ((green > red + 60) & (green > blue + 60)).sum() > 10, "the target is not to be seen"
+    recording.states[5:], recording.targets[5:] = [], []
+    film._write_film(task, recording, "a title", tmp_path / "film.mp4")
+    assert (tmp_path / "film.mp4").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("drawable")
+def test_pick_place_shows_cube_and_target() -> None:
+    task: Any = make_env(PickPlaceConfig(), 1)
+    task.reset(Key(0))
+    with offscreen.Camera(task.simulation.model, task.shot, *film.SIZE) as camera:
+        picture = camera.picture(task.simulation.state[0], task.view.target[0])
+    red, green, blue = np.moveaxis(picture.astype(int), -1, 0)
+    assert picture.shape == (360, 480, 3)
+    assert ((red > green + 60) & (red > blue + 60)).sum() > 100
+    assert ((green > red + 60) & (green > blue + 60)).sum() > 100
+    task.close()
+
+
+def test_eval_command(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Run(finished).fingerprint()
+    assert cli.main(["eval", str(finished), "--episodes", "6"]) == 0
+    text = capsys.readouterr().out
+    assert "6 fresh episodes of the policy at step" in text
+    assert "95 % interval" in text
+    assert cli.main(["eval", str(finished), "--episodes", "6", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    folder = Path(metrics["folder"])
+    kept = json.loads((folder / "summary.json").read_text())
+    assert kept == {name: metrics[name] for name in kept}
+    assert sum(metrics["kinds"].values()) == metrics["eval/episodes"] == 6
+    assert len((folder / "episodes.csv").read_text().splitlines()) == 7
+    assert Run(finished).evaluate(6)["eval/mean_reward"] == metrics["eval/mean_reward"]
+    assert Run(finished).fingerprint() == before
+
+
+def test_the_evaluation_that_ends_training(finished: Path) -> None:
+    said: list[str] = []
+    recipe, before = Run(finished).recipe, Run(finished).fingerprint()
+
+    def ending(episodes: int) -> Recipe:
+        config = recipe.evaluation.model_copy(update={"final_episodes": episodes})
+        return recipe.model_copy(update={"evaluation": config})
+
+    evaluating.finish(ending(0), finished, said.append)
+    assert said == []
+    evaluating.finish(ending(4), finished, said.append)
+    (folder,) = (finished / "evaluations").glob("*-final")
+    kept = [(folder / name).read_bytes() for name in ("episodes.csv", "summary.json")]
+    evaluating.finish(ending(4), finished, said.append)
+    assert [(folder / name).read_bytes() for name in ("episodes.csv", "summary.json")] == kept
+    assert "4 fresh episodes" in said[0]
+    assert Run(finished).fingerprint() == before
+
+
+class Window:
+    """What MuJoCo's passive viewer gives, without a screen; closed after three steps."""
+
+    def __init__(self, model: Any, data: Any) -> None:
+        self.cam, self.user_scn = mujoco.MjvCamera(), mujoco.MjvScene(model, maxgeom=4)
+        self.data = data
+        self.shown: list[float] = []
+
+    def is_running(self) -> bool:
+        return len(self.shown) < 3
+
+    def lock(self) -> Any:
+        return nullcontext()
+
+    def sync(self) -> None:
+        assert self.user_scn.ngeom == 1, "the target"
+        self.shown.append(float(self.data.time))
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_play_shows_the_policy_at_work(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Window] = []
+
+    def launch(model: Any, data: Any) -> Window:
+        opened.append(Window(model, data))
+        return opened[0]
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setitem(sys.modules, "mujoco.viewer", SimpleNamespace(launch_passive=launch))
+    play.play(Run(finished).recipe, finished)
+    assert opened[0].shown == pytest.approx([0.0, 0.1, 0.2])
+    assert opened[0].cam.distance == 1.5
+
+
+def test_what_cannot_be_shown_is_said(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(offscreen, "_works", lambda name: False)
+    monkeypatch.setattr(film, "_ffmpeg", lambda: None)
+    assert cli.main(["eval", str(finished), "--video"]) == 1
+    assert "apt-get install" in capsys.readouterr().err
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr(play.sys, "platform", "linux")
+    assert cli.main(["play", str(finished)]) == 2
+    assert f"etude eval {finished} --video" in capsys.readouterr().err
+    gym = tiny_reach(2).model_dump(mode="json") | {"env": {"kind": "gym", "id": "CartPole-v1"}}
+    with pytest.raises(UsageError, match="can be filmed"):
+        film.check(Recipe.model_validate(gym))
