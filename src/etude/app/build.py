@@ -142,8 +142,8 @@ def build(
     )
 
     closing = ExitStack()  # Closes the rest where one of them fails.
-    for part in (evaluator, collector, *reversed(loop.logs)):
-        closing.callback(part.close)
+    for close in (evaluator.close, collector.close, *(log.close for log in reversed(loop.logs))):
+        closing.callback(close)
     return Parts(loop, algorithm, metrics, closing.close)
 
 
