@@ -104,7 +104,7 @@ def pick_place() -> Recipe:
             bound_coef=0.1,
         ),
         clock=ClockConfig(total_timesteps=200_000, cycles=3, iterations=8),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=50, rows=50, group_rows=25),
+        evaluation=EvaluationConfig(every="2 epochs", episodes=50, rows=50, group_rows=25),
     )
 
 
