@@ -19,6 +19,10 @@ gate:  ## the measured promises; takes up to an hour, on an idle machine
 	python gates/rollout_speed.py
 	python gates/update_speed.py
 	python gates/train_reach.py
+	python gates/train_pick_place.py --seeds 5
+	python gates/train_pick_place.py --recipe pick-place-anywhere --seeds 2
+	python gates/peer_pick_place.py
 	python gates/dashboard_cost.py
 	python gates/torn_checkpoints.py --cases 10000
 	python gates/exact_resume.py --recipe reach --kills 300
+	python gates/exact_resume.py --recipe pick-place --kills 100
