@@ -92,7 +92,7 @@ def pick_place() -> Recipe:
         name="pick-place",
         env=PickPlaceConfig(),
         policy=PolicyConfig(init_std=0.6),
-        collector=CollectorConfig(rows=64, group_rows=64, threads=1, engine_threads=2),
+        collector=CollectorConfig(rows=64, group_rows=32, threads=2, engine_threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
             minibatch_size=256,
@@ -104,7 +104,7 @@ def pick_place() -> Recipe:
             bound_coef=0.1,
         ),
         clock=ClockConfig(total_timesteps=200_000, cycles=3, iterations=8),
-        evaluation=EvaluationConfig(every="2 epochs", episodes=50, rows=50, group_rows=50),
+        evaluation=EvaluationConfig(every="3 epochs", episodes=50, rows=50, group_rows=25),
     )
 
 
