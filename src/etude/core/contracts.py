@@ -215,10 +215,6 @@ class Fragment:
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: "physics", "environment" and "inference". Decides nothing."""
 
-    @property
-    def num_steps(self) -> int:
-        return int(self.rewards.size)
-
 
 class Action(NamedTuple):
     """What a policy answers: actions [rows, n], their log-probabilities [rows], its next state."""

@@ -33,11 +33,6 @@ class Stopwatch:
             key = (phase, name)
             self._splits[key] = self._splits.get(key, 0.0) + value
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds spent on the run, what a kill threw away aside."""
-        return time.perf_counter() - self._start
-
     def begin(self, timesteps: int, elapsed: float = 0.0) -> None:
         """Frames per second are counted from here; `elapsed` was spent before a resume."""
         self._last_read = time.perf_counter()
