@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
+from etude.algorithms.ppo_shard import Minibatch
 from etude.app import recipes
 from etude.app.recipes import Recipe
 from etude.core.clock import Clock, Nest
@@ -24,8 +25,8 @@ from etude.core.contracts import (
 )
 from etude.core.keys import Key
 from etude.core.trees import Tree, digest
-from etude.experience.segments import SegmentBuffer, SegmentGeometry
-from etude.models.policies import MlpPolicy, PolicyConfig, make_policy
+from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
+from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.rollout.local import LocalCollector, Workers
 
 BOX = ActionSpec("box", low=(-2.0, 0.0), high=(2.0, 1.0))
@@ -105,6 +106,52 @@ class ToyEnv:
     def close(self) -> None: ...
 
 
+class VanishingEnv(ToyEnv):
+    """A toy whose rows are absent for 0 to 3 steps before every episode; row `never` for good.
+
+    Absent rows show `garbage`, which is zero in an environment that keeps to the contract.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        action: ActionSpec = BOX,
+        *,
+        garbage: float = 0.0,
+        never: int | None = None,
+    ) -> None:
+        super().__init__(num_rows, action)
+        self.spec = replace(self.spec, max_episode_steps=LONGEST + 3)
+        self.state["wait"] = np.zeros(num_rows, np.int64)
+        self._garbage, self._never = garbage, never
+
+    @property
+    def present(self) -> Array:
+        present: Array = self.state["wait"] == 0
+        return present
+
+    def _begin(self, row: int) -> None:
+        super()._begin(row)
+        assert self.key is not None
+        stream = self.key.child("wait").episode(row, int(self.state["episode"][row]))
+        self.state["wait"][row] = 10**9 if row == self._never else stream.integers(0, 4)
+
+    def _observe(self) -> Observations:
+        obs = super()._observe()
+        obs["state"][~self.present] = self._garbage
+        return obs
+
+    def step(self, actions: Array) -> StepResult:
+        absent = ~self.present
+        self.state["wait"] -= absent
+        self.state["elapsed"][absent] = -1  # The step in which it comes does not count.
+        actions = actions.copy()
+        actions[absent] = 0
+        result = super().step(actions)
+        result.reward[absent] = 0.0
+        return result
+
+
 class PoisonedEnv(ToyEnv):
     """A toy that gives one bad number, in one field, at the first chance from step `at` on."""
 
@@ -155,15 +202,17 @@ class Trainer:
         self.clock.advance(len(batches), 0)
         return batches
 
-    def first_order(self) -> list[torch.Tensor]:
+    def first_order(self) -> list[Minibatch]:
         """The first minibatch of the first update epoch."""
-        cut = self.ppo.geometry
+        cut, config = self.ppo.geometry, self.ppo.config
         size = cut.segments_per_minibatch // cut.shards
         key = self.key.child("update", self.clock.now.iterations)
-        return [
-            shard.permutation(key.child("permutation", 0, s))[:size]
-            for s, shard in enumerate(self.ppo.shards)
-        ]
+        chosen = []
+        for s, shard in enumerate(self.ppo.shards):
+            own = key.child("permutation", 0, s)
+            draw = shard.draw(own, cut.num_minibatches, size, config, config.priority_beta)
+            chosen.append(shard.minibatch(draw, 0))
+        return chosen
 
 
 def make_trainer(
@@ -175,29 +224,36 @@ def make_trainer(
     threads: int = 1,
     envs: list[Any] | None = None,
     iterations: int = 10,
+    policy: PolicyConfig | None = None,
+    rows: int = 8,
+    steps: int = 16,
+    group_rows: int = 2,
     **ppo: Any,
 ) -> Trainer:
-    """8 rows in 4 groups of 2, 16 steps each."""
-    rows, steps, group_rows = 8, 16, 2
+    """8 rows in 4 groups of 2, 16 steps each, unless told otherwise."""
     ppo = {"update_epochs": 2, **ppo}
     config = PPOConfig(rollout_steps=steps, horizon=horizon, minibatch_size=minibatch, **ppo)
     cut = SegmentGeometry(rows, steps, horizon, minibatch, shards, group_rows)
     envs = envs or [ToyEnv(group_rows, action) for _ in range(cut.num_groups)]
-    spec, small = envs[0].spec, PolicyConfig(hidden=(16,))
-    buffer, key = SegmentBuffer(spec, rows, steps), Key(5)
+    spec, small, key = envs[0].spec, policy or PolicyConfig(hidden=(16,)), Key(5)
+    own = make_policy(small, spec, None)
+    buffer = SegmentBuffer(BufferSpec(spec, own.state_specs, rows, steps, horizon))
     algorithm = PPO(
-        config, make_policy(small, spec, key.child("policy")), cut, buffer, torch.device("cpu")
+        config, make_policy(small, spec, key.child("policy")), cut, [buffer], torch.device("cpu")
     )
     views = [buffer.part(slice(g * group_rows, (g + 1) * group_rows)) for g in range(len(envs))]
-    collector = LocalCollector(
-        envs, make_policy(small, spec, None), key.child("collect"), Workers(threads), views
-    )
+    collector = LocalCollector(envs, own, key.child("collect"), Workers(threads), [views])
     batches = cut.num_minibatches * config.update_epochs
     nest = Nest(iterations, 1, 1, cut.buffer_steps, batches)
     return Trainer(algorithm, collector, Clock(nest), key)
 
 
-def toy_policy(env: ToyEnv, seed: int = 0) -> MlpPolicy:
+def toy_buffer(spec: EnvSpec, rows: int, steps: int) -> SegmentBuffer:
+    """For a memoryless policy."""
+    return SegmentBuffer(BufferSpec(spec, {}, rows, steps, 1))
+
+
+def toy_policy(env: ToyEnv, seed: int = 0) -> ActorCritic:
     return make_policy(PolicyConfig(hidden=(16,)), env.spec, Key(seed))
 
 

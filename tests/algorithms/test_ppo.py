@@ -7,21 +7,21 @@ import pytest
 import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.ppo_shard import Shard
+from etude.algorithms.ppo_shard import Minibatch, Shard
 from etude.core.contracts import ActionSpec
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
-from etude.experience.segments import SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
-from toys import ACTIONS, DISCRETE, Trainer, make_trainer
+from toys import ACTIONS, DISCRETE, Trainer, make_trainer, toy_buffer
 
 
 def log_ratio(trainer: Trainer) -> float:
     """Largest |log ratio| on the first minibatch, as the loss sees it."""
     worst = 0.0
-    for shard, order in zip(trainer.ppo.shards, trainer.first_order(), strict=True):
+    for shard, chosen in zip(trainer.ppo.shards, trainer.first_order(), strict=True):
+        order = chosen.segments
         features = {name: x[order] for name, x in shard.features.items()}
-        judged = trainer.ppo.policy.evaluate(features, shard.actions[order])
+        judged = trainer.ppo.policy.evaluate(features, shard.actions[order], None)
         change = (judged.log_probs - shard.log_probs[order]).abs().max()
         worst = max(worst, float(change.detach()))
     return worst
@@ -59,7 +59,7 @@ def test_the_normaliser_takes_in_exactly_what_was_collected() -> None:
     seen = []
     for _ in range(2):
         trainer.ingest()
-        seen.append(trainer.ppo.buffer.arrays["obs/state"].astype(np.float64).reshape(-1, 4))
+        seen.append(trainer.ppo.buffers[0].arrays["obs/state"].astype(np.float64).reshape(-1, 4))
         trainer.update()
         trainer.ppo.end_iteration()
         trainer.clock.advance(1, 0)
@@ -110,7 +110,7 @@ def test_the_loss_and_its_gradient_by_hand() -> None:
     assert 0.05 < metrics["train/clip_fraction"] < 0.95
     found = ppo.flat.grad.clone()
     loss, _ = ppo.shards[0].loss(ppo.policy, order, ppo.config)
-    expected = by_hand(trainer, order)
+    expected = by_hand(trainer, order.segments)
     torch.testing.assert_close(loss, expected)
     ppo.flat.grad.zero_()
     expected.backward()
@@ -128,11 +128,13 @@ def test_advantages_and_returns_are_those_of_the_fragment() -> None:
         for k, (row, step) in enumerate(zip(f.finals.rows, f.finals.steps, strict=True))
     }
     ppo.ingest(fragments, trainer.clock)
-    arrays, gamma, lam = ppo.buffer.arrays, ppo.config.gamma, ppo.config.gae_lambda
+    arrays, gamma, lam = ppo.buffers[0].arrays, ppo.config.gamma, ppo.config.gae_lambda
 
     def value(obs: np.ndarray) -> float:
         with torch.no_grad():
-            return float(ppo.policy.values({"state": torch.from_numpy(obs[None])}))
+            return float(
+                ppo.policy.values(ppo.policy.prepare({"state": torch.from_numpy(obs)}), None)
+            )
 
     rows, steps = arrays["rewards"].shape
     expected = np.zeros((rows, steps))
@@ -145,7 +147,7 @@ def test_advantages_and_returns_are_those_of_the_fragment() -> None:
                 elif done:
                     after = value(finals[row, k])
                 elif k == steps - 1:
-                    after = value(ppo.buffer.last_obs["state"][row])
+                    after = value(arrays["last_obs/state"][row])
                 else:
                     after = value(arrays["obs/state"][row, k + 1])
                 delta = arrays["rewards"][row, k] + gamma * after
@@ -341,10 +343,10 @@ def test_the_gradient_of_several_shards_is_that_of_one(shards: int) -> None:
     assert float(joined["advantages"].double().std(correction=0)) == pytest.approx(1.0, abs=1e-5)
     # The same steps, spread over the shards, give the same gradient and the same metrics.
     chosen, size = several.first_order(), len(several.ppo.shards[0].advantages)
-    same = torch.cat([order + s * size for s, order in enumerate(chosen)])
+    same = torch.cat([order.segments + s * size for s, order in enumerate(chosen)])
     (loss, metrics), (one_loss, one_metrics) = (
         several.ppo._gradient(chosen),
-        one.ppo._gradient([same]),
+        one.ppo._gradient([Minibatch(same, None)]),
     )
     assert metrics == pytest.approx(one_metrics, abs=1e-5)
     assert loss == pytest.approx(one_loss, abs=1e-5)
@@ -382,9 +384,10 @@ def test_metrics_mean_what_they_are_called() -> None:
     shard, order = trainer.ppo.shards[0], trainer.first_order()[0]
     _, values = shard.loss(trainer.ppo.policy, order, trainer.ppo.config)
     metrics = dict(zip(Shard.METRICS, values.tolist(), strict=True))
+    order = order.segments
     with torch.no_grad():
         features = {name: x[order] for name, x in shard.features.items()}
-        judged = trainer.ppo.policy.evaluate(features, shard.actions[order])
+        judged = trainer.ppo.policy.evaluate(features, shard.actions[order], None)
         change = judged.log_probs - shard.log_probs[order]
     assert metrics["train/approx_kl"] == pytest.approx(
         float((change.exp() - 1 - change).mean()), rel=1e-4
@@ -392,7 +395,7 @@ def test_metrics_mean_what_they_are_called() -> None:
     assert metrics["train/approx_kl"] > 0
     outside = (change.exp() < 0.8) | (change.exp() > 1.2)
     assert metrics["train/clip_fraction"] == pytest.approx(float(outside.float().mean()))
-    assert metrics["train/entropy_loss"] == pytest.approx(-float(judged.entropy))
+    assert metrics["train/entropy_loss"] == pytest.approx(-float(judged.entropy.mean()))
 
 
 def test_a_broadcast_is_a_copy() -> None:
@@ -413,16 +416,17 @@ def test_everything_is_made_where_it_is_used(kind: str) -> None:
     with meta:
         policy = make_policy(PolicyConfig(hidden=(16,)), spec, None)
     config = PPOConfig(rollout_steps=cut.steps, value_clip=0.1, bound_coef=0.1, entropy_coef=0.1)
-    ppo = PPO(config, policy, cut, SegmentBuffer(spec, 1, 1), meta)
+    ppo = PPO(config, policy, cut, [toy_buffer(spec, 1, 1)], meta)
     cpu.ingest()
-    part = cpu.ppo.buffer.part(slice(0, cut.rows))
+    part = cpu.ppo.buffers[0].part(slice(0, cut.rows))
     part.finals = cpu.collect()[0].finals
-    shard = Shard.of(part, part.rewards, ppo.policy, meta, 0.99, 0.95, cut.horizon)
+    shard = Shard.of(part, part.rewards, ppo.policy, meta, config, cut.horizon, 8)
     ppo.shards = [shard]
-    order = shard.permutation(Key(0))[: cut.minibatch]
+    draw = shard.draw(Key(0), cut.num_minibatches, cut.segments_per_minibatch, config, 1.0)
+    order = shard.minibatch(draw, 0)
     loss, metrics = shard.loss(ppo.policy, order, config)
     loss.backward()
     ppo.load_state_dict(cpu.ppo.state_dict())
-    tensors = [loss, metrics, order, ppo.flat.data, ppo.flat.grad, ppo.initial]
+    tensors = [loss, metrics, order.segments, ppo.flat.data, ppo.flat.grad, ppo.initial]
     tensors += [*ppo.optimizer.state_dict().values(), *vars(shard)["features"].values()]
     assert {tensor.device.type for tensor in tensors} == {"meta"}

@@ -7,7 +7,8 @@ from typing import Any
 from etude.core.contracts import Array, BatchEnv
 from etude.core.keys import Key
 from etude.envs import probe
-from etude.envs.check import KEY, MakeEnv, check_env
+from etude.envs.check import check_env
+from etude.envs.check_replay import KEY, MakeEnv
 from etude.envs.probe import play
 
 __all__ = ["KEY", "assert_same_bits", "check_contract", "play", "random_actions"]
@@ -18,9 +19,12 @@ def random_actions(env: BatchEnv, steps: int, seed: int = 0) -> list[Array]:
     return probe.random_actions(env, steps, Key(seed, ("actions",)), reach=1.2)
 
 
-def check_contract(make: MakeEnv, *, steps: int = 200, exact_steps: int = 1000) -> None:
+def check_contract(
+    make: MakeEnv, *, steps: int = 200, exact_steps: int = 1000, agents: int = 1
+) -> None:
     """All of the contract; what is broken is shown with its fix."""
-    broken = [f for f in check_env(make, steps, exact_steps) if f.verdict == "failed"]
+    found = check_env(make, steps, exact_steps, agents)
+    broken = [f for f in found if f.verdict == "failed"]
     assert not broken, "\n".join(f"{f.item}: {f.problem}. {f.fix}" for f in broken)
 
 

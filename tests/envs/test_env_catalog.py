@@ -4,14 +4,14 @@ from pydantic import TypeAdapter
 
 from etude.core.contracts import BatchEnv
 from etude.core.keys import Key
-from etude.envs.catalog import ENVS, EnvConfig, env_exactness, make_env
+from etude.envs.catalog import ENVS, EnvConfig, env_agents, env_exactness, make_env
 
 
 def test_every_kind_makes_an_exact_environment_from_its_defaults() -> None:
     for kind, entry in ENVS.items():
         config = entry.config()
         assert config.kind == kind
-        env: BatchEnv = make_env(config, 2)
+        env: BatchEnv = make_env(config, 2 * env_agents(config))
         assert set(env.reset(Key(0))) == set(env.spec.observations)
         assert env_exactness(config).exact
         env.close()

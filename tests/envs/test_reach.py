@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from etude.core.contracts import Array
+from etude.core.errors import NonFinite
 from etude.core.keys import Key
 from etude.envs.kuka_scene import arm_table
 from etude.envs.reach import BOX_CENTER, Reach, ReachConfig, ReachReward
@@ -142,6 +143,122 @@ def test_actions_are_joint_motions_clipped_to_the_joint_ranges() -> None:
     for _ in range(200):
         env.step(np.ones((2, 7), np.float32))
         assert (env.view.joint_position <= arm_table().range[:, 1] + 0.01).all()
+
+
+TARGET_COLUMNS = slice(17, 25)
+"""Target, offset, distance and share held; before them the arm's own angles, speeds and hand."""
+
+
+def test_contract_of_the_memory_task() -> None:
+    check_contract(lambda rows, threads: Reach(ReachConfig(shown_steps=5), rows, threads))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), shown=st.integers(1, 8))
+def test_nothing_but_memory_carries_a_target_past_the_shown_steps(seed: int, shown: int) -> None:
+    """Twins from the same pose see two targets, act at will while held, and then look alike."""
+    config = ReachConfig(shown_steps=shown, max_episode_steps=shown + 4)
+    twins = Reach(config, 6), Reach(config, 6)
+    for env in twins:
+        env.reset(Key(seed))
+    twins[1].view.target[:] = np.random.default_rng(seed).uniform(-1, 1, (6, 3))
+    start = twins[0].view.joint_position.copy()
+    one, two = (
+        [env.step(action) for action in random_actions(env, shown, seed + index)]
+        for index, env in enumerate(twins)
+    )
+    for step, (first, second) in enumerate(zip(one, two, strict=True), 1):
+        arms = [np.delete(result.obs["state"], TARGET_COLUMNS, 1) for result in (first, second)]
+        assert_same_bits(arms[0], arms[1])
+        targets = [result.obs["state"][:, TARGET_COLUMNS] for result in (first, second)]
+        if step < shown:
+            assert (targets[0][:, :3] != targets[1][:, :3]).all()
+        else:
+            assert_same_bits(targets[0], np.zeros((6, 8), np.float32))
+            assert_same_bits(targets[1], np.zeros((6, 8), np.float32))
+    assert_same_bits(twins[0].view.joint_position.copy(), start)
+    assert (twins[0].view.joint_velocity == 0).all()
+    for action in random_actions(twins[0], 4, seed):
+        first, second = (env.step(action) for env in twins)
+        assert (first.obs["state"][:, :7] != start.astype(np.float32)).all()
+        if not first.final_rows.size:
+            assert_same_bits(first.obs["state"], second.obs["state"])
+            assert (first.obs["state"][:, TARGET_COLUMNS] == 0).all()
+    np.testing.assert_array_equal(first.final_rows, np.arange(6))
+    assert_same_bits(first.final_obs["state"], second.final_obs["state"])
+    assert (first.obs["state"][:, 17:20] == twins[0].view.target.astype(np.float32)).all()
+
+
+def test_the_memory_task_shows_what_reach_shows_and_costs_nothing_meanwhile() -> None:
+    memory, plain = Reach(ReachConfig(shown_steps=3), 5), Reach(ReachConfig(), 5)
+    assert_same_bits(memory.reset(KEY)["state"], plain.reset(KEY)["state"])
+    assert memory.spec.observations["state"] == plain.spec.observations["state"]
+    for action in random_actions(memory, 6):
+        result, expected = memory.step(action), plain.step(np.zeros_like(action))
+        shown = memory.view.shown[0, 0]
+        # A value function sees the target for as long as there is one.
+        columns = memory.view.target, memory.view.offset, memory.view.distance[:, None]
+        target = np.concatenate(columns, axis=1).astype(np.float32)
+        assert_same_bits(result.obs["critic"][:, :7], target)
+        if not shown:
+            continue
+        assert_same_bits(result.obs["state"], expected.obs["state"])
+        np.testing.assert_allclose(result.reward, 0, atol=1e-12)
+
+
+def test_holding_counts_only_once_the_arm_is_free() -> None:
+    env = Reach(ReachConfig(shown_steps=4, hold_steps=2), 3)
+    env.reset(KEY)
+    env.view.target[:] = env.view.hand
+    still = np.zeros((3, 7), np.float32)
+    for _ in range(4):
+        assert not env.step(still).terminated.any()
+        assert (env.view.held == 0).all()
+    assert not env.step(still).terminated.any()
+    result = env.step(still)
+    assert result.terminated.all()
+    assert (result.final_obs["state"][:, TARGET_COLUMNS] == 0).all()
+    assert (result.episodes["is_success"] == 1).all()
+
+
+def test_a_snapshot_in_the_midst_of_the_shown_steps_continues_to_the_bit() -> None:
+    config = ReachConfig(shown_steps=3, max_episode_steps=8)
+    env = Reach(config, 4)
+    env.reset(KEY)
+    actions = random_actions(env, 12)
+    for step in range(11):
+        env.step(actions[step])
+        other = Reach(config, 4)
+        other.restore(env.snapshot(), KEY)
+        kept = env.snapshot()
+        for action in actions[step + 1 :]:
+            one, two = env.step(action), other.step(action)
+            assert_same_bits(one.obs["state"], two.obs["state"])
+            assert_same_bits(one.reward, two.reward)
+        env.restore(kept, KEY)
+
+
+def test_a_remembered_target_is_reached_in_the_time_left() -> None:
+    env = Reach(ReachConfig(shown_steps=5), 50)
+    env.reset(KEY)
+    success: list[float] = []
+    while len(success) < 200:
+        success.extend(env.step(resolved_rate(env)).episodes.get("is_success", ()))
+    assert np.mean(success) >= 0.99
+
+
+def test_a_bad_action_is_found_even_while_the_arm_is_held() -> None:
+    env = Reach(ReachConfig(shown_steps=5), 2)
+    env.reset(KEY)
+    with pytest.raises(NonFinite):
+        env.step(np.full((2, 7), np.nan, np.float32))
+
+
+def test_the_shown_steps_must_leave_time_to_move() -> None:
+    ReachConfig(shown_steps=49)
+    for steps in (0, 50):
+        with pytest.raises(ValidationError, match="shown_steps"):
+            ReachConfig(shown_steps=steps)
 
 
 def test_weightless_terms_are_not_reported_and_unknown_ones_refused() -> None:

@@ -22,16 +22,22 @@ def reference(
     truncated: np.ndarray,
     gamma: float,
     lam: float,
+    ratios: np.ndarray | None = None,
 ) -> np.ndarray:
-    """A_t = sum over k of (gamma lam)^k delta_{t+k}, up to and with the episode's last step."""
+    """A_t = sum over k of (gamma lam)^k delta_{t+k}, up to and with the episode's last step.
+
+    With ratios, V-trace: every delta counts by its own ratio and by all those on the way to it
+    from t, each of them at most 1.
+    """
     rows, steps = rewards.shape
     out = np.zeros((rows, steps))
+    cut = np.ones((rows, steps)) if ratios is None else np.minimum(ratios, 1.0)
     for row in range(rows):
         for t in range(steps):
             for k in range(t, steps):
                 bootstrap = 0.0 if terminated[row, k] else following[row, k]
                 delta = rewards[row, k] + gamma * bootstrap - values[row, k]
-                out[row, t] += (gamma * lam) ** (k - t) * delta
+                out[row, t] += (gamma * lam) ** (k - t) * np.prod(cut[row, t : k + 1]) * delta
                 if terminated[row, k] or truncated[row, k]:
                     break
     return out
@@ -44,9 +50,12 @@ def example(seed: int) -> dict[str, np.ndarray]:
     } | {name: np.zeros((ROWS, STEPS), bool) for name in ("terminated", "truncated")}
 
 
-def ours(arrays: dict[str, np.ndarray], gamma: float, lam: float) -> np.ndarray:
+def ours(
+    arrays: dict[str, np.ndarray], gamma: float, lam: float, ratios: np.ndarray | None = None
+) -> np.ndarray:
     tensors = [torch.from_numpy(array) for array in arrays.values()]
-    return generalised_advantages(*tensors, gamma, lam).numpy()
+    weights = None if ratios is None else torch.from_numpy(ratios)
+    return generalised_advantages(*tensors, gamma, lam, weights).numpy()
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
@@ -71,6 +80,48 @@ def test_any_ends_anywhere(seed: int, share: float, gamma: float, lam: float) ->
     arrays["truncated"] = (ends[1] < share) & ~arrays["terminated"]
     expected = reference(**arrays, gamma=gamma, lam=lam)
     np.testing.assert_allclose(ours(arrays, gamma, lam), expected, rtol=1e-9, atol=1e-12)
+
+
+def some_ratios(seed: int) -> np.ndarray:
+    """Around 1, on either side."""
+    return np.exp(Key(seed, ("ratios",)).generator().normal(0.0, 0.7, (ROWS, STEPS)))
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize("step", range(STEPS))
+def test_vtrace_with_an_end_at_every_position(end: str, step: int) -> None:
+    arrays, ratios = example(step), some_ratios(step)
+    arrays[end][:, step] = True
+    expected = reference(**arrays, gamma=0.9, lam=0.8, ratios=ratios)
+    np.testing.assert_allclose(ours(arrays, 0.9, 0.8, ratios), expected, rtol=1e-12)
+    assert not np.allclose(expected, reference(**arrays, gamma=0.9, lam=0.8))
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_vtrace_with_any_ends_and_ratios(seed: int, share: float, gamma: float, lam: float) -> None:
+    arrays, ratios = example(seed), some_ratios(seed)
+    ends = Key(seed, ("ends",)).generator().random((2, ROWS, STEPS))
+    arrays["terminated"] = ends[0] < share
+    arrays["truncated"] = (ends[1] < share) & ~arrays["terminated"]
+    found = ours(arrays, gamma, lam, ratios)
+    expected = reference(**arrays, gamma=gamma, lam=lam, ratios=ratios)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    # Ratios of 1 are GAE, and those above 1 count as 1: in every bit.
+    ones = np.ones((ROWS, STEPS))
+    assert ours(arrays, gamma, lam, ones).tobytes() == ours(arrays, gamma, lam).tobytes()
+    cut = np.minimum(ratios, 1.0)
+    assert found.tobytes() == ours(arrays, gamma, lam, cut).tobytes()
+
+
+def test_an_action_that_would_not_be_taken_again_says_nothing() -> None:
+    """A ratio of 0 hides its own step, and all later ones from those before it."""
+    arrays, ratios = example(3), np.ones((ROWS, STEPS))
+    ratios[:, 4] = 0.0
+    found = ours(arrays, 0.9, 0.8, ratios)
+    assert (found[:, 4] == 0.0).all()
+    later = {**arrays, "rewards": arrays["rewards"].copy()}
+    later["rewards"][:, 4:] += 100.0
+    assert ours(later, 0.9, 0.8, ratios)[:, :4].tobytes() == found[:, :4].tobytes()
 
 
 @pytest.mark.parametrize("name", ["rewards", "values", "following", "terminated", "truncated"])

@@ -7,18 +7,31 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Finals, Fragment
+from etude.algorithms.ppo_shard import Minibatch
+from etude.core.contracts import (
+    ActionSpec,
+    Array,
+    ArraySpec,
+    EnvSpec,
+    Finals,
+    Fragment,
+    Observations,
+    StepResult,
+)
 from etude.core.errors import UsageError
 from etude.experience.segments import (
+    BufferSpec,
     SegmentBuffer,
     SegmentGeometry,
     join,
     nearest_divisors,
 )
-from toys import ACTIONS, ToyEnv, make_trainer
+from etude.models.policies import PolicyConfig
+from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer
 
 FIELDS = {
     "collector.rows": "rows",
@@ -31,12 +44,12 @@ FIELDS = {
 
 
 @st.composite
-def legal(draw: st.DrawFn) -> SegmentGeometry:
+def legal(draw: st.DrawFn, most: int = 5) -> SegmentGeometry:
     """Built so that it divides: groups = shards x a, steps = horizon x b."""
-    shards, group_rows = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    rows = shards * draw(st.integers(1, 4)) * group_rows
-    horizon = draw(st.integers(1, 6))
-    steps = horizon * draw(st.integers(1, 5))
+    shards, group_rows = draw(st.integers(1, most - 1)), draw(st.integers(1, most))
+    rows = shards * draw(st.integers(1, most - 1)) * group_rows
+    horizon = draw(st.integers(1, most + 1))
+    steps = horizon * draw(st.integers(1, most))
     pieces = rows * steps // (horizon * shards)
     share = draw(st.sampled_from([d for d in range(1, pieces + 1) if pieces % d == 0]))
     return SegmentGeometry(rows, steps, horizon, horizon * shards * share, shards, group_rows)
@@ -89,6 +102,50 @@ def test_suggested_sizes_work(geometry: SegmentGeometry, field: str, value: int)
         for size in sizes:
             works = divides(*_sizes({**wrong, name: size}))
             assert works, f"{refused.value} -- but {name} {size} is refused too"
+
+
+def working_alone(sizes: dict[str, int]) -> dict[str, list[int]]:
+    """{field: the nearest sizes below and above} that are legal if only that field is changed."""
+    found = {}
+    for field, given_size in sizes.items():
+        top = given_size + max(given_size, 64)
+        legal_sizes = [
+            size for size in range(1, top + 1) if divides(*_sizes({**sizes, field: size}))
+        ]
+        below = [size for size in legal_sizes if size < given_size][-1:]
+        near = below + [size for size in legal_sizes if size > given_size][:1]
+        if near:
+            found[field] = near
+    return found
+
+
+@given(*(st.integers(1, 30) for _ in range(6)))
+def test_a_refusal_names_the_nearest_sizes_that_work_alone(
+    rows: int, steps: int, horizon: int, minibatch: int, shards: int, group_rows: int
+) -> None:
+    """Anything illegal, wrong in several ways at once too; against all sizes tried one by one."""
+    sizes = {
+        "rows": rows,
+        "steps": steps,
+        "horizon": horizon,
+        "minibatch": minibatch,
+        "shards": shards,
+        "group_rows": group_rows,
+    }
+    assume(not divides(*_sizes(sizes)))
+    with pytest.raises(UsageError) as refused:
+        SegmentGeometry(**sizes)
+    message, expected = str(refused.value), working_alone(sizes)
+    if expected:
+        assert suggestions(message) == expected
+        return
+    # No single size is enough: the message says so, and what would divide the whole it names.
+    named = re.search(r"(?P<whole>[\d,]+)\. No change .* (?P<parts>[\d, ]+) would divide", message)
+    assert named, message
+    whole = int(named["whole"].replace(",", ""))
+    parts = [int(part.replace(",", "")) for part in named["parts"].split(", ")]
+    assert parts
+    assert all(whole % part == 0 for part in parts)
 
 
 def _sizes(fields: dict[str, int]) -> list[int]:
@@ -147,7 +204,8 @@ def test_every_step_is_used_once_per_epoch_and_rows_do_not_mix(
     seen: list[np.ndarray] = []
     ppo._gradient = lambda chosen: (
         seen.extend(  # type: ignore[method-assign]
-            shard.log_probs[order].numpy() for shard, order in zip(ppo.shards, chosen, strict=True)
+            shard.log_probs[some.segments].numpy()
+            for shard, some in zip(ppo.shards, chosen, strict=True)
         )
         or (0.0, {"train/approx_kl": 0.0})
     )
@@ -165,13 +223,207 @@ def test_every_step_is_used_once_per_epoch_and_rows_do_not_mix(
     assert per_epoch[0].tolist() != per_epoch[1].tolist()
 
 
+class CountingEnv(ToyEnv):
+    """A toy that sees (row / 100, time / 100, ..), all rows of all groups being counted through
+    and time never starting again, and is paid a number no other step is paid; it remembers what
+    was done where."""
+
+    def __init__(self, num_rows: int, first_row: int) -> None:
+        super().__init__(num_rows, DISCRETE)
+        self.first_row = first_row
+        self.state["time"] = np.zeros(num_rows, np.int64)
+        self.taken: dict[tuple[int, int], tuple[int, float, bool]] = {}
+
+    def _observe(self) -> Observations:
+        obs = super()._observe()
+        obs["state"][:, 0] = (self.first_row + np.arange(self.num_rows)) / 100
+        obs["state"][:, 1] = self.state["time"] / 100
+        return obs
+
+    def step(self, actions: Array) -> StepResult:
+        at = self.state["time"].copy()
+        self.state["time"] += 1
+        result = super().step(actions)
+        rows = self.first_row + np.arange(self.num_rows)
+        result.reward[:] = paid(rows, at)
+        done = result.terminated | result.truncated
+        for i, (row, time) in enumerate(zip(rows.tolist(), at.tolist(), strict=True)):
+            assert (row, time) not in self.taken
+            self.taken[row, time] = (int(actions[i]), float(result.reward[i]), bool(done[i]))
+        return result
+
+
+def paid(row: Array, time: Array) -> Array:
+    return row + time / 128
+
+
+def counting_trainer(cut: SegmentGeometry, kind: str, **ppo: object) -> Trainer:
+    """PPO of this geometry around counting environments; its gradients change nothing."""
+    envs = [CountingEnv(cut.group_rows, g * cut.group_rows) for g in range(cut.num_groups)]
+    trainer = make_trainer(
+        envs=envs,
+        policy=PolicyConfig.model_validate({"kind": kind, "hidden": (4,), "units": 3}),
+        **asdict(cut),
+        normalise_rewards=False,
+        **ppo,
+    )
+    trainer.ppo._apply = lambda *_: 0.0  # type: ignore[method-assign]
+    with torch.no_grad():
+        for i, p in enumerate(trainer.ppo.policy.parameters()):
+            p += 0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+    return trainer
+
+
+def states_by_loop(trainer: Trainer, state: dict[str, torch.Tensor]) -> dict[str, list[Array]]:
+    """Every row's recurrent state before each step, and after the last, one step at a time.
+
+    `state` is where the rollout begins, and is moved on to where it ends.
+    """
+    arrays, policy = trainer.ppo.buffers[0].arrays, trainer.ppo.policy
+    kept: dict[str, list[Array]] = {name: [] for name in state}
+    steps = arrays["rewards"].shape[1]
+    for t in range(steps + 1):
+        for name, value in state.items():
+            kept[name].append(value.numpy().copy())
+        if t < steps:
+            obs = {"state": torch.from_numpy(arrays["obs/state"][:, t])}
+            with torch.no_grad():
+                after = policy.act(obs, state, None).state
+            over = torch.from_numpy(arrays["terminated"][:, t] | arrays["truncated"][:, t])
+            state |= {n: s.masked_fill(over[:, None], 0.0) for n, s in after.items()}
+    return kept
+
+
+@settings(max_examples=20)
+@given(
+    legal(3),
+    st.sampled_from(["mlp", "lstm", "gru"]),
+    st.sampled_from(["uniform", "prioritised"]),
+)
+def test_every_collected_step_is_in_exactly_one_place(
+    cut: SegmentGeometry, kind: str, sampling: str
+) -> None:
+    """From the environment through collector, buffer and shards into the minibatches."""
+    trainer = counting_trainer(cut, kind, sampling=sampling, update_epochs=2)
+    ppo, policy = trainer.ppo, trainer.ppo.policy
+    envs = [group.env for group in trainer.collector._groups]
+    state = {n: torch.from_numpy(a) for n, a in policy.initial_state(cut.rows).items()}
+    gradient, chosen_before = ppo._gradient, list[list[Minibatch]]()
+    ppo._gradient = lambda chosen: chosen_before.append(chosen) or gradient(chosen)  # type: ignore[func-returns-value, method-assign]
+    for iteration in range(2):
+        trainer.ingest()
+        times = iteration * cut.steps + np.arange(cut.steps)
+        arrays, taken = ppo.buffers[0].arrays, {k: v for env in envs for k, v in env.taken.items()}
+        # The buffer holds every step that was taken, each in its own place.
+        assert sorted(taken) == [
+            (r, t) for r in range(cut.rows) for t in range((iteration + 1) * cut.steps)
+        ]
+        np.testing.assert_array_equal(
+            np.rint(100 * arrays["obs/state"][:, :, 0]), np.arange(cut.rows)[:, None] + 0 * times
+        )
+        numbers = paid(np.arange(cut.rows)[:, None], times)
+        np.testing.assert_array_equal(arrays["rewards"], numbers.astype(np.float32))
+        # The states of segments are those of the rollout; they go on from one to the next.
+        kept = states_by_loop(trainer, state)
+        for name, by_step in kept.items():
+            at_starts = np.stack(by_step[: cut.steps : cut.horizon], 1)
+            np.testing.assert_allclose(arrays[f"state/{name}"], at_starts, atol=1e-6)
+            np.testing.assert_allclose(arrays[f"last_state/{name}"], by_step[-1], atol=1e-6)
+        chosen_before.clear()
+        trainer.update()
+        assert len(chosen_before) == 2 * cut.num_minibatches
+        seen: list[set[tuple[int, int]]] = [set(), set()]
+        for m, chosen in enumerate(chosen_before):
+            in_minibatch: set[tuple[int, int]] = set()
+            for s, (shard, some) in enumerate(zip(ppo.shards, chosen, strict=True)):
+                order = some.segments
+                assert len(order) == cut.segments_per_minibatch // cut.shards
+                where = (100 * shard.features["actor"][order, :, :2]).round().long().numpy()
+                rows, at = where[..., 0], where[..., 1]
+                # One row and one stretch of time to a segment, of the shard's own rows.
+                assert (rows == rows[:, :1]).all()
+                assert set(rows[:, 0]) <= set(range(cut.rows)[cut.shard_rows(s)])
+                assert (np.diff(at, axis=1) == 1).all()
+                assert (at[:, 0] % cut.horizon == 0).all()
+                places = list(zip(rows.reshape(-1).tolist(), at.reshape(-1).tolist(), strict=True))
+                assert in_minibatch.isdisjoint(places)
+                in_minibatch |= set(places)
+                # What else a segment holds is of the same steps.
+                acted = [taken[place][0] for place in places]
+                assert shard.actions[order].reshape(-1).tolist() == acted
+                ended = np.array([taken[place][2] for place in places]).reshape(at.shape)
+                if shard.memory is not None:
+                    starts = shard.memory.starts[order].numpy()
+                    assert not starts[:, 0].any()
+                    np.testing.assert_array_equal(starts[:, 1:], ended[:, :-1])
+                    for name, by_step in kept.items():
+                        begun = np.stack(by_step)[at[:, 0] - times[0], rows[:, 0]]
+                        np.testing.assert_allclose(
+                            shard.memory.state[name][order], begun, atol=1e-6
+                        )
+            assert len(in_minibatch) == cut.minibatch
+            epoch = seen[m // cut.num_minibatches]
+            if sampling == "uniform":
+                assert epoch.isdisjoint(in_minibatch)
+            epoch |= in_minibatch
+        everything = {(r, t) for r in range(cut.rows) for t in times.tolist()}
+        for epoch in seen:
+            assert epoch == everything if sampling == "uniform" else epoch <= everything
+        trainer.clock.advance(1, 0)
+    trainer.collector.close()
+
+
+@settings(max_examples=20)
+@given(legal(3), st.sampled_from(["mlp", "lstm"]), st.sampled_from(["gae", "vtrace"]), st.data())
+def test_rows_do_not_leak_into_one_another(
+    cut: SegmentGeometry, kind: str, advantages: str, data: st.DataObject
+) -> None:
+    """Other rewards, observations or endings in one row change the advantages of that row alone."""
+    trainer = counting_trainer(cut, kind, advantages=advantages)
+    row = data.draw(st.integers(0, cut.rows - 1))
+    fragments = trainer.collect()
+    fragment, own = fragments[row // cut.group_rows], row % cut.group_rows
+
+    def outcome() -> Array:
+        """[rows, steps, 2]: advantages before normalisation (in the returns), and values."""
+        trainer.ppo.ingest(fragments, trainer.clock)
+        shards = trainer.ppo.shards
+        both = torch.stack([torch.cat([x.returns, x.values]) for x in shards], 0)
+        split = both.reshape(cut.shards, 2, -1, cut.steps).transpose(0, 1)
+        return split.reshape(2, cut.rows, cut.steps).permute(1, 2, 0).numpy()
+
+    def change(what: str) -> None:
+        if what == "obs":
+            fragment.obs["state"][own] += 1.0
+            fragment.last_obs["state"][own] += 1.0
+        elif what == "rewards":
+            fragment.rewards[own] += 10.0
+        else:
+            fragment.terminated[own] ^= True
+            fragment.truncated[own] = False
+
+    others = np.arange(cut.rows) != row
+    before = outcome()
+    for what in ("rewards", "obs", "ends"):
+        change(what)
+        after = outcome()
+        if what == "ends":  # A start anywhere has all segments unrolled in another batch: rounding.
+            np.testing.assert_allclose(after[others], before[others], rtol=1e-5, atol=1e-5)
+        else:
+            assert after[others].tobytes() == before[others].tobytes(), what
+        assert after[row].tobytes() != before[row].tobytes(), what
+        before = after
+    trainer.collector.close()
+
+
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_bytes_are_known_before(kind: str) -> None:
     observations = {"state": ArraySpec((5,)), "image": ArraySpec((4, 4, 3), "uint8")}
     spec = EnvSpec(observations, ACTIONS[kind], 10)
-    buffer = SegmentBuffer(spec, 6, 9)
-    arrays = [*buffer.arrays.values(), *buffer.last_obs.values()]
-    assert SegmentBuffer.num_bytes(spec, 6, 9) == sum(array.nbytes for array in arrays)
+    contents = BufferSpec(spec, {"h": ArraySpec((3,))}, 6, 9, 3)
+    buffer = SegmentBuffer(contents)
+    arrays = list(buffer.arrays.values())
+    assert contents.num_bytes == sum(array.nbytes for array in arrays)
     assert all(array.ctypes.data % 64 == 0 for array in arrays)
 
 
@@ -181,7 +433,7 @@ def fragment(buffer: SegmentBuffer, rows: slice, number: int, elsewhere: bool) -
     if elsewhere:
         part.obs = {name: np.zeros_like(array) for name, array in part.obs.items()}
         part.last_obs = {name: np.zeros_like(array) for name, array in part.last_obs.items()}
-        for name in ("actions", "log_probs", "rewards", "terminated", "truncated"):
+        for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
             setattr(part, name, np.zeros_like(getattr(part, name)))
     for array in (part.actions, part.log_probs, part.rewards, *part.obs.values()):
         array[...] = number
@@ -190,13 +442,13 @@ def fragment(buffer: SegmentBuffer, rows: slice, number: int, elsewhere: bool) -
     part.terminated[...] = True
     count = number  # as many finals as the number says
     finals = {"state": np.full((count, 4), number, np.float32)}
-    part.finals = Finals(np.zeros(count, np.int64), np.arange(count), finals)
+    part.finals = Finals(np.zeros(count, np.int64), np.arange(count), finals, {})
     part.episodes = {"return": np.full(count, float(number))}
     return part
 
 
 def test_join_copies_what_was_made_elsewhere() -> None:
-    buffer = SegmentBuffer(ToyEnv(2).spec, 8, 5)
+    buffer = toy_buffer(ToyEnv(2).spec, 8, 5)
     places = [slice(2, 4), slice(4, 6), slice(6, 8)]
     parts = [fragment(buffer, rows, i + 1, i == 1) for i, rows in enumerate(places)]
     joined = join(parts, buffer, slice(2, 8))

@@ -38,7 +38,7 @@ def test_gaussian_samples_have_the_right_moments() -> None:
 
 def test_excess_is_what_leaves_the_bounds() -> None:
     mean = torch.tensor([[0.5, -1.0], [3.0, -1.5]])
-    assert float(DiagonalGaussian(mean, torch.zeros(2)).excess()) == pytest.approx(4.25 / 2)
+    assert DiagonalGaussian(mean, torch.zeros(2)).excess().tolist() == [0.0, 4.25]
     assert float(Categoricals(normal(4, 3), (3,)).excess()) == 0.0
 
 
@@ -50,8 +50,7 @@ def test_categoricals_against_torch(sizes: tuple[int, ...]) -> None:
     choices = [t.sample() for t in theirs]
     expected = sum(t.log_prob(c) for t, c in zip(theirs, choices, strict=True))
     torch.testing.assert_close(ours.log_prob(torch.stack(choices, dim=-1)), expected)
-    entropy = sum(t.entropy() for t in theirs)
-    torch.testing.assert_close(ours.entropy(), entropy.mean())
+    torch.testing.assert_close(ours.entropy(), sum(t.entropy() for t in theirs))
     modes = torch.stack([t.probs.argmax(-1) for t in theirs], dim=-1)
     assert torch.equal(ours.mode(), modes)
 

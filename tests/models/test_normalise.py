@@ -128,7 +128,9 @@ def test_reward_spread_against_brute_force(seed: int, fragments: int, gamma: flo
         part = slice(f * steps, (f + 1) * steps)
         # Two shards, of unequal size.
         for own in (slice(0, 1), slice(1, 3)):
-            scaler.absorb(scaler.observe(own, rewards[own, part], done[own, part]))
+            everyone = np.ones_like(done[own, part])
+            observed = scaler.observe(own, rewards[own, part], done[own, part], everyone)
+            scaler.absorb(observed)
         scaler = _again(scaler, rows, gamma)
     returns = returns_by_hand(rewards.astype(np.float64), done, gamma)
     spread = np.sqrt(returns.var() + 1e-8)
@@ -148,7 +150,8 @@ def _again(scaler: RewardScaler, rows: int, gamma: float) -> RewardScaler:
 def test_rewards_keep_their_sign_and_are_clipped() -> None:
     scaler = RewardScaler(1, 0.9)
     rewards = np.array([[1.0, 2.0, 3.0, 2.0, 1.0]], np.float32)
-    scaler.absorb(scaler.observe(slice(0, 1), rewards, np.zeros((1, 5), bool)))
+    never, always = np.zeros((1, 5), bool), np.ones((1, 5), bool)
+    scaler.absorb(scaler.observe(slice(0, 1), rewards, never, always))
     assert (scaler.scale(rewards) > 0).all()  # the mean is not subtracted
     assert scaler.scale(np.array([[1e6, -1e6]], np.float32)).tolist() == [[CLIP, -CLIP]]
     assert scaler.scale(rewards).dtype == np.float32

@@ -8,20 +8,34 @@ import numpy as np
 import pytest
 import torch
 
-from etude.core.contracts import Action, ActionSpec, Array, Fragment, Snapshot
+from etude.core.contracts import Action, ActionSpec, Array, ArraySpec, Fragment, Snapshot
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest
 from etude.envs.reach import Reach, ReachConfig
-from etude.experience.segments import SegmentBuffer
+from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group, OpenEpisodes, evaluate, moments, restart
-from toys import ACTIONS, BOX, ToyEnv, fragment_bits, toy_policy
+from toys import (
+    ACTIONS,
+    BOX,
+    LONGEST,
+    ToyEnv,
+    VanishingEnv,
+    fragment_bits,
+    toy_buffer,
+    toy_policy,
+)
 
 ROWS, STEPS, KEY = 3, 11, Key(9, ("group", 0))
 
 
 def empty(env: Any, steps: int = STEPS) -> Fragment:
-    return SegmentBuffer(env.spec, env.num_rows, steps).part(slice(0, env.num_rows))
+    return toy_buffer(env.spec, env.num_rows, steps).part(slice(0, env.num_rows))
+
+
+def empty_for(policy: Any, env: Any, steps: int, horizon: int) -> Fragment:
+    contents = BufferSpec(env.spec, policy.state_specs, env.num_rows, steps, horizon)
+    return SegmentBuffer(contents).part(slice(0, env.num_rows))
 
 
 def play(group: Group, snapshot: Snapshot, iteration: int) -> tuple[Fragment, Snapshot]:
@@ -129,6 +143,7 @@ def test_a_fragment_holds_what_happened(kind: str) -> None:
             judged = policy.evaluate(
                 policy.prepare({"state": torch.from_numpy(part.obs["state"])}),
                 torch.from_numpy(part.actions),
+                None,
             )
         np.testing.assert_allclose(judged.log_probs, part.log_probs, atol=1e-5)
     assert snapshot["open"]["returns"].tolist() == pytest.approx(returns.tolist())
@@ -153,7 +168,7 @@ def test_open_episodes_count_in_double_precision() -> None:
     result.final_rows, result.episodes = np.zeros(0, np.int64), {}
     result.reward = np.array([0.1], np.float32)
     for _ in range(1000):
-        open_episodes.add(result)
+        open_episodes.add(result, None)
     assert open_episodes.returns[0] == pytest.approx(1000 * float(np.float32(0.1)), rel=1e-12)
     assert open_episodes.lengths[0] == 1000
 
@@ -164,8 +179,10 @@ class Counting:
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
         return np.zeros((steps, rows, 2), np.float32)
 
-    def initial_state(self, rows: int) -> Tree:
-        return {"steps": torch.zeros(rows), "more": torch.full((rows, 2), 5.0)}
+    state_specs = {"steps": ArraySpec(()), "more": ArraySpec((2,))}  # noqa: RUF012
+
+    def initial_state(self, rows: int) -> dict[str, Array]:
+        return {"steps": np.zeros(rows, np.float32), "more": np.full((rows, 2), 5.0, np.float32)}
 
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Any:
         count = state["steps"]
@@ -180,12 +197,10 @@ class Counting:
 
 
 def test_restart_touches_the_given_rows_alone() -> None:
-    state = {"steps": torch.arange(4.0), "more": torch.zeros(4, 2)}
-    after = restart(state, Counting(), np.array([1, 3]))
-    assert after["steps"].tolist() == [0, 0, 2, 0]
-    assert after["more"][:, 0].tolist() == [0, 5, 0, 5]
-    assert state["steps"].tolist() == [0, 1, 2, 3]
-    assert restart({}, Counting(), np.array([1])) == {}
+    state = {"steps": np.arange(4.0), "more": np.zeros((4, 2))}
+    restart(state, Counting(), np.array([1, 3]))
+    assert state["steps"].tolist() == [0, 0, 2, 0]
+    assert state["more"][:, 0].tolist() == [0, 5, 0, 5]
 
 
 def test_recurrent_state_begins_again_with_every_episode() -> None:
@@ -193,9 +208,93 @@ def test_recurrent_state_begins_again_with_every_episode() -> None:
     group = Group(env)
     snapshot = group.begin(policy, KEY)
     for iteration in range(3):  # and it is carried from one rollout to the next
-        part, snapshot = group.rollout(policy, snapshot, KEY, iteration, empty(env))
+        out = empty_for(policy, env, 12, horizon=4)
+        part, snapshot = group.rollout(policy, snapshot, KEY, iteration, out)
         elapsed = part.obs["state"][:, :, 0]
         np.testing.assert_allclose(part.actions[:, :, 0] * 100, elapsed, atol=1e-4)
+        # What a segment began with, what the last observation and every final one were met with.
+        np.testing.assert_allclose(part.states["steps"], elapsed[:, ::4], atol=1e-4)
+        np.testing.assert_allclose(part.states["more"][..., 1], 5 + elapsed[:, ::4], atol=1e-4)
+        last = part.last_obs["state"][:, 0]
+        np.testing.assert_allclose(part.last_state["steps"], last, atol=1e-4)
+        ended = part.finals.obs["state"][:, 0]
+        assert len(ended)
+        np.testing.assert_allclose(part.finals.state["steps"], ended, atol=1e-4)
+
+
+def test_recurrent_state_begins_again_with_those_who_come() -> None:
+    env, policy = VanishingEnv(ROWS, garbage=50.0), Counting()
+    group = Group(env)
+    snapshot = group.begin(policy, KEY)
+    for iteration in range(4):
+        out = empty_for(policy, env, 12, horizon=3)
+        part, snapshot = group.rollout(policy, snapshot, KEY, iteration, out)
+        elapsed, there = part.obs["state"][:, :, 0], part.present
+        assert 0 < there.sum() < there.size
+        assert (elapsed[~there] == 50.0).all()
+        np.testing.assert_allclose(part.actions[there][:, 0] * 100, elapsed[there], atol=1e-4)
+        starts = there[:, ::3]
+        found, expected = part.states["steps"][starts], elapsed[:, ::3][starts]
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+        now = env.present
+        last = part.last_obs["state"][now, 0]
+        np.testing.assert_allclose(part.last_state["steps"][now], last, atol=1e-4)
+        ended = part.finals.obs["state"][:, 0]
+        np.testing.assert_allclose(part.finals.state["steps"], ended, atol=1e-4)
+        # An episode is as long as its agent was there.
+        assert part.episodes["length"].tolist() == ended.tolist()
+
+
+class InPlace(VanishingEnv):
+    """One that keeps its `present` in the same array for good."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(num_rows)
+        self._mask = np.zeros(num_rows, np.bool_)
+
+    @property
+    def present(self) -> Array:
+        self._mask[:] = super().present
+        return self._mask
+
+
+def test_who_is_there_may_be_told_in_place() -> None:
+    policy = toy_policy(ToyEnv(1))
+    one, two = (evaluate(make(ROWS), policy, 3, KEY) for make in (VanishingEnv, InPlace))
+    assert digest(one) == digest(two)
+    found = []
+    for env in (VanishingEnv(ROWS), InPlace(ROWS)):
+        group, counting = Group(env), Counting()
+        part = empty_for(counting, env, 12, horizon=3)
+        group.rollout(counting, group.begin(counting, KEY), KEY, 0, part)
+        found.append(fragment_bits(part))
+    assert found[0] == found[1]
+
+
+def test_evaluation_ends_though_somebody_never_comes() -> None:
+    policy, episodes = toy_policy(ToyEnv(1)), 4
+    found = evaluate(VanishingEnv(ROWS, never=1), policy, episodes, KEY)
+    assert len(found["return"]) == episodes * (ROWS - 1)
+    assert found["length"].min() >= 1
+    assert found["length"].max() <= LONGEST
+    # The others' episodes are those they have where everyone comes.
+    everyone = evaluate(VanishingEnv(ROWS), policy, episodes, KEY)
+    assert len(everyone["return"]) == episodes * ROWS
+    for name, values in everyone.items():
+        others = np.delete(values.reshape(episodes, ROWS), 1, axis=1)
+        assert found[name].tolist() == others.reshape(-1).tolist()
+
+
+def test_evaluation_counts_the_steps_of_those_who_are_there() -> None:
+    """By the lengths that the toy itself drew."""
+    env = VanishingEnv(ROWS)
+    found = evaluate(env, toy_policy(env), 3, KEY)
+    drawn = [
+        int(KEY.episode(row, episode).integers(1, LONGEST + 1))
+        for episode in range(3)
+        for row in range(ROWS)
+    ]
+    assert found["length"].tolist() == drawn
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
@@ -234,6 +333,12 @@ def test_moments_are_of_all_rows_and_steps() -> None:
     assert found["mean"].tolist() == flat.mean(0).tolist()
     assert found["m2"].tolist() == (flat.var(0) * 8).tolist()
     assert array[0, 0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_moments_of_nothing_are_numbers() -> None:
+    found = moments(np.zeros((0, 3), np.float32))
+    assert float(found["count"]) == 0.0
+    assert found["mean"].tolist() == found["m2"].tolist() == [0.0] * 3
 
 
 def test_actions_reach_the_environment_clipped() -> None:

@@ -10,9 +10,8 @@ import torch
 from etude.core.contracts import Broadcast, Fragment
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
-from etude.experience.segments import SegmentBuffer
 from etude.rollout.local import LocalCollector, Workers
-from toys import ToyEnv, fragment_bits, make_trainer, toy_policy
+from toys import ToyEnv, fragment_bits, make_trainer, toy_buffer, toy_policy
 
 GROUPS, ROWS, STEPS = 5, 2, 7
 
@@ -32,9 +31,9 @@ class SlowStart(ToyEnv):
 def make(threads: int) -> tuple[LocalCollector, Broadcast]:
     envs = [SlowStart(0.001 * (GROUPS - g)) for g in range(GROUPS)]
     policy = toy_policy(envs[0])
-    buffer = SegmentBuffer(envs[0].spec, GROUPS * ROWS, STEPS)
+    buffer = toy_buffer(envs[0].spec, GROUPS * ROWS, STEPS)
     parts = [buffer.part(slice(g * ROWS, (g + 1) * ROWS)) for g in range(GROUPS)]
-    collector = LocalCollector(envs, toy_policy(envs[0], 1), Key(3), Workers(threads), parts)
+    collector = LocalCollector(envs, toy_policy(envs[0], 1), Key(3), Workers(threads), [parts])
     return collector, Broadcast(0, dict(policy.state_dict()))
 
 
@@ -112,6 +111,6 @@ def test_workers_keep_order_use_one_torch_thread_and_raise() -> None:
 def test_a_trainer_writes_straight_into_the_buffer() -> None:
     trainer = make_trainer()
     fragments = trainer.collect()
-    buffer = trainer.ppo.buffer.arrays["rewards"]
+    buffer = trainer.ppo.buffers[0].arrays["rewards"]
     assert all(fragment.rewards.base is not None for fragment in fragments)
     assert [float(f.rewards[0, 0]) for f in fragments] == buffer[::2, 0].tolist()

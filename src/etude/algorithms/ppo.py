@@ -3,10 +3,11 @@
 An iteration, top to bottom:
 
 1. `ingest`: rewards are scaled, values predicted, advantages worked out along each row.
-2. `batches`: every segment once per update epoch, in a fresh permutation; each minibatch is one
-   gradient step on  policy + value_coef * value - entropy_coef * entropy.
+2. `batches`: every segment once per update epoch, in a fresh permutation (or drawn by priority);
+   each minibatch is one gradient step on  policy + value_coef * value - entropy_coef * entropy.
 3. `end_iteration`: only now the observation normaliser takes in what was collected. It is frozen
-   from rollout to last batch, so the first minibatch's probability ratio is 1.
+   from rollout to last batch, so the first minibatch's probability ratio is 1 (but where the
+   collector lags: there V-trace weighs what an older policy did).
 
 The buffer is cut into shards, each owning fixed rows. Every sum over the buffer (moments,
 advantage statistics, gradients) is taken in shard order, so one process with all shards and
@@ -16,13 +17,13 @@ several processes that share them agree bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 from pydantic import Field
 
-from etude.algorithms.ppo_shard import Shard
+from etude.algorithms.ppo_shard import Minibatch, Shard
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Broadcast, Fragment
 from etude.core.errors import NonFinite
@@ -34,7 +35,7 @@ from etude.experience.segments import SegmentBuffer, SegmentGeometry, check_fini
 from etude.models.adam import Adam
 from etude.models.networks import FlatParameters
 from etude.models.normalise import RewardScaler, merge_moments
-from etude.models.policies import MlpPolicy
+from etude.models.policies import ActorCritic
 
 
 class PPOConfig(Config):
@@ -54,9 +55,26 @@ class PPOConfig(Config):
         le=1,
         description="Fraction of it left at the end; linear between, 1 is constant.",
     )
+    sampling: Literal["uniform", "prioritised"] = Field(
+        "uniform",
+        description="uniform: every segment once per update epoch. prioritised: drawn by the size "
+        "of their advantages.",
+    )
+    priority_alpha: float = Field(
+        0.8, ge=0, le=1, description="How strongly prioritised draws prefer; 0 is not at all."
+    )
+    priority_beta: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="How far weights undo the preference at the start; 1 at the end, linear.",
+    )
     adam_epsilon: float = Field(1e-5, gt=0, description="Adam's epsilon.")
     gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the advantage trace.")
+    advantages: Literal["gae", "vtrace"] = Field(
+        "gae", description="vtrace also weighs by how likely the actions still are."
+    )
     clip: float = Field(0.2, gt=0, description="How far the probability ratio may move.")
     value_clip: float | None = Field(None, gt=0, description="How far a value may move.")
     value_coef: float = Field(0.5, ge=0, description="Weight of the value loss.")
@@ -88,15 +106,16 @@ class PPO:
     def __init__(
         self,
         config: PPOConfig,
-        policy: MlpPolicy,
+        policy: ActorCritic,
         geometry: SegmentGeometry,
-        buffer: SegmentBuffer,
+        buffers: Sequence[SegmentBuffer],
         device: torch.device,
     ) -> None:
+        """`buffers` are filled in turn; a second one lets the next fill while this one trains."""
         self.config = config
         self.policy = policy.to(device)
         self.geometry = geometry
-        self.buffer = buffer
+        self.buffers = buffers
         self.device = device
         self.flat = FlatParameters(self.policy)
         self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
@@ -112,10 +131,11 @@ class PPO:
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Experience becomes shards with values, advantages and returns."""
         per_shard = len(fragments) // self.geometry.shards
+        buffer = self.buffers[clock.now.iterations % len(self.buffers)]
         parts = []
         for s in range(self.geometry.shards):
             own = fragments[s * per_shard : (s + 1) * per_shard]
-            parts.append(join(own, self.buffer, self.geometry.shard_rows(s)))
+            parts.append(join(own, buffer, self.geometry.shard_rows(s)))
             check_finite(parts[s], self.geometry.shard_rows(s).start)
         self._moments = fragments[0].moments
         for fragment in fragments[1:]:
@@ -127,38 +147,34 @@ class PPO:
             for s, part in enumerate(parts):
                 done = part.terminated | part.truncated
                 rows = self.geometry.shard_rows(s)
-                self.scaler.absorb(self.scaler.observe(rows, part.rewards, done))
+                self.scaler.absorb(self.scaler.observe(rows, part.rewards, done, part.present))
         self.shards = [self._shard(part) for part in parts]
         _normalise_advantages(self.shards)
-        values = torch.cat([shard.values for shard in self.shards])
-        returns = torch.cat([shard.returns for shard in self.shards])
+        values = torch.cat([shard.values[shard.present] for shard in self.shards])
+        returns = torch.cat([shard.returns[shard.present] for shard in self.shards])
         return {"train/explained_variance": explained_variance(values, returns)}
 
     def _shard(self, part: Fragment) -> Shard:
-        config = self.config
+        config, cut = self.config, self.geometry
         rewards = self.scaler.scale(part.rewards) if config.normalise_rewards else part.rewards
-        return Shard.of(
-            part,
-            rewards,
-            self.policy,
-            self.device,
-            config.gamma,
-            config.gae_lambda,
-            self.geometry.horizon,
-        )
+        chunk = cut.segments_per_minibatch // cut.shards
+        return Shard.of(part, rewards, self.policy, self.device, config, cut.horizon, chunk)
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
-        config, size = self.config, self.geometry.segments_per_minibatch // self.geometry.shards
-        fraction = 1.0 + (config.final_learning_rate - 1.0) * clock.progress
-        learning_rate = config.learning_rate * fraction
+        config, count = self.config, self.geometry.num_minibatches
+        size = self.geometry.segments_per_minibatch // self.geometry.shards
+        learning_rate = config.learning_rate * _between(
+            1.0, config.final_learning_rate, clock.progress
+        )
+        beta = _between(config.priority_beta, 1.0, clock.progress)
         for epoch in range(config.update_epochs):
-            orders = [
-                shard.permutation(key.child("permutation", epoch, s))
+            draws = [
+                shard.draw(key.child("permutation", epoch, s), count, size, config, beta)
                 for s, shard in enumerate(self.shards)
             ]
-            for b in range(self.geometry.num_minibatches):
-                chosen = [order[b * size : (b + 1) * size] for order in orders]
+            for b in range(count):
+                chosen = [s.minibatch(draw, b) for s, draw in zip(self.shards, draws, strict=True)]
                 loss, metrics = self._gradient(chosen)
                 if config.target_kl and metrics["train/approx_kl"] > 1.5 * config.target_kl:
                     return
@@ -168,18 +184,18 @@ class PPO:
                 metrics["train/learning_rate"] = learning_rate
                 yield BatchMetrics(metrics)
 
-    def _gradient(self, chosen: list[torch.Tensor]) -> tuple[float, dict[str, float]]:
+    def _gradient(self, chosen: list[Minibatch]) -> tuple[float, dict[str, float]]:
         """Sum every shard's gradient of the mean loss into `flat.grad`, in shard order."""
         self.flat.grad.zero_()
         total = torch.zeros(1 + len(Shard.METRICS), device=self.device)
-        for shard, order in zip(self.shards, chosen, strict=True):
-            loss, metrics = shard.loss(self.policy, order, self.config)
+        for shard, some in zip(self.shards, chosen, strict=True):
+            loss, metrics = shard.loss(self.policy, some, self.config)
             (loss / len(self.shards)).backward()  # type: ignore[no-untyped-call]
             total += torch.cat([loss.detach().reshape(1), metrics]) / len(self.shards)
         mean_loss, *values = total.tolist()
         return mean_loss, dict(zip(Shard.METRICS, values, strict=True))
 
-    def _apply(self, chosen: list[torch.Tensor], learning_rate: float) -> float:
+    def _apply(self, chosen: list[Minibatch], learning_rate: float) -> float:
         """Clip and take the step, unless the gradient is not finite; its length."""
         config, flat = self.config, self.flat
         if config.anchor_coef:
@@ -193,11 +209,11 @@ class PPO:
         self.optimizer.step(learning_rate)
         return norm
 
-    def _culprit(self, chosen: list[torch.Tensor]) -> NonFinite:
+    def _culprit(self, chosen: list[Minibatch]) -> NonFinite:
         arrays: dict[str, torch.Tensor] = {}
-        for s, (shard, order) in enumerate(zip(self.shards, chosen, strict=True)):
-            arrays |= {f"shard{s}_{k}": v for k, v in shard.minibatch_arrays(order).items()}
-            loss, _ = shard.loss(self.policy, order, self.config)
+        for s, (shard, some) in enumerate(zip(self.shards, chosen, strict=True)):
+            arrays |= {f"shard{s}_{k}": v for k, v in shard.minibatch_arrays(some).items()}
+            loss, _ = shard.loss(self.policy, some, self.config)
             if not bool(loss.isfinite()):
                 return NonFinite(f"the loss of a minibatch (shard {s})", arrays)
         name = self.flat.first_bad_gradient()
@@ -205,10 +221,14 @@ class PPO:
 
     def end_iteration(self) -> dict[str, float]:
         self.policy.absorb(self._moments)
+        metrics = {}
+        if self.config.sampling == "prioritised":
+            drawn = [float(shard.drawn.mean()) for shard in self.shards]
+            metrics["train/coverage"] = sum(drawn) / len(drawn)
+        if self.policy.action.kind == "box":
+            metrics["train/std"] = float(self.policy.log_std.detach().exp().mean())
         self.shards = []
-        if self.policy.action.kind != "box":
-            return {}
-        return {"train/std": float(self.policy.log_std.detach().exp().mean())}
+        return metrics
 
     def policy_parts(self) -> tuple[Tree, Tree]:
         return dict(self.policy.state_dict()), self.policy.contract()
@@ -234,11 +254,21 @@ def _normalise_advantages(shards: list[Shard]) -> None:
     """To mean 0 and spread 1 over the whole buffer; float64 sums, in shard order.
 
     Once per iteration rather than once per minibatch: an advantage then means the same in every
-    minibatch, and learners on several machines need no exchange before each gradient.
+    minibatch, and learners on several machines need no exchange before each gradient. For the
+    same reason steps without an agent are taken out by weights that average 1 over the buffer.
     """
-    count = sum(shard.advantages.numel() for shard in shards)
-    mean = sum(float(shard.advantages.double().sum()) for shard in shards) / count
-    square = sum(float((shard.advantages.double() - mean).square().sum()) for shard in shards)
-    spread = (square / count) ** 0.5
+    size = sum(shard.advantages.numel() for shard in shards)
+    count = sum(int(shard.present.sum()) for shard in shards)
+    seen = [shard.advantages[shard.present].double() for shard in shards]
+    mean = sum(float(x.sum()) for x in seen) / max(count, 1)
+    square = sum(float((x - mean).square().sum()) for x in seen)
+    spread = (square / max(count, 1)) ** 0.5
     for shard in shards:
         shard.advantages = (shard.advantages - mean) / (spread + 1e-8)
+        if count < size:
+            shard.weights = shard.present * (size / max(count, 1))
+
+
+def _between(start: float, end: float, progress: float) -> float:
+    """Linear from `start` at progress 0 to `end` at progress 1."""
+    return start + (end - start) * progress

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from etude.core.contracts import Array, Fragment, Observations
 from etude.core.keys import Key
 from etude.experience.returns import generalised_advantages, next_values
-from etude.models.policies import Features, MlpPolicy
+from etude.experience.sampling import Draw, permuted, prioritised, probabilities
+from etude.experience.segments import episode_starts
+from etude.models.policies import ActorCritic, Features, Memory
 
 
-class LossConfig(Protocol):
-    """The coefficients the loss reads."""
+class ShardConfig(Protocol):
+    """What of PPO's config a shard reads."""
 
+    @property
+    def gamma(self) -> float: ...
+    @property
+    def gae_lambda(self) -> float: ...
+    @property
+    def advantages(self) -> Literal["gae", "vtrace"]: ...
+    @property
+    def sampling(self) -> Literal["uniform", "prioritised"]: ...
+    @property
+    def priority_alpha(self) -> float: ...
     @property
     def clip(self) -> float: ...
     @property
@@ -28,16 +42,34 @@ class LossConfig(Protocol):
     def bound_coef(self) -> float: ...
 
 
+class Minibatch(NamedTuple):
+    """A shard's part of one gradient."""
+
+    segments: torch.Tensor
+    """[m] int64."""
+    weights: torch.Tensor | None
+    """[m] what a segment's loss counts; None where all count the same."""
+
+
 @dataclass
 class Shard:
     """Segments [n, horizon, ...] with what was true of them when they were collected."""
 
     features: Features
+    memory: Memory | None
+    """None for a memoryless policy."""
     actions: torch.Tensor
     log_probs: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
     values: torch.Tensor
+    present: torch.Tensor
+    """[n, horizon] bool."""
+    all_present: bool
+    weights: torch.Tensor | None = None
+    """[n, horizon] what a step counts, 1 on average over the buffer; None where all are 1."""
+    drawn: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """[n] bool: the segments that were in a minibatch of this iteration."""
 
     METRICS: ClassVar = (
         "train/policy_gradient_loss",
@@ -52,101 +84,201 @@ class Shard:
         cls,
         part: Fragment,
         rewards: Array,
-        policy: MlpPolicy,
+        policy: ActorCritic,
         device: torch.device,
-        gamma: float,
-        gae_lambda: float,
+        config: ShardConfig,
         horizon: int,
+        chunk: int,
     ) -> Shard:
-        """Values and advantages of a fragment [rows, steps], cut into segments."""
+        """Values and advantages of a fragment [rows, steps], cut into segments.
 
-        def put(array: Array) -> torch.Tensor:
-            return torch.from_numpy(array).to(device)
+        Networks are asked about `chunk` segments at a time: an iteration may be far larger than
+        what its gradients need at once.
+        """
 
-        def put_all(obs: Observations) -> dict[str, torch.Tensor]:
-            return {name: put(array) for name, array in obs.items()}
+        def cut(array: Array) -> torch.Tensor:
+            x = torch.from_numpy(array).to(device)
+            return x.reshape(-1, horizon, *x.shape[2:])
 
         with torch.no_grad():
-            obs = put_all(part.obs)
-            values = policy.values(obs)
-            following = next_values(
-                values,
-                policy.values(put_all(part.last_obs)),
-                policy.values(put_all(part.finals.obs)),
-                put(part.finals.rows),
-                put(part.finals.steps),
-            )
-            advantages = generalised_advantages(
-                put(rewards),
-                values,
-                following,
-                put(part.terminated),
-                put(part.truncated),
-                gamma,
-                gae_lambda,
-            )
-
-            def cut(x: torch.Tensor) -> torch.Tensor:
-                return x.reshape(-1, horizon, *x.shape[2:])
-
-            features = policy.prepare(obs)
-            same = features["critic"] is features["actor"]
-            actor = cut(features["actor"])
+            features = policy.prepare(_put_all(part.obs, device))
+            features = _each(features, lambda x: x.reshape(-1, horizon, *x.shape[2:]))
+            actions, log_probs = cut(part.actions), cut(part.log_probs)
+            memory = None
+            if policy.state_specs:
+                states = _put_all(part.states, device)
+                states = {name: x.flatten(0, 1) for name, x in states.items()}
+                memory = Memory(states, torch.from_numpy(episode_starts(part, horizon)).to(device))
+            taken = actions if config.advantages == "vtrace" else None
+            values, now = _in_chunks(policy, features, memory, taken, chunk)
+            ratios = None if now is None else (now - log_probs).exp()
+            advantages = _advantages(part, rewards, policy, values, ratios, config, chunk)
             return cls(
-                features={"actor": actor, "critic": actor if same else cut(features["critic"])},
-                actions=cut(put(part.actions)),
-                log_probs=cut(put(part.log_probs)),
-                advantages=cut(advantages),
-                returns=cut(advantages + values),
-                values=cut(values),
+                features=features,
+                memory=memory,
+                actions=actions,
+                log_probs=log_probs,
+                advantages=advantages,
+                returns=advantages + values,
+                values=values,
+                present=cut(part.present),
+                all_present=bool(part.present.all()),
+                drawn=np.zeros(len(values), np.bool_),
             )
 
-    def permutation(self, key: Key) -> torch.Tensor:
-        """Every segment of this shard exactly once."""
-        order = key.generator().permutation(len(self.advantages))
-        return torch.from_numpy(order).to(self.advantages.device)
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        """[k]: what of x [n, horizon] stands for an agent, in order."""
+        return x.flatten() if self.all_present else x[self.present]
+
+    def draw(self, key: Key, minibatches: int, size: int, config: ShardConfig, beta: float) -> Draw:
+        """One pass over this shard in minibatches of `size` segments."""
+        generator, n = key.generator(), len(self.advantages)
+        if config.sampling == "uniform":
+            return permuted(generator, n, minibatches)
+        surprise = self.advantages.abs()
+        if not self.all_present:
+            surprise *= self.present
+        p = probabilities(surprise.sum(1).cpu().numpy(), config.priority_alpha)
+        return prioritised(generator, p, minibatches, size, beta)
+
+    def minibatch(self, draw: Draw, index: int) -> Minibatch:
+        """One minibatch of a draw, ready for `loss`."""
+        segments, device = draw.segments[index], self.advantages.device
+        self.drawn[segments] = True
+        weights = None if draw.weights is None else torch.from_numpy(draw.weights[index]).to(device)
+        return Minibatch(torch.from_numpy(segments).to(device), weights)
 
     def loss(
-        self, policy: MlpPolicy, order: torch.Tensor, config: LossConfig
+        self, policy: ActorCritic, chosen: Minibatch, config: ShardConfig
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """PPO's loss on the segments `order` [m]; and the values of `METRICS`."""
-        advantages = self.advantages[order]
-        judged = policy.evaluate(self._features(order), self.actions[order])
-        log_ratio = judged.log_probs - self.log_probs[order]
+        """PPO's loss on a minibatch; and the values of `METRICS`."""
+        order = chosen.segments
+        advantages = self.advantages.index_select(0, order)
+        weights = self._weights(chosen)
+
+        def mean(x: torch.Tensor) -> torch.Tensor:
+            # A number that is the same for every step has no steps to weigh.
+            return x.mean() if weights is None or x.ndim == 0 else (x * weights).mean()
+
+        memory = None if self.memory is None else self.memory.at(order)
+        features = _each(self.features, lambda x: x.index_select(0, order))
+        judged = policy.evaluate(features, self.actions.index_select(0, order), memory)
+        log_ratio = judged.log_probs - self.log_probs.index_select(0, order)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
-        policy_loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
-        value_loss = self._value_loss(judged.values, order, config.value_clip)
-        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * judged.entropy
+        policy_loss = -mean(torch.minimum(ratio * advantages, clipped * advantages))
+        value_loss = mean(self._value_errors(judged.values, order, config.value_clip))
+        entropy = mean(judged.entropy)
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         if config.bound_coef:
-            loss = loss + config.bound_coef * judged.excess
+            loss = loss + config.bound_coef * mean(judged.excess)
         with torch.no_grad():
-            kl = (ratio - 1.0 - log_ratio).mean()
-            clip_fraction = (ratio != clipped).float().mean()
-            metrics = torch.stack(
-                [policy_loss, value_loss, -judged.entropy, kl, clip_fraction]
-            ).detach()
+            kl = mean(ratio - 1.0 - log_ratio)
+            clip_fraction = mean((ratio != clipped).float())
+            metrics = torch.stack([policy_loss, value_loss, -entropy, kl, clip_fraction]).detach()
         return loss, metrics
 
-    def _value_loss(
+    def _weights(self, chosen: Minibatch) -> torch.Tensor | None:
+        """[m, horizon] or [m, 1]: what each step of a minibatch counts."""
+        own = None if self.weights is None else self.weights.index_select(0, chosen.segments)
+        if chosen.weights is None:
+            return own
+        drawn = chosen.weights.unsqueeze(1)
+        return drawn if own is None else own * drawn
+
+    def _value_errors(
         self, values: torch.Tensor, order: torch.Tensor, value_clip: float | None
     ) -> torch.Tensor:
-        returns = self.returns[order]
-        loss = (values - returns).square()
+        """[m, horizon] squared, the larger one of the value and of the value kept near the old."""
+        returns = self.returns.index_select(0, order)
+        errors = (values - returns).square()
         if value_clip is not None:
-            old = self.values[order]
+            old = self.values.index_select(0, order)
             near = old + (values - old).clamp(-value_clip, value_clip)
-            loss = torch.maximum(loss, (near - returns).square())
-        return loss.mean()
+            errors = torch.maximum(errors, (near - returns).square())
+        return errors
 
-    def _features(self, order: torch.Tensor) -> Features:
-        actor = self.features["actor"][order]
-        same = self.features["critic"] is self.features["actor"]
-        return {"actor": actor, "critic": actor if same else self.features["critic"][order]}
-
-    def minibatch_arrays(self, order: torch.Tensor) -> dict[str, torch.Tensor]:
+    def minibatch_arrays(self, chosen: Minibatch) -> dict[str, torch.Tensor]:
         """The minibatch itself, to reproduce a failure with."""
         named = {f"features_{name}": x for name, x in self.features.items()}
+        if self.memory is not None:
+            named |= {f"state_{name}": x for name, x in self.memory.state.items()}
+            named["starts"] = self.memory.starts
         named |= {"actions": self.actions, "log_probs": self.log_probs, "values": self.values}
         named |= {"advantages": self.advantages, "returns": self.returns}
-        return {name: x[order] for name, x in named.items()}
+        return {name: x[chosen.segments] for name, x in named.items()}
+
+
+def _put_all(arrays: Observations, device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def _advantages(
+    part: Fragment,
+    rewards: Array,
+    policy: ActorCritic,
+    values: torch.Tensor,
+    ratios: torch.Tensor | None,
+    config: ShardConfig,
+    chunk: int,
+) -> torch.Tensor:
+    """[n, horizon] along the rows of a fragment, whose values and ratios [n, horizon] are known."""
+    device, by_row, most = values.device, part.rewards.shape, chunk * values.shape[1]
+
+    def put(array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    def values_at(obs: Observations, state: Observations) -> torch.Tensor:
+        """[k]: the value of single observations, each met with its recurrent state."""
+        single = _each(policy.prepare(_put_all(obs, device)), lambda x: x.unsqueeze(1))
+        nowhere = torch.zeros(single["actor"].shape[:2], dtype=torch.bool, device=device)
+        known = Memory(_put_all(state, device), nowhere) if policy.state_specs else None
+        return _in_chunks(policy, single, known, None, most)[0].squeeze(1)
+
+    following = next_values(
+        values.reshape(by_row),
+        values_at(part.last_obs, part.last_state),
+        values_at(part.finals.obs, part.finals.state),
+        put(part.finals.rows),
+        put(part.finals.steps),
+    )
+    advantages = generalised_advantages(
+        put(rewards),
+        values.reshape(by_row),
+        following,
+        put(part.terminated),
+        put(part.truncated),
+        config.gamma,
+        config.gae_lambda,
+        None if ratios is None else ratios.reshape(by_row),
+    )
+    return advantages.reshape(values.shape)
+
+
+def _each(features: Features, change: Callable[[torch.Tensor], torch.Tensor]) -> Features:
+    """Both features changed; one that both networks share, once."""
+    actor = change(features["actor"])
+    same = features["critic"] is features["actor"]
+    return {"actor": actor, "critic": actor if same else change(features["critic"])}
+
+
+def _in_chunks(
+    policy: ActorCritic,
+    features: Features,
+    memory: Memory | None,
+    actions: torch.Tensor | None,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Values and, where actions are given, their log-probabilities now: [n, horizon] each."""
+    values = torch.empty(features["actor"].shape[:2], device=features["actor"].device)
+    log_probs = None if actions is None else torch.empty_like(values)
+    for start in range(0, len(values), chunk):
+        some = slice(start, start + chunk)
+        part = _each(features, lambda x, some=some: x[some])  # type: ignore[misc]
+        known = None if memory is None else memory.at(some)
+        if actions is None or log_probs is None:
+            values[some] = policy.values(part, known)
+        else:
+            judged = policy.evaluate(part, actions[some], known)
+            values[some], log_probs[some] = judged.values, judged.log_probs
+    return values, log_probs

@@ -14,15 +14,16 @@ import torch
 from etude.algorithms.ppo import PPO
 from etude.app.recipes import Recipe
 from etude.core.clock import Clock, Interval, Nest
-from etude.core.contracts import BatchEnv, EnvSpec, LogWriter, Stateful
+from etude.core.contracts import BatchEnv, Collector, EnvSpec, LogWriter, Stateful
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.catalog import make_env
-from etude.experience.segments import SegmentBuffer, SegmentGeometry
+from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.metrics.board import Board
-from etude.models.policies import MlpPolicy, make_policy
+from etude.models.policies import ActorCritic, make_policy
 from etude.rollout.local import LocalCollector, Workers
+from etude.rollout.overlap import OverlappedCollector
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
@@ -35,7 +36,18 @@ from etude.training.stopwatch import Stopwatch
 
 
 def geometry(recipe: Recipe) -> SegmentGeometry:
-    """How the buffer divides; refuses what does not."""
+    """How the buffer divides; refuses what does not, and what would not learn."""
+    if recipe.policy.kind != "mlp" and recipe.algorithm.horizon == 1:
+        raise UsageError(
+            f"A policy with memory ({recipe.policy.kind}) learns along its segments, and "
+            "algorithm.horizon 1 makes them one step long: give it a longer one, such as "
+            f"--algorithm.horizon {recipe.algorithm.rollout_steps}, a whole rollout."
+        )
+    if recipe.collector.lag and recipe.algorithm.advantages != "vtrace":
+        raise UsageError(
+            "With collector.lag 1 experience comes from older weights, which algorithm.advantages "
+            f"{recipe.algorithm.advantages} takes for today's: add --algorithm.advantages vtrace."
+        )
     return SegmentGeometry(
         rows=recipe.collector.rows,
         steps=recipe.algorithm.rollout_steps,
@@ -104,16 +116,18 @@ def build(
     ]
     spec = envs[0].spec
 
-    def copy_of_policy() -> MlpPolicy:
+    def copy_of_policy() -> ActorCritic:
         return make_policy(recipe.policy, spec, None)
 
-    buffer = SegmentBuffer(spec, cut.rows, cut.steps)
-    algorithm = _learner(recipe, spec, buffer, key)
-    views = [buffer.part(cut.group_part(g)) for g in range(cut.num_groups)]
-    collector = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
+    clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
+    contents = buffer_spec(recipe, spec, copy_of_policy())
+    buffers = [SegmentBuffer(contents) for _ in range(1 + recipe.collector.lag)]
+    algorithm = _learner(recipe, spec, buffers, key)
+    views = [[b.part(cut.group_part(g)) for g in range(cut.num_groups)] for b in buffers]
+    local = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
+    collector = _ahead(local, recipe, clock)
     evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
     curriculum = make_curriculum(recipe, spec)
-    clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
     state: dict[str, Stateful] = {
         "clock": clock,
         "collector": collector,
@@ -147,6 +161,13 @@ def build(
     return Parts(loop, algorithm, metrics, closing.close)
 
 
+def _ahead(collector: Collector, recipe: Recipe, clock: Clock) -> Collector:
+    """The collector as far ahead of the learner as the recipe wants it."""
+    if recipe.collector.lag == 0:
+        return collector
+    return OverlappedCollector(collector, lambda iteration: iteration < clock.nest.iterations)
+
+
 def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:
     """The callbacks that are part of a checkpoint, by name."""
     return {
@@ -165,10 +186,16 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
     return SuccessCurriculum(recipe.curriculum)
 
 
-def _learner(recipe: Recipe, spec: EnvSpec, buffer: SegmentBuffer, key: Key) -> PPO:
+def buffer_spec(recipe: Recipe, spec: EnvSpec, policy: ActorCritic) -> BufferSpec:
+    """What an iteration's buffer holds."""
+    cut = geometry(recipe)
+    return BufferSpec(spec, policy.state_specs, cut.rows, cut.steps, cut.horizon)
+
+
+def _learner(recipe: Recipe, spec: EnvSpec, buffers: Sequence[SegmentBuffer], key: Key) -> PPO:
     """The algorithm with a new policy."""
     policy = make_policy(recipe.policy, spec, key.child("policy"))
-    return PPO(recipe.algorithm, policy, geometry(recipe), buffer, device(recipe))
+    return PPO(recipe.algorithm, policy, geometry(recipe), buffers, device(recipe))
 
 
 def start_policy(recipe: Recipe, algorithm: PPO) -> None:
@@ -178,7 +205,7 @@ def start_policy(recipe: Recipe, algorithm: PPO) -> None:
         algorithm.initial.copy_(algorithm.flat.data)
 
 
-def start_arrays(path: Path, policy: MlpPolicy) -> Tree:
+def start_arrays(path: Path, policy: ActorCritic) -> Tree:
     """Weights and normaliser of another run for a policy of the same make."""
     arrays, contract = policy_parts(path)
     own = policy.contract()
@@ -218,7 +245,7 @@ def policy_path(path: Path) -> Path:
     return path
 
 
-def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: MlpPolicy) -> Evaluator:
+def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: ActorCritic) -> Evaluator:
     """An evaluator with environments of its own."""
     config = recipe.evaluation
     envs: list[BatchEnv] = [

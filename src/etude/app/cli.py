@@ -24,7 +24,7 @@ from etude.app.run import Run, resume, silent, train
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.recipe import Config
-from etude.envs.catalog import env_config, make_bare
+from etude.envs.catalog import env_agents, env_config, make_bare
 from etude.envs.check import check_env, render_findings
 
 USAGE = """\
@@ -265,8 +265,11 @@ def _say(text: str) -> None:
 def _check(arguments: list[str]) -> int:
     command = parse("check", CheckCommand, arguments)
     config = env_config(command.task, command.options)
-    make_bare(config, 1).close()  # a name that stands for nothing is a mistake, not a finding
-    findings = check_env(lambda rows, threads: make_bare(config, rows, threads), command.steps)
+    agents = env_agents(config)
+    make_bare(config, agents).close()  # a name that stands for nothing is no finding
+    findings = check_env(
+        lambda rows, threads: make_bare(config, rows, threads), command.steps, agents=agents
+    )
     if command.json_output:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

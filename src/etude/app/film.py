@@ -15,7 +15,7 @@ from etude.app.recipes import Recipe
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.envs import offscreen
-from etude.envs.catalog import make_env
+from etude.envs.catalog import env_agents, make_env
 from etude.envs.mujoco_batch import MujocoTask
 from etude.envs.recorder import Recorder, Recording
 from etude.rollout.group import evaluate
@@ -35,7 +35,7 @@ _INK, _PAPER = (30, 34, 40), (255, 255, 255)
 
 def check(recipe: Recipe) -> None:
     """Refuse what cannot be filmed, before any episode is played."""
-    env = make_env(recipe.env, 1)
+    env = make_env(recipe.env, env_agents(recipe.env))
     simulated = isinstance(env, MujocoTask)
     env.close()
     if not simulated:

@@ -8,8 +8,10 @@ from pathlib import Path
 from etude.app.build import make_evaluator, policy_parts, policy_path
 from etude.app.recipes import Recipe
 from etude.core.contracts import Array, Broadcast, EnvSpec
+from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.models.policies import MlpPolicy, policy_from_contract
+from etude.envs.catalog import env_agents
+from etude.models.policies import ActorCritic, policy_from_contract
 from etude.rollout.local import Workers
 
 LABEL = "fresh"
@@ -46,7 +48,7 @@ class Fresh:
         return self.key.child(LABEL, group)
 
 
-def load(path: Path) -> MlpPolicy:
+def load(path: Path) -> ActorCritic:
     """The policy of a run, a checkpoint or a policy folder."""
     arrays, contract = policy_parts(path)
     return policy_from_contract(contract, arrays)
@@ -54,7 +56,7 @@ def load(path: Path) -> MlpPolicy:
 
 def play(recipe: Recipe, path: Path, episodes: int, seed: int | None = None) -> Fresh:
     """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed."""
-    rows, group_rows = _spread(episodes)
+    rows, group_rows = _spread(episodes, env_agents(recipe.env))
     config = recipe.evaluation.model_copy(
         update={"episodes": episodes, "rows": rows, "group_rows": group_rows}
     )
@@ -73,10 +75,19 @@ def play(recipe: Recipe, path: Path, episodes: int, seed: int | None = None) -> 
         workers.close()
 
 
-def _spread(episodes: int) -> tuple[int, int]:
-    """(rows, rows in a group) that divide a number of episodes evenly."""
-    rows = max(d for d in range(1, min(episodes, _MOST_ROWS) + 1) if episodes % d == 0)
-    group = max(d for d in range(1, min(rows, _MOST_GROUP_ROWS) + 1) if rows % d == 0)
+def _spread(episodes: int, agents: int) -> tuple[int, int]:
+    """(rows, rows in a group) that divide a number of episodes evenly, whole environments each."""
+    if episodes % agents:
+        near = " or ".join(
+            str(n * agents) for n in (episodes // agents, episodes // agents + 1) if n
+        )
+        raise UsageError(
+            f"{agents} agents play every episode together, and {episodes} is no multiple of that: "
+            f"ask for {near} episodes."
+        )
+    rows = max(d for d in range(agents, min(episodes, _MOST_ROWS) + 1, agents) if episodes % d == 0)
+    most = min(rows, max(_MOST_GROUP_ROWS, agents))
+    group = max(d for d in range(agents, most + 1, agents) if rows % d == 0)
     # A prime number of rows would become as many groups of one.
     return rows, rows if group < _FEW else group
 

@@ -51,7 +51,7 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
 
 
 def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
-    """The recipe with the kind of environment that `--env.id` or `--env.task` asks for."""
+    """The recipe with the kind of environment that `--env.id`, `--env.task` or such asks for."""
     for entry in ENVS.values():
         value = _value_of(f"--env.{entry.named_by}", arguments) if entry.named_by else None
         if value is not None and not isinstance(recipe.env, entry.config):
@@ -128,8 +128,9 @@ def _diagnose(
         option = options.get(name) or options[_switched(name)]
         if name == "env.kind" and texts != [option.default]:
             return (
-                f"--env.kind is {option.default} in this recipe: --env.id ID or --env.task "
-                "module:Class chooses another environment, or start from another recipe."
+                f"--env.kind is {option.default} in this recipe: --env.id ID, --env.task "
+                "module:Class or --env.parallel MODULE chooses another environment, or start from "
+                "another recipe."
             )
         section = content
         for part in option.path[:-1]:

@@ -11,19 +11,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.app.build import build, device, geometry, make_curriculum, nest, start_arrays
+from etude.app import memory
+from etude.app.build import (
+    buffer_spec,
+    build,
+    device,
+    geometry,
+    make_curriculum,
+    nest,
+    start_arrays,
+)
 from etude.app.recipes import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
-from etude.core.contracts import EnvSpec, Exactness
+from etude.core.contracts import BatchEnv, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, num_bytes
 from etude.envs.catalog import env_exactness, make_env
-from etude.experience.segments import SegmentBuffer, SegmentGeometry
+from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.metrics.board import Board
 from etude.models.adam import Adam
 from etude.models.normalise import RewardScaler
-from etude.models.policies import MlpPolicy, make_policy
+from etude.models.policies import ActorCritic, make_policy
 from etude.rollout.group import Group
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
@@ -34,12 +43,15 @@ COUNTS = (
     "iterations",
     "updates",
     "timesteps",
+    "environment_steps",
     "log_rows",
     "evaluations",
     "evaluation_episodes",
     "checkpoints",
 )
 """What a plan counts, and a finished run's summary too."""
+_LONGEST_MEASUREMENT = 60.0
+"""Seconds after which no further iteration is timed, once there are two."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +85,7 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
     """
     cut, loops = geometry(recipe), nest(recipe)
     env = make_env(recipe.env, recipe.collector.group_rows, 1)
-    spec = env.spec
-    snapshot = Group(env).begin(make_policy(recipe.policy, spec, None), Key(recipe.seed))
+    spec, snapshot = env.spec, _snapshot(env, recipe)
     env.close()
     if spec.max_episode_steps is None:
         raise UsageError(
@@ -92,6 +103,7 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
         "iterations": total.iterations,
         "updates": total.updates,
         "timesteps": total.timesteps,
+        "environment_steps": total.timesteps // spec.agents,
         "log_rows": total.cycles,
         "evaluations": evaluations,
         "evaluation_episodes": evaluations * recipe.evaluation.episodes,
@@ -110,17 +122,29 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
         },
         counts=counts,
         at_most=_at_most(recipe),
-        geometry=_geometry(cut, recipe),
-        shapes=_shapes(cut, spec),
+        geometry=_geometry(cut, recipe, spec),
+        shapes=_shapes(recipe, cut, spec),
         bytes=_bytes(recipe, cut, spec, snapshot),
         data={
             "passes_per_iteration": recipe.algorithm.update_epochs,
             "gradient_samples_per_step": float(recipe.algorithm.update_epochs),
+            "coverage": _coverage(recipe, cut),
             "gradient_samples": float(total.updates * recipe.algorithm.minibatch_size),
         },
-        notes=_notes(recipe, loops),
+        notes=_notes(recipe, loops, spec),
         seconds=_measure(recipe, loops, evaluations, counts["checkpoints"]) if measure else {},
     )
+
+
+def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
+    """One group's, as it is within an episode: foreign environments know little at its start."""
+    policy, group, key = make_policy(recipe.policy, env.spec, None), Group(env), Key(recipe.seed)
+    begun, two = (
+        group.begin(policy, key),
+        BufferSpec(env.spec, policy.state_specs, env.num_rows, 2, 1),
+    )
+    everyone = slice(0, env.num_rows)
+    return group.rollout(policy, begun, key, 0, SegmentBuffer(two).part(everyone))[1]
 
 
 def _exactness(recipe: Recipe) -> Exactness:
@@ -143,9 +167,11 @@ def _at_most(recipe: Recipe) -> dict[str, str]:
     return reasons
 
 
-def _geometry(cut: SegmentGeometry, recipe: Recipe) -> dict[str, int]:
+def _geometry(cut: SegmentGeometry, recipe: Recipe, spec: EnvSpec) -> dict[str, int]:
     return {
         "rows": cut.rows,
+        "agents": spec.agents,
+        "environments": cut.rows // spec.agents,
         "groups": cut.num_groups,
         "group_rows": cut.group_rows,
         "rollout_steps": cut.steps,
@@ -158,20 +184,34 @@ def _geometry(cut: SegmentGeometry, recipe: Recipe) -> dict[str, int]:
         "update_epochs": recipe.algorithm.update_epochs,
         "shards": cut.shards,
         "learner_threads": recipe.learner.threads,
+        "lag": recipe.collector.lag,
     }
 
 
-def _shapes(cut: SegmentGeometry, spec: EnvSpec) -> dict[str, Any]:
+def _coverage(recipe: Recipe, cut: SegmentGeometry) -> float:
+    """The share of segments an iteration trains on; for prioritised draws, at the most.
+
+    Equal priorities cover most: every minibatch then leaves out a segment with 1 - 1/minibatches.
+    """
+    if recipe.algorithm.sampling == "uniform":
+        return 1.0
+    draws = cut.num_minibatches * recipe.algorithm.update_epochs
+    return 1.0 - (1.0 - 1.0 / cut.num_minibatches) ** draws
+
+
+def _shapes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec) -> dict[str, Any]:
     """Buffer and minibatch shapes of every stored array."""
-    arrays = {f"obs/{name}": o for name, o in spec.observations.items()}
-    arrays["actions"] = spec.action.array
+    arrays = {f"obs/{name}": (o, [cut.horizon]) for name, o in spec.observations.items()}
+    arrays["actions"] = (spec.action.array, [cut.horizon])
+    states = make_policy(recipe.policy, spec, None).state_specs
+    arrays |= {f"state/{name}": (state, []) for name, state in states.items()}
     return {
         name: {
             "dtype": array.dtype,
-            "buffer": [cut.num_segments, cut.horizon, *array.shape],
-            "minibatch": [cut.segments_per_minibatch, cut.horizon, *array.shape],
+            "buffer": [cut.num_segments, *steps, *array.shape],
+            "minibatch": [cut.segments_per_minibatch, *steps, *array.shape],
         }
-        for name, array in arrays.items()
+        for name, (array, steps) in arrays.items()
     }
 
 
@@ -184,12 +224,18 @@ def _bytes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, snapshot: Tree) 
     policy_parts = dict(policy.state_dict()), policy.contract()
     training = _training_template(recipe, cut, spec, policy, snapshot)
     saved = checkpoint.checkpoint_bytes(policy_parts, training)
-    return {
-        "buffer": SegmentBuffer.num_bytes(spec, cut.rows, cut.steps),
+    exact = {
+        "buffer": buffer_spec(recipe, spec, policy).num_bytes * (1 + recipe.collector.lag),
         "model": model,
         "normaliser": normaliser,
         "gradient": model,
         "optimizer": num_bytes(training["algorithm"]["optimizer"]),
+    }
+    estimated = memory.memory(recipe, cut, spec, policy, snapshot)
+    return {
+        **exact,
+        **estimated,
+        "peak": memory.peak(estimated, sum(exact.values())),
         "snapshots": num_bytes(snapshot) * cut.num_groups,
         "checkpoint": saved,
         "checkpoints_kept": saved * recipe.checkpoint.keep_last,
@@ -197,7 +243,7 @@ def _bytes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, snapshot: Tree) 
 
 
 def _training_template(
-    recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, policy: MlpPolicy, snapshot: Tree
+    recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, policy: ActorCritic, snapshot: Tree
 ) -> Tree:
     """A tree of the shape a checkpoint's `training/` has at the end of the run."""
     # One number seen as a whole vector: shapes without memory, whatever the model's size.
@@ -208,12 +254,18 @@ def _training_template(
         "initial": one.expand(size),
         "rewards": RewardScaler(cut.rows, recipe.algorithm.gamma).state_dict(),
     }
+    collector: Tree = {"groups": {f"{g:06d}": snapshot for g in range(cut.num_groups)}}
     loops = nest(recipe)
     clock, total = Clock(loops), loops.total
+    if recipe.collector.lag:
+        sent = {name: tensor.expand(tensor.shape) for name, tensor in policy.state_dict().items()}
+        curriculum = make_curriculum(recipe, spec).broadcast()
+        version = total.iterations - 1
+        collector["broadcast"] = {"version": version, "policy": sent, "curriculum": curriculum}
     clock.before, clock.now, clock.episodes = loops.at(total.iterations - 1), total, total.timesteps
     return {
         "clock": clock.state_dict(),
-        "collector": {"groups": {f"{g:06d}": snapshot for g in range(cut.num_groups)}},
+        "collector": collector,
         "algorithm": algorithm,
         "curriculum": make_curriculum(recipe, spec).state_dict(),
         "evaluator": {"best": [1 / 3, 1 / 3], "num_done": total.epochs, "num_episodes": 0},
@@ -223,8 +275,25 @@ def _training_template(
     }
 
 
-def _notes(recipe: Recipe, loops: Nest) -> list[str]:
+def _notes(recipe: Recipe, loops: Nest, spec: EnvSpec) -> list[str]:
     notes, total, asked = [], loops.total, recipe.clock.total_timesteps
+    if spec.agents > 1:
+        notes.append(
+            f"Each of the {spec.agents} agents of an environment is a row of its own: steps, "
+            "buffer and episodes count agents, and are not multiplied again."
+        )
+    if recipe.collector.lag:
+        notes.append(
+            "Each iteration is collected while the one before it trains, with the weights that one "
+            "began with. The first one waits for its own collection, and then the second is "
+            "collected with the same weights; in the last one nothing is collected."
+        )
+    if recipe.algorithm.sampling == "prioritised":
+        cover = _coverage(recipe, geometry(recipe))
+        notes.append(
+            f"Prioritised draws leave segments out: an iteration trains on {cover:.0%} of them if "
+            "all are alike and on fewer otherwise (train/coverage)."
+        )
     if asked is not None and asked != total.timesteps:
         notes.append(
             f"{asked:,} steps were asked for; {total.iterations:,} whole iterations are "
@@ -269,14 +338,18 @@ def _measure(
         parts = build(recipe, folder)
         loop = parts.loop
         timings: dict[str, list[float]] = {"collect": [], "train": []}
+        begin = time.perf_counter()
         for i in range(rounds + 1):
             start = time.perf_counter()
+            if i > 1 and start - begin > _LONGEST_MEASUREMENT:
+                break
             fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), i)
             middle = time.perf_counter()
             loop.algorithm.ingest(fragments, loop.clock)
             for _ in loop.algorithm.batches(loop.clock, loop.key.child("measure", i)):
                 pass
             loop.algorithm.end_iteration()
+            loop.clock.advance(0, 0)
             timings["collect"].append(middle - start)
             timings["train"].append(time.perf_counter() - middle)
         start = time.perf_counter()

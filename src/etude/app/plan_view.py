@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
+from etude.app.memory import ESTIMATES
 from etude.app.plan import Plan
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -58,8 +59,15 @@ def _nest(plan: Plan) -> RichTree:
     levels, counts, cut = plan.levels, plan.counts, plan.geometry
     limits = {name: "at most " if name in plan.at_most else "" for name in counts}
     most = limits["updates"]
+    steps, rows = f"{counts['timesteps']:,} environment steps", f"{cut['rows']:,} environments"
+    if cut["agents"] > 1:
+        steps = f"{counts['timesteps']:,} agent steps ({counts['environment_steps']:,} of the "
+        steps += "environments)"
+        rows = (
+            f"{cut['environments']:,} environments x {cut['agents']} agents = {cut['rows']:,} rows"
+        )
     tree = RichTree(
-        f"[bold]{plan.recipe}[/], seed {plan.seed}: {counts['timesteps']:,} environment steps, "
+        f"[bold]{plan.recipe}[/], seed {plan.seed}: {steps}, "
         f"{most}{counts['updates']:,} gradient steps"
     )
     epoch = tree.add(
@@ -72,14 +80,19 @@ def _nest(plan: Plan) -> RichTree:
     )
     iteration = cycle.add(f"iteration: {levels['steps_per_iteration']:,} steps into the buffer")
     iteration.add(
-        f"collect: {cut['rows']:,} environments ({cut['groups']:,} groups of "
+        f"collect: {rows} ({cut['groups']:,} groups of "
         f"{cut['group_rows']:,}) x {cut['rollout_steps']:,} steps = {cut['buffer_steps']:,}"
     )
     reason = f"; {plan.at_most['updates']}" if most else ""
+    segments = (
+        f" ({cut['segments_per_minibatch']:,} segments of {cut['horizon']:,})"
+        if cut["horizon"] > 1
+        else ""
+    )
     iteration.add(
-        f"update: {cut['update_epochs']:,} passes x {cut['minibatches']:,} minibatches of "
-        f"{cut['minibatch_steps']:,} steps = {most}{levels['batches_per_iteration']:,} batches"
-        f"{reason}"
+        f"update: {_passes(cut['update_epochs'])} x {cut['minibatches']:,} minibatches of "
+        f"{cut['minibatch_steps']:,} steps{segments} = "
+        f"{most}{levels['batches_per_iteration']:,} batches{reason}"
     )
     epoch.add(
         f"evaluation: {limits['evaluations']}{counts['evaluations']:,} in all, "
@@ -95,8 +108,9 @@ def _shapes(plan: Plan) -> Table:
         table.add_column(heading)
     for name, shape in plan.shapes.items():
         table.add_row(name, shape["dtype"], f"{shape['buffer']}", f"{shape['minibatch']}")
-    samples = plan.data["gradient_samples_per_step"]
-    table.caption = f"every step is used {samples:g} times; {plan.geometry['shards']} shard(s)"
+    samples, shards = plan.data["gradient_samples_per_step"], plan.geometry["shards"]
+    every = "every step is used" if plan.data["coverage"] == 1.0 else "a step is used, on average,"
+    table.caption = f"{every} {samples:g} times; {shards} shard(s)"
     table.caption_justify = "left"
     return table
 
@@ -107,7 +121,13 @@ def _bytes(plan: Plan) -> Table:
     table.add_column("size", justify="right")
     table.add_column("bytes", justify="right")
     for name, count in plan.bytes.items():
-        table.add_row(name.replace("_", " "), size(count), f"{count:,}")
+        label = name.replace("_", " ")
+        if name in ESTIMATES:
+            table.add_row(label, size(count), "estimated")
+        else:
+            table.add_row(label, size(count), f"{count:,}")
+    table.caption = "peak: memory of the whole run beyond the imported libraries"
+    table.caption_justify = "left"
     return table
 
 
@@ -132,3 +152,7 @@ def compare(field: str, plans: Sequence[tuple[str, Plan]], width: int = 100) -> 
     stream = io.StringIO()
     Console(file=stream, width=width, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def _passes(count: int) -> str:
+    return "1 pass" if count == 1 else f"{count:,} passes"

@@ -16,7 +16,7 @@ from etude.app import fresh
 from etude.app.recipes import Recipe
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.envs.catalog import make_env
+from etude.envs.catalog import env_agents, make_env
 from etude.envs.mujoco_batch import MujocoTask
 from etude.envs.offscreen import camera, draw_target
 from etude.rollout.group import Inference, restart
@@ -36,7 +36,7 @@ def play(recipe: Recipe, path: Path, seed: int | None = None) -> None:
             "There is no screen here to open MuJoCo's viewer on. `etude eval "
             f"{path} --video` makes films and pictures instead."
         )
-    task = make_env(recipe.env, 1)
+    task = make_env(recipe.env, env_agents(recipe.env))
     if not isinstance(task, MujocoTask):
         raise UsageError(
             "Only tasks on Etude's own MuJoCo simulation can be played, such as reach and "
@@ -64,7 +64,7 @@ def _act(task: MujocoTask[Any], data: Any, window: Any, path: Path, key: Key) ->
         actions, _, state = infer(obs, state, None)
         result = task.step(task.spec.action.to_env(actions))
         if len(result.final_rows):
-            state = restart(state, policy, result.final_rows)
+            restart(state, policy, result.final_rows)
         obs = result.obs
         time.sleep(max(0.0, begin + step * seconds - time.monotonic()))
 

@@ -19,6 +19,7 @@ from etude.core.imports import describe, load_object
 from etude.core.recipe import Config
 from etude.envs.catalog import EnvConfig
 from etude.envs.gym import GymConfig
+from etude.envs.pettingzoo import PettingZooConfig
 from etude.envs.pick_place import PickPlaceConfig
 from etude.envs.reach import ReachConfig
 from etude.models.policies import PolicyConfig
@@ -83,6 +84,104 @@ def reach_short() -> Recipe:
             "evaluation": EvaluationConfig(every="3 cycles", episodes=32, rows=32, group_rows=16),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
+    )
+
+
+def reach_memory() -> Recipe:
+    """The target is shown for 5 steps and then hidden: an LSTM policy must remember it."""
+    return reach().model_copy(
+        update={
+            "name": "reach-memory",
+            "env": ReachConfig(shown_steps=5),
+            "policy": PolicyConfig(
+                kind="lstm",
+                hidden=(64,),
+                units=64,
+                init_std=0.3,
+                critic_reads=("state", "critic"),
+            ),
+            "algorithm": PPOConfig(
+                rollout_steps=64,
+                horizon=64,
+                minibatch_size=4096,
+                update_epochs=4,
+                learning_rate=1e-3,
+                final_learning_rate=0.2,
+                gamma=0.95,
+                bound_coef=0.1,
+            ),
+            "clock": ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=4),
+        }
+    )
+
+
+def reach_at_scale() -> Recipe:
+    """Half a million steps in one buffer, 10^10 in all: LSTM, priorities, collection ahead."""
+    return Recipe(
+        name="reach-at-scale",
+        env=ReachConfig(),
+        policy=PolicyConfig(kind="lstm", units=128, init_std=0.3),
+        collector=CollectorConfig(rows=8192, group_rows=512, threads=2, lag=1),
+        algorithm=PPOConfig(
+            rollout_steps=64,
+            horizon=64,
+            minibatch_size=16_384,
+            update_epochs=1,
+            sampling="prioritised",
+            learning_rate=4.57e-4,
+            gamma=0.977,
+            gae_lambda=0.916,
+            advantages="vtrace",
+            clip=0.1,
+            value_clip=0.1,
+            value_coef=0.44,
+            entropy_coef=0.0021,
+            bound_coef=0.1,
+            max_grad_norm=0.5,
+        ),
+        learner=LearnerConfig(shards=2),
+        clock=ClockConfig(total_timesteps=10_000_000_000, cycles=10, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=512, rows=512, group_rows=256),
+        checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
+def reach_at_scale_short() -> Recipe:
+    """The same parts in a few seconds, saved and tested often: a run to kill and resume."""
+    full = reach_at_scale()
+    return full.model_copy(
+        update={
+            "name": "reach-at-scale-short",
+            "policy": PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.3),
+            "collector": CollectorConfig(rows=64, group_rows=16, threads=2, lag=1),
+            "algorithm": full.algorithm.model_copy(
+                update={"rollout_steps": 32, "horizon": 16, "minibatch_size": 512}
+            ),
+            "clock": ClockConfig(total_timesteps=32_768, cycles=1, iterations=2),
+            "evaluation": EvaluationConfig(every="3 cycles", episodes=32, rows=32, group_rows=16),
+        }
+    )
+
+
+def spread() -> Recipe:
+    """PettingZoo's simple_spread: three agents, one policy, learn to cover three landmarks."""
+    return Recipe(
+        name="spread",
+        env=PettingZooConfig(parallel="mpe2.simple_spread_v3"),
+        collector=CollectorConfig(rows=96, group_rows=48, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=25,
+            minibatch_size=600,
+            update_epochs=8,
+            learning_rate=1e-3,
+            final_learning_rate=0.1,
+            gamma=0.95,
+            entropy_coef=0.01,
+        ),
+        clock=ClockConfig(total_timesteps=600_000, cycles=5, iterations=5),
+        evaluation=EvaluationConfig(
+            every="1 epoch", episodes=300, rows=300, group_rows=150, final_episodes=600
+        ),
     )
 
 
@@ -197,11 +296,15 @@ def halfcheetah() -> Recipe:
 CATALOG: dict[str, Callable[[], Recipe]] = {
     "reach": reach,
     "reach-short": reach_short,
+    "reach-memory": reach_memory,
+    "reach-at-scale": reach_at_scale,
+    "reach-at-scale-short": reach_at_scale_short,
     "pick-place": pick_place,
     "pick-place-anywhere": pick_place_anywhere,
     "pick-place-short": pick_place_short,
     "ppo": ppo,
     "halfcheetah": halfcheetah,
+    "spread": spread,
 }
 
 

@@ -20,7 +20,8 @@ from etude.app.recipes import Recipe
 from etude.core.contracts import Array, LogWriter
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree, digest
-from etude.models.policies import MlpPolicy
+from etude.models.policies import ActorCritic
+from etude.rollout.group import Inference, restart
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import RunFolder, default_path
 from etude.training.callbacks import Callback
@@ -34,12 +35,23 @@ def silent(text: str) -> None:
 
 
 class LoadedPolicy:
-    """A policy that acts: `load_policy(path).act(obs)`."""
+    """A policy that acts: `load_policy(path).act(obs)`.
 
-    def __init__(self, policy: MlpPolicy) -> None:
+    A recurrent one remembers from call to call: `reset` it where an episode begins.
+    """
+
+    def __init__(self, policy: ActorCritic) -> None:
         self.policy = policy
+        self._state: dict[str, Array] = {}
 
-    def act(self, obs: Any, state: Tree | None = None) -> Array:
+    def reset(self, rows: Array | Sequence[int] | None = None) -> None:
+        """An episode begins: in the given rows, or in all of them."""
+        if rows is None:
+            self._state = {}
+        else:
+            restart(self._state, self.policy, np.asarray(rows))
+
+    def act(self, obs: Any) -> Array:
         """The most likely action, as the environment takes it.
 
         `obs`: {name: array}, or the array alone where the policy reads one observation; a single
@@ -51,10 +63,15 @@ class LoadedPolicy:
         single = arrays[names[0]].ndim == 1
         if single:
             arrays = {name: array[None] for name, array in arrays.items()}
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        with torch.inference_mode():
-            answer = self.policy.act(tensors, state or {}, None)
-        actions = self.policy.action.to_env(answer.actions.numpy())
+        rows = len(arrays[names[0]])
+        if any(len(array) != rows for array in self._state.values()):
+            raise UsageError(
+                f"This policy has a memory of other rows than the {rows} it is given: call "
+                "reset() where episodes begin."
+            )
+        state = self._state or self.policy.initial_state(rows)
+        answer, _, self._state = Inference(self.policy)(arrays, state, None)
+        actions = self.policy.action.to_env(answer)
         return np.asarray(actions[0]) if single else actions
 
 
@@ -260,6 +277,7 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
         "iterations": now.iterations,
         "updates": now.updates,
         "timesteps": now.timesteps,
+        "environment_steps": now.timesteps // loop.evaluator.spec.agents,
         "log_rows": rows,
         "evaluations": loop.evaluator.num_done,
         "evaluation_episodes": loop.evaluator.num_episodes,

@@ -111,6 +111,8 @@ class EnvSpec:
     outcomes: tuple[str, ...] = ()
     """What can become of an episode, by the number in the statistic "outcome"; the first is
     success."""
+    agents: int = 1
+    """Rows that share one environment: a step of the environment is so many agent steps."""
 
 
 @dataclass
@@ -139,7 +141,8 @@ class BatchEnv(Protocol):
 
     One that knows how long its simulator took in the last step says so in `physics_seconds`; one
     that can be eased has `follow(curriculum)`, which is told the broadcast's curriculum before a
-    rollout, {} for the whole task.
+    rollout, {} for the whole task; one whose rows can be absent (agents that died or have not yet
+    come) has `present`, [rows] bool for the observation it gave last.
     """
 
     num_rows: int
@@ -187,6 +190,8 @@ class Finals(NamedTuple):
     """[k] int64."""
     obs: Observations
     """{name: [k, ...]}."""
+    state: dict[str, Array]
+    """{name: [k, ...]}: the recurrent state these observations were met with."""
 
 
 @dataclass
@@ -205,8 +210,14 @@ class Fragment:
     """[rows, steps] bool."""
     truncated: Array
     """[rows, steps] bool."""
+    present: Array
+    """[rows, steps] bool: the row stood for an agent; what is elsewhere counts for nothing."""
+    states: dict[str, Array]
+    """{name: [rows, segments, ...]}: the recurrent state every segment began with."""
     last_obs: Observations
     """{name: [rows, ...]}: the observation after the last step."""
+    last_state: dict[str, Array]
+    """{name: [rows, ...]}: the recurrent state it was met with."""
     finals: Finals
     episodes: dict[str, Array]
     """{name: [k] float64}: statistics of finished episodes, in the order of `finals`."""
@@ -221,21 +232,31 @@ class Action(NamedTuple):
 
     actions: torch.Tensor
     log_probs: torch.Tensor
-    state: Tree
+    state: dict[str, torch.Tensor]
 
 
 class Policy(Protocol):
     """Acts and is trained. The normaliser is inside it and travels with it everywhere."""
 
+    @property
+    def state_specs(self) -> dict[str, ArraySpec]:
+        """Recurrent state of one row, {} for a memoryless policy."""
+        ...
+
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
         """All the randomness of a rollout, [steps, rows, n] float32."""
         ...
 
-    def initial_state(self, rows: int) -> Tree:
-        """Recurrent state at an episode's start, {} for a memoryless policy."""
+    def initial_state(self, rows: int) -> dict[str, Array]:
+        """Recurrent state at an episode's start, {name: [rows, ...]}."""
         ...
 
-    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
+    def act(
+        self,
+        obs: dict[str, torch.Tensor],
+        state: dict[str, torch.Tensor],
+        noise: torch.Tensor | None,
+    ) -> Action:
         """The action for raw observations; without noise, the most likely one."""
         ...
 

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from etude.core.contracts import BatchEnv, Exactness
 from etude.envs.gym import GymConfig, GymEnv
+from etude.envs.pettingzoo import PettingZooConfig, PettingZooEnv, num_agents
 from etude.envs.pick_place import PickPlace, PickPlaceConfig
 from etude.envs.reach import Reach, ReachConfig
 from etude.envs.task import OwnTasks, TaskConfig, make_task
 
-AnyEnvConfig = ReachConfig | PickPlaceConfig | GymConfig | TaskConfig
+AnyEnvConfig = ReachConfig | PickPlaceConfig | GymConfig | PettingZooConfig | TaskConfig
 EnvConfig = Annotated[AnyEnvConfig, Field(discriminator="kind")]
 
 
@@ -38,6 +39,7 @@ ENVS: dict[str, Entry] = {
     "reach": Entry(ReachConfig, Reach),
     "pick-place": Entry(PickPlaceConfig, PickPlace),
     "gym": Entry(GymConfig, GymEnv, named_by="id"),
+    "pettingzoo": Entry(PettingZooConfig, PettingZooEnv, named_by="parallel"),
     "task": Entry(TaskConfig, OwnTasks(), named_by="task"),
 }
 
@@ -52,13 +54,20 @@ def env_exactness(config: AnyEnvConfig) -> Exactness:
     return ENVS[config.kind].env.exactness(config)
 
 
+def env_agents(config: AnyEnvConfig) -> int:
+    """How many rows share one environment: `num_rows` must be a multiple of it."""
+    return num_agents(config) if isinstance(config, PettingZooConfig) else 1
+
+
 def env_config(target: str, options: dict[str, bool | int | float | str]) -> AnyEnvConfig:
-    """What a person means by a kind, a Gymnasium id, or the class of a task."""
+    """What a person means by a kind, a Gymnasium id, a PettingZoo module, or a task's class."""
     if target in ENVS:
         return ENVS[target].config.model_validate(options)
     # Gymnasium's own way to name a package, package:Env-v0, has a colon as well.
     if ":" in target and not re.search(r"-v\d+$", target):
         return TaskConfig(task=target, options=options)
+    if re.fullmatch(r"\w+(\.\w+)*\.\w+_v\d+", target):
+        return PettingZooConfig(parallel=target, kwargs=options)
     return GymConfig(id=target, kwargs=options)
 
 

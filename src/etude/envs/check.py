@@ -6,21 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
 from etude.core.errors import EtudeError
 from etude.core.imports import describe
-from etude.core.keys import Key
-from etude.core.trees import digest, leaves
-from etude.envs.probe import play, random_actions
-
-MakeEnv = Callable[[int, int], BatchEnv]
-"""(num_rows, threads) -> env."""
-KEY = Key(7, ("contract",))
-ROWS = 3
+from etude.envs.check_replay import (
+    ENVIRONMENTS,
+    KEY,
+    Broken,
+    MakeEnv,
+    check_determinism,
+    check_independence,
+    check_snapshot,
+)
+from etude.envs.probe import presence, random_actions
 
 BUILD = "it can be built and stepped"
 OBSERVATIONS = "observations are as the spec says, and finite"
@@ -63,30 +65,31 @@ class Finding:
     fix: str = ""
 
 
-class Broken(Exception):
-    """A check that failed."""
+def check_env(
+    make: MakeEnv, steps: int = 200, exact_steps: int = 200, agents: int = 1
+) -> list[Finding]:
+    """All of the contract, with three environments and several threads; a finding for every item.
 
-    def __init__(self, problem: str, fix: str) -> None:
-        super().__init__(problem)
-        self.problem, self.fix = problem, fix
+    make: (num_rows, threads) -> env; `agents` rows share one environment, as its spec will say.
+    """
 
+    def make_env(environments: int, threads: int) -> BatchEnv:
+        return make(environments * agents, threads)
 
-def check_env(make: MakeEnv, steps: int = 200, exact_steps: int = 200) -> list[Finding]:
-    """All of the contract, with three rows and several threads; one finding for every item."""
     inspection = Inspection()
-    inspection.run(make, steps)
+    inspection.run(make_env, steps)
     found = {item: inspection.finding(item) for item in ITEMS}
     others: dict[str, tuple[Callable[[MakeEnv, int], None], int]] = {
-        DETERMINISM: (_check_determinism, steps),
-        INDEPENDENCE: (_check_independence, steps),
-        SNAPSHOT: (_check_snapshot, exact_steps),
+        DETERMINISM: (check_determinism, steps),
+        INDEPENDENCE: (check_independence, steps),
+        SNAPSHOT: (check_snapshot, exact_steps),
     }
     for item, (check, count) in others.items():
         if found[BUILD].verdict == "failed":
             found[item] = Finding(item, "not checked", "it cannot be stepped")
             continue
         try:
-            check(make, count)
+            check(make_env, count)
             found[item] = Finding(item, "passed")
         except Broken as broken:
             found[item] = Finding(item, "failed", broken.problem, broken.fix)
@@ -116,17 +119,18 @@ class Inspection:
 
     def run(self, make: MakeEnv, steps: int) -> None:
         try:
-            env = make(ROWS, 1)
+            env = make(ENVIRONMENTS, 1)
             obs = env.reset(KEY)
-            self._observations(env, obs, ROWS, "reset")
-            lengths = np.zeros(ROWS, np.int64)
+            self._observations(env, obs, env.num_rows, "reset")
+            lengths = np.zeros(env.num_rows, np.int64)
             for action in random_actions(env, steps, KEY.child("look"), reach=1.2):
                 kept = {name: np.array(array) for name, array in obs.items()}
-                sent = action.copy()
+                sent, there = action.copy(), _present(env)
                 result = env.step(action)
-                lengths += 1
+                lengths += there
                 self._ownership(obs, kept, action, sent)
                 if self._step(env, result):
+                    self._absent(result, there, _present(env))
                     self._episodes(env, result, lengths)
                     lengths[result.terminated | result.truncated] = 0
                 obs = result.obs
@@ -209,6 +213,21 @@ class Inspection:
             )
         return True
 
+    def _absent(self, result: StepResult, before: Array, after: Array) -> None:
+        """Rows that stood for nobody, `before` and `after` the step, gave nothing."""
+        done = result.terminated | result.truncated
+        for item, wrong, what in (
+            (ENDINGS, done & ~before, "ends an episode"),
+            (REWARDS, (result.reward != 0) & ~before, "is rewarded"),
+            (OBSERVATIONS, _nonzero(result.obs, before.size) & ~after, "observes something"),
+        ):
+            if wrong.any():
+                self._fail(
+                    item,
+                    f"row {int(np.argmax(wrong))} {what} though it is absent",
+                    "Leave zeros in the rows that `present` leaves out.",
+                )
+
     def _episodes(self, env: BatchEnv, result: StepResult, lengths: Array) -> None:
         """What the step says of episodes that ended in it, after `lengths` [rows] steps each."""
         done = result.terminated | result.truncated
@@ -285,88 +304,16 @@ class Inspection:
             )
 
 
-def _break(problem: str, fix: str) -> NoReturn:
-    raise Broken(problem, fix)
+def _present(env: BatchEnv) -> Array:
+    """[rows] bool: a copy, because the environment may write into its own."""
+    present = presence(env)
+    return np.ones(env.num_rows, np.bool_) if present is None else present.copy()
 
 
-def _check_determinism(make: MakeEnv, steps: int) -> None:
-    """A key fixes everything; another key gives other episodes; threads change nothing."""
-    first, second = make(ROWS, 1), make(ROWS, 2)
-    draw = "Draw from key.episode(row, episode) alone: no global or unseeded generator, no clock."
-    obs = first.reset(KEY)
-    start = digest(obs)
-    if digest(second.reset(KEY)) != start:
-        _break("two resets with one key give different starts", draw)
-    actions = random_actions(first, steps, KEY.child("play"), reach=1.2)
-    expected = play(first, actions)
-    found = play(second, actions)
-    if found != expected:
-        step = next(i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
-        _break(f"two instances with one key and the same actions differ at step {step + 1}", draw)
-    other = second.reset(KEY.child("other"))
-    varied = any(len({row.tobytes() for row in array}) > 1 for array in obs.values())
-    if varied and digest(other) == start:
-        _break("another key gives the same starts", draw)
-    if digest(second.reset(KEY)) != start or play(second, actions) != expected:
-        _break(
-            "a reset with the same key does not give the same episodes again",
-            "Let reset put back everything a step changes, the episode counters too.",
-        )
-
-
-def _check_independence(make: MakeEnv, steps: int) -> None:
-    """Other actions in row 1 leave every bit of rows 0 and 2 as it was."""
-    first, second = make(ROWS, 1), make(ROWS, 1)
-    first.reset(KEY)
-    second.reset(KEY)
-    others = random_actions(first, steps, KEY.child("other play"), reach=1.2)
-    actions = random_actions(first, steps, KEY.child("play"), reach=1.2)
-    for step, (action, other) in enumerate(zip(actions, others, strict=True)):
-        changed = action.copy()
-        changed[1] = other[1]
-        one, two = first.step(action), second.step(changed)
-        arrays = {f"obs '{name}'": (one.obs[name], two.obs[name]) for name in one.obs}
-        for name in ("reward", "terminated", "truncated"):
-            arrays[name] = (getattr(one, name), getattr(two, name))
-        for name, (a, b) in arrays.items():
-            if a[[0, 2]].tobytes() != b[[0, 2]].tobytes():
-                _break(
-                    f"another action in row 1 changes {name} of other rows at step {step + 1}",
-                    "Look for a sum over rows, a shared generator or a shared array.",
-                )
-
-
-def _check_snapshot(make: MakeEnv, steps: int) -> None:
-    """A snapshot continues bit for bit in its own, a used and a new instance."""
-    env = make(ROWS, 1)
-    env.reset(KEY)
-    play(env, random_actions(env, 30, KEY.child("before")))
-    snapshot = env.snapshot()
-    for path, leaf in leaves(snapshot):
-        if not isinstance(leaf, dict) and np.shape(leaf)[:1] != (ROWS,):
-            _break(
-                f"'{path}' in the snapshot has no leading row axis",
-                "Keep arrays [rows, ...] alone in a snapshot; what is the same always is no state.",
-            )
-    before = digest(snapshot)
-    actions = random_actions(env, steps, KEY.child("after"), reach=1.2)
-    expected = play(env, actions)
-    if digest(snapshot) != before:
-        _break("a step changed an earlier snapshot", "Copy every array in snapshot().")
-    end = digest(env.snapshot())
-    used, new = make(ROWS, 2), make(ROWS, 3)
-    used.reset(KEY.child("elsewhere"))
-    play(used, random_actions(used, 11, KEY.child("past")))
-    for place, instance in (("its own", env), ("a used", used), ("a new", new)):
-        instance.restore(snapshot, KEY)
-        again = digest(instance.snapshot())
-        found = play(instance, actions)
-        keep = "Put everything a step reads into snapshot(), and copy it back in restore()."
-        if found != expected:
-            step = next(i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
-            _break(f"restored in {place} instance it differs after {step + 1} steps", keep)
-        if again != before or digest(instance.snapshot()) != end:
-            _break(f"restored in {place} instance its snapshot is not the one restored", keep)
+def _nonzero(obs: Observations, rows: int) -> Array:
+    """[rows] bool: where anything is observed."""
+    found: Array = np.any([array.reshape(rows, -1).any(axis=1) for array in obs.values()], axis=0)
+    return found
 
 
 def render_findings(name: str, findings: list[Finding]) -> str:

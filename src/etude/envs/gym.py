@@ -8,23 +8,15 @@ from typing import Any, Literal
 import gymnasium
 import mujoco
 import numpy as np
-from gymnasium import spaces
 from pydantic import Field
 
-from etude.core.contracts import (
-    ActionSpec,
-    Array,
-    ArraySpec,
-    EnvSpec,
-    Exactness,
-    Observations,
-    StepResult,
-)
+from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
-from etude.envs import gym_state
+from etude.envs import gym_state, object_state
+from etude.envs.gym_spaces import Spaces
 from etude.envs.probe import probe
 
 _DIVERGED = [
@@ -91,11 +83,10 @@ class GymEnv:
         self._started = False
         self._episode = np.zeros(num_rows, np.int64)
         first = self._envs[0]
-        self._single, observations = _observation_specs(first.observation_space, config.id)
-        self._action_space = first.action_space
+        self._spaces = Spaces(first.observation_space, first.action_space, config.id)
         self.spec = EnvSpec(
-            observations=observations,
-            action=_action_spec(first.action_space, config.id),
+            observations=self._spaces.observations,
+            action=self._spaces.action,
             max_episode_steps=None if first.spec is None else first.spec.max_episode_steps,
             statistics=() if config.success_key is None else ("is_success",),
         )
@@ -104,9 +95,9 @@ class GymEnv:
         """Every row at the start of its episode 0."""
         self._key = key
         self._episode[:] = 0
-        obs = self._empty_obs(self.num_rows)
+        obs = self._spaces.empty(self.num_rows)
         for row in range(self.num_rows):
-            self._store(obs, row, self._begin(row))
+            self._spaces.store(obs, row, self._begin(row))
         self._started = True
         return obs
 
@@ -115,14 +106,15 @@ class GymEnv:
 
         actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
         """
-        obs = self._empty_obs(self.num_rows)
+        obs = self._spaces.empty(self.num_rows)
         reward = np.zeros(self.num_rows, np.float32)
         terminated = np.zeros(self.num_rows, np.bool_)
         truncated = np.zeros(self.num_rows, np.bool_)
         finals: list[Any] = []
         success: list[float] = []
+        sent = self._spaces.actions(actions)
         for row, env in enumerate(self._envs):
-            now, reward[row], ended, cut, info = env.step(self._action(actions[row]))
+            now, reward[row], ended, cut, info = env.step(sent[row])
             self._check(row)
             terminated[row] = ended
             # A task that ended on its last step ended; there is no future left to value.
@@ -132,10 +124,10 @@ class GymEnv:
                 success.append(float(info.get(self._config.success_key, 0.0)))
                 self._episode[row] += 1
                 now = self._begin(row)
-            self._store(obs, row, now)
-        final_obs = self._empty_obs(len(finals))
+            self._spaces.store(obs, row, now)
+        final_obs = self._spaces.empty(len(finals))
         for index, final in enumerate(finals):
-            self._store(final_obs, index, final)
+            self._spaces.store(final_obs, index, final)
         rows = np.flatnonzero(terminated | truncated)
         episodes = {name: np.array(success) for name in self.spec.statistics if finals}
         return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
@@ -146,30 +138,11 @@ class GymEnv:
         stream = self._key.episode(row, int(self._episode[row]))
         return self._envs[row].reset(seed=int(stream.integers(2**31)))[0]
 
-    def _action(self, action: Array) -> Any:
-        space = self._action_space
-        if isinstance(space, spaces.Discrete):
-            return int(action) + int(space.start)
-        return action.astype(space.dtype).reshape(space.shape)
-
     def _check(self, row: int) -> None:
         # As with our own simulations: MuJoCo would reset a diverged one and go on.
         pair = self._physics[row]
         if pair is not None and any(pair[1].warning[code].number for code in _DIVERGED):
             raise NonFinite(f"physics of row {row} in '{self._config.id}'")
-
-    def _empty_obs(self, rows: int) -> Observations:
-        return {
-            name: np.empty((rows, *spec.shape), spec.dtype)
-            for name, spec in self.spec.observations.items()
-        }
-
-    def _store(self, obs: Observations, row: int, value: Any) -> None:
-        if self._single is not None:
-            obs[self._single][row] = value
-        else:
-            for name, part in value.items():
-                obs[name][row] = part
 
     def snapshot(self) -> Tree:
         """Episode counters; for an exact environment also all it remembers.
@@ -180,7 +153,7 @@ class GymEnv:
         if self._exact is None:
             self._exact = probe_exactness(self._config).exact
         if self._exact:
-            texts = [gym_state.save_attributes(env).encode("utf-8") for env in self._envs]
+            texts = [object_state.save(env).encode("utf-8") for env in self._envs]
             width = max(len(text) for text in texts)
             # JSON may end in blanks, so lines of unequal length fit one array.
             padded = b"".join(text.ljust(width) for text in texts)
@@ -206,7 +179,7 @@ class GymEnv:
                 # Builds whatever an environment only builds in its first reset.
                 self._begin(row)
             if "attributes" in snapshot:
-                gym_state.load_attributes(env, snapshot["attributes"][row].tobytes().decode())
+                object_state.load(env, snapshot["attributes"][row].tobytes().decode())
             pair = self._physics[row]
             if pair is not None and "physics" in snapshot:
                 gym_state.load_physics(*pair, snapshot["physics"][row])
@@ -220,41 +193,6 @@ class GymEnv:
     def exactness(cls, config: GymConfig) -> Exactness:
         """What the probe finds; asked once per process."""
         return probe_exactness(config)
-
-
-def _observation_specs(
-    space: spaces.Space[Any], env_id: str
-) -> tuple[str | None, dict[str, ArraySpec]]:
-    """The one name of a plain observation, or None for a dict of them; and the specs."""
-    if isinstance(space, spaces.Box):
-        picture = space.dtype == np.uint8 and len(space.shape) == 3
-        name = "image" if picture else "state"
-        return name, {name: _array_spec(space)}
-    if isinstance(space, spaces.Dict):
-        boxes = {name: box for name, box in space.items() if isinstance(box, spaces.Box)}
-        if len(boxes) == len(space):
-            return None, {str(name): _array_spec(box) for name, box in boxes.items()}
-    raise UsageError(
-        f"'{env_id}' observes {space}; a Box or a Dict of Boxes is needed. "
-        "gymnasium.wrappers.FlattenObservation makes one of most spaces."
-    )
-
-
-def _array_spec(box: spaces.Box) -> ArraySpec:
-    return ArraySpec(box.shape, "uint8" if box.dtype == np.uint8 else "float32")
-
-
-def _action_spec(space: spaces.Space[Any], env_id: str) -> ActionSpec:
-    if isinstance(space, spaces.Discrete):
-        return ActionSpec("discrete", sizes=(int(space.n),))
-    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1 and not space.start.any():
-        return ActionSpec("multi_discrete", sizes=tuple(space.nvec.tolist()))
-    if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all():
-        low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
-        return ActionSpec("box", low=tuple(low), high=tuple(high))
-    raise UsageError(
-        f"'{env_id}' acts in {space}; a bounded Box, Discrete or MultiDiscrete is needed."
-    )
 
 
 _verdicts: dict[str, Exactness] = {}

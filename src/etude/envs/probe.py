@@ -13,6 +13,8 @@ from etude.core.keys import Key
 from etude.core.trees import digest
 
 PROBE_STEPS = 50
+STEPS_BEFORE = 23
+"""Before the snapshot; a prime, so that it does not fall where episodes of round length end."""
 
 
 def random_actions(env: BatchEnv, steps: int, key: Key, reach: float = 1.0) -> list[Array]:
@@ -38,8 +40,19 @@ def result_bits(result: StepResult) -> str:
 
 
 def play(env: BatchEnv, actions: list[Array]) -> list[str]:
-    """A digest of every step."""
-    return [result_bits(env.step(action)) for action in actions]
+    """A digest of every step, and of which rows are there after it."""
+    steps: list[str] = []
+    for action in actions:
+        bits = result_bits(env.step(action))
+        present = presence(env)
+        steps.append(bits if present is None else bits + digest({"present": present}))
+    return steps
+
+
+def presence(env: BatchEnv) -> Array | None:
+    """[rows] bool: which rows stand for an agent; None where all always do."""
+    present: Array | None = getattr(env, "present", None)
+    return present
 
 
 def probe(make: Callable[[], BatchEnv], name: str) -> Exactness:
@@ -51,7 +64,7 @@ def probe(make: Callable[[], BatchEnv], name: str) -> Exactness:
     env, other = make(), make()
     try:
         env.reset(key)
-        play(env, random_actions(env, PROBE_STEPS // 2, key.child("before")))
+        play(env, random_actions(env, STEPS_BEFORE, key.child("before")))
         # The other instance has a past of its own, which the snapshot must overwrite.
         other.reset(key.child("other"))
         play(other, random_actions(other, PROBE_STEPS // 3, key.child("past")))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from etude.core.contracts import ActionSpec, Array
 from etude.core.recipe import Config
 from etude.envs.kuka_scene import HAND_SITE, arm_table, kuka_spec
-from etude.envs.mujoco_batch import MujocoTask, Simulation, Terms
+from etude.envs.mujoco_batch import MujocoTask, Simulation, Term, Terms
 from etude.envs.shot import Shot
 
 TIMESTEP = 0.01
@@ -52,7 +52,22 @@ class ReachConfig(Config):
     )
     substeps: int = Field(10, ge=1, description="Physics steps of 10 ms per control step.")
     max_episode_steps: int = Field(50, ge=1, description="Control steps before time runs out.")
+    shown_steps: int | None = Field(
+        None,
+        ge=1,
+        description="The target is shown only in the first so many steps, in which the arm is "
+        "held still; None shows it always.",
+    )
     reward: ReachReward = Field(ReachReward(), description="Weights of the reward terms.")
+
+    @model_validator(mode="after")
+    def _leaves_time_to_move(self) -> ReachConfig:
+        if self.shown_steps is not None and self.shown_steps >= self.max_episode_steps:
+            raise ValueError(
+                f"env.shown_steps {self.shown_steps} must be less than env.max_episode_steps "
+                f"{self.max_episode_steps}: the arm is held still in them"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,8 @@ class ReachView:
     """[rows]: exp(-distance / 2 cm)."""
     held: Array
     """[rows]: consecutive control steps within tolerance."""
+    shown: Array
+    """[rows, 1] bool: whether the observation has the target."""
     distance_change: Array
     """[rows] m, over the last control step; likewise the two below."""
     closeness_change: Array
@@ -172,12 +189,40 @@ TERMS: Terms[ReachView] = Terms(
 )
 
 
+def while_shown(term: Term[ReachView]) -> Term[ReachView]:
+    """The term where the target is shown, 0 elsewhere."""
+
+    def shown(view: ReachView) -> Array:
+        # A product would keep the sign, as -0.
+        return np.where(view.shown, term(view), 0.0)
+
+    return shown
+
+
+_OF_TARGET = ("target_position", "target_offset", "target_distance", "hold_share")
+"""Observations that depend on the target: with `hold_share` alone one could feel one's way."""
+MEMORY_TERMS = replace(
+    TERMS,
+    observations={
+        "state": {
+            name: while_shown(term) if name in _OF_TARGET else term
+            for name, term in TERMS.observations["state"].items()
+        },
+        # For a value function, which is no part of what acts, the target is never hidden.
+        "critic": {name: TERMS.observations["state"][name] for name in _OF_TARGET},
+    },
+)
+
+
 class Reach(MujocoTask[ReachView]):
     """Actions: [rows, 7] in [-1, 1], joint targets relative to where the joints are.
 
     One unit asks for the configured share of the joint's speed limit: the servo moves towards a
     target `step` away at up to step * stiffness / damping = step / 0.1 s, and a control step
     lasts 0.1 s.
+
+    With `shown_steps` it is a task of memory: while the target is shown actions do nothing, cost
+    nothing and nothing counts as held, so neither pose nor velocity can carry the target on.
     """
 
     shot = Shot(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
@@ -208,6 +253,7 @@ class Reach(MujocoTask[ReachView]):
             distance=self._potentials[0],
             closeness=self._potentials[1],
             held=self._potentials[2],
+            shown=np.ones((num_rows, 1), np.bool_),
             distance_change=self._changes[0],
             closeness_change=self._changes[1],
             held_change=self._changes[2],
@@ -216,7 +262,7 @@ class Reach(MujocoTask[ReachView]):
         super().__init__(
             simulation,
             view,
-            TERMS,
+            TERMS if config.shown_steps is None else MEMORY_TERMS,
             weights=config.reward.model_dump(),
             action=ActionSpec("box", low=(-1.0,) * joints, high=(1.0,) * joints),
             substeps=config.substeps,
@@ -225,6 +271,10 @@ class Reach(MujocoTask[ReachView]):
 
     def _act(self, actions: Array) -> None:
         self.view.action[:] = actions
+        if self._config.shown_steps is not None:
+            # Multiplied and not overwritten, so that a NaN is still found.
+            free = self._elapsed >= self._config.shown_steps
+            np.multiply(self.view.action, free[:, None], out=self.view.action)
         target = self._joint + self.view.action * self._scale
         np.maximum(target, self._low, out=target)
         np.minimum(target, self._high, out=self._control)
@@ -237,6 +287,10 @@ class Reach(MujocoTask[ReachView]):
         np.exp(np.multiply(view.distance, _SHARPNESS, out=view.closeness), out=view.closeness)
         np.add(view.held, 1.0, out=view.held)
         np.multiply(view.held, view.distance <= self._config.tolerance, out=view.held)
+        if self._config.shown_steps is not None:
+            # The step just made was a free one if more than the shown ones have passed.
+            np.multiply(view.held, self._elapsed > self._config.shown_steps, out=view.held)
+            np.less(self._elapsed, self._config.shown_steps, out=view.shown[:, 0])
         np.add(self._changes, self._potentials, out=self._changes)
 
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
@@ -261,6 +315,7 @@ class Reach(MujocoTask[ReachView]):
         view.distance[rows] = away
         view.closeness[rows] = np.exp(away * _SHARPNESS)
         view.held[rows] = 0.0
+        view.shown[rows] = True
 
     def _memory(self) -> dict[str, Array]:
         # What the next step reads before it writes; the rest of the view follows from these.

@@ -98,6 +98,12 @@ class Unsaved:
     def step(self, actions: Array) -> StepResult:
         return self._env.step(actions)
 
+    @property
+    def present(self) -> Array | None:
+        """[rows] bool of a task whose rows can be absent."""
+        present: Array | None = getattr(self._env, "present", None)
+        return present
+
     def snapshot(self) -> Tree:
         """Nothing, which tells a rollout to begin again."""
         return {}

@@ -1,4 +1,4 @@
-"""Advantages and returns along each row of a fragment."""
+"""Advantages along each row of a fragment, and how well values explain returns."""
 
 from __future__ import annotations
 
@@ -13,24 +13,36 @@ def generalised_advantages(
     truncated: torch.Tensor,
     gamma: float,
     lam: float,
+    ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """GAE, [rows, steps], every row on its own.
+    """Advantages [rows, steps], every row on its own: GAE, or with `ratios` V-trace.
 
     `next_values` [rows, steps] is V of the observation each step led to, *before* any reset:
     on a truncated step V(final observation), elsewhere V of the next step's observation. A
     termination makes the future worth nothing; either end cuts the lambda trace.
+
+    `ratios` [rows, steps] are the probabilities of the actions now over those they were taken
+    with. Cut off at 1, they weigh what experience of an older policy says about this one; where
+    they are 1 the result is GAE.
     """
-    alive = (~terminated).to(rewards.dtype)
-    going = (~(terminated | truncated)).to(rewards.dtype)
-    deltas = rewards + gamma * next_values * alive - values
-    decay = gamma * lam * going
-    # Time-major copies: one contiguous column per step of the scan instead of a strided one.
-    deltas, decay = deltas.t().contiguous(), decay.t().contiguous()
-    advantages = torch.empty_like(deltas)
-    running = torch.zeros_like(deltas[0])
-    for step in range(deltas.shape[0] - 1, -1, -1):
-        running = torch.addcmul(deltas[step], decay[step], running, out=advantages[step])
-    return advantages.t()
+    # In place: at half a million steps every array more is felt.
+    alive, going = _numbers(~terminated, values), _numbers(~(terminated | truncated), values)
+    deltas = (gamma * next_values).mul_(alive).add_(rewards).sub_(values)
+    decay = going.mul_(gamma * lam)
+    if ratios is not None:
+        weight = ratios.clamp(max=1.0)
+        deltas.mul_(weight)
+        decay.mul_(weight)
+    running = torch.zeros_like(deltas[:, 0])
+    # Backwards, each delta becoming its advantage.
+    for delta, kept in zip(reversed(deltas.unbind(1)), reversed(decay.unbind(1)), strict=True):
+        running = delta.addcmul_(kept, running)
+    return deltas
+
+
+def _numbers(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """1 where the mask is true, else 0; by way of bytes, which convert far faster than bools."""
+    return mask.view(torch.uint8).to(like.dtype)
 
 
 def next_values(

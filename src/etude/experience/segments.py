@@ -141,13 +141,13 @@ def nearest_divisors(whole: int, part: int, count: int = 4) -> list[int]:
     return sorted(sorted(divisors, key=lambda d: abs(d - part))[:count])
 
 
-def buffer_specs(env: EnvSpec) -> dict[str, ArraySpec]:
+def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:
     """What is stored for every step: observations under "obs/<name>", then the rest."""
     specs = {f"obs/{name}": spec for name, spec in env.observations.items()}
     specs["actions"] = env.action.array
     for name in ("log_probs", "rewards"):
         specs[name] = ArraySpec((), "float32")
-    for name in ("terminated", "truncated"):
+    for name in ("terminated", "truncated", "present"):
         specs[name] = ArraySpec((), "bool")
     return specs
 
@@ -161,42 +161,81 @@ def aligned(shape: tuple[int, ...], dtype: str) -> Array:
     return torch.zeros(shape, dtype=kind).numpy()
 
 
+@dataclass(frozen=True)
+class BufferSpec:
+    """What a buffer holds: [rows, steps] of an environment's steps, a policy's state per segment.
+
+    states: recurrent state of one row, {} for a memoryless policy.
+    """
+
+    env: EnvSpec
+    states: dict[str, ArraySpec]
+    rows: int
+    steps: int
+    horizon: int
+
+    def shapes(self) -> dict[str, ArraySpec]:
+        """Every array with its whole shape: "obs/<name>", ..., "state/<name>", "last_obs/<name>",
+        "last_state/<name>"."""
+
+        def whole(specs: dict[str, ArraySpec], prefix: str, *lead: int) -> dict[str, ArraySpec]:
+            return {f"{prefix}{n}": ArraySpec((*lead, *s.shape), s.dtype) for n, s in specs.items()}
+
+        return {
+            **whole(step_specs(self.env), "", self.rows, self.steps),
+            **whole(self.states, "state/", self.rows, self.steps // self.horizon),
+            **whole(self.env.observations, "last_obs/", self.rows),
+            **whole(self.states, "last_state/", self.rows),
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """What the buffer will allocate."""
+        return sum(spec.num_bytes for spec in self.shapes().values())
+
+
 class SegmentBuffer:
     """Preallocated memory for one iteration; a group writes straight into its own part."""
 
-    def __init__(self, env: EnvSpec, rows: int, steps: int) -> None:
-        self.arrays = {
-            name: aligned((rows, steps, *spec.shape), spec.dtype)
-            for name, spec in buffer_specs(env).items()
-        }
-        self.last_obs = {
-            name: aligned((rows, *spec.shape), spec.dtype)
-            for name, spec in env.observations.items()
-        }
-
-    @staticmethod
-    def num_bytes(env: EnvSpec, rows: int, steps: int) -> int:
-        """What the constructor will allocate."""
-        per_step = sum(spec.num_bytes for spec in buffer_specs(env).values())
-        per_row = sum(spec.num_bytes for spec in env.observations.values())
-        return rows * (steps * per_step + per_row)
+    def __init__(self, spec: BufferSpec) -> None:
+        self.arrays = {n: aligned(s.shape, s.dtype) for n, s in spec.shapes().items()}
 
     def part(self, rows: slice) -> Fragment:
         """An empty fragment whose arrays are views of these rows."""
         view = {name: array[rows] for name, array in self.arrays.items()}
         nothing: Array = np.zeros(0, np.int64)
         return Fragment(
-            obs={n.removeprefix("obs/"): a for n, a in view.items() if n.startswith("obs/")},
+            obs=_under("obs/", view),
             actions=view["actions"],
             log_probs=view["log_probs"],
             rewards=view["rewards"],
             terminated=view["terminated"],
             truncated=view["truncated"],
-            last_obs={name: array[rows] for name, array in self.last_obs.items()},
-            finals=Finals(nothing, nothing, {}),
+            present=view["present"],
+            states=_under("state/", view),
+            last_obs=_under("last_obs/", view),
+            last_state=_under("last_state/", view),
+            finals=Finals(nothing, nothing, {}, {}),
             episodes={},
             moments={},
         )
+
+
+def _under(prefix: str, arrays: dict[str, Array]) -> dict[str, Array]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+def episode_starts(part: Fragment, horizon: int) -> Array:
+    """[segments, horizon] bool: an episode begins at this step, *inside* its segment.
+
+    At a segment's first step it is not asked for: the state kept with the segment knows.
+    """
+    starts: Array = np.zeros(part.rewards.shape, np.bool_)
+    starts[:, 1:] = (part.terminated | part.truncated)[:, :-1]
+    starts[:, 1:] |= part.present[:, 1:] & ~part.present[:, :-1]
+    starts = starts.reshape(-1, horizon)
+    starts[:, 0] = False
+    return starts
 
 
 def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragment:
@@ -207,17 +246,18 @@ def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragm
     joined, start = buffer.part(rows), 0
     for fragment in fragments:
         end = start + len(fragment.rewards)
-        for name in ("actions", "log_probs", "rewards", "terminated", "truncated"):
+        for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
             _place(getattr(joined, name)[start:end], getattr(fragment, name))
-        for name in joined.obs:
-            _place(joined.obs[name][start:end], fragment.obs[name])
-            _place(joined.last_obs[name][start:end], fragment.last_obs[name])
+        for name in ("obs", "states", "last_obs", "last_state"):
+            for key, target in getattr(joined, name).items():
+                _place(target[start:end], getattr(fragment, name)[key])
         start = end
     offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
     joined.finals = Finals(
         np.concatenate([f.finals.rows + o for f, o in zip(fragments, offsets, strict=False)]),
         np.concatenate([f.finals.steps for f in fragments]),
         _concatenate([f.finals.obs for f in fragments]),
+        _concatenate([f.finals.state for f in fragments]),
     )
     joined.episodes = _concatenate([f.episodes for f in fragments])
     return joined

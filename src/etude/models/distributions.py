@@ -25,9 +25,13 @@ class Distribution(Protocol):
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor: ...
 
-    def entropy(self) -> torch.Tensor: ...
+    def entropy(self) -> torch.Tensor:
+        """[...], or [] where it is the same for every row."""
+        ...
 
-    def excess(self) -> torch.Tensor: ...
+    def excess(self) -> torch.Tensor:
+        """[...] how far the action's mean leaves its bounds, or [] where it never does."""
+        ...
 
 
 class DiagonalGaussian:
@@ -62,8 +66,8 @@ class DiagonalGaussian:
         return self.log_std.sum() + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.numel()
 
     def excess(self) -> torch.Tensor:
-        """[] mean squared distance by which the mean leaves [-1, 1], where clipping hides it."""
-        return functional.relu(self.mean.abs() - 1.0).square().sum(-1).mean()
+        """[...] squared distance by which the mean leaves [-1, 1], where clipping hides it."""
+        return functional.relu(self.mean.abs() - 1.0).square().sum(-1)
 
 
 class Categoricals:
@@ -97,10 +101,12 @@ class Categoricals:
         return total
 
     def entropy(self) -> torch.Tensor:
+        """[...]"""
         total = torch.zeros((), device=self.log_probs[0].device)
         for part in self.log_probs:
             total = total - (part.exp() * part).sum(-1)
-        return total.mean()
+        return total
 
     def excess(self) -> torch.Tensor:
+        """[] nothing: a choice has no bounds to leave."""
         return torch.zeros((), device=self.log_probs[0].device)

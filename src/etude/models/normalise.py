@@ -91,8 +91,11 @@ class RewardScaler:
         self.running = np.zeros(rows)
         self.moments = no_moments(1)
 
-    def observe(self, rows: slice, rewards: Array, done: Array) -> Tree:
-        """Follow one shard's rows through rewards [rows, steps]; the moments of their returns."""
+    def observe(self, rows: slice, rewards: Array, done: Array, present: Array) -> Tree:
+        """Follow one shard's rows through rewards [rows, steps]; the moments of their returns.
+
+        done, present: [rows, steps] bool; a row's steps without an agent in it do not count.
+        """
         returns = np.empty(rewards.shape)
         running = self.running[rows]
         for step in range(rewards.shape[1]):
@@ -100,6 +103,10 @@ class RewardScaler:
             returns[:, step] = running
             running = np.where(done[:, step], 0.0, running)
         self.running[rows] = running
+        if not present.all():
+            returns = returns[present]
+        if not returns.size:
+            return no_moments(1)
         mean = returns.mean()
         return {
             "count": np.asarray(float(returns.size)),

@@ -22,43 +22,57 @@ from etude.core.contracts import (
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays
+from etude.models.normalise import no_moments
 
 
 class Inference:
     """A policy called on whole groups of rows, numpy in and numpy out.
 
-    Observations are staged in torch's own memory, so that alignment, and with it every bit,
+    What it reads is staged in torch's own memory, so that alignment, and with it every bit,
     does not depend on where an environment keeps its arrays.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._stage: dict[str, torch.Tensor] = {}
+        self._obs: dict[str, torch.Tensor] = {}
+        self._state: dict[str, torch.Tensor] = {}
 
     def __call__(
-        self, obs: Observations, state: Tree, noise: torch.Tensor | None
-    ) -> tuple[Array, Array, Tree]:
-        """Actions [rows, n], log-probabilities [rows] and the next recurrent state."""
-        for name, array in obs.items():
-            if name not in self._stage:
-                self._stage[name] = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype)
-            self._stage[name].numpy()[...] = array
+        self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
+    ) -> tuple[Array, Array, dict[str, Array]]:
+        """Actions [rows, n], log-probabilities [rows] and the next recurrent state, all new."""
+        _stage(self._obs, obs)
+        _stage(self._state, state)
         with torch.inference_mode():
-            answer = self.policy.act(self._stage, state, noise)
-            return answer.actions.numpy(), answer.log_probs.numpy(), answer.state
+            answer = self.policy.act(self._obs, self._state, noise)
+            following = {name: tensor.numpy() for name, tensor in answer.state.items()}
+            return answer.actions.numpy(), answer.log_probs.numpy(), following
+
+
+def _stage(stage: dict[str, torch.Tensor], arrays: dict[str, Array]) -> None:
+    for name, array in arrays.items():
+        if name not in stage:
+            stage[name] = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype)
+        stage[name].numpy()[...] = array
 
 
 class OpenEpisodes:
     """Return and length of the episodes in progress, [rows] each."""
 
-    def __init__(self, rows: int) -> None:
-        self.returns = np.zeros(rows)
-        self.lengths = np.zeros(rows, np.int64)
+    def __init__(
+        self, rows: int, returns: Array | None = None, lengths: Array | None = None
+    ) -> None:
+        """Those of a snapshot, or none yet."""
+        self.returns = np.zeros(rows) if returns is None else returns.copy()
+        self.lengths = np.zeros(rows, np.int64) if lengths is None else lengths.copy()
 
-    def add(self, result: StepResult) -> dict[str, Array]:
-        """Count one step; statistics {name: [k] float64} of the episodes that it finished."""
+    def add(self, result: StepResult, present: Array | None) -> dict[str, Array]:
+        """Count one step; statistics {name: [k] float64} of the episodes that it finished.
+
+        present: [rows] bool, the rows that took it; None for all.
+        """
         self.returns += result.reward
-        self.lengths += 1
+        self.lengths += 1 if present is None else present
         rows = result.final_rows
         finished = {
             "return": self.returns[rows],
@@ -119,20 +133,23 @@ class Group:
             snapshot = self._continue(policy, snapshot, key, iteration)
         self._held = None
         rows, steps = out.rewards.shape
+        # How far apart the states stand that are kept, one per segment.
+        horizon = steps // next(iter(out.states.values())).shape[1] if out.states else steps
         obs: Observations = snapshot["obs"]
-        state: Tree = snapshot["policy"]
-        open_episodes = OpenEpisodes(rows)
-        open_episodes.returns = snapshot["open"]["returns"].copy()
-        open_episodes.lengths = snapshot["open"]["lengths"].copy()
+        state: dict[str, Array] = snapshot["policy"]
+        present = _present(self.env)
+        open_episodes = OpenEpisodes(rows, **snapshot["open"])
         generator = key.child("act", iteration).generator()
         noise = torch.from_numpy(policy.noise(generator, steps, rows))
         infer, to_env = Inference(policy), self.env.spec.action.to_env
-        results: list[tuple[int, StepResult, dict[str, Array]]] = []
+        results: list[tuple[Finals, dict[str, Array]]] = []
         seconds = dict.fromkeys(("physics", "environment", "inference"), 0.0)
         for step in range(steps):
             start = perf_counter()
-            for name, array in obs.items():
-                out.obs[name][:, step] = array
+            _put(out.obs, obs, step)
+            if step % horizon == 0:
+                _put(out.states, state, step // horizon)
+            out.present[:, step] = True if present is None else present
             actions, log_probs, state = infer(obs, state, noise[step])
             _check_actions(actions, obs, f"step {step}")
             acted = perf_counter()
@@ -146,17 +163,21 @@ class Group:
             out.rewards[:, step] = result.reward
             out.terminated[:, step] = result.terminated
             out.truncated[:, step] = result.truncated
-            finished = open_episodes.add(result)
+            finished = open_episodes.add(result, present)
             if len(result.final_rows):
-                results.append((step, result, finished))
-                state = restart(state, policy, result.final_rows)
+                ending = {name: array[result.final_rows] for name, array in state.items()}
+                at = np.full(len(result.final_rows), step, np.int64)
+                results.append((Finals(result.final_rows, at, result.final_obs, ending), finished))
+            before, present = present, _present(self.env)
+            restart(state, policy, _newcomers(result, before, present))
             obs = result.obs
             yield
-        for name, array in obs.items():
-            out.last_obs[name][...] = array
-        out.finals, out.episodes = _gather(results, self.env.spec)
+        _put(out.last_obs, obs)
+        _put(out.last_state, state)
+        out.finals, out.episodes = _gather(results, self.env.spec, policy)
+        seen = ... if present is None else out.present
         out.moments = {
-            name: moments(array) for name, array in out.obs.items() if array.dtype.kind == "f"
+            name: moments(array[seen]) for name, array in out.obs.items() if array.dtype.kind == "f"
         }
         out.seconds = seconds
         self._keep(obs, state, open_episodes)
@@ -168,7 +189,9 @@ class Group:
         self.env.restore(snapshot["env"], key.child("env"))
         return snapshot
 
-    def _keep(self, obs: Observations, state: Tree, open_episodes: OpenEpisodes) -> Snapshot:
+    def _keep(
+        self, obs: Observations, state: dict[str, Array], open_episodes: OpenEpisodes
+    ) -> Snapshot:
         snapshot: Snapshot = {
             "env": self.env.snapshot(),
             "obs": copy_arrays(obs),
@@ -179,37 +202,56 @@ class Group:
         return snapshot
 
 
-def restart(state: Tree, policy: Policy, rows: Array) -> Tree:
-    """Recurrent state with the given rows put back to an episode's start."""
-    if not state:
-        return state
-    fresh = policy.initial_state(len(rows))
-    changed = copy_arrays(state)
-    for name, array in changed.items():
-        array[rows] = fresh[name]
-    return changed
+def _put(out: dict[str, Array], arrays: dict[str, Array], column: int | None = None) -> None:
+    """Arrays {name: [rows, ...]} into a column of {name: [rows, columns, ...]}, or into all."""
+    for name, array in arrays.items():
+        if column is None:
+            out[name][...] = array
+        else:
+            out[name][:, column] = array
+
+
+def restart(state: dict[str, Array], policy: Policy, rows: Array) -> None:
+    """Put the given rows of a recurrent state back to an episode's start."""
+    if state and len(rows):
+        for name, fresh in policy.initial_state(len(rows)).items():
+            state[name][rows] = fresh
+
+
+def _present(env: BatchEnv) -> Array | None:
+    """[rows] bool where rows can be absent, else None; a copy, as the next step may write on it."""
+    present: Array | None = getattr(env, "present", None)
+    return None if present is None else present.copy()
+
+
+def _newcomers(result: StepResult, before: Array | None, present: Array | None) -> Array:
+    """[k] rows whose next observation begins an episode: the last one ended, or they came."""
+    if before is None or present is None:
+        return result.final_rows
+    came: Array = np.flatnonzero(present & ~before)
+    return np.union1d(result.final_rows, came)
 
 
 def _gather(
-    results: list[tuple[int, StepResult, dict[str, Array]]], spec: EnvSpec
+    finished: list[tuple[Finals, dict[str, Array]]], spec: EnvSpec, policy: Policy
 ) -> tuple[Finals, dict[str, Array]]:
     """Finished episodes of a whole rollout, in (step, row) order."""
     names = ("return", "length", *spec.statistics)
-    if not results:
+    if not finished:
         nothing: Array = np.zeros(0, np.int64)
         empty = {
             name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in spec.observations.items()
         }
-        return Finals(nothing, nothing, empty), {name: np.zeros(0) for name in names}
+        finals = Finals(nothing, nothing, empty, policy.initial_state(0))
+        return finals, {name: np.zeros(0) for name in names}
+    ends = [ends for ends, _ in finished]
     finals = Finals(
-        np.concatenate([result.final_rows for _, result, _ in results]),
-        np.concatenate([np.full(len(r.final_rows), step, np.int64) for step, r, _ in results]),
-        {
-            name: np.concatenate([result.final_obs[name] for _, result, _ in results])
-            for name in spec.observations
-        },
+        np.concatenate([end.rows for end in ends]),
+        np.concatenate([end.steps for end in ends]),
+        {n: np.concatenate([end.obs[n] for end in ends]) for n in spec.observations},
+        {n: np.concatenate([end.state[n] for end in ends]) for n in ends[0].state},
     )
-    return finals, {name: np.concatenate([f[name] for _, _, f in results]) for name in names}
+    return finals, {name: np.concatenate([s[name] for _, s in finished]) for name in names}
 
 
 def _check_actions(actions: Array, obs: Observations, when: str) -> None:
@@ -226,8 +268,10 @@ def _check_actions(actions: Array, obs: Observations, when: str) -> None:
 
 
 def moments(array: Array) -> Tree:
-    """Count, mean [n] and sum of squared deviations [n], float64, of vectors [rows, steps, n]."""
+    """Count, mean [n] and sum of squared deviations [n], float64, of vectors [..., n]."""
     flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
+    if not len(flat):  # Nobody was there, and the mean of nothing is no number.
+        return no_moments(flat.shape[1])
     with np.errstate(invalid="ignore"):  # The learner refuses what is not finite, and names it.
         mean = flat.mean(axis=0)
         flat -= mean
@@ -238,8 +282,8 @@ def moments(array: Array) -> Tree:
 def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str, Array]:
     """The first `episodes` episodes of every row, most likely actions: {name: [n] float64}.
 
-    Each row counts the same number of episodes, so short ones are not over-represented.
-    Ordered by episode, then row.
+    Each row counts the same number of episodes, so short ones are not over-represented; but for
+    rows of agents that did not come in all of them. Ordered by episode, then row.
     """
     rows = env.num_rows
     obs = env.reset(key)
@@ -249,17 +293,21 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
     kept: dict[str, Array] = {
         name: np.zeros((episodes, rows)) for name in ("return", "length", *env.spec.statistics)
     }
-    while counted.min() < episodes:
+    present, steps = _present(env), 0
+    longest = episodes * (env.spec.max_episode_steps or 0) if present is not None else np.inf
+    while counted.min() < episodes and steps < longest:
+        steps += 1
         actions, _, state = infer(obs, state, None)
         _check_actions(actions, obs, "in evaluation")
         result = env.step(env.spec.action.to_env(actions))
-        finished = open_episodes.add(result)
+        finished = open_episodes.add(result, present)
         wanted = counted[result.final_rows] < episodes
         at = result.final_rows[wanted]
         for name, values in finished.items():
             kept[name][counted[at], at] = values[wanted]
         counted[at] += 1
-        if len(result.final_rows):
-            state = restart(state, policy, result.final_rows)
+        before, present = present, _present(env)
+        restart(state, policy, _newcomers(result, before, present))
         obs = result.obs
-    return {name: values.reshape(-1) for name, values in kept.items()}
+    played = np.arange(episodes)[:, None] < counted
+    return {name: values[played] for name, values in kept.items()}

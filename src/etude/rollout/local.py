@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -28,6 +28,9 @@ class CollectorConfig(Config):
     group_rows: int = Field(64, ge=1, description="Environments in a group; divides rows.")
     threads: int = Field(2, ge=1, description="Threads that groups are spread over.")
     engine_threads: int = Field(1, ge=1, description="Physics threads inside each group.")
+    lag: Literal[0, 1] = Field(
+        0, description="1 collects the next iteration while this one trains, with older weights."
+    )
 
 
 _FIRST_USE = Lock()
@@ -50,11 +53,16 @@ def _prepare_thread() -> None:
     _first_product()
 
 
+class Closed(Exception):
+    """The workers were closed before their tasks were done."""
+
+
 class Workers:
     """Threads for rollouts, one torch thread each, so that inference is the same everywhere."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
+        self._closed = False
         _first_product()
         self._pool = ThreadPoolExecutor(threads, "rollout", _prepare_thread)
 
@@ -73,7 +81,7 @@ class Workers:
         errors: dict[int, BaseException] = {}
 
         def work() -> None:
-            while True:
+            while not self._closed:
                 try:
                     index, task = waiting.popleft()
                 except IndexError:
@@ -90,8 +98,12 @@ class Workers:
         self.run([work] * min(self._threads, len(tasks)))
         if errors:
             raise errors[min(errors)]
+        if waiting:
+            raise Closed
 
     def close(self) -> None:
+        """End what still runs, after the step it is in."""
+        self._closed = True
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -104,9 +116,10 @@ class LocalCollector:
         policy: Policy,
         key: Key,
         workers: Workers,
-        parts: Sequence[Fragment],
+        parts: Sequence[Sequence[Fragment]],
     ) -> None:
-        """`policy` is this collector's own copy; `parts[g]` is where group g writes."""
+        """`policy` is this collector's own copy; group g writes into `parts[b][g]`, the buffers b
+        taking turns."""
         self._groups = [Group(env) for env in envs]
         self._keys = [key.child("group", g) for g in range(len(envs))]
         self._policy = policy
@@ -119,7 +132,8 @@ class LocalCollector:
         for group in self._groups:
             group.follow(broadcast.curriculum)
         snapshots = self._begin() if self._snapshots is None else self._snapshots
-        work = zip(self._groups, snapshots, self._keys, self._parts, strict=True)
+        parts = self._parts[iteration % len(self._parts)]
+        work = zip(self._groups, snapshots, self._keys, parts, strict=True)
         self._workers.share(
             [
                 group.steps(self._policy, snapshot, key, iteration, part)
@@ -127,7 +141,7 @@ class LocalCollector:
             ]
         )
         self._snapshots = [group.snapshot for group in self._groups]
-        return list(self._parts)
+        return list(parts)
 
     def _begin(self) -> list[Snapshot]:
         return self._workers.run(
@@ -138,12 +152,13 @@ class LocalCollector:
         )
 
     def state_dict(self) -> Tree:
-        """{"groups": {"000000": snapshot, ...}}."""
-        snapshots = self._begin() if self._snapshots is None else self._snapshots
+        """{"groups": {"000000": snapshot, ...}}, none of them before the first iteration."""
+        snapshots = self._snapshots or []
         return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots)}}
 
     def load_state_dict(self, state: Tree) -> None:
-        self._snapshots = [snapshot for _, snapshot in sorted(state["groups"].items())]
+        snapshots = [snapshot for _, snapshot in sorted(state["groups"].items())]
+        self._snapshots = snapshots or None
 
     def close(self) -> None:
         self._workers.close()

@@ -1,0 +1,204 @@
+"""What every policy shares: observations and their normalisers, action distribution, contract."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from etude.core.contracts import Action, ActionSpec, Array, ArraySpec
+from etude.core.errors import UsageError
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
+from etude.models.normalise import Normaliser
+
+CONTRACT_FORMAT = 1
+
+
+class PolicyConfig(Config):
+    """Networks of policy and value function."""
+
+    kind: Literal["mlp", "lstm", "gru"] = Field(
+        "mlp", description="mlp has no memory; lstm and gru do."
+    )
+    hidden: tuple[PositiveInt, ...] = Field((64, 64), description="Units of each hidden layer.")
+    units: PositiveInt = Field(128, description="Units of a recurrent policy's memory.")
+    activation: Literal["tanh", "relu", "elu", "silu"] = Field(
+        "tanh", description="Between layers."
+    )
+    init_std: float = Field(1.0, gt=0, description="Standard deviation of a box action at start.")
+    actor_reads: tuple[str, ...] = Field(("state",), description="Observations the policy reads.")
+    critic_reads: tuple[str, ...] = Field(("state",), description="Observations the value reads.")
+
+
+class Judgement(NamedTuple):
+    """What a policy thinks of actions that were taken."""
+
+    log_probs: torch.Tensor
+    """[...]"""
+    entropy: torch.Tensor
+    """[...], or [] where it is the same for every step."""
+    values: torch.Tensor
+    """[...]"""
+    excess: torch.Tensor
+    """[...] how far the mean action leaves its bounds, or [] where it never does."""
+
+
+Features = dict[str, torch.Tensor]
+"""What the networks read, {"actor": [..., n], "critic": [..., m]}: normalised, concatenated.
+
+One tensor under both names where the critic reads nothing else.
+"""
+
+
+class Memory(NamedTuple):
+    """What a recurrent policy knew at the start of each segment, and where episodes begin."""
+
+    state: dict[str, torch.Tensor]
+    """{name: [segments, units]} before the first step, {} for a memoryless policy."""
+    starts: torch.Tensor
+    """[segments, horizon] bool: an episode begins at this step; the state is zeroed before it."""
+
+    def at(self, segments: torch.Tensor | slice) -> Memory:
+        """That of some of the segments."""
+        state = {name: x[segments] for name, x in self.state.items()}
+        return Memory(state, self.starts[segments])
+
+
+class ActorCritic(nn.Module, ABC):
+    """A policy and its value function over named vector observations."""
+
+    state_specs: dict[str, ArraySpec]
+    """Recurrent state of one row, {} for a memoryless policy."""
+
+    def __init__(
+        self, config: PolicyConfig, observations: dict[str, ArraySpec], action: ActionSpec
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.action = action
+        self.state_specs = {}
+        names = sorted({*config.actor_reads, *config.critic_reads})
+        self.observations = {name: _vector(name, observations) for name in names}
+        self.normalisers = nn.ModuleDict(
+            {name: Normaliser(spec.shape[0]) for name, spec in self.observations.items()}
+        )
+        self.num_outputs = action.array.shape[0] if action.kind == "box" else sum(action.sizes)
+        if action.kind == "box":
+            log_std = float(np.log(config.init_std))
+            self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std))
+
+    @abstractmethod
+    def _step(
+        self, features: torch.Tensor, state: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The actor's outputs [rows, num_outputs] at features [rows, n], and the next state."""
+
+    @abstractmethod
+    def _judge(
+        self, features: Features, memory: Memory | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The actor's outputs [..., num_outputs] and the values [...] of prepared features."""
+
+    @abstractmethod
+    def values(self, features: Features, memory: Memory | None) -> torch.Tensor:
+        """[segments, horizon]: the value of prepared features [segments, horizon, n].
+
+        A memoryless policy takes any leading shape, and its memory is None.
+        """
+
+    def _critic_names(self) -> tuple[str, ...]:
+        """The observations under "critic" in features."""
+        return self.config.critic_reads
+
+    def _width(self, names: tuple[str, ...]) -> int:
+        return sum(self.observations[name].shape[0] for name in names)
+
+    def _read(self, names: tuple[str, ...], obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        parts = [self.normalisers[name](obs[name]) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _distribution(self, outputs: torch.Tensor) -> Distribution:
+        if self.action.kind == "box":
+            return DiagonalGaussian(outputs, self.log_std)
+        return Categoricals(outputs, self.action.sizes)
+
+    def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
+        """All the randomness of a rollout, [steps, rows, n] float32."""
+        kind = DiagonalGaussian if self.action.kind == "box" else Categoricals
+        return kind.noise(generator, steps, rows, self.action.array.shape[0])
+
+    def initial_state(self, rows: int) -> Tree:
+        """Recurrent state at an episode's start, {name: [rows, units]} float32 zeros."""
+        return {
+            name: np.zeros((rows, *spec.shape), spec.dtype)
+            for name, spec in self.state_specs.items()
+        }
+
+    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
+        """obs: {name: [rows, ...]} raw; state: {name: [rows, units]} tensors, {} without memory.
+
+        noise: [rows, n] or None for the most likely action.
+        """
+        outputs, state = self._step(self._read(self.config.actor_reads, obs), state)
+        distribution = self._distribution(outputs)
+        if noise is not None:
+            return Action(*distribution.sample(noise), state)
+        actions = distribution.mode()
+        return Action(actions, distribution.log_prob(actions), state)
+
+    def prepare(self, obs: dict[str, torch.Tensor]) -> Features:
+        """Normalise once what every gradient step of an iteration will read."""
+        actor, names = self._read(self.config.actor_reads, obs), self._critic_names()
+        same = names == self.config.actor_reads
+        return {"actor": actor, "critic": actor if same else self._read(names, obs)}
+
+    def evaluate(
+        self, features: Features, actions: torch.Tensor, memory: Memory | None
+    ) -> Judgement:
+        """Judge actions [segments, horizon, n] taken at prepared features.
+
+        A memoryless policy takes any leading shape, and its memory is None.
+        """
+        outputs, values = self._judge(features, memory)
+        distribution = self._distribution(outputs)
+        return Judgement(
+            distribution.log_prob(actions), distribution.entropy(), values, distribution.excess()
+        )
+
+    def absorb(self, moments: dict[str, Tree]) -> None:
+        """The normaliser takes in the moments of collected observations."""
+        for name, normaliser in self.normalisers.items():
+            if name in moments:
+                normaliser.absorb(moments[name])  # type: ignore[operator]
+
+    def contract(self) -> Tree:
+        """All that is needed to rebuild this policy, but for its arrays."""
+        return {
+            "format": CONTRACT_FORMAT,
+            "policy": self.config.model_dump(mode="json"),
+            "observations": {name: asdict(spec) for name, spec in self.observations.items()},
+            "action": asdict(self.action),
+        }
+
+
+def _vector(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
+    if name not in observations:
+        raise UsageError(
+            f"The policy reads the observation '{name}', which this environment does not give; "
+            f"it gives {', '.join(sorted(observations))}. Set policy.actor_reads and "
+            "policy.critic_reads."
+        )
+    spec = observations[name]
+    if len(spec.shape) != 1 or spec.dtype != "float32":
+        raise UsageError(
+            f"A policy reads vectors of float32; the observation '{name}' is "
+            f"{spec.dtype} of shape {spec.shape}."
+        )
+    return spec
