@@ -1,0 +1,83 @@
+"""The small files beside a store's blocks: JSON from a stranger is read with limits."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.core.trees import Tree
+from etude.experience.episodes_geometry import StoreGeometry
+from etude.experience.episodes_log import DamagedStore, Disk, clear_faults, file_size, fsync
+
+DESCRIPTION, SEAL = "store.json", "sealed.json"
+_MOST_JSON = 64 << 20
+
+
+def create_folder(path: Path, disk: Disk) -> None:
+    """Make a folder whose parent exists; one that is there already is fine."""
+    with clear_faults("create the folder", path), suppress(FileExistsError):
+        disk.mkdir(path)
+    fsync_folder(path.parent, disk)
+
+
+def fsync_folder(path: Path, disk: Disk) -> None:
+    """Make the names in a folder durable."""
+    fsync(disk, path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def write_json(path: Path, document: Tree, disk: Disk) -> None:
+    """Durable, and whole or not there at all."""
+    beside = path.with_name(f".tmp-{path.name}")
+    data = memoryview((json.dumps(document, sort_keys=True, indent=1) + "\n").encode())
+    with clear_faults("write", path):
+        fd = disk.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            while len(data):
+                data = data[disk.write(fd, data) :]
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(beside, path)
+    fsync_folder(path.parent, disk)
+
+
+def read_json(path: Path) -> Tree:
+    """The JSON object in a file."""
+    if file_size(path) > _MOST_JSON:
+        raise DamagedStore(path, "is absurdly large")
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedStore(path, "is not valid JSON") from error
+    if not isinstance(document, dict):
+        raise DamagedStore(path, "is not a JSON object")
+    return document
+
+
+def read_geometry(path: Path) -> StoreGeometry:
+    """What the store in a folder says of itself."""
+    if not path.is_dir():
+        raise UsageError(f"There is no episode store at {path}; check the path.")
+    document = read_json(path / DESCRIPTION)
+    try:
+        return StoreGeometry.parse(document)
+    except (ValueError, UsageError) as error:
+        raise DamagedStore(path / DESCRIPTION, f"cannot be used: {error}") from error
+
+
+def check_table(table: Array, first: int, count: int, geometry: StoreGeometry, path: Path) -> None:
+    """Refuse an index that points outside the steps, before anything is looked up through it."""
+    starts, lengths = table["start"], table["length"]
+    sane = (lengths >= 1) & (lengths <= geometry.max_episode_steps)
+    sane &= (starts >= first) & (starts < count)
+    ends = starts + (np.where(sane, lengths, 1) - 1) * geometry.lanes
+    sane &= (ends < count) & np.isfinite(table["return"])
+    if not sane.all() or (np.diff(ends) <= 0).any():
+        number = int(np.argmin(sane)) if not sane.all() else int(np.argmax(np.diff(ends) <= 0)) + 1
+        raise DamagedStore(path, f"has an index that is wrong at episode {number:,}")

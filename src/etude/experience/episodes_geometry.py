@@ -1,0 +1,201 @@
+"""What an episode store holds, in which sizes: known before a single byte is allocated."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from etude.core.contracts import ArraySpec, EnvSpec
+from etude.core.errors import UsageError
+from etude.core.trees import Tree
+
+FORMAT, VERSION = "etude-episodes", 1
+OBS = "obs/"
+BLOCK_BYTES = 1 << 30
+"""A block file is at most about this large: terabytes are then thousands of files."""
+BLOCKS = 8
+"""A replay store of full capacity spans about so many blocks. Fewer are gathered from faster,
+more give space back sooner."""
+INDEX = np.dtype([("start", "<i8"), ("length", "<i8"), ("return", "<f8")])
+"""One finished episode: the slot of its first step, its number of steps, its sum of rewards."""
+
+_FIXED = {
+    "rewards": ArraySpec((), "float32"),
+    "terminated": ArraySpec((), "bool"),
+    "truncated": ArraySpec((), "bool"),
+}
+_KINDS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
+_NAME = re.compile(r"obs/[A-Za-z0-9_.-]{1,64}")
+_MOST = {"lanes": 1 << 20, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
+_MOST_RECORD, _MOST_BLOCK, _MOST_DIMENSIONS = 1 << 30, 1 << 40, 8
+"""Larger is a mistake or an attack: nothing is allocated for it."""
+
+
+def store_specs(env: EnvSpec) -> dict[str, ArraySpec]:
+    """What is stored for every step of an environment."""
+    observations = {OBS + name: spec for name, spec in env.observations.items()}
+    return {**observations, "actions": env.action.array, **_FIXED}
+
+
+@dataclass(frozen=True)
+class StoreGeometry:
+    """Fields, lanes and sizes of a store; what cannot work is refused with a size that does."""
+
+    specs: Mapping[str, ArraySpec]
+    """Per step: "obs/<name>", "actions", "rewards", "terminated", "truncated"."""
+    lanes: int
+    """Environment rows that advance together; 1 for a dataset."""
+    max_episode_steps: int
+    """No episode is longer. It bounds how far back an open episode can reach."""
+    capacity: int | None = None
+    """Observations held before the oldest episodes go: one per step, and one more per episode
+    for what it ended on. None never evicts."""
+    block_steps: int = 0
+    """Steps of every lane in one block file; 0 chooses."""
+
+    def __post_init__(self) -> None:
+        _check_specs(self.specs)
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if not (name == "capacity" and value is None) and not 1 <= value <= most:
+                raise UsageError(f"{name} {value:,} of an episode store is not in 1 to {most:,}.")
+        if self.step_record.itemsize > _MOST_RECORD:
+            raise UsageError(f"A step of {self.step_record.itemsize:,} bytes cannot be stored.")
+        least = 2 * self.lanes * (self.max_episode_steps + 1)
+        if self.capacity is not None and self.capacity < least:
+            raise UsageError(
+                f"A capacity of {self.capacity:,} is too small for {self.lanes:,} lanes of "
+                f"episodes of up to {self.max_episode_steps:,} steps: the open ones alone could "
+                f"fill half of it. Use {least:,} or more."
+            )
+        if not self.block_steps:
+            object.__setattr__(self, "block_steps", self._default_block_steps())
+        if self.block_steps < 1 or self.block_bytes > _MOST_BLOCK:
+            raise UsageError(f"block_steps {self.block_steps:,} of an episode store is impossible.")
+
+    def _default_block_steps(self) -> int:
+        largest = max(1, BLOCK_BYTES // (self.lanes * self.step_record.itemsize))
+        if self.capacity is None:
+            return largest
+        return min(largest, max(1, math.ceil(self.capacity / self.lanes / BLOCKS)))
+
+    @cached_property
+    def observations(self) -> dict[str, ArraySpec]:
+        """The specs of the observations alone, without the prefix."""
+        return {n.removeprefix(OBS): s for n, s in self.specs.items() if n.startswith(OBS)}
+
+    @cached_property
+    def step_record(self) -> np.dtype[Any]:
+        """One step of one lane on disk."""
+        return _record(self.specs)
+
+    @cached_property
+    def final_record(self) -> np.dtype[Any]:
+        """What one episode ended on, on disk."""
+        return _record({n: s for n, s in self.specs.items() if n.startswith(OBS)})
+
+    @property
+    def block_slots(self) -> int:
+        """Step records in one block file."""
+        return self.lanes * self.block_steps
+
+    @property
+    def block_episodes(self) -> int:
+        """Episodes in one block file of the finals and of the index."""
+        return max(16, self.block_slots // 4)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_slots * self.step_record.itemsize
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The most that live data takes on disk, to within the rounding to whole blocks.
+
+        Kept checkpoints hold back, besides, what was evicted since the oldest of them. An open
+        or late episode can reach `max_episode_steps` further back than its neighbours.
+        """
+        if self.capacity is None:
+            raise UsageError("A store without a capacity has no size; use `dataset_bytes`.")
+        step, episode = self.step_record.itemsize, self.final_record.itemsize + INDEX.itemsize
+        behind = self.lanes * (self.max_episode_steps + 1)
+        rounding = 2 * self.block_slots * step + 2 * self.block_episodes * episode
+        return self.capacity * max(step, episode) + behind * step + rounding
+
+    def dataset_bytes(self, num_steps: int, num_episodes: int) -> int:
+        """Exactly what the blocks of a sealed dataset take on disk."""
+        episode = self.final_record.itemsize + INDEX.itemsize
+        return num_steps * self.step_record.itemsize + num_episodes * episode
+
+    def describe(self) -> Tree:
+        """As JSON; `parse` reads it."""
+        specs = {n: {"shape": list(s.shape), "dtype": s.dtype} for n, s in self.specs.items()}
+        sizes = {n: getattr(self, n) for n in ("lanes", "max_episode_steps", "capacity")}
+        head = {"format": FORMAT, "version": VERSION, "block_steps": self.block_steps}
+        return {**head, **sizes, "specs": specs}
+
+    @classmethod
+    def parse(cls, document: Any) -> StoreGeometry:
+        """The geometry a stranger's file describes; raises `UsageError` or `ValueError`."""
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise ValueError("does not describe an episode store")
+        if document.get("version") != VERSION:
+            raise ValueError(f"has version {document.get('version')!r}, not {VERSION}")
+        sizes = {n: document.get(n) for n in ("lanes", "max_episode_steps", "block_steps")}
+        capacity, specs = document.get("capacity"), document.get("specs")
+        if not all(type(v) is int for v in sizes.values()) or not isinstance(specs, dict):
+            raise ValueError("gives its sizes wrongly")
+        if type(capacity) is not int and capacity is not None:
+            raise ValueError("gives its capacity wrongly")
+        fields = {name: _parse_spec(name, spec) for name, spec in specs.items()}
+        return cls(fields, capacity=capacity, **sizes)  # type: ignore[arg-type]
+
+
+def _parse_spec(name: str, spec: Any) -> ArraySpec:
+    if not isinstance(spec, dict) or set(spec) != {"shape", "dtype"}:
+        raise ValueError(f"describes field {name!r} wrongly")
+    shape, dtype = spec["shape"], spec["dtype"]
+    if not isinstance(shape, list) or not all(type(n) is int for n in shape):
+        raise ValueError(f"describes field {name!r} wrongly")
+    return ArraySpec(tuple(shape), str(dtype))
+
+
+def _check_specs(specs: Mapping[str, ArraySpec]) -> None:
+    if missing := {"actions", *_FIXED} - specs.keys():
+        raise UsageError(f"An episode store needs a field {min(missing)!r}.")
+    names = specs.keys() - {"actions", *_FIXED}
+    if not names:
+        raise UsageError("An episode store needs at least one observation.")
+    for name, spec in specs.items():
+        if name in names and not _NAME.fullmatch(name):
+            raise UsageError(f"An episode store cannot hold a field {name!r}.")
+        if name in _FIXED and spec != _FIXED[name]:
+            raise UsageError(f"{name} are stored as {_FIXED[name].dtype}, one per step.")
+        if spec.dtype not in _KINDS:
+            raise UsageError(f"An episode store cannot hold {name!r} of type {spec.dtype!r}.")
+        size = math.prod(spec.shape)  # Python's integers: an absurd shape does not wrap around
+        if len(spec.shape) > _MOST_DIMENSIONS or any(n < 1 for n in spec.shape):
+            raise UsageError(f"An episode store cannot hold {name!r} of shape {spec.shape}.")
+        if size > _MOST_RECORD:
+            raise UsageError(f"An episode store cannot hold {name!r} of {size:,} numbers a step.")
+
+
+def _record(specs: Mapping[str, ArraySpec]) -> np.dtype[Any]:
+    """A fixed-size record; the widest numbers first, so that all are aligned without gaps."""
+    names = sorted(specs, key=lambda name: (-np.dtype(specs[name].dtype).itemsize, name))
+    formats, offsets, end = [], [], 0
+    for name in names:
+        # Kept as bytes: a damaged bool that is neither 0 nor 1 is no bool to numpy.
+        kind = "u1" if specs[name].dtype == "bool" else specs[name].dtype
+        formats.append((np.dtype(kind).newbyteorder("<"), specs[name].shape))
+        offsets.append(end)
+        end += specs[name].num_bytes
+    widest = max(np.dtype(specs[name].dtype).itemsize for name in names)
+    size = -(-end // widest) * widest
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})

@@ -1,0 +1,341 @@
+"""An append-only log of fixed-size records in block files: written once, hashed, memory-mapped.
+
+Records are written in order through the disk's own calls, so a full disk is an error and not a
+bus error, and read through read-only memory maps of the same pages. A block's SHA-256 runs along
+with its writing: naming what is on disk costs nothing that grows with it. A block is a sparse
+file of its full size from the start, so that one map of it lasts.
+
+Nothing before `count` is ever written again, and the log deletes nothing by itself. After a kill
+it is cut back to the count a checkpoint names; what follows is void and overwritten in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import EtudeError
+from etude.core.trees import Tree
+
+_CHUNK = 1 << 20
+_LARGE = 4096
+"""Records from this size on take longer to copy than Python needs to handle one."""
+
+
+class Disk(Protocol):
+    """The system calls that change a disk; `runs.files.Disk` is one."""
+
+    def mkdir(self, path: Path) -> None: ...
+    def open(self, path: Path, flags: int) -> int: ...
+    def write(self, fd: int, data: memoryview) -> int: ...
+    def fsync(self, fd: int) -> None: ...
+    def close(self, fd: int) -> None: ...
+    def truncate(self, fd: int, size: int) -> None: ...
+    def rename(self, old: Path, new: Path) -> None: ...
+    def unlink(self, path: Path) -> None: ...
+
+
+class StoreFault(EtudeError):
+    """The operating system refused a write."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = code
+
+
+class DamagedStore(EtudeError):
+    """A file of a store is missing, short or altered."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path} {what}; put back a good copy, or resume an older checkpoint.")
+        self.path = path
+
+
+@contextmanager
+def clear_faults(action: str, path: Path) -> Iterator[None]:
+    """Turn an `OSError` into one sentence that names the path."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StoreFault(f"Could not {action} {path}: {reason}.", error.errno) from error
+
+
+class RecordLog:
+    """Records 0, 1, 2, ... of one dtype, `block_records` to a file; `disk` None only reads."""
+
+    def __init__(
+        self, folder: Path, name: str, dtype: np.dtype[Any], block_records: int, disk: Disk | None
+    ) -> None:
+        self.folder, self.name, self.dtype, self.block_records = folder, name, dtype, block_records
+        self.count = 0
+        self._disk = disk
+        # Opaque bytes: numpy moves them whole, five times faster than field by field.
+        self._raw = np.dtype((np.void, dtype.itemsize))
+        self._maps: dict[int, Array] = {}
+        self._sealed: dict[int, str] = {}
+        self._running = hashlib.sha256()
+        self._fd, self._open_block = -1, -1
+        self._dirty: set[int] = set()
+
+    def path(self, block: int) -> Path:
+        return self.folder / f"{self.name}-{block:012d}.bin"
+
+    def append(self, records: Array, tentative: int = 0) -> None:
+        """Write records [m] at the end; the last `tentative` are not counted, and come again."""
+        data = records.view(np.uint8).reshape(-1).data
+        size, position = self.dtype.itemsize, self.count
+        counted = position + len(records) - tentative
+        while len(data):
+            block, inside = divmod(position, self.block_records)
+            piece = data[: (self.block_records - inside) * size]
+            self._write(block, inside * size, piece)
+            length = len(piece) // size
+            kept = min(max(counted - position, 0), length)
+            self._count(block, piece[: kept * size], kept)
+            data, position = data[len(piece) :], position + length
+
+    def _write(self, block: int, offset: int, data: memoryview) -> None:
+        disk, path = self._writer(), self.path(block)
+        with clear_faults("write", path):
+            if block != self._open_block:
+                self._close_file()
+                self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+                self._open_block = block
+                if os.fstat(self._fd).st_size != self.block_records * self.dtype.itemsize:
+                    self._maps.pop(block, None)
+                    disk.truncate(self._fd, self.block_records * self.dtype.itemsize)
+            self._dirty.add(block)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            while len(data):
+                data = data[disk.write(self._fd, data) :]
+
+    def _count(self, block: int, data: memoryview, length: int) -> None:
+        self._running.update(data)
+        self.count += length
+        if length and self.count % self.block_records == 0:
+            self._sealed[block] = self._running.hexdigest()
+            self._running = hashlib.sha256()
+
+    def gather(self, positions: Array) -> Array:
+        """The records at `positions` [m] int64, in that order: a copy of dtype [m].
+
+        Block by block in the order of the file, which is kind to a disk, then put in order.
+        """
+        order = positions.argsort()
+        if self.dtype.itemsize >= _LARGE:
+            return self._gather_large(positions, order)
+        sorted_positions = positions[order]
+        lowest, highest = (int(sorted_positions[i]) // self.block_records for i in (0, -1))
+        edges = np.arange(lowest + 1, highest + 2) * self.block_records
+        inside = sorted_positions % self.block_records
+        found: Array = np.empty(len(positions), self._raw)
+        begin = 0
+        for block, end in enumerate(sorted_positions.searchsorted(edges).tolist(), lowest):
+            if begin < end:
+                # "clip" lets numpy write straight into `out`; no position is outside its block.
+                self._map(block).take(inside[begin:end], 0, found[begin:end], "clip")
+            begin = end
+        back: Array = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        # Not `view`: numpy would compare the two dtypes field by field at every call.
+        return np.ndarray(len(order), self.dtype, found.take(back))
+
+    def _gather_large(self, positions: Array, order: Array) -> Array:
+        """One after the other, straight to their places: images are dear to move twice."""
+        found: Array = np.empty(len(positions), self._raw)
+        for i in order.tolist():
+            block, inside = divmod(int(positions[i]), self.block_records)
+            found[i : i + 1] = self._map(block)[inside : inside + 1]
+        return np.ndarray(len(found), self.dtype, found)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Records start to stop: a copy of dtype [stop - start]."""
+        parts = []
+        while start < stop:
+            block, inside = divmod(start, self.block_records)
+            length = min(stop - start, self.block_records - inside)
+            parts.append(self._map(block)[inside : inside + length])
+            start += length
+        whole = np.concatenate(parts) if parts else np.empty(0, self._raw)
+        return whole.view(self.dtype)
+
+    def _map(self, block: int) -> Array:
+        """The records of a block, as many as its file has: raw bytes, read-only."""
+        found = self._maps.get(block)
+        if found is None:
+            path = self.path(block)
+            size = file_size(path)
+            if size < self.dtype.itemsize:
+                raise DamagedStore(path, "is empty")
+            length = min(size // self.dtype.itemsize, self.block_records)
+            with clear_faults("map", path):
+                mapped = np.memmap(path, self._raw, "r", shape=(length,))
+            # A plain array: numpy asks a subclass what to do at every call.
+            found = self._maps[block] = mapped.view(np.ndarray)
+        return found
+
+    def sync(self) -> bool:
+        """Make all that was written durable; True if there was any, and names may be new."""
+        worked = bool(self._dirty)
+        for block in sorted(self._dirty):
+            fsync(self._writer(), self.path(block), os.O_RDWR)
+        self._dirty.clear()
+        return worked
+
+    def forget(self, first: int) -> None:
+        """Keep no map and no hash of blocks that hold nothing from record `first` on."""
+        for kept in (self._maps, self._sealed):
+            for block in [b for b in kept if b < first // self.block_records]:
+                del kept[block]
+
+    def state(self, first: int) -> Tree:
+        """What a checkpoint names: records `first` to `count`, and a SHA-256 for each block.
+
+        The last block's covers what it holds so far. O(number of blocks), no byte is read.
+        """
+        blocks = self._blocks(first, self.count)
+        running = self._running.hexdigest()
+        return {
+            "first": first,
+            "count": self.count,
+            "sha256": [self._sealed.get(block, running) for block in blocks],
+        }
+
+    def load(self, state: Any, verify: bool) -> int:
+        """Cut back to what `state` names and return its first record.
+
+        Every file must be there and long enough. `verify` reads them all; without it only the
+        last is read, since its hash has to run on.
+        """
+        first, count, hashes = _check_state(state, self.folder / self.name)
+        blocks = self._blocks(first, count)
+        if len(hashes) != len(blocks):
+            raise DamagedStore(self.folder / self.name, "is described with other blocks")
+        self._close_file()
+        self._maps.clear()
+        self._sealed, self._running = {}, hashlib.sha256()
+        for block, expected in zip(blocks, hashes, strict=True):
+            length = min(count - block * self.block_records, self.block_records)
+            full = length == self.block_records
+            size, path = length * self.dtype.itemsize, self.path(block)
+            if file_size(path) < size:
+                raise DamagedStore(path, f"is short: {size:,} bytes were written to it")
+            if verify or not full:
+                running = _hash_file(path, size)
+                if running.hexdigest() != expected:
+                    raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")
+            if full:
+                self._sealed[block] = expected
+            else:
+                self._running = running
+        self.count = count
+        return first
+
+    def finish(self) -> None:
+        """Cut the last block to what it holds and delete blocks that hold nothing."""
+        disk = self._writer()
+        self._close_file()
+        last, inside = divmod(self.count, self.block_records)
+        if inside:
+            with clear_faults("cut", self.path(last)):
+                fd = disk.open(self.path(last), os.O_RDWR)
+                try:
+                    disk.truncate(fd, inside * self.dtype.itemsize)
+                finally:
+                    disk.close(fd)
+            self._dirty.add(last)
+            self._maps.pop(last, None)
+        void = self.files(lambda block: block > last or (block == last and not inside))
+        self.delete(void)
+
+    def files(self, wanted: Callable[[int], bool]) -> list[Path]:
+        """The block files on disk whose number is wanted, in order."""
+        prefix, found = f"{self.name}-", []
+        for name in sorted(os.listdir(self.folder)):
+            number = name.removeprefix(prefix).removesuffix(".bin")
+            if name == f"{prefix}{number}.bin" and number.isascii() and number.isdigit():
+                found.append((int(number), self.folder / name))
+        return [path for number, path in found if wanted(number)]
+
+    def garbage(self, first: int) -> list[Path]:
+        """Block files that hold nothing from record `first` on."""
+        return self.files(lambda block: block < first // self.block_records)
+
+    def delete(self, paths: list[Path]) -> None:
+        """Remove block files; maps of them stay readable until they are let go."""
+        for path in paths:
+            with clear_faults("delete", path), suppress(FileNotFoundError):
+                self._writer().unlink(path)
+            block = int(path.name.removeprefix(f"{self.name}-").removesuffix(".bin"))
+            self._dirty.discard(block)
+            self._maps.pop(block, None)
+
+    def close(self) -> None:
+        """Let go of the file being written; what was written stays."""
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd, self._open_block = self._fd, -1, -1
+            self._writer().close(fd)
+
+    def _writer(self) -> Disk:
+        if self._disk is None:
+            raise EtudeError(f"{self.folder} is open for reading only; it cannot be changed.")
+        return self._disk
+
+    def _blocks(self, first: int, count: int) -> range:
+        """The blocks that hold records first to count."""
+        return range(first // self.block_records, -(-count // self.block_records))
+
+
+def fsync(disk: Disk, path: Path, flags: int) -> None:
+    """Flush a file or folder by its name: a new descriptor flushes what others wrote."""
+    with clear_faults("flush", path):
+        fd = disk.open(path, flags)
+        try:
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a plain file; anything else in its place is refused."""
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        raise DamagedStore(path, "is missing") from error
+    if not stat.S_ISREG(found.st_mode):  # a link could lead anywhere, a pipe would wait forever
+        raise DamagedStore(path, "is not a plain file")
+    return found.st_size
+
+
+def _hash_file(path: Path, size: int) -> Any:
+    """A SHA-256 that has seen the first `size` bytes; reading, not mapping, reports bad disks."""
+    sha, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    with clear_faults("read", path), open(path, "rb", buffering=0) as stream:
+        while size and (length := stream.readinto(buffer[: min(size, _CHUNK)])):
+            sha.update(buffer[:length])
+            size -= length
+    return sha
+
+
+def _check_state(state: Any, where: Path) -> tuple[int, int, list[str]]:
+    wrong = DamagedStore(where, "is described wrongly")
+    if not isinstance(state, dict) or set(state) != {"first", "count", "sha256"}:
+        raise wrong
+    first, count, hashes = state["first"], state["count"], state["sha256"]
+    if type(first) is not int or type(count) is not int or not 0 <= first <= count < 1 << 60:
+        raise wrong
+    if not isinstance(hashes, list) or not all(isinstance(h, str) for h in hashes):
+        raise wrong
+    return first, count, hashes
