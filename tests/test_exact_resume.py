@@ -15,6 +15,8 @@ from etude.app.run import Run, train
 from run_hash import run_hash
 from toys import changed, tiny_reach
 
+EVERYTHING = "reach-at-scale-short"
+"""LSTM, priorities, collection ahead and two shards at once."""
 DRIVER = Path(__file__).with_name("kill_driver.py")
 
 
@@ -60,9 +62,47 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
     assert sum(hits.values()) == 2
 
 
-def test_curriculum_and_randomisation_too(tmp_path: Path) -> None:
-    hits = killed_runs(recipes.find("pick-place-short"), tmp_path, kills=5, seed=3)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pick-place-short",  # curriculum and randomisation
+        pytest.param(EVERYTHING, marks=pytest.mark.slow),
+    ],
+)
+def test_recipes_with_all_that_has_state_too(name: str, tmp_path: Path) -> None:
+    hits = killed_runs(recipes.find(name), tmp_path, kills=5, seed=3)
     assert sum(hits.values()) == 5
+
+
+def test_memory_priorities_and_lag_in_two_shards_are_one_recipe() -> None:
+    recipe = recipes.find(EVERYTHING)
+    assert recipe.policy.kind == "lstm"
+    assert recipe.algorithm.sampling == "prioritised"
+    assert recipe.algorithm.horizon < recipe.algorithm.rollout_steps
+    assert (recipe.collector.lag, recipe.learner.shards) == (1, 2)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The fingerprint of everything at once, on one thread."""
+    return fingerprint(tmp_path_factory.mktemp("everything"), threads=1)
+
+
+def fingerprint(folder: Path, threads: int) -> dict[str, str]:
+    recipe = changed(
+        recipes.find(EVERYTHING),
+        collector={"threads": threads},
+        clock={"total_timesteps": 5 * 2_048},
+    )
+    run = train(recipe, folder / "run")
+    return {**run_hash(run.path), **run.fingerprint()}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads_and_time_change_nothing_with_everything_on(
+    threads: int, everything: dict[str, str], tmp_path: Path
+) -> None:
+    assert fingerprint(tmp_path, threads) == everything
 
 
 def test_threads_change_nothing_in_a_randomised_task(tmp_path: Path) -> None:

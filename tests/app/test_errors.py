@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--evaluation 3", "--evaluation is a section: give one of its fields, such as"),
         ("--algorithm.normalise-rewards false", "write --algorithm.no-normalise-rewards to"),
         ("--measure maybe", "'maybe' belongs to no option"),
-        ("--env.kind gym", "--env.id ID or --env.task module:Class chooses another environment"),
+        ("--env.kind gym", "--env.task module:Class or --env.parallel MODULE chooses another"),
         ("--env.task", "--env.task needs a value"),
         ("--env.id CartPole-v1 --env.kwargs a", "--env.kwargs takes names and values in turn"),
         ("--env.id CartPol-v1", "no environment 'CartPol-v1'. Nearest: CartPole-v1"),

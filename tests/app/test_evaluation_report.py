@@ -157,7 +157,14 @@ def test_where_an_episode_was_played(finished: Path) -> None:
     ("episodes", "spread"), [(100, (100, 50)), (256, (256, 64)), (1, (1, 1)), (101, (101, 101))]
 )
 def test_episodes_are_spread_over_rows(episodes: int, spread: tuple[int, int]) -> None:
-    assert fresh._spread(episodes) == spread
+    assert fresh._spread(episodes, 1) == spread
+
+
+def test_agents_of_an_environment_are_not_parted() -> None:
+    assert fresh._spread(600, 3) == (150, 30)
+    assert fresh._spread(3, 3) == (3, 3)
+    with pytest.raises(UsageError, match="ask for 99 or 102 episodes"):
+        fresh._spread(100, 3)
 
 
 def test_a_replay_is_the_episode(finished: Path) -> None:

@@ -28,7 +28,7 @@ from etude.experience.segments import (
     SegmentBuffer,
     SegmentGeometry,
     join,
-    nearest_divisors,
+    nearest_divisor,
 )
 from etude.models.policies import PolicyConfig
 from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer
@@ -139,13 +139,12 @@ def test_a_refusal_names_the_nearest_sizes_that_work_alone(
     if expected:
         assert suggestions(message) == expected
         return
-    # No single size is enough: the message says so, and what would divide the whole it names.
-    named = re.search(r"(?P<whole>[\d,]+)\. No change .* (?P<parts>[\d, ]+) would divide", message)
-    assert named, message
-    whole = int(named["whole"].replace(",", ""))
-    parts = [int(part.replace(",", "")) for part in named["parts"].split(", ")]
-    assert parts
-    assert all(whole % part == 0 for part in parts)
+    # No single size is enough: the message says so, and names several that work together.
+    told = message.split("No change of a single size is enough; together these work: ")[1]
+    for clause in told.removesuffix(".").split(", "):
+        name, number = clause.split(" ")
+        sizes[FIELDS[name]] = int(number.replace(",", ""))
+    SegmentGeometry(**sizes)
 
 
 def _sizes(fields: dict[str, int]) -> list[int]:
@@ -164,12 +163,9 @@ def test_a_refusal_names_both_sizes_and_the_way_out() -> None:
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
-def test_nearest_divisors(whole: int, part: int) -> None:
-    found = nearest_divisors(whole, part)
+def test_the_nearest_divisor(whole: int, part: int) -> None:
     every = [d for d in range(1, whole + 1) if whole % d == 0]
-    assert set(found) <= set(every)
-    worst = max(abs(d - part) for d in found)
-    assert all(abs(d - part) >= worst for d in every if d not in found)
+    assert nearest_divisor(whole, part) == min(every, key=lambda d: (abs(d - part), d))
 
 
 @given(legal())

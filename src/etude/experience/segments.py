@@ -31,7 +31,7 @@ class SegmentGeometry:
             if whole % part:
                 raise UsageError(
                     f"{part_name} {part:,} does not divide {whole_name} {whole:,}. "
-                    f"{_way_out(asdict(self)) or _no_way_out(part_name, whole, part)}"
+                    f"{_way_out(asdict(self)) or _several_ways_out(asdict(self))}"
                 )
 
     @property
@@ -130,15 +130,22 @@ def _nearest_working(sizes: dict[str, int], field: str) -> list[int]:
     return found
 
 
-def _no_way_out(part_name: str, whole: int, part: int) -> str:
-    near = ", ".join(f"{size:,}" for size in nearest_divisors(whole, part))
-    return f"No change of a single size is enough; {part_name} {near} would divide it."
+def _several_ways_out(sizes: dict[str, int]) -> str:
+    """Sizes near those given that work together; rows and steps are kept."""
+    rows, steps = sizes["rows"], sizes["steps"]
+    near = {"group_rows": nearest_divisor(rows, sizes["group_rows"])}
+    near["shards"] = nearest_divisor(rows // near["group_rows"], sizes["shards"])
+    near["horizon"] = nearest_divisor(steps, sizes["horizon"])
+    unit = near["horizon"] * near["shards"]
+    near["minibatch"] = unit * nearest_divisor(rows * steps // unit, sizes["minibatch"] // unit)
+    changed = [f"{_OPTIONS[k]} {size:,}" for k, size in near.items() if size != sizes[k]]
+    return f"No change of a single size is enough; together these work: {', '.join(changed)}."
 
 
-def nearest_divisors(whole: int, part: int, count: int = 4) -> list[int]:
-    """The divisors of `whole` nearest to `part`."""
+def nearest_divisor(whole: int, part: int) -> int:
+    """The divisor of `whole` nearest to `part`, the smaller one of two."""
     divisors = {d for i in range(1, int(whole**0.5) + 1) if whole % i == 0 for d in (i, whole // i)}
-    return sorted(sorted(divisors, key=lambda d: abs(d - part))[:count])
+    return min(sorted(divisors), key=lambda d: abs(d - part))
 
 
 def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:

@@ -99,7 +99,8 @@ class RewardScaler:
         returns = np.empty(rewards.shape)
         running = self.running[rows]
         for step in range(rewards.shape[1]):
-            running = running * self.gamma + rewards[:, step]
+            earned = np.where(present[:, step], rewards[:, step], 0.0)
+            running = running * self.gamma + earned
             returns[:, step] = running
             running = np.where(done[:, step], 0.0, running)
         self.running[rows] = running
