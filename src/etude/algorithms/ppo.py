@@ -249,6 +249,16 @@ class PPO:
     def load_policy(self, arrays: Tree) -> None:
         self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
 
+    def start_from(self, arrays: Tree) -> None:
+        self.load_policy(arrays)
+        self.initial.copy_(self.flat.data)
+
+    def retire(self, states: list[Tree]) -> None:
+        """Nothing of this is in files of its own."""
+
+    def close(self) -> None:
+        pass
+
 
 def _normalise_advantages(shards: list[Shard]) -> None:
     """To mean 0 and spread 1 over the whole buffer; float64 sums, in shard order.

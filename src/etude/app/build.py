@@ -11,17 +11,27 @@ from typing import Any
 
 import torch
 
-from etude.algorithms.ppo import PPO
-from etude.app.recipes import Recipe
+from etude.algorithms.sac import SAC
+from etude.algorithms.td3 import TD3
+from etude.app.methods import Method
+from etude.app.on_policy import OnPolicy
+from etude.app.recipe import Recipe
+from etude.app.replay import Replay
 from etude.core.clock import Clock, Interval, Nest
-from etude.core.contracts import BatchEnv, Collector, EnvSpec, LogWriter, Stateful
+from etude.core.contracts import (
+    Algorithm,
+    BatchEnv,
+    Collector,
+    EnvSpec,
+    LogWriter,
+    Stateful,
+)
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.catalog import make_env
-from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.metrics.board import Board
-from etude.models.policies import ActorCritic, make_policy
+from etude.models.policies import BasePolicy, make_policy
 from etude.rollout.local import LocalCollector, Workers
 from etude.rollout.overlap import OverlappedCollector
 from etude.runs import checkpoint
@@ -34,43 +44,27 @@ from etude.training.loop import Loop
 from etude.training.saving import Saver
 from etude.training.stopwatch import Stopwatch
 
+METHODS: dict[str, Method] = {
+    "ppo": OnPolicy(),
+    "sac": Replay(SAC, "squashed"),
+    "td3": Replay(TD3, "deterministic"),
+}
 
-def geometry(recipe: Recipe) -> SegmentGeometry:
-    """How the buffer divides; refuses what does not, and what would not learn."""
-    if recipe.policy.kind != "mlp" and recipe.algorithm.horizon == 1:
+
+def method_of(recipe: Recipe) -> Method:
+    """How the recipe's algorithm is planned and built."""
+    method, kind = METHODS[recipe.algorithm.kind], recipe.policy.kind
+    if kind not in method.policies:
         raise UsageError(
-            f"A policy with memory ({recipe.policy.kind}) learns along its segments, and "
-            "algorithm.horizon 1 makes them one step long: give it a longer one, such as "
-            f"--algorithm.horizon {recipe.algorithm.rollout_steps}, a whole rollout."
+            f"{recipe.algorithm.kind} does not train a policy of the kind '{kind}': use "
+            f"--policy.kind {' or '.join(method.policies)}."
         )
-    if recipe.collector.lag and recipe.algorithm.advantages != "vtrace":
-        raise UsageError(
-            "With collector.lag 1 experience comes from older weights, which algorithm.advantages "
-            f"{recipe.algorithm.advantages} takes for today's: add --algorithm.advantages vtrace."
-        )
-    return SegmentGeometry(
-        rows=recipe.collector.rows,
-        steps=recipe.algorithm.rollout_steps,
-        horizon=recipe.algorithm.horizon,
-        minibatch=recipe.algorithm.minibatch_size,
-        shards=recipe.learner.shards,
-        group_rows=recipe.collector.group_rows,
-    )
+    return method
 
 
 def nest(recipe: Recipe) -> Nest:
-    """The nest of loops."""
-    cut = geometry(recipe)
-    batches = cut.num_minibatches * recipe.algorithm.update_epochs
-    return Nest.of(recipe.clock, cut.buffer_steps, batches)
-
-
-def device(recipe: Recipe) -> torch.device:
-    """Where the learner computes."""
-    choice, there = recipe.learner.device, torch.cuda.is_available()
-    if choice == "cuda" and not there:
-        raise UsageError("learner.device is cuda, but no GPU was found: use auto or cpu.")
-    return torch.device("cuda" if there and choice != "cpu" else "cpu")
+    """The nest of loops; refuses sizes that do not divide."""
+    return method_of(recipe).nest(recipe)
 
 
 @dataclass
@@ -78,7 +72,7 @@ class Parts:
     """A built run: the loop and what must be closed after it."""
 
     loop: Loop
-    algorithm: PPO
+    algorithm: Algorithm
     metrics: MetricsLog
     close: Callable[[], None]
 
@@ -108,22 +102,21 @@ def build(
 ) -> Parts:
     """All parts of a run, connected, at the state of a fresh start."""
     torch.set_num_threads(recipe.learner.threads)
-    key, cut = Key(recipe.seed), geometry(recipe)
-    workers = Workers(recipe.collector.threads)
+    key, groups = Key(recipe.seed), recipe.collector
+    clock = Clock(nest(recipe))
+    workers = Workers(groups.threads)
     envs = [
-        make_env(recipe.env, recipe.collector.group_rows, recipe.collector.engine_threads)
-        for _ in range(cut.num_groups)
+        make_env(recipe.env, groups.group_rows, groups.engine_threads)
+        for _ in range(groups.num_groups)
     ]
     spec = envs[0].spec
 
-    def copy_of_policy() -> ActorCritic:
+    def copy_of_policy() -> BasePolicy:
         return make_policy(recipe.policy, spec, None)
 
-    clock, board, metrics = Clock(nest(recipe)), Board(spec.statistics), folder.metrics_log()
-    contents = buffer_spec(recipe, spec, copy_of_policy())
-    buffers = [SegmentBuffer(contents) for _ in range(1 + recipe.collector.lag)]
-    algorithm = _learner(recipe, spec, buffers, key)
-    views = [[b.part(cut.group_part(g)) for g in range(cut.num_groups)] for b in buffers]
+    board, metrics = Board(spec.statistics), folder.metrics_log()
+    algorithm, buffers = method_of(recipe).learner(recipe, spec, key, folder)
+    views = [[b.part(groups.part(g)) for g in range(groups.num_groups)] for b in buffers]
     local = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
     collector = _ahead(local, recipe, clock)
     evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
@@ -156,7 +149,8 @@ def build(
     )
 
     closing = ExitStack()  # Closes the rest where one of them fails.
-    for close in (evaluator.close, collector.close, *(log.close for log in reversed(loop.logs))):
+    closers = (evaluator.close, algorithm.close, collector.close)
+    for close in (*closers, *(log.close for log in reversed(loop.logs))):
         closing.callback(close)
     return Parts(loop, algorithm, metrics, closing.close)
 
@@ -186,29 +180,16 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
     return SuccessCurriculum(recipe.curriculum)
 
 
-def buffer_spec(recipe: Recipe, spec: EnvSpec, policy: ActorCritic) -> BufferSpec:
-    """What an iteration's buffer holds."""
-    cut = geometry(recipe)
-    return BufferSpec(spec, policy.state_specs, cut.rows, cut.steps, cut.horizon)
-
-
-def _learner(recipe: Recipe, spec: EnvSpec, buffers: Sequence[SegmentBuffer], key: Key) -> PPO:
-    """The algorithm with a new policy."""
-    policy = make_policy(recipe.policy, spec, key.child("policy"))
-    return PPO(recipe.algorithm, policy, geometry(recipe), buffers, device(recipe))
-
-
-def start_policy(recipe: Recipe, algorithm: PPO) -> None:
+def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
     """Begin a run with the policy of another, where the recipe says so."""
     if recipe.start_from is not None:
-        algorithm.load_policy(start_arrays(Path(recipe.start_from), algorithm.policy))
-        algorithm.initial.copy_(algorithm.flat.data)
+        _, contract = algorithm.policy_parts()
+        algorithm.start_from(start_arrays(Path(recipe.start_from), contract))
 
 
-def start_arrays(path: Path, policy: ActorCritic) -> Tree:
-    """Weights and normaliser of another run for a policy of the same make."""
+def start_arrays(path: Path, own: Tree) -> Tree:
+    """Weights and normaliser of another run for a policy of the contract `own`."""
     arrays, contract = policy_parts(path)
-    own = policy.contract()
     for part in ("observations", "action", "policy"):
         there, here = (json.dumps(c.get(part), sort_keys=True) for c in (contract, own))
         if there != here:
@@ -245,7 +226,7 @@ def policy_path(path: Path) -> Path:
     return path
 
 
-def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: ActorCritic) -> Evaluator:
+def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:
     """An evaluator with environments of its own."""
     config = recipe.evaluation
     envs: list[BatchEnv] = [

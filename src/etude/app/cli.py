@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from etude.app import doctor, evaluating, plan_view, play, recipes
 from etude.app.options import parse, with_env
 from etude.app.plan import make_plan
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.app.run import Run, resume, silent, train
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from etude.app.fresh import Fresh, load
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.envs import offscreen
-from etude.envs.catalog import env_agents, make_env
+from etude.envs.catalog import env_agents, make_plain
 from etude.envs.mujoco_batch import MujocoTask
 from etude.envs.recorder import Recorder, Recording
 from etude.rollout.group import evaluate
@@ -35,7 +35,7 @@ _INK, _PAPER = (30, 34, 40), (255, 255, 255)
 
 def check(recipe: Recipe) -> None:
     """Refuse what cannot be filmed, before any episode is played."""
-    env = make_env(recipe.env, env_agents(recipe.env))
+    env = make_plain(recipe.env, env_agents(recipe.env))
     simulated = isinstance(env, MujocoTask)
     env.close()
     if not simulated:
@@ -84,7 +84,7 @@ def replay(
 ) -> tuple[MujocoTask[Any], dict[int, Recording]]:
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
-    env: BatchEnv = make_env(recipe.env, fresh.group_rows, recipe.collector.engine_threads)
+    env: BatchEnv = make_plain(recipe.env, fresh.group_rows, recipe.collector.engine_threads)
     assert isinstance(env, MujocoTask)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):

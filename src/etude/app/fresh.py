@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etude.app.build import make_evaluator, policy_parts, policy_path
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.catalog import env_agents
-from etude.models.policies import ActorCritic, policy_from_contract
+from etude.models.policies import BasePolicy, policy_from_contract
 from etude.rollout.local import Workers
 
 LABEL = "fresh"
@@ -48,7 +48,7 @@ class Fresh:
         return self.key.child(LABEL, group)
 
 
-def load(path: Path) -> ActorCritic:
+def load(path: Path) -> BasePolicy:
     """The policy of a run, a checkpoint or a policy folder."""
     arrays, contract = policy_parts(path)
     return policy_from_contract(contract, arrays)

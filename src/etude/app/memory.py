@@ -7,11 +7,11 @@ hold, and what a gradient keeps for its way back.
 
 from __future__ import annotations
 
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import SegmentGeometry
-from etude.models.policies import ActorCritic
+from etude.models.policies import BasePolicy
 
 ESTIMATES = ("environments", "rollouts", "learner", "workspace", "peak")
 """Of a plan's bytes, those that are not exact."""
@@ -27,20 +27,30 @@ _THREADS = 50 << 20
 """Threads and libraries that are only loaded on the way."""
 
 
-def memory(
-    recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, policy: ActorCritic, snapshot: Tree
+def collection(
+    recipe: Recipe, spec: EnvSpec, policy: BasePolicy, snapshot: Tree, steps: int
 ) -> dict[str, int]:
-    """Bytes by what they are for; `snapshot` is one group's."""
-    per_row = num_bytes(snapshot["env"]) / cut.group_rows
-    rows = cut.rows + recipe.evaluation.rows
+    """Bytes of environments and of a rollout of so many steps in all; `snapshot` is one group's."""
+    config = recipe.collector
+    per_row = num_bytes(snapshot["env"]) / config.group_rows
+    rows = config.rows + recipe.evaluation.rows
     state = sum(s.num_bytes for s in policy.state_specs.values())
     observed = sum(s.num_bytes for s in spec.observations.values())
-    ended = cut.buffer_steps // (spec.max_episode_steps or cut.buffer_steps)
-    noise = cut.buffer_steps * spec.action.array.shape[0] * 4
-    snapshots = 2 * num_bytes(snapshot) * cut.num_groups
+    ended = steps // (spec.max_episode_steps or steps)
+    noise = steps * spec.action.array.shape[0] * 4
+    snapshots = 2 * num_bytes(snapshot) * config.num_groups
     return {
         "environments": int(per_row * rows * _SIMULATOR),
         "rollouts": snapshots + noise + 3 * ended * (state + observed),
+    }
+
+
+def on_policy(
+    recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, policy: BasePolicy, snapshot: Tree
+) -> dict[str, int]:
+    """Bytes by what they are for, of a learner with a buffer."""
+    return {
+        **collection(recipe, spec, policy, snapshot, cut.buffer_steps),
         "learner": cut.buffer_steps * 4 * (_width(recipe, spec) + _LEARNED_NUMBERS),
         "workspace": 4 * _activations(recipe, spec) * cut.minibatch // cut.shards,
     }

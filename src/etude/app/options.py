@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.core.errors import UsageError
 from etude.core.explain import explain, nearest
 from etude.core.recipe import Config

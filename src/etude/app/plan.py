@@ -12,27 +12,18 @@ import numpy as np
 import torch
 
 from etude.app import memory
-from etude.app.build import (
-    buffer_spec,
-    build,
-    device,
-    geometry,
-    make_curriculum,
-    nest,
-    start_arrays,
-)
-from etude.app.recipes import Recipe, dump
+from etude.app.build import build, make_curriculum, method_of, nest, start_arrays
+from etude.app.methods import Sketch, device
+from etude.app.recipe import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import BatchEnv, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, num_bytes
 from etude.envs.catalog import env_exactness, make_env
-from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
+from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.metrics.board import Board
-from etude.models.adam import Adam
-from etude.models.normalise import RewardScaler
-from etude.models.policies import ActorCritic, make_policy
+from etude.models.policies import BasePolicy, make_policy
 from etude.rollout.group import Group
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
@@ -67,7 +58,12 @@ class Plan:
     at_most: dict[str, str]
     """Counts that are maxima, and why."""
     geometry: dict[str, int]
+    lines: list[str]
+    """What an iteration does, in words."""
     shapes: dict[str, Any]
+    shapes_title: str
+    usage: str
+    """How often a collected step is used, in words."""
     bytes: dict[str, int]
     data: dict[str, float]
     notes: list[str]
@@ -83,7 +79,7 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
 
     `begun`: the run exists already, so that the policy it started from is no longer needed.
     """
-    cut, loops = geometry(recipe), nest(recipe)
+    loops, method = nest(recipe), method_of(recipe)
     env = make_env(recipe.env, recipe.collector.group_rows, 1)
     spec, snapshot = env.spec, _snapshot(env, recipe)
     env.close()
@@ -92,27 +88,18 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
             "This environment has no limit on an episode's steps, so an evaluation might never "
             "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
         )
+    with torch.device("meta"):
+        policy = make_policy(recipe.policy, spec, None)
     if recipe.start_from is not None and not begun:
-        start_arrays(Path(recipe.start_from), make_policy(recipe.policy, spec, None))
-    exactness = _exactness(recipe)
+        start_arrays(Path(recipe.start_from), policy.contract())
+    sketch = method.sketch(recipe, spec, policy, snapshot)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
+    checkpoints = loops.times_due(Interval.parse(recipe.checkpoint.every), also_last=True)
     total = loops.total
-    counts = {
-        "epochs": total.epochs,
-        "cycles": total.cycles,
-        "iterations": total.iterations,
-        "updates": total.updates,
-        "timesteps": total.timesteps,
-        "environment_steps": total.timesteps // spec.agents,
-        "log_rows": total.cycles,
-        "evaluations": evaluations,
-        "evaluation_episodes": evaluations * recipe.evaluation.episodes,
-        "checkpoints": loops.times_due(Interval.parse(recipe.checkpoint.every), also_last=True),
-    }
     return Plan(
         recipe=recipe.name,
         seed=recipe.seed,
-        exactness=asdict(exactness),
+        exactness=asdict(_exactness(recipe)),
         levels={
             "epochs": total.epochs,
             "cycles_per_epoch": loops.cycles_per_epoch,
@@ -120,19 +107,28 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
             "batches_per_iteration": loops.batches_per_iteration,
             "steps_per_iteration": loops.steps_per_iteration,
         },
-        counts=counts,
-        at_most=_at_most(recipe),
-        geometry=_geometry(cut, recipe, spec),
-        shapes=_shapes(recipe, cut, spec),
-        bytes=_bytes(recipe, cut, spec, snapshot),
-        data={
-            "passes_per_iteration": recipe.algorithm.update_epochs,
-            "gradient_samples_per_step": float(recipe.algorithm.update_epochs),
-            "coverage": _coverage(recipe, cut),
-            "gradient_samples": float(total.updates * recipe.algorithm.minibatch_size),
+        counts={
+            "epochs": total.epochs,
+            "cycles": total.cycles,
+            "iterations": total.iterations,
+            "updates": total.updates,
+            "timesteps": total.timesteps,
+            "environment_steps": total.timesteps // spec.agents,
+            "log_rows": total.cycles,
+            "evaluations": evaluations,
+            "evaluation_episodes": evaluations * recipe.evaluation.episodes,
+            "checkpoints": checkpoints,
         },
-        notes=_notes(recipe, loops, spec),
-        seconds=_measure(recipe, loops, evaluations, counts["checkpoints"]) if measure else {},
+        at_most=_at_most(recipe, sketch.at_most),
+        geometry=_geometry(recipe, spec) | sketch.geometry,
+        lines=[_collect_line(recipe, spec, loops), *sketch.lines],
+        shapes=sketch.shapes,
+        shapes_title=sketch.title,
+        usage=sketch.usage,
+        bytes=_bytes(recipe, spec, policy, snapshot, sketch),
+        data=sketch.data,
+        notes=[*_notes(recipe, spec), *sketch.notes, *_length_notes(recipe, loops)],
+        seconds=_measure(recipe, loops, evaluations, checkpoints) if measure else {},
     )
 
 
@@ -153,12 +149,11 @@ def _exactness(recipe: Recipe) -> Exactness:
     return env_exactness(recipe.env)
 
 
-def _at_most(recipe: Recipe) -> dict[str, str]:
+def _at_most(recipe: Recipe, reason: str | None) -> dict[str, str]:
     if recipe.evaluation.stop_at_success is not None:
         return dict.fromkeys(COUNTS, "evaluation.stop_at_success may end the run early")
-    if recipe.algorithm.target_kl is None:
+    if reason is None:
         return {}
-    reason = "target_kl may end an update early"
     reasons = {"updates": reason}
     if Interval.parse(recipe.evaluation.every).unit == "updates":
         reasons |= {"evaluations": reason, "evaluation_episodes": reason}
@@ -167,107 +162,70 @@ def _at_most(recipe: Recipe) -> dict[str, str]:
     return reasons
 
 
-def _geometry(cut: SegmentGeometry, recipe: Recipe, spec: EnvSpec) -> dict[str, int]:
+def _geometry(recipe: Recipe, spec: EnvSpec) -> dict[str, int]:
+    rows = recipe.collector.rows
     return {
-        "rows": cut.rows,
+        "rows": rows,
         "agents": spec.agents,
-        "environments": cut.rows // spec.agents,
-        "groups": cut.num_groups,
-        "group_rows": cut.group_rows,
-        "rollout_steps": cut.steps,
-        "horizon": cut.horizon,
-        "buffer_steps": cut.buffer_steps,
-        "segments": cut.num_segments,
-        "minibatch_steps": cut.minibatch,
-        "segments_per_minibatch": cut.segments_per_minibatch,
-        "minibatches": cut.num_minibatches,
-        "update_epochs": recipe.algorithm.update_epochs,
-        "shards": cut.shards,
+        "environments": rows // spec.agents,
+        "groups": recipe.collector.num_groups,
+        "group_rows": recipe.collector.group_rows,
+        "shards": recipe.learner.shards,
         "learner_threads": recipe.learner.threads,
         "lag": recipe.collector.lag,
     }
 
 
-def _coverage(recipe: Recipe, cut: SegmentGeometry) -> float:
-    """The share of segments an iteration trains on; for prioritised draws, at the most.
-
-    Equal priorities cover most: every minibatch then leaves out a segment with 1 - 1/minibatches.
-    """
-    if recipe.algorithm.sampling == "uniform":
-        return 1.0
-    draws = cut.num_minibatches * recipe.algorithm.update_epochs
-    return 1.0 - (1.0 - 1.0 / cut.num_minibatches) ** draws
-
-
-def _shapes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec) -> dict[str, Any]:
-    """Buffer and minibatch shapes of every stored array."""
-    arrays = {f"obs/{name}": (o, [cut.horizon]) for name, o in spec.observations.items()}
-    arrays["actions"] = (spec.action.array, [cut.horizon])
-    states = make_policy(recipe.policy, spec, None).state_specs
-    arrays |= {f"state/{name}": (state, []) for name, state in states.items()}
-    return {
-        name: {
-            "dtype": array.dtype,
-            "buffer": [cut.num_segments, *steps, *array.shape],
-            "minibatch": [cut.segments_per_minibatch, *steps, *array.shape],
-        }
-        for name, (array, steps) in arrays.items()
-    }
+def _collect_line(recipe: Recipe, spec: EnvSpec, loops: Nest) -> str:
+    config, agents = recipe.collector, spec.agents
+    rows, steps = f"{config.rows:,} environments", loops.steps_per_iteration // config.rows
+    if agents > 1:
+        rows = f"{config.rows // agents:,} environments x {agents} agents = {config.rows:,} rows"
+    return (
+        f"collect: {rows} ({config.num_groups:,} groups of {config.group_rows:,}) x {steps:,} "
+        f"steps = {loops.steps_per_iteration:,}"
+    )
 
 
-def _bytes(recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, snapshot: Tree) -> dict[str, int]:
-    """Tensor bytes, and the bytes of the checkpoint at the run's end."""
-    with torch.device("meta"):
-        policy = make_policy(recipe.policy, spec, None)
-    model = sum(p.nbytes for p in policy.parameters())
-    normaliser = sum(b.nbytes for b in policy.state_dict().values()) - model
-    policy_parts = dict(policy.state_dict()), policy.contract()
-    training = _training_template(recipe, cut, spec, policy, snapshot)
-    saved = checkpoint.checkpoint_bytes(policy_parts, training)
-    exact = {
-        "buffer": buffer_spec(recipe, spec, policy).num_bytes * (1 + recipe.collector.lag),
-        "model": model,
-        "normaliser": normaliser,
-        "gradient": model,
-        "optimizer": num_bytes(training["algorithm"]["optimizer"]),
-    }
-    estimated = memory.memory(recipe, cut, spec, policy, snapshot)
+def _bytes(
+    recipe: Recipe, spec: EnvSpec, policy: BasePolicy, snapshot: Tree, sketch: Sketch
+) -> dict[str, int]:
+    """Bytes in memory and on disk; those of the checkpoint are at the run's end."""
+    parameters = sum(p.nbytes for p in policy.parameters())
+    arrays = dict(policy.state_dict())
+    normaliser = sum(b.nbytes for b in arrays.values()) - parameters
+    training = _training(recipe, spec, policy, snapshot) | {"algorithm": sketch.training}
+    saved = checkpoint.checkpoint_bytes((arrays, policy.contract()), training)
+    exact = {**sketch.memory, "normaliser": normaliser}
     return {
         **exact,
-        **estimated,
-        "peak": memory.peak(estimated, sum(exact.values())),
-        "snapshots": num_bytes(snapshot) * cut.num_groups,
+        **sketch.estimates,
+        "peak": memory.peak(sketch.estimates, sum(exact.values())),
+        "snapshots": num_bytes(snapshot) * recipe.collector.num_groups,
+        **sketch.disk,
         "checkpoint": saved,
         "checkpoints_kept": saved * recipe.checkpoint.keep_last,
     }
 
 
-def _training_template(
-    recipe: Recipe, cut: SegmentGeometry, spec: EnvSpec, policy: ActorCritic, snapshot: Tree
-) -> Tree:
-    """A tree of the shape a checkpoint's `training/` has at the end of the run."""
-    # One number seen as a whole vector: shapes without memory, whatever the model's size.
-    one, size = torch.zeros(1), sum(p.numel() for p in policy.parameters())
-    optimizer = Adam(one, one, recipe.algorithm.adam_epsilon).state_dict()
-    algorithm = {
-        "optimizer": {k: v.expand(size) if v.ndim else v for k, v in optimizer.items()},
-        "initial": one.expand(size),
-        "rewards": RewardScaler(cut.rows, recipe.algorithm.gamma).state_dict(),
-    }
-    collector: Tree = {"groups": {f"{g:06d}": snapshot for g in range(cut.num_groups)}}
-    loops = nest(recipe)
+def _training(recipe: Recipe, spec: EnvSpec, policy: BasePolicy, snapshot: Tree) -> Tree:
+    """A tree of the shape of a checkpoint's `training/` at the run's end, but for the algorithm."""
+    groups = {f"{g:06d}": snapshot for g in range(recipe.collector.num_groups)}
+    collector: Tree = {"groups": groups}
+    loops, curriculum = nest(recipe), make_curriculum(recipe, spec)
     clock, total = Clock(loops), loops.total
     if recipe.collector.lag:
         sent = {name: tensor.expand(tensor.shape) for name, tensor in policy.state_dict().items()}
-        curriculum = make_curriculum(recipe, spec).broadcast()
-        version = total.iterations - 1
-        collector["broadcast"] = {"version": version, "policy": sent, "curriculum": curriculum}
+        collector["broadcast"] = {
+            "version": total.iterations - 1,
+            "policy": sent,
+            "curriculum": curriculum.broadcast(),
+        }
     clock.before, clock.now, clock.episodes = loops.at(total.iterations - 1), total, total.timesteps
     return {
         "clock": clock.state_dict(),
         "collector": collector,
-        "algorithm": algorithm,
-        "curriculum": make_curriculum(recipe, spec).state_dict(),
+        "curriculum": curriculum.state_dict(),
         "evaluator": {"best": [1 / 3, 1 / 3], "num_done": total.epochs, "num_episodes": 0},
         "board": Board(spec.statistics).state_dict(),
         "metrics": {"bytes": total.cycles * 1000, "sha256": "0" * 64},
@@ -275,8 +233,8 @@ def _training_template(
     }
 
 
-def _notes(recipe: Recipe, loops: Nest, spec: EnvSpec) -> list[str]:
-    notes, total, asked = [], loops.total, recipe.clock.total_timesteps
+def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
+    notes = []
     if spec.agents > 1:
         notes.append(
             f"Each of the {spec.agents} agents of an environment is a row of its own: steps, "
@@ -288,12 +246,22 @@ def _notes(recipe: Recipe, loops: Nest, spec: EnvSpec) -> list[str]:
             "began with. The first one waits for its own collection, and then the second is "
             "collected with the same weights; in the last one nothing is collected."
         )
-    if recipe.algorithm.sampling == "prioritised":
-        cover = _coverage(recipe, geometry(recipe))
+    if recipe.curriculum.enabled:
+        ease = recipe.curriculum
         notes.append(
-            f"Prioritised draws leave segments out: an iteration trains on {cover:.0%} of them if "
-            "all are alike and on fewer otherwise (train/coverage)."
+            f"Training widens from level {ease.start:g} by {ease.step:g} whenever "
+            f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation never is eased."
         )
+    if recipe.learner.shards > 1:
+        notes.append(
+            f"{recipe.learner.shards} learner shards are a geometry of their own: the result is "
+            "exact, but not that of another number of shards."
+        )
+    return notes
+
+
+def _length_notes(recipe: Recipe, loops: Nest) -> list[str]:
+    notes, total, asked = [], loops.total, recipe.clock.total_timesteps
     if asked is not None and asked != total.timesteps:
         notes.append(
             f"{asked:,} steps were asked for; {total.iterations:,} whole iterations are "
@@ -311,18 +279,7 @@ def _notes(recipe: Recipe, loops: Nest, spec: EnvSpec) -> list[str]:
         notes.append(
             f"Checkpoints also every {recipe.checkpoint.seconds:g} s of wall clock, not counted."
         )
-    if recipe.curriculum.enabled:
-        ease = recipe.curriculum
-        notes.append(
-            f"Training widens from level {ease.start:g} by {ease.step:g} whenever "
-            f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation never is eased."
-        )
     notes.append("The best policy of the evaluations is kept as well, without training state.")
-    if recipe.learner.shards > 1:
-        notes.append(
-            f"{recipe.learner.shards} learner shards are a geometry of their own: the result is "
-            "exact, but not that of another number of shards."
-        )
     return notes
 
 

@@ -41,8 +41,10 @@ def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     console.print(_nest(plan))
     console.print()
     console.print(_shapes(plan))
+    console.print(f"[italic]{plan.usage}[/]")
     console.print()
     console.print(_bytes(plan))
+    console.print("[italic]peak: memory of the whole run beyond the imported libraries[/]")
     console.print()
     verdict = "Exact" if plan.exactness["exact"] else "NOT exact"
     statement = f"[bold]{verdict}[/]: {plan.exactness['reason']}."
@@ -59,13 +61,10 @@ def _nest(plan: Plan) -> RichTree:
     levels, counts, cut = plan.levels, plan.counts, plan.geometry
     limits = {name: "at most " if name in plan.at_most else "" for name in counts}
     most = limits["updates"]
-    steps, rows = f"{counts['timesteps']:,} environment steps", f"{cut['rows']:,} environments"
+    steps = f"{counts['timesteps']:,} environment steps"
     if cut["agents"] > 1:
         steps = f"{counts['timesteps']:,} agent steps ({counts['environment_steps']:,} of the "
         steps += "environments)"
-        rows = (
-            f"{cut['environments']:,} environments x {cut['agents']} agents = {cut['rows']:,} rows"
-        )
     tree = RichTree(
         f"[bold]{plan.recipe}[/], seed {plan.seed}: {steps}, "
         f"{most}{counts['updates']:,} gradient steps"
@@ -79,21 +78,8 @@ def _nest(plan: Plan) -> RichTree:
         f"({counts['iterations']:,} in all), then one log row"
     )
     iteration = cycle.add(f"iteration: {levels['steps_per_iteration']:,} steps into the buffer")
-    iteration.add(
-        f"collect: {rows} ({cut['groups']:,} groups of "
-        f"{cut['group_rows']:,}) x {cut['rollout_steps']:,} steps = {cut['buffer_steps']:,}"
-    )
-    reason = f"; {plan.at_most['updates']}" if most else ""
-    segments = (
-        f" ({cut['segments_per_minibatch']:,} segments of {cut['horizon']:,})"
-        if cut["horizon"] > 1
-        else ""
-    )
-    iteration.add(
-        f"update: {_passes(cut['update_epochs'])} x {cut['minibatches']:,} minibatches of "
-        f"{cut['minibatch_steps']:,} steps{segments} = "
-        f"{most}{levels['batches_per_iteration']:,} batches{reason}"
-    )
+    for line in plan.lines:
+        iteration.add(line)
     epoch.add(
         f"evaluation: {limits['evaluations']}{counts['evaluations']:,} in all, "
         f"{counts['evaluation_episodes']:,} episodes together"
@@ -103,15 +89,11 @@ def _nest(plan: Plan) -> RichTree:
 
 
 def _shapes(plan: Plan) -> Table:
-    table = Table(title=r"Buffer: \[segments, horizon, ...]", title_justify="left", box=None)
+    table = Table(title=plan.shapes_title.replace("[", r"\["), title_justify="left", box=None)
     for heading in ("array", "dtype", "buffer", "minibatch"):
         table.add_column(heading)
     for name, shape in plan.shapes.items():
         table.add_row(name, shape["dtype"], f"{shape['buffer']}", f"{shape['minibatch']}")
-    samples, shards = plan.data["gradient_samples_per_step"], plan.geometry["shards"]
-    every = "every step is used" if plan.data["coverage"] == 1.0 else "a step is used, on average,"
-    table.caption = f"{every} {samples:g} times; {shards} shard(s)"
-    table.caption_justify = "left"
     return table
 
 
@@ -126,8 +108,6 @@ def _bytes(plan: Plan) -> Table:
             table.add_row(label, size(count), "estimated")
         else:
             table.add_row(label, size(count), f"{count:,}")
-    table.caption = "peak: memory of the whole run beyond the imported libraries"
-    table.caption_justify = "left"
     return table
 
 
@@ -152,7 +132,3 @@ def compare(field: str, plans: Sequence[tuple[str, Plan]], width: int = 100) -> 
     stream = io.StringIO()
     Console(file=stream, width=width, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
-
-
-def _passes(count: int) -> str:
-    return "1 pass" if count == 1 else f"{count:,} passes"

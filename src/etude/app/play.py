@@ -13,10 +13,10 @@ from typing import Any
 import mujoco
 
 from etude.app import fresh
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.envs.catalog import env_agents, make_env
+from etude.envs.catalog import env_agents, make_plain
 from etude.envs.mujoco_batch import MujocoTask
 from etude.envs.offscreen import camera, draw_target
 from etude.rollout.group import Inference, restart
@@ -36,7 +36,7 @@ def play(recipe: Recipe, path: Path, seed: int | None = None) -> None:
             "There is no screen here to open MuJoCo's viewer on. `etude eval "
             f"{path} --video` makes films and pictures instead."
         )
-    task = make_env(recipe.env, env_agents(recipe.env))
+    task = make_plain(recipe.env, env_agents(recipe.env))
     if not isinstance(task, MujocoTask):
         raise UsageError(
             "Only tasks on Etude's own MuJoCo simulation can be played, such as reach and "

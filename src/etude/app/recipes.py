@@ -1,23 +1,20 @@
-"""Recipes: everything a run is, in one frozen description, and the ones that come with Etude."""
+"""The recipes that come with Etude, and how one is found."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
-from etude.app.logs import LogsConfig
+from etude.app.recipe import Recipe, dump, load, validated
+from etude.app.replay_recipes import episodic, episodic_short, sac, td3
 from etude.core.clock import ClockConfig
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe, load_object
-from etude.core.recipe import Config
-from etude.envs.catalog import EnvConfig
 from etude.envs.gym import GymConfig
 from etude.envs.pettingzoo import PettingZooConfig
 from etude.envs.pick_place import PickPlaceConfig
@@ -28,25 +25,7 @@ from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
-
-class Recipe(Config):
-    """What a person asks for. Complete: the file of it runs again as it is."""
-
-    name: str = Field(description="Name of the recipe; runs are kept under it.")
-    seed: int = Field(0, ge=0, description="Where all randomness of the run comes from.")
-    start_from: str | None = Field(
-        None, description="A run or policy whose weights and normaliser this run starts with."
-    )
-    env: EnvConfig = Field(description="The task.")
-    collector: CollectorConfig = Field(CollectorConfig(), description="Rollouts.")
-    policy: PolicyConfig = Field(PolicyConfig(), description="Networks.")
-    algorithm: PPOConfig = Field(PPOConfig(), description="Learning.")
-    learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
-    clock: ClockConfig = Field(description="Length of the run and its levels.")
-    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="From easy to whole.")
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
-    logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
+__all__ = ["CATALOG", "Recipe", "dump", "find", "load", "purpose", "validated"]
 
 
 def reach() -> Recipe:
@@ -305,6 +284,10 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "ppo": ppo,
     "halfcheetah": halfcheetah,
     "spread": spread,
+    "sac": sac,
+    "td3": td3,
+    "episodic": episodic,
+    "episodic-short": episodic_short,
 }
 
 
@@ -353,26 +336,3 @@ def _from_function(target: str) -> Recipe:
             "etude.recipes.reach() with some fields changed."
         )
     return recipe
-
-
-def load(path: Path) -> Recipe:
-    """Read a recipe.yaml."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        words = " ".join(str(error).split())
-        raise UsageError(f"{path} cannot be read as YAML: {words}.") from error
-    return validated(content, str(path))
-
-
-def validated(content: Any, source: str) -> Recipe:
-    """A recipe from plain data; errors name the field as it is written on the command line."""
-    try:
-        return Recipe.model_validate(content)
-    except ValidationError as error:
-        raise UsageError(f"{source}: {explain(error, Recipe)}") from error
-
-
-def dump(recipe: Recipe) -> str:
-    """The text of a recipe.yaml."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)

@@ -16,11 +16,11 @@ from etude.app.build import Parts, build, nest, start_policy
 from etude.app.logs import Outputs, check, open_logs
 from etude.app.plan import Plan, make_plan
 from etude.app.plan_view import render
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.core.contracts import Array, LogWriter
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree, digest
-from etude.models.policies import ActorCritic
+from etude.models.policies import BasePolicy
 from etude.rollout.group import Inference, restart
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import RunFolder, default_path
@@ -40,7 +40,7 @@ class LoadedPolicy:
     A recurrent one remembers from call to call: `reset` it where an episode begins.
     """
 
-    def __init__(self, policy: ActorCritic) -> None:
+    def __init__(self, policy: BasePolicy) -> None:
         self.policy = policy
         self._state: dict[str, Array] = {}
 

@@ -86,9 +86,17 @@ class Nest:
     """Environment steps an iteration collects; 0 for a run that collects nothing."""
     batches_per_iteration: int
     """Gradient steps of an iteration, at most."""
+    idle_iterations: int = 0
+    """The first iterations, which only collect."""
 
     @classmethod
-    def of(cls, config: ClockConfig, steps_per_iteration: int, batches_per_iteration: int) -> Nest:
+    def of(
+        cls,
+        config: ClockConfig,
+        steps_per_iteration: int,
+        batches_per_iteration: int,
+        idle_iterations: int = 0,
+    ) -> Nest:
         if config.total_timesteps is not None:
             if steps_per_iteration == 0:
                 raise UsageError(
@@ -104,7 +112,12 @@ class Nest:
         else:
             iterations = (config.epochs or 0) * config.cycles * config.iterations
         return cls(
-            iterations, config.iterations, config.cycles, steps_per_iteration, batches_per_iteration
+            iterations,
+            config.iterations,
+            config.cycles,
+            steps_per_iteration,
+            batches_per_iteration,
+            idle_iterations,
         )
 
     def at(self, iterations: int, updates: int | None = None) -> Counters:
@@ -116,12 +129,13 @@ class Nest:
             else (iterations // self.iterations_per_cycle)
         )
         epochs = -(-cycles // self.cycles_per_epoch) if done else cycles // self.cycles_per_epoch
+        most = max(iterations - self.idle_iterations, 0) * self.batches_per_iteration
         return Counters(
             iterations=iterations,
             cycles=cycles,
             epochs=epochs,
             timesteps=iterations * self.steps_per_iteration,
-            updates=iterations * self.batches_per_iteration if updates is None else updates,
+            updates=most if updates is None else updates,
         )
 
     @property

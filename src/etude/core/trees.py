@@ -53,6 +53,11 @@ def map_arrays(function: Callable[[Any], Any], tree: Tree) -> Tree:
     )
 
 
+def without_arrays(tree: Tree) -> Tree:
+    """The same tree without its arrays: numbers and strings."""
+    return unflatten({path: leaf for path, leaf in leaves(tree) if not is_array(leaf)})
+
+
 def copy_arrays(tree: Tree) -> Tree:
     """The same tree with arrays that share no memory with the original."""
     return map_arrays(lambda a: a.detach().clone() if torch.is_tensor(a) else a.copy(), tree)

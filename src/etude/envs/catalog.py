@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from pydantic import Field
 
 from etude.core.contracts import BatchEnv, Exactness
+from etude.envs.episodic import Episodic
 from etude.envs.gym import GymConfig, GymEnv
 from etude.envs.pettingzoo import PettingZooConfig, PettingZooEnv, num_agents
 from etude.envs.pick_place import PickPlace, PickPlaceConfig
@@ -46,6 +47,12 @@ ENVS: dict[str, Entry] = {
 
 def make_env(config: AnyEnvConfig, num_rows: int, threads: int = 1) -> BatchEnv:
     """A group's worth of the configured environment, with that many engine threads."""
+    env = make_plain(config, num_rows, threads)
+    return Episodic(env) if config.episodic else env
+
+
+def make_plain(config: AnyEnvConfig, num_rows: int, threads: int = 1) -> BatchEnv:
+    """The same with every step's own reward: to look at, not to learn from."""
     return ENVS[config.kind].env(config, num_rows, threads)
 
 

@@ -13,9 +13,9 @@ from pydantic import Field
 from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.envs import gym_state, object_state
+from etude.envs.episodic import EnvBase
 from etude.envs.gym_spaces import Spaces
 from etude.envs.probe import probe
 
@@ -27,7 +27,7 @@ _DIVERGED = [
 ]
 
 
-class GymConfig(Config):
+class GymConfig(EnvBase):
     """An environment from Gymnasium's registry."""
 
     kind: Literal["gym"] = "gym"

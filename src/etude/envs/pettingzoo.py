@@ -11,9 +11,9 @@ from pydantic import Field
 from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.envs import object_state
+from etude.envs.episodic import EnvBase
 from etude.envs.pettingzoo_make import Agent, Given, ParallelEnv, make_parallel, shared_spaces
 from etude.envs.probe import probe
 
@@ -21,7 +21,7 @@ STEP_LIMIT = 1000
 """Of an environment that says none."""
 
 
-class PettingZooConfig(Config):
+class PettingZooConfig(EnvBase):
     """Several agents in one world, from PettingZoo; each agent is a row, one policy plays all."""
 
     kind: Literal["pettingzoo"] = "pettingzoo"

@@ -17,6 +17,7 @@ from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.recipe import Config
 from etude.core.trees import Tree
+from etude.envs.episodic import EnvBase
 from etude.envs.hand_control import HandControl, solve_pose
 from etude.envs.kuka_scene import FINGERS, HAND_SITE, STROKE, ArmTable, arm_table
 from etude.envs.mujoco_batch import MujocoTask, Simulation
@@ -71,7 +72,7 @@ class PickPlaceReward(Config):
     fallen: float = Field(-2.0, description="Once, when the cube leaves the table.")
 
 
-class PickPlaceConfig(Config):
+class PickPlaceConfig(EnvBase):
     """Pick up a cube by friction and put it down at a target."""
 
     kind: Literal["pick-place"] = "pick-place"

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from etude.core.contracts import ActionSpec, Array
 from etude.core.recipe import Config
+from etude.envs.episodic import EnvBase
 from etude.envs.kuka_scene import HAND_SITE, arm_table, kuka_spec
 from etude.envs.mujoco_batch import MujocoTask, Simulation, Term, Terms
 from etude.envs.shot import Shot
@@ -34,7 +35,7 @@ class ReachReward(Config):
     success: float = Field(5.0, description="Once, when the target has been held.")
 
 
-class ReachConfig(Config):
+class ReachConfig(EnvBase):
     """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
 
     kind: Literal["reach"] = "reach"

@@ -13,14 +13,14 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe, load_object
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
+from etude.envs.episodic import EnvBase
 from etude.envs.probe import probe
 
 METHODS = ("reset", "step", "snapshot", "restore", "close")
 
 
-class TaskConfig(Config):
+class TaskConfig(EnvBase):
     """A batched task of one's own: any class with the methods of `BatchEnv`."""
 
     kind: Literal["task"] = "task"

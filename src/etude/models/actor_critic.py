@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ CONTRACT_FORMAT = 1
 class PolicyConfig(Config):
     """Networks of policy and value function."""
 
-    kind: Literal["mlp", "lstm", "gru"] = Field(
-        "mlp", description="mlp has no memory; lstm and gru do."
+    kind: Literal["mlp", "lstm", "gru", "squashed", "deterministic"] = Field(
+        "mlp",
+        description="mlp has no memory; lstm and gru do. For SAC squashed, for TD3 deterministic.",
     )
     hidden: tuple[PositiveInt, ...] = Field((64, 64), description="Units of each hidden layer.")
     units: PositiveInt = Field(128, description="Units of a recurrent policy's memory.")
@@ -71,9 +72,10 @@ class Memory(NamedTuple):
         return Memory(state, self.starts[segments])
 
 
-class ActorCritic(nn.Module, ABC):
-    """A policy and its value function over named vector observations."""
+class BasePolicy(nn.Module, ABC):
+    """What is normalised and read, and how a policy is put away and rebuilt."""
 
+    normaliser: ClassVar[type[Normaliser]] = Normaliser
     state_specs: dict[str, ArraySpec]
     """Recurrent state of one row, {} for a memoryless policy."""
 
@@ -87,8 +89,67 @@ class ActorCritic(nn.Module, ABC):
         names = sorted({*config.actor_reads, *config.critic_reads})
         self.observations = {name: _vector(name, observations) for name in names}
         self.normalisers = nn.ModuleDict(
-            {name: Normaliser(spec.shape[0]) for name, spec in self.observations.items()}
+            {name: self.normaliser(spec.shape[0]) for name, spec in self.observations.items()}
         )
+
+    @abstractmethod
+    def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
+        """All the randomness of a rollout, [steps, rows, n] float32."""
+
+    @abstractmethod
+    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
+        """obs: {name: [rows, ...]} raw; state: {name: [rows, units]} tensors, {} without memory.
+
+        noise: [rows, n] or None for the most likely action.
+        """
+
+    def initial_state(self, rows: int) -> Tree:
+        """Recurrent state at an episode's start, {name: [rows, units]} float32 zeros."""
+        return {
+            name: np.zeros((rows, *spec.shape), spec.dtype)
+            for name, spec in self.state_specs.items()
+        }
+
+    def _critic_names(self) -> tuple[str, ...]:
+        """The observations under "critic" in features."""
+        return self.config.critic_reads
+
+    def _width(self, names: tuple[str, ...]) -> int:
+        return sum(self.observations[name].shape[0] for name in names)
+
+    def _read(self, names: tuple[str, ...], obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        parts = [self.normalisers[name](obs[name]) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def prepare(self, obs: dict[str, torch.Tensor]) -> Features:
+        """Normalise once what the networks will read."""
+        actor, names = self._read(self.config.actor_reads, obs), self._critic_names()
+        same = names == self.config.actor_reads
+        return {"actor": actor, "critic": actor if same else self._read(names, obs)}
+
+    def absorb(self, moments: dict[str, Tree]) -> None:
+        """The normaliser takes in the moments of collected observations."""
+        for name, normaliser in self.normalisers.items():
+            if name in moments:
+                normaliser.absorb(moments[name])  # type: ignore[operator]
+
+    def contract(self) -> Tree:
+        """All that is needed to rebuild this policy, but for its arrays."""
+        return {
+            "format": CONTRACT_FORMAT,
+            "policy": self.config.model_dump(mode="json"),
+            "observations": {name: asdict(spec) for name, spec in self.observations.items()},
+            "action": asdict(self.action),
+        }
+
+
+class ActorCritic(BasePolicy):
+    """A policy and its value function over named vector observations."""
+
+    def __init__(
+        self, config: PolicyConfig, observations: dict[str, ArraySpec], action: ActionSpec
+    ) -> None:
+        super().__init__(config, observations, action)
         self.num_outputs = action.array.shape[0] if action.kind == "box" else sum(action.sizes)
         if action.kind == "box":
             log_std = float(np.log(config.init_std))
@@ -113,51 +174,22 @@ class ActorCritic(nn.Module, ABC):
         A memoryless policy takes any leading shape, and its memory is None.
         """
 
-    def _critic_names(self) -> tuple[str, ...]:
-        """The observations under "critic" in features."""
-        return self.config.critic_reads
-
-    def _width(self, names: tuple[str, ...]) -> int:
-        return sum(self.observations[name].shape[0] for name in names)
-
-    def _read(self, names: tuple[str, ...], obs: dict[str, torch.Tensor]) -> torch.Tensor:
-        parts = [self.normalisers[name](obs[name]) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
     def _distribution(self, outputs: torch.Tensor) -> Distribution:
         if self.action.kind == "box":
             return DiagonalGaussian(outputs, self.log_std)
         return Categoricals(outputs, self.action.sizes)
 
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
-        """All the randomness of a rollout, [steps, rows, n] float32."""
         kind = DiagonalGaussian if self.action.kind == "box" else Categoricals
         return kind.noise(generator, steps, rows, self.action.array.shape[0])
 
-    def initial_state(self, rows: int) -> Tree:
-        """Recurrent state at an episode's start, {name: [rows, units]} float32 zeros."""
-        return {
-            name: np.zeros((rows, *spec.shape), spec.dtype)
-            for name, spec in self.state_specs.items()
-        }
-
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
-        """obs: {name: [rows, ...]} raw; state: {name: [rows, units]} tensors, {} without memory.
-
-        noise: [rows, n] or None for the most likely action.
-        """
         outputs, state = self._step(self._read(self.config.actor_reads, obs), state)
         distribution = self._distribution(outputs)
         if noise is not None:
             return Action(*distribution.sample(noise), state)
         actions = distribution.mode()
         return Action(actions, distribution.log_prob(actions), state)
-
-    def prepare(self, obs: dict[str, torch.Tensor]) -> Features:
-        """Normalise once what every gradient step of an iteration will read."""
-        actor, names = self._read(self.config.actor_reads, obs), self._critic_names()
-        same = names == self.config.actor_reads
-        return {"actor": actor, "critic": actor if same else self._read(names, obs)}
 
     def evaluate(
         self, features: Features, actions: torch.Tensor, memory: Memory | None
@@ -171,21 +203,6 @@ class ActorCritic(nn.Module, ABC):
         return Judgement(
             distribution.log_prob(actions), distribution.entropy(), values, distribution.excess()
         )
-
-    def absorb(self, moments: dict[str, Tree]) -> None:
-        """The normaliser takes in the moments of collected observations."""
-        for name, normaliser in self.normalisers.items():
-            if name in moments:
-                normaliser.absorb(moments[name])  # type: ignore[operator]
-
-    def contract(self) -> Tree:
-        """All that is needed to rebuild this policy, but for its arrays."""
-        return {
-            "format": CONTRACT_FORMAT,
-            "policy": self.config.model_dump(mode="json"),
-            "observations": {name: asdict(spec) for name, spec in self.observations.items()},
-            "action": asdict(self.action),
-        }
 
 
 def _vector(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:

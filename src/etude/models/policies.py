@@ -13,22 +13,28 @@ from etude.core.trees import Tree
 from etude.models.actor_critic import (
     CONTRACT_FORMAT,
     ActorCritic,
+    BasePolicy,
     Features,
     Judgement,
     Memory,
     PolicyConfig,
 )
+from etude.models.actors import Actor, DeterministicPolicy, SquashedPolicy
 from etude.models.networks import Mlp
 from etude.models.recurrent import RecurrentPolicy
 
 __all__ = [
+    "Actor",
     "ActorCritic",
+    "BasePolicy",
+    "DeterministicPolicy",
     "Features",
     "Judgement",
     "Memory",
     "MlpPolicy",
     "PolicyConfig",
     "RecurrentPolicy",
+    "SquashedPolicy",
     "make_policy",
     "policy_from_contract",
 ]
@@ -67,20 +73,28 @@ class MlpPolicy(ActorCritic):
         return self.critic(features["critic"]).squeeze(-1)  # type: ignore[no-any-return]
 
 
-def make_policy(config: PolicyConfig, env: EnvSpec, key: Key | None) -> ActorCritic:
+POLICIES: dict[str, type[MlpPolicy | RecurrentPolicy | SquashedPolicy | DeterministicPolicy]] = {
+    "mlp": MlpPolicy,
+    "lstm": RecurrentPolicy,
+    "gru": RecurrentPolicy,
+    "squashed": SquashedPolicy,
+    "deterministic": DeterministicPolicy,
+}
+
+
+def make_policy(config: PolicyConfig, env: EnvSpec, key: Key | None) -> BasePolicy:
     """A new policy for an environment, its weights drawn from `key`; None when they are loaded."""
     return _build(config, env.observations, env.action, key)
 
 
 def _build(
     config: PolicyConfig, observations: dict[str, ArraySpec], action: ActionSpec, key: Key | None
-) -> ActorCritic:
-    kind = MlpPolicy if config.kind == "mlp" else RecurrentPolicy
+) -> BasePolicy:
     generator = None if key is None else torch.Generator().manual_seed(key.integer())
-    return kind(config, observations, action, generator)
+    return POLICIES[config.kind](config, observations, action, generator)
 
 
-def policy_from_contract(contract: dict[str, Any], arrays: Tree) -> ActorCritic:
+def policy_from_contract(contract: dict[str, Any], arrays: Tree) -> BasePolicy:
     """The policy a checkpoint's `policy/` holds."""
     if contract.get("format") != CONTRACT_FORMAT:
         raise UsageError(

@@ -32,6 +32,14 @@ class CollectorConfig(Config):
         0, description="1 collects the next iteration while this one trains, with older weights."
     )
 
+    @property
+    def num_groups(self) -> int:
+        return self.rows // self.group_rows
+
+    def part(self, group: int) -> slice:
+        """The rows of one group."""
+        return slice(group * self.group_rows, (group + 1) * self.group_rows)
+
 
 _FIRST_USE = Lock()
 

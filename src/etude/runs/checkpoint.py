@@ -289,6 +289,12 @@ def mark(folder: Path, name: str, step: int) -> None:
     files.replace_symlink(folder / name, step_name(step))
 
 
+def resumable(folder: Path) -> list[Path]:
+    """Checkpoints that have training state, the newest first."""
+    found = [folder / step_name(step) for step in sorted(_steps(folder), reverse=True)]
+    return [p for p in found if p.is_dir() and not p.is_symlink() and _looks_resumable(p)]
+
+
 def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[Path]:
     """Keep the last few resumable, marked and regular ones as policies; returns what was removed.
 

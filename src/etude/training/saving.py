@@ -11,7 +11,7 @@ from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.contracts import Algorithm, Stateful
 from etude.core.errors import UsageError
 from etude.core.recipe import Config
-from etude.core.trees import Tree
+from etude.core.trees import Tree, without_arrays
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 
@@ -46,6 +46,8 @@ class Saver:
         self._algorithm = algorithm
         self._parts = parts
         self._last_save = time.monotonic()
+        # What the algorithm told each checkpoint that can be resumed.
+        self._saved: dict[str, Tree] = {}
         self._best: int | None = None
         self._best_is_new = False
         self.num_saved = 0
@@ -73,13 +75,27 @@ class Saver:
 
     def _save(self, clock: Clock) -> None:
         folder, step = self._folder.checkpoints, step_of(clock)
-        checkpoint.save(folder, step, self._algorithm.policy_parts(), self.training_state())
+        training = self.training_state()
+        path = checkpoint.save(folder, step, self._algorithm.policy_parts(), training)
+        self._remember(path.name, training)
         if clock.finished:
             checkpoint.mark(folder, "final", step)
         if self._best_is_new and self._best is not None:
             checkpoint.mark(folder, "best", self._best)
         checkpoint.retain(folder, self._config.keep_last, self._config.keep_every)
+        self._retire()
         self._last_save = time.monotonic()
+
+    def _retire(self) -> None:
+        """Let the algorithm give up files that no checkpoint needs any more."""
+        kept = [path.name for path in checkpoint.resumable(self._folder.checkpoints)]
+        self._saved = {name: self._saved[name] for name in kept if name in self._saved}
+        if len(self._saved) == len(kept):  # One that is not known might need anything.
+            self._algorithm.retire(list(self._saved.values()))
+
+    def _remember(self, name: str, training: Tree) -> None:
+        # Names of files are no arrays, and arrays may be large.
+        self._saved[name] = without_arrays(training["algorithm"])
 
     def training_state(self) -> Tree:
         state: Tree = {name: part.state_dict() for name, part in self._parts.items()}
@@ -102,6 +118,7 @@ class Saver:
         self._algorithm.load_policy(arrays)
         for name, part in self._parts.items():
             part.load_state_dict(training[name])
+        self._remember(path.name, training)
         self._best = training["saver"]["best"]
         self.num_saved = int(training["saver"]["num_saved"])
         # A kill may have come between the save and the marks that belong to it.

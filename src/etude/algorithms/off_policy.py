@@ -1,0 +1,364 @@
+"""What SAC and TD3 share: replay, warm-up, shards, and gradient steps that are checked first.
+
+An iteration, top to bottom:
+
+1. `ingest`: what was collected is appended to the episode stores, one per shard.
+2. `batches`: nothing while the warm-up lasts, in which actions are uniformly random. Then
+   `train_batches` gradient steps. Each first lets the reward source take one of its own, and then
+   draws every shard's part of a batch from that shard's store.
+3. `end_iteration`: the observation normaliser, where one is wanted, takes in what was collected.
+
+Gradients are summed in shard order. All noise is drawn from the key that is handed in, so a run
+that is killed and resumed takes the same steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
+
+from etude.algorithms.rewards import Batch, RewardSource
+from etude.core.clock import Clock
+from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
+from etude.core.errors import NonFinite, UsageError
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree, copy_arrays
+from etude.experience.episodes import EpisodeStore, StoreGeometry
+from etude.experience.episodes_geometry import store_specs
+from etude.experience.segments import check_finite
+from etude.models.actors import Actor
+from etude.models.adam import Adam
+from etude.models.critics import Target
+from etude.models.networks import FlatParameters
+from etude.models.normalise import merge_moments
+
+
+class OffPolicyConfig(Config):
+    """What SAC and TD3 have in common."""
+
+    rollout_steps: int = Field(100, ge=1, description="Steps of every row in an iteration.")
+    train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")
+    batch_size: int = Field(256, ge=1, description="Transitions of one gradient, over all shards.")
+    warmup_steps: int = Field(
+        10_000, ge=0, description="Environment steps of random actions before the first gradient."
+    )
+    capacity: int = Field(
+        1_000_000, ge=1, description="Observations the replay holds before old episodes go."
+    )
+    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
+    polyak: float = Field(0.995, ge=0, le=1, description="What targets keep of themselves.")
+    target_interval: int = Field(
+        1, ge=1, description="Gradient steps from one move of the targets to the next."
+    )
+    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    normalise_observations: bool = Field(
+        False, description="Shift and scale observations by what has been seen of them."
+    )
+
+    def idle_iterations(self, steps_per_iteration: int) -> int:
+        """The first iterations of a run, whose steps do not yet complete the warm-up."""
+        return max(-(-self.warmup_steps // steps_per_iteration) - 1, 0)
+
+
+@dataclass(frozen=True)
+class ReplayGeometry:
+    """How rows, groups, batches and shards divide; illegal sizes are refused."""
+
+    rows: int
+    steps: int
+    batch_size: int
+    shards: int
+    group_rows: int
+
+    def __post_init__(self) -> None:
+        for whole_name, whole, part_name, part in _ratios(**asdict(self)):
+            if whole % part:
+                raise UsageError(
+                    f"{part_name} {part:,} does not divide {whole_name} {whole:,}. "
+                    f"{_way_out(asdict(self))}"
+                )
+
+    @property
+    def steps_per_iteration(self) -> int:
+        return self.rows * self.steps
+
+    @property
+    def num_groups(self) -> int:
+        return self.rows // self.group_rows
+
+    def group_part(self, group: int) -> slice:
+        """The rows of one group."""
+        return slice(group * self.group_rows, (group + 1) * self.group_rows)
+
+    def store(self, env: EnvSpec, capacity: int) -> StoreGeometry:
+        """What one shard's store holds, when all of them together hold `capacity`."""
+        lanes, own = self.rows // self.shards, capacity // self.shards
+        # Where episodes have no limit, the longest that a store of this capacity takes.
+        longest = env.max_episode_steps or max(1, own // (2 * lanes) - 1)
+        least = 2 * self.rows * (longest + 1)
+        if capacity < least:
+            raise UsageError(
+                f"algorithm.capacity {capacity:,} is too small for {self.rows:,} rows with "
+                f"episodes of up to {longest:,} steps, since those in progress alone could fill "
+                f"half of it: use {least:,} or more, or fewer collector.rows."
+            )
+        return StoreGeometry(store_specs(env), lanes, longest, own)
+
+
+def _ratios(
+    rows: int, steps: int, batch_size: int, shards: int, group_rows: int
+) -> tuple[tuple[str, int, str, int], ...]:
+    """Every (name, whole, name, part) of which the part must divide the whole."""
+    groups = "the number of groups (collector.rows / collector.group_rows)"
+    return (
+        ("collector.rows", rows, "collector.group_rows", group_rows),
+        (groups, rows // group_rows, "learner.shards", shards),
+        ("algorithm.batch_size", batch_size, "learner.shards", shards),
+    )
+
+
+def _way_out(sizes: dict[str, int]) -> str:
+    """For each size, the nearest ones that make everything divide if only it is changed."""
+    options = {
+        "rows": "collector.rows",
+        "group_rows": "collector.group_rows",
+        "batch_size": "algorithm.batch_size",
+        "shards": "learner.shards",
+    }
+    clauses = []
+    for field, option in options.items():
+        given, near = sizes[field], []
+        for candidates in (range(given - 1, 0, -1), range(given + 1, 2 * given + 65)):
+            for size in candidates:
+                ratios = _ratios(**{**sizes, field: size})
+                if all(whole and whole % part == 0 for _, whole, _, part in ratios):
+                    near.append(size)
+                    break
+        if near:
+            clauses.append(f"{option} {' or '.join(f'{size:,}' for size in near)}")
+    return f"Sizes that work: {'; or '.join(clauses)}." if clauses else "Use learner.shards 1."
+
+
+class Trained:
+    """A network, its parameters as one vector, and the optimizer that moves them."""
+
+    def __init__(self, name: str, module: nn.Module, epsilon: float) -> None:
+        """`name` is what errors call it."""
+        self._name = name
+        self._parameters = list(module.parameters())
+        self.flat = FlatParameters(module)
+        self.optimizer = Adam(self.flat.data, self.flat.grad, epsilon)
+
+    def gradient(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The shards' mean loss []; its gradient, summed in shard order, is left in `flat.grad`.
+
+        Raises `NonFinite` where one of them is not finite: nothing has been applied yet.
+        """
+        self.flat.grad.zero_()
+        for loss in losses:
+            # Only towards these parameters: a loss may pass through networks that stay as they are.
+            (loss / len(losses)).backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
+        mean = torch.stack([loss.detach() for loss in losses]).mean()
+        if not bool(torch.isfinite(mean + self.flat.grad.dot(self.flat.grad))):
+            raise self._culprit(losses)
+        return mean
+
+    def _culprit(self, losses: Sequence[torch.Tensor]) -> NonFinite:
+        for s, loss in enumerate(losses):
+            if not bool(loss.isfinite()):
+                return NonFinite(f"the loss of the {self._name} (shard {s})")
+        parameter = self.flat.first_bad_gradient()
+        what = f"the gradient of '{parameter}'" if parameter else "the length of the gradient"
+        return NonFinite(f"{what} of the {self._name}")
+
+    def step(self, learning_rate: float) -> None:
+        """Move against the gradient."""
+        self.optimizer.step(learning_rate)
+
+
+class OffPolicy(ABC):
+    """See the module's text. Owns policy, critics, their targets, optimizers and the replay."""
+
+    noise_draws: ClassVar[int]
+    """Standard normal numbers per action dimension that a gradient step takes for a transition."""
+
+    def __init__(
+        self,
+        config: OffPolicyConfig,
+        policy: Actor,
+        stores: Sequence[EpisodeStore],
+        rewards: RewardSource,
+        key: Key,
+        device: torch.device,
+    ) -> None:
+        """One store per shard; the critics' initial weights are drawn from `key`."""
+        if config.batch_size % len(stores):
+            raise UsageError(
+                f"learner.shards {len(stores)} does not divide algorithm.batch_size "
+                f"{config.batch_size}; {len(stores) * -(-config.batch_size // len(stores))} works."
+            )
+        self.config = config
+        self.policy = policy.to(device)
+        self.stores = stores
+        self.rewards = rewards
+        self.device = device
+        generator = torch.Generator().manual_seed(key.integer()) if device.type != "meta" else None
+        self.critics = policy.make_critics(generator).to(device)
+        self.actor_training = Trained("actor", self.policy, config.adam_epsilon)
+        self.critic_training = Trained("critics", self.critics, config.adam_epsilon)
+        self.critic_target = Target(self.critics)
+        self.num_updates = 0
+        self._moments: dict[str, Tree] = {}
+
+    @abstractmethod
+    def learn(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """One gradient step on the shards' parts of a batch; metrics [] about it.
+
+        noises: [noise_draws, n, dims] standard normal, for each shard.
+        """
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
+        explore = torch.tensor(clock.now.timesteps < self.config.warmup_steps)
+        return Broadcast(clock.now.iterations, {**copy_arrays(state), "explore": explore})
+
+    def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
+        """Experience goes to the stores, where it can be drawn at once."""
+        first_row = 0
+        for fragment in fragments:
+            check_finite(fragment, first_row)
+            first_row += len(fragment.rewards)
+        per_shard = len(fragments) // len(self.stores)
+        for s, store in enumerate(self.stores if fragments else ()):
+            store.append(fragments[s * per_shard : (s + 1) * per_shard])
+        self._moments = {}
+        for fragment in fragments if self.config.normalise_observations else ():
+            for name, moments in fragment.moments.items():
+                known = self._moments.get(name)
+                self._moments[name] = moments if known is None else merge_moments(known, moments)
+        held = sum(store.num_transitions for store in self.stores)
+        return {"replay/transitions": float(held)}
+
+    def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
+        """Gradient steps, once the warm-up is over."""
+        config, shards = self.config, range(len(self.stores))
+        if clock.now.timesteps + clock.nest.steps_per_iteration < config.warmup_steps:
+            return
+        size = config.batch_size // len(self.stores)
+        draws = [key.child("replay", s).generator() for s in shards]
+        chances = [key.child("noise", s).generator() for s in shards]
+        for b in range(config.train_batches):
+            told = self.rewards.update(self.stores, key.child("rewards", b))
+            chosen = [
+                self.rewards.batch(store, generator, size)
+                for store, generator in zip(self.stores, draws, strict=True)
+            ]
+            noises = [self._noise(generator, size) for generator in chances]
+            try:
+                learned = self.learn(chosen, noises)
+            except NonFinite as error:
+                raise _culprit(chosen, error) from error
+            values = torch.stack(list(learned.values())).tolist()
+            metrics = {**told, **dict(zip(learned, values, strict=True))}
+            yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
+
+    def _noise(self, generator: np.random.Generator, size: int) -> torch.Tensor:
+        """[noise_draws, size, dims] standard normal."""
+        noise = torch.empty(self.noise_draws, size, self.policy.num_actions)
+        generator.standard_normal(dtype=np.float32, out=noise.numpy())
+        return noise.to(self.device)
+
+    def _worth(self, batch: Batch, next_values: torch.Tensor) -> torch.Tensor:
+        """[n] what a step turned out to be worth: its reward, and its future unless it was the end.
+
+        A truncated step goes on: only time ran out.
+        """
+        return batch.rewards + self.config.gamma * next_values * ~batch.terminated
+
+    @property
+    def _targets_are_due(self) -> bool:
+        return self.num_updates % self.config.target_interval == 0
+
+    def end_iteration(self) -> dict[str, float]:
+        self.policy.absorb(self._moments)
+        self._moments = {}
+        return {}
+
+    def policy_parts(self) -> tuple[Tree, Tree]:
+        return dict(self.policy.state_dict()), self.policy.contract()
+
+    def load_policy(self, arrays: Tree) -> None:
+        self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
+
+    def start_from(self, arrays: Tree) -> None:
+        self.load_policy(arrays)
+
+    def state_dict(self) -> Tree:
+        """The policy's own arrays are kept beside this, in `policy/`; experience is in the stores'
+        files, which this names."""
+        return {
+            "critics": self.critic_training.flat.data.detach(),
+            "critic_target": self.critic_target.data,
+            "critic_optimizer": self.critic_training.optimizer.state_dict(),
+            "actor_optimizer": self.actor_training.optimizer.state_dict(),
+            "num_updates": self.num_updates,
+            "rewards": self.rewards.state_dict(),
+            "stores": {_shard_name(s): store.state_dict() for s, store in enumerate(self.stores)},
+        }
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.critic_training.flat.data.copy_(torch.as_tensor(state["critics"]))
+        self.critic_target.data.copy_(torch.as_tensor(state["critic_target"]))
+        self.critic_training.optimizer.load_state_dict(state["critic_optimizer"])
+        self.actor_training.optimizer.load_state_dict(state["actor_optimizer"])
+        self.num_updates = int(state["num_updates"])
+        self.rewards.load_state_dict(state["rewards"])
+        for s, store in enumerate(self.stores):
+            store.load_state_dict(state["stores"][_shard_name(s)])
+
+    def retire(self, states: Sequence[Tree]) -> None:
+        """Delete replayed experience that neither this run nor any of these states still needs.
+
+        states: what `state_dict` gave, arrays or not, to every checkpoint that can be resumed.
+        """
+        for s, store in enumerate(self.stores):
+            named = [state["stores"][_shard_name(s)] for state in states]
+            if not any("sealed_sha256" in state for state in named):  # A dataset has no garbage.
+                store.delete_garbage(named)
+
+    def close(self) -> None:
+        """Let go of the stores' files."""
+        for store in self.stores:
+            store.close()
+
+
+def _shard_name(shard: int) -> str:
+    return f"{shard:06d}"
+
+
+def _culprit(batches: Sequence[Batch], error: NonFinite) -> NonFinite:
+    """A bad number in the batch itself, if there is one; else what the networks made of it."""
+    arrays: dict[str, torch.Tensor] = {}
+    found = ""
+    for s, batch in enumerate(batches):
+        named = {f"observation '{name}'": x for name, x in batch.obs.items()}
+        named |= {"action": batch.actions, "reward": batch.rewards}
+        named |= {f"next observation '{name}'": x for name, x in batch.next_obs.items()}
+        for name, x in named.items():
+            arrays[f"shard{s}_{name}".replace("'", "").replace(" ", "_")] = x
+            bad = x.isfinite().logical_not().nonzero()
+            if len(bad) and not found:
+                found = f"the {name} of replayed step {int(bad[0][0])} of a batch (shard {s})"
+        arrays[f"shard{s}_terminated"] = batch.terminated
+    return NonFinite(found or error.where, arrays)

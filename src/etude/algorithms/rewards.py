@@ -1,0 +1,91 @@
+"""Where the rewards of replayed experience come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from etude.core.contracts import Observations
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.experience.episodes import EpisodeStore, Transitions
+
+
+class Batch(NamedTuple):
+    """Replayed transitions as tensors on the learner's device, observations raw."""
+
+    obs: dict[str, torch.Tensor]
+    """{name: [n, ...]}."""
+    actions: torch.Tensor
+    """[n, dims]."""
+    rewards: torch.Tensor
+    """[n] float32: what the reward source says each step was worth."""
+    terminated: torch.Tensor
+    """[n] bool: the future is worth nothing. A truncated step's future is worth its value."""
+    next_obs: dict[str, torch.Tensor]
+    """{name: [n, ...]}: what the step led to, before any reset."""
+
+    @classmethod
+    def of(cls, steps: Transitions, rewards: torch.Tensor, device: torch.device) -> Batch:
+        """The transitions with these rewards in place of those they were stored with."""
+
+        def put(arrays: Observations) -> dict[str, torch.Tensor]:
+            return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+        return cls(
+            put(steps.obs),
+            torch.from_numpy(steps.actions).to(device),
+            rewards.to(device),
+            torch.from_numpy(steps.terminated).to(device),
+            put(steps.next_obs),
+        )
+
+
+class RewardSource(Protocol):
+    """Draws what an off-policy learner learns from, and says what each step was worth.
+
+    Learned rewards replace stored ones when a batch is drawn; they are never written back.
+    """
+
+    def batch(self, store: EpisodeStore, generator: np.random.Generator, size: int) -> Batch:
+        """`size` transitions of one shard's store."""
+        ...
+
+    def update(self, stores: Sequence[EpisodeStore], key: Key) -> dict[str, float]:
+        """One gradient step of whatever is learned here, over all shards in their order."""
+        ...
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state: Tree) -> None: ...
+
+
+class GivenConfig(Config):
+    """The environment's own rewards."""
+
+    kind: Literal["given"] = Field("given", description="As the environment gives them.")
+
+
+class GivenRewards:
+    """The rewards the environment gave."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def batch(self, store: EpisodeStore, generator: np.random.Generator, size: int) -> Batch:
+        steps = store.sample_transitions(generator, size)
+        return Batch.of(steps, torch.from_numpy(steps.rewards), self._device)
+
+    def update(self, stores: Sequence[EpisodeStore], key: Key) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> Tree:
+        return {}
+
+    def load_state_dict(self, state: Tree) -> None:
+        pass

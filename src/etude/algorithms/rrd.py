@@ -1,0 +1,345 @@
+"""Randomised return decomposition (RRD): a reward per step, learned from returns of episodes.
+
+For an episode of T steps and return R, draw K of its steps (without replacement, unless K > T).
+With predictions r_k = r(s_k, a_k, s'_k), their mean m and the target g = R / T:
+
+    biased    (m - g)^2
+    unbiased  (m - g)^2 - c s^2 / K      s^2 = sum (r_k - m)^2 / (K - 1)
+              c = 1 - K / T for K <= T (0 for T = 1), and 1 for K > T
+
+m estimates the mean prediction mu of the whole episode, and E[m] = mu. Hence
+E[(m - g)^2] = (mu - g)^2 + Var[m]: the biased loss also pushes the predictions of an episode
+together. Var[m] is v / K (1 - K / T) without replacement, v being the variance of all T
+predictions with divisor T - 1, and v (T - 1) / T / K with it; c s^2 / K has exactly that mean, so
+the unbiased loss has the mean (mu - g)^2. A single step's s^2 is undefined: `unbiased` needs
+K >= 2.
+
+Everything is per step: a prediction is a reward, in the units of R / T. (Scaled to the return,
+T m against R, both terms would need a factor T^2.) What a Q-function learns from is the raw
+prediction for each transition drawn, as in the reference; it sums to R over an episode, to the
+extent it was learned.
+
+*What inputs are normalised by* is state: whenever a store has been given steps since the last
+look, which is once per iteration online and once per run on a dataset, the first update draws as
+many steps of finished episodes as are new (at most `MOST_MOMENTS`) and merges their moments.
+Between these the normaliser is frozen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from etude.algorithms.rewards import Batch
+from etude.core.contracts import Array
+from etude.core.errors import NonFinite, UsageError
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.experience.episodes import EpisodeStore, Subsets, Transitions
+from etude.models.adam import Adam
+from etude.models.networks import FlatParameters
+from etude.models.normalise import merge_moments, no_moments
+from etude.models.reward_networks import RewardNetwork, RewardNetworkConfig
+
+MOST_MOMENTS = 4096
+"""Steps of a shard that are drawn for the normaliser at a time; the mean of a column is
+then known to 1.6 % of its spread."""
+SAME = 1e-6
+"""Spreads below this part of the largest number are rounding."""
+
+
+class RRDConfig(Config):
+    """Rewards learned from returns by randomised return decomposition."""
+
+    kind: Literal["rrd"] = Field("rrd", description="Randomised return decomposition.")
+    loss: Literal["unbiased", "biased"] = Field(
+        "unbiased", description="unbiased takes the variance of the drawn mean out of the loss."
+    )
+    rrd_batch_size: int = Field(256, ge=1, description="Steps of one reward gradient.")
+    rrd_sample_size: int = Field(64, ge=1, description="Steps K drawn of one episode.")
+    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    normalise_targets: bool = Field(
+        False,
+        description="Learn R/T in units of its spread at the first update; for datasets, where "
+        "it is known. A success spread over many steps is too small to learn otherwise.",
+    )
+    network: RewardNetworkConfig = Field(RewardNetworkConfig(), description="r(s, a, s').")
+
+    @classmethod
+    def vector(cls, discrete: bool = False) -> RRDConfig:
+        """The reference's sizes for vectors: 4 subsets of 64, or 10 of 25 for discrete actions.
+
+        The reference divides 256 by 25 and drops the rest; 250 is what it uses of them.
+        """
+        return cls(rrd_batch_size=250, rrd_sample_size=25) if discrete else cls()
+
+    @classmethod
+    def image(cls, reads: tuple[str, ...] = ("image", "state")) -> RRDConfig:
+        """The reference's sizes for images, one subset of 32, and targets in their own units."""
+        network = RewardNetworkConfig(reads=reads)
+        return cls(rrd_batch_size=32, rrd_sample_size=32, normalise_targets=True, network=network)
+
+    def subsets_per_shard(self, shards: int) -> int:
+        """Subsets that each shard contributes to a gradient; refuses sizes that do not divide."""
+        size, sample = self.rrd_batch_size, self.rrd_sample_size
+        if sample == 1 and self.loss == "unbiased":
+            raise UsageError(
+                "The unbiased loss needs the variance of a subset, which one step does not have: "
+                "use rrd_sample_size 2 or more, or the biased loss."
+            )
+        unit = sample * shards
+        if size % unit == 0:
+            return size // unit
+        batches = sorted({max(1, size // unit) * unit, (size // unit + 1) * unit})
+        least = 2 if self.loss == "unbiased" else 1
+        samples = [k for k in range(least, size + 1) if size % (k * shards) == 0]
+        near = sorted(sorted(samples, key=lambda k: abs(math.log(k / sample)))[:2])
+        ways = [f"rrd_batch_size {_either(batches)}"]
+        ways += [f"rrd_sample_size {_either(near)}"] if near else []
+        raise UsageError(
+            f"rrd_batch_size {size:,} is not a whole number of subsets of rrd_sample_size "
+            f"{sample:,} for each of {shards:,} shards: use {', or '.join(ways)}."
+        )
+
+
+def _either(sizes: list[int]) -> str:
+    return " or ".join(f"{size:,}" for size in sizes)
+
+
+def subset_losses(
+    predictions: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, unbiased: bool
+) -> torch.Tensor:
+    """The loss of each subset, [subsets]; see the module's text.
+
+    predictions: [subsets, K]; targets: [subsets], R / T; lengths: [subsets], T, as floats.
+    """
+    losses = (predictions.mean(1) - targets).square()
+    if not unbiased:
+        return losses
+    num = predictions.shape[1]
+    share = torch.where(lengths < num, 1.0, 1.0 - num / lengths)
+    share = torch.where(lengths == 1, 0.0, share)
+    return losses - share * predictions.var(1, correction=1) / num
+
+
+class Episodes(Protocol):
+    """What is drawn from: an `EpisodeStore`, or some of its episodes."""
+
+    @property
+    def time(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def num_episodes(self) -> int: ...
+    @property
+    def returns(self) -> Array: ...
+    @property
+    def lengths(self) -> Array: ...
+
+    def sample_subsets(
+        self, generator: np.random.Generator, num_subsets: int, num_steps: int
+    ) -> Subsets: ...
+
+
+class RRD:
+    """A `RewardSource`; see the module's text. Owns network, optimizer and input moments."""
+
+    METRICS = ("train/R_loss", "train/R_mean", "train/R_std", "train/R_grad_norm")
+
+    def __init__(
+        self, config: RRDConfig, network: RewardNetwork, shards: int, device: torch.device
+    ) -> None:
+        self.config, self.device = config, device
+        self.subsets = config.subsets_per_shard(shards)
+        self.network = network.to(device)
+        self.flat = FlatParameters(self.network)
+        self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
+        self.seen: Array = np.zeros(shards, np.int64)
+        """Steps each shard's store had been given when it was last looked at."""
+
+    def batch(self, store: EpisodeStore, generator: np.random.Generator, size: int) -> Batch:
+        """Transitions of finished and open episodes with the rewards that are learned so far."""
+        steps = store.sample_transitions(generator, size)
+        drawn = Batch.of(steps, torch.from_numpy(steps.rewards), self.device)
+        with torch.no_grad():
+            rewards = self.network(drawn.obs, drawn.actions, drawn.next_obs)
+        return drawn._replace(rewards=rewards)
+
+    def update(self, stores: Sequence[Episodes], key: Key) -> dict[str, float]:
+        """One gradient step on `subsets` subsets of each store, summed in the stores' order.
+
+        Only finished episodes have a return. Until every store holds one, nothing is learned and
+        nothing is drawn: {}.
+        """
+        if not all(store.num_episodes for store in stores):
+            return {}
+        if self.config.normalise_targets and not self.seen.any():
+            self._measure_targets(stores)
+        self._look(stores, key.child("moments"))
+        size = self.config.rrd_sample_size
+        drawn = [
+            store.sample_subsets(key.child("subsets", s).generator(), self.subsets, size)
+            for s, store in enumerate(stores)
+        ]
+        return self.learn(drawn)
+
+    def learn(self, drawn: Sequence[Subsets]) -> dict[str, float]:
+        """The gradient step on given subsets, one `Subsets` per shard; a bad one is not taken."""
+        loss, mean, square = self._gradient(drawn)
+        norm = float(self.flat.grad.norm())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._culprit(drawn)
+        self.optimizer.step(self.config.learning_rate)
+        shift, scale = float(self.network.shift), float(self.network.scale)
+        spread = math.sqrt(max(0.0, square - mean * mean))
+        values = (loss * scale * scale, shift + scale * mean, scale * spread, norm)
+        return dict(zip(self.METRICS, values, strict=True))
+
+    def _gradient(self, drawn: Sequence[Subsets]) -> tuple[float, float, float]:
+        """Sum every shard's gradient into `flat.grad`, in shard order.
+
+        Returns the loss, and the mean and mean square of all y, in the network's units.
+        """
+        self.flat.grad.zero_()
+        total = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for subsets in drawn:
+            y = self._outputs(subsets)
+            loss = self._loss(y, subsets)
+            (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
+            wide = y.detach().double()
+            total += torch.stack([loss.detach().double(), wide.mean(), wide.square().mean()])
+        loss_, mean, square = (total / len(drawn)).tolist()
+        return loss_, mean, square
+
+    def _outputs(self, subsets: Subsets) -> torch.Tensor:
+        """y [subsets, K] of what was drawn."""
+        obs, actions, next_obs = self._tensors(subsets.steps)
+        return self.network.outputs(obs, actions, next_obs).view(subsets.steps.rewards.shape)
+
+    def _loss(self, y: torch.Tensor, subsets: Subsets) -> torch.Tensor:
+        """Mean over subsets, in the network's units."""
+        per_step = torch.from_numpy(subsets.returns / subsets.lengths).to(self.device)
+        targets = ((per_step - self.network.shift) / self.network.scale).float()
+        lengths = torch.from_numpy(subsets.lengths).to(self.device, torch.float32)
+        return subset_losses(y, targets, lengths, self.config.loss == "unbiased").mean()
+
+    def _tensors(
+        self, steps: Transitions
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
+        """What the network reads of steps [subsets, K, ...], as [subsets * K, ...]."""
+
+        def put(array: Array) -> torch.Tensor:
+            return torch.from_numpy(array.reshape(-1, *array.shape[2:])).to(self.device)
+
+        names = self.network.observations
+        obs, next_obs = ({n: put(o[n]) for n in names} for o in (steps.obs, steps.next_obs))
+        return obs, put(steps.actions), next_obs
+
+    def _look(self, stores: Sequence[Episodes], key: Key) -> None:
+        """Merge the moments of a sample as large as what is new in the stores."""
+        given = [store.time * store.lanes for store in stores]
+        if given == self.seen.tolist():
+            return
+        moments = no_moments(self.network.num_vectors)
+        for s, store in enumerate(stores):
+            left = min(given[s] - int(self.seen[s]), MOST_MOMENTS)
+            generator = key.child(s).generator()
+            while left > 0 and self.network.num_vectors:
+                # Images come along: never more of them at a time than a gradient step takes.
+                num = min(left, self.config.rrd_batch_size)
+                steps = store.sample_subsets(generator, num, 1).steps
+                moments = merge_moments(moments, self._moments(steps))
+                left -= num
+        if float(moments["count"]):
+            self.network.normaliser.absorb(moments)
+        self.seen[:] = given
+
+    def _moments(self, steps: Transitions) -> Tree:
+        x: Array = self.network.vectors(*self._tensors(steps)).cpu().numpy().astype(np.float64)
+        mean = x.mean(0)
+        if not np.isfinite(mean).all():
+            raise _bad_input(steps) or NonFinite("the change of an observation in one step")
+        return {"count": np.asarray(float(len(x))), "mean": mean, "m2": ((x - mean) ** 2).sum(0)}
+
+    def _measure_targets(self, stores: Sequence[Episodes]) -> None:
+        """Learn in units of R / T as it is drawn, with an episode's weight its length.
+
+        A network that was begun with another run's weights keeps the units they were learned in.
+        """
+        if (float(self.network.shift), float(self.network.scale)) != (0.0, 1.0):
+            return
+        returns = np.concatenate([store.returns for store in stores])
+        lengths = np.concatenate([store.lengths for store in stores])
+        per_step = returns / lengths
+        mean = returns.sum() / lengths.sum()
+        spread = math.sqrt((lengths * (per_step - mean) ** 2).sum() / lengths.sum())
+        if spread > SAME * float(np.abs(per_step).max()):
+            self.network.shift.fill_(float(mean))
+            self.network.scale.fill_(spread)
+
+    def _culprit(self, drawn: Sequence[Subsets]) -> NonFinite:
+        """What was not finite first, on the way from the store to the gradient."""
+        for s, subsets in enumerate(drawn):
+            arrays = {f"shard{s}_{n}": getattr(subsets, n) for n in ("returns", "lengths")}
+            obs, actions, next_obs = self._tensors(subsets.steps)
+            arrays |= {f"shard{s}_{n}": x for n, x in obs.items()} | {f"shard{s}_action": actions}
+            arrays |= {f"shard{s}_next_{n}": x for n, x in next_obs.items()}
+            if not np.isfinite(subsets.returns).all():
+                return NonFinite(f"the return of an episode (shard {s})", arrays)
+            if found := _bad_input(subsets.steps):
+                return NonFinite(f"{found.where} (shard {s})", arrays)
+            with torch.no_grad():
+                y = self._outputs(subsets)
+                if not bool(y.isfinite().all()):
+                    return NonFinite(f"the predicted reward of a step (shard {s})", arrays)
+                if not bool(self._loss(y, subsets).isfinite()):
+                    return NonFinite(f"the loss of the reward network (shard {s})", arrays)
+        name = self.flat.first_bad_gradient()
+        where = f"gradient of '{name}'" if name else "norm of the gradient"
+        return NonFinite(f"the {where} of the reward network", arrays)
+
+    def learner_state(self) -> Tree:
+        """All but the network."""
+        return {"optimizer": self.optimizer.state_dict(), "seen": self.seen.copy()}
+
+    def load_learner_state(self, state: Tree) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.seen[:] = np.asarray(state["seen"])
+
+    def state_dict(self) -> Tree:
+        return {"network": dict(self.network.state_dict()), **self.learner_state()}
+
+    def load_state_dict(self, state: Tree) -> None:
+        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
+        self.network.load_state_dict(arrays)
+        self.load_learner_state(state)
+
+
+def num_bytes(config: RRDConfig, network: RewardNetwork) -> int:
+    """Memory of learning: parameters, gradient and Adam's two, and one batch of inputs.
+
+    s and s' are held as they are stored; images also stacked, and as floats. The network can be
+    on the meta device. What the layers keep for the gradient comes on top.
+    """
+    step = 0
+    for spec in network.observations.values():
+        copies = 1 + 1 + 4 if len(spec.shape) == 3 else 1
+        step += 2 * copies * spec.num_bytes
+    parameters = sum(p.numel() for p in network.parameters())
+    return 4 * 4 * parameters + config.rrd_batch_size * step
+
+
+def _bad_input(steps: Transitions) -> NonFinite | None:
+    named = {f"observation '{name}'": array for name, array in steps.obs.items()}
+    named |= {f"next observation '{name}'": array for name, array in steps.next_obs.items()}
+    for name, array in {**named, "action": steps.actions}.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return NonFinite(f"{name} of a stored step", {"array": array})
+    return None

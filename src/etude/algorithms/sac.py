@@ -1,0 +1,137 @@
+"""Soft actor-critic: act for the sum of rewards and of the policy's own entropy.
+
+One gradient step, top to bottom (`learn`):
+
+1. The policy says what it would do now in the replayed states, and how likely that was.
+2. Critics: both are drawn to  r + gamma * (min of the target critics - alpha * log-probability)
+   of an action the policy takes in the next state; r alone where the episode terminated.
+3. Alpha, the price of entropy, rises while the policy is more certain than it should be.
+4. Actor: its own action, seen through the critics as they now are, is to be worth more:
+   alpha * log-probability - min of the critics  falls.
+5. The target critics follow the critics.
+
+Alpha is the one from before this step in all of them. `rewards.py` says what r is, `off_policy.py`
+where the states come from. Steps are taken in the order of stable-baselines3, to whose update a
+test holds this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional
+
+from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from etude.algorithms.rewards import Batch, RewardSource
+from etude.core.errors import NonFinite
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.experience.episodes import EpisodeStore
+from etude.models.actors import SquashedPolicy
+from etude.models.adam import Adam
+
+
+class SACConfig(OffPolicyConfig):
+    """Soft actor-critic."""
+
+    kind: Literal["sac"] = Field("sac", description="Soft actor-critic.")
+    alpha: float | None = Field(
+        None, gt=0, description="Price of entropy; learned from 1 on where not given."
+    )
+    target_entropy: float | None = Field(
+        None,
+        description="Entropy a learned price holds; minus the action's dimensions if not given.",
+    )
+
+
+class SAC(OffPolicy):
+    """See the module's text."""
+
+    config: SACConfig
+    policy: SquashedPolicy
+    noise_draws = 2
+
+    def __init__(
+        self,
+        config: SACConfig,
+        policy: SquashedPolicy,
+        stores: Sequence[EpisodeStore],
+        rewards: RewardSource,
+        key: Key,
+        device: torch.device,
+    ) -> None:
+        super().__init__(config, policy, stores, rewards, key, device)
+        given = config.target_entropy
+        self.target_entropy = -float(policy.num_actions) if given is None else given
+        self.log_alpha = torch.full((1,), math.log(config.alpha or 1.0), device=device)
+        self._alpha_grad = torch.zeros_like(self.log_alpha)
+        self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
+
+    def learn(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        config, policy, critics = self.config, self.policy, self.critics
+        alpha = self.log_alpha.exp()
+        seen = [policy.prepare(batch.obs) for batch in batches]
+        drawn = [policy.sample(x["actor"], noise[0]) for x, noise in zip(seen, noises, strict=True)]
+
+        values, critic_losses = [], []
+        for x, batch, noise in zip(seen, batches, noises, strict=True):
+            target = self.target(batch, noise[1], alpha)
+            first, second = critics(x["critic"], batch.actions)
+            values.append(torch.stack([first.detach(), second.detach()]).mean())
+            error = functional.mse_loss(first, target) + functional.mse_loss(second, target)
+            critic_losses.append(0.5 * error)
+        critic_loss = self.critic_training.gradient(critic_losses)
+        alpha_loss = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
+        if config.alpha is None:
+            self.alpha_optimizer.step(config.learning_rate)
+        self.critic_training.step(config.learning_rate)
+
+        actor_losses = []
+        for x, (actions, log_probs) in zip(seen, drawn, strict=True):
+            worth = critics.least_of(x["critic"], actions)
+            actor_losses.append((alpha * log_probs - worth).mean())
+        actor_loss = self.actor_training.gradient(actor_losses)
+        self.actor_training.step(config.learning_rate)
+
+        self.num_updates += 1
+        if self._targets_are_due:
+            self.critic_target.follow(self.critic_training.flat.data, 1.0 - config.polyak)
+        metrics = {
+            "train/critic_loss": critic_loss,
+            "train/actor_loss": actor_loss,
+            "train/ent_coef": alpha.squeeze(),
+            "train/q_mean": torch.stack(values).mean(),
+        }
+        return metrics | ({"train/ent_coef_loss": alpha_loss} if config.alpha is None else {})
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        """[n] what each replayed action is said to be worth."""
+        following = self.policy.prepare(batch.next_obs)
+        actions, log_probs = self.policy.sample(following["actor"], noise)
+        worth = self.critic_target.module.least_of(following["critic"], actions)
+        return self._worth(batch, worth - alpha * log_probs)
+
+    def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The loss []  -log alpha * mean(log-probability + target entropy),  gradient kept."""
+        surplus = torch.stack([x.mean() for x in log_probs]).mean() + self.target_entropy
+        self._alpha_grad.copy_(-surplus)
+        loss = -self.log_alpha.squeeze() * surplus
+        if not bool(loss.isfinite()):
+            raise NonFinite("the loss of the entropy coefficient")
+        return loss
+
+    def state_dict(self) -> Tree:
+        own = {"log_alpha": self.log_alpha, "alpha_optimizer": self.alpha_optimizer.state_dict()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Tree) -> None:
+        super().load_state_dict(state)
+        self.log_alpha.copy_(torch.as_tensor(state["log_alpha"]))
+        self.alpha_optimizer.load_state_dict(state["alpha_optimizer"])

@@ -1,0 +1,123 @@
+"""Twin delayed deep deterministic policy gradient.
+
+One gradient step, top to bottom (`learn`):
+
+1. Critics: both are drawn to  r + gamma * min of the target critics  at the action the target
+   actor takes in the next state, blurred by clipped noise so that no sharp peak of a critic is
+   believed; r alone where the episode terminated.
+2. Every `delay` steps, actor: its action, seen through the first critic, is to be worth more.
+3. Every `target_interval` steps the targets follow critics and actor.
+
+`rewards.py` says what r is, `off_policy.py` where the states come from. A test holds this update to
+the one of stable-baselines3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional
+
+from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from etude.algorithms.rewards import Batch, RewardSource
+from etude.core.clock import Clock
+from etude.core.contracts import Broadcast
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.experience.episodes import EpisodeStore
+from etude.models.actors import DeterministicPolicy
+from etude.models.critics import Target
+
+
+class TD3Config(OffPolicyConfig):
+    """Twin delayed deep deterministic policy gradient."""
+
+    kind: Literal["td3"] = Field("td3", description="Twin delayed DDPG.")
+    exploration: float = Field(0.1, ge=0, description="Spread of the noise actions explore with.")
+    target_noise: float = Field(0.2, ge=0, description="Spread of the noise on target actions.")
+    target_noise_clip: float = Field(0.5, ge=0, description="The most that noise may be.")
+    delay: int = Field(2, ge=1, description="Gradient steps of the critics to one of the actor.")
+    target_interval: int = Field(
+        2, ge=1, description="Gradient steps from one move of the targets to the next."
+    )
+
+
+class TD3(OffPolicy):
+    """See the module's text."""
+
+    config: TD3Config
+    policy: DeterministicPolicy
+    noise_draws = 1
+
+    def __init__(
+        self,
+        config: TD3Config,
+        policy: DeterministicPolicy,
+        stores: Sequence[EpisodeStore],
+        rewards: RewardSource,
+        key: Key,
+        device: torch.device,
+    ) -> None:
+        super().__init__(config, policy, stores, rewards, key, device)
+        self.actor_target = Target(policy.actor)
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        broadcast = super().broadcast(clock)
+        broadcast.policy["exploration"] = torch.tensor(self.config.exploration)
+        return broadcast
+
+    def learn(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        config, policy, critics = self.config, self.policy, self.critics
+        seen = [policy.prepare(batch.obs) for batch in batches]
+
+        values, critic_losses = [], []
+        for x, batch, noise in zip(seen, batches, noises, strict=True):
+            target = self.target(batch, noise[0])
+            first, second = critics(x["critic"], batch.actions)
+            values.append(torch.stack([first.detach(), second.detach()]).mean())
+            error = functional.mse_loss(first, target) + functional.mse_loss(second, target)
+            critic_losses.append(error)
+        metrics = {
+            "train/critic_loss": self.critic_training.gradient(critic_losses),
+            "train/q_mean": torch.stack(values).mean(),
+        }
+        self.critic_training.step(config.learning_rate)
+
+        self.num_updates += 1
+        if self.num_updates % config.delay == 0:
+            actor_losses = [
+                -critics.first_of(x["critic"], policy.actions(x["actor"])).mean() for x in seen
+            ]
+            metrics["train/actor_loss"] = self.actor_training.gradient(actor_losses)
+            self.actor_training.step(config.learning_rate)
+
+        if self._targets_are_due:
+            self.critic_target.follow(self.critic_training.flat.data, 1.0 - config.polyak)
+            self.actor_target.follow(self.actor_training.flat.data, 1.0 - config.polyak)
+        return metrics
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
+        """[n] what each replayed action is said to be worth."""
+        config, following = self.config, self.policy.prepare(batch.next_obs)
+        most = config.target_noise_clip
+        blur = (config.target_noise * noise).clamp(-most, most)
+        actions = (self.actor_target.module(following["actor"]).tanh() + blur).clamp(-1.0, 1.0)
+        worth = self.critic_target.module.least_of(following["critic"], actions)
+        return self._worth(batch, worth)
+
+    def start_from(self, arrays: Tree) -> None:
+        super().start_from(arrays)
+        self.actor_target.data.copy_(self.actor_training.flat.data)
+
+    def state_dict(self) -> Tree:
+        return {**super().state_dict(), "actor_target": self.actor_target.data}
+
+    def load_state_dict(self, state: Tree) -> None:
+        super().load_state_dict(state)
+        self.actor_target.data.copy_(torch.as_tensor(state["actor_target"]))

@@ -1,0 +1,76 @@
+"""A recipe: everything a run is, in one frozen description, and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from etude.algorithms.ircr import IRCRConfig
+from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.algorithms.rewards import GivenConfig
+from etude.algorithms.rrd import RRDConfig
+from etude.algorithms.sac import SACConfig
+from etude.algorithms.td3 import TD3Config
+from etude.app.logs import LogsConfig
+from etude.core.clock import ClockConfig
+from etude.core.errors import UsageError
+from etude.core.explain import explain
+from etude.core.recipe import Config
+from etude.envs.catalog import EnvConfig
+from etude.models.policies import PolicyConfig
+from etude.rollout.local import CollectorConfig
+from etude.training.curriculum import CurriculumConfig
+from etude.training.evaluation import EvaluationConfig
+from etude.training.saving import CheckpointConfig
+
+AlgorithmConfig = Annotated[PPOConfig | SACConfig | TD3Config, Field(discriminator="kind")]
+RewardsConfig = Annotated[GivenConfig | RRDConfig | IRCRConfig, Field(discriminator="kind")]
+
+
+class Recipe(Config):
+    """What a person asks for. Complete: the file of it runs again as it is."""
+
+    name: str = Field(description="Name of the recipe; runs are kept under it.")
+    seed: int = Field(0, ge=0, description="Where all randomness of the run comes from.")
+    start_from: str | None = Field(
+        None, description="A run or policy whose weights and normaliser this run starts with."
+    )
+    env: EnvConfig = Field(description="The task.")
+    collector: CollectorConfig = Field(CollectorConfig(), description="Rollouts.")
+    policy: PolicyConfig = Field(PolicyConfig(), description="Networks.")
+    algorithm: AlgorithmConfig = Field(PPOConfig(), description="Learning.")
+    rewards: RewardsConfig = Field(
+        GivenConfig(), description="Where replayed rewards come from; for sac and td3."
+    )
+    learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
+    clock: ClockConfig = Field(description="Length of the run and its levels.")
+    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="From easy to whole.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
+    logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
+
+
+def load(path: Path) -> Recipe:
+    """Read a recipe.yaml."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"{path} cannot be read as YAML: {words}.") from error
+    return validated(content, str(path))
+
+
+def validated(content: Any, source: str) -> Recipe:
+    """A recipe from plain data; errors name the field as it is written on the command line."""
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(f"{source}: {explain(error, Recipe)}") from error
+
+
+def dump(recipe: Recipe) -> str:
+    """The text of a recipe.yaml."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)

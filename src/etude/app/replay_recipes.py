@@ -1,0 +1,82 @@
+"""Recipes that learn from replayed experience."""
+
+from __future__ import annotations
+
+from etude.algorithms.ppo import LearnerConfig
+from etude.algorithms.rrd import RRDConfig
+from etude.algorithms.sac import SACConfig
+from etude.algorithms.td3 import TD3Config
+from etude.app.recipe import Recipe
+from etude.core.clock import ClockConfig
+from etude.envs.gym import GymConfig
+from etude.envs.reach import ReachConfig
+from etude.models.policies import PolicyConfig
+from etude.rollout.local import CollectorConfig
+from etude.training.evaluation import EvaluationConfig
+from etude.training.saving import CheckpointConfig
+
+
+def sac() -> Recipe:
+    """SAC on any Gymnasium environment with a box of actions: `--env.id HalfCheetah-v5`."""
+    return Recipe(
+        name="sac",
+        env=GymConfig(id="Pendulum-v1"),
+        collector=CollectorConfig(rows=1, group_rows=1, threads=1),
+        policy=PolicyConfig(kind="squashed", hidden=(256, 256), activation="relu"),
+        algorithm=SACConfig(rollout_steps=100, train_batches=100, warmup_steps=1_000),
+        clock=ClockConfig(total_timesteps=20_000, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=10, rows=10, group_rows=10),
+    )
+
+
+def td3() -> Recipe:
+    """TD3 on any Gymnasium environment with a box of actions: `--env.id HalfCheetah-v5`."""
+    return sac().model_copy(
+        update={
+            "name": "td3",
+            "policy": PolicyConfig(kind="deterministic", hidden=(256, 256), activation="relu"),
+            "algorithm": TD3Config(rollout_steps=100, train_batches=100, warmup_steps=1_000),
+        }
+    )
+
+
+def episodic() -> Recipe:
+    """Reach, rewarded only when an episode is over: RRD learns what each step was worth."""
+    return Recipe(
+        name="episodic",
+        env=ReachConfig(episodic=True),
+        collector=CollectorConfig(rows=32, group_rows=16, threads=2),
+        policy=PolicyConfig(kind="squashed", hidden=(256, 256), activation="relu"),
+        algorithm=SACConfig(
+            rollout_steps=10, train_batches=100, warmup_steps=4_800, gamma=0.95, capacity=200_000
+        ),
+        rewards=RRDConfig.vector(),
+        clock=ClockConfig(total_timesteps=96_000, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
+    )
+
+
+def episodic_short() -> Recipe:
+    """The same in a few seconds, saved and tested often: a run to kill and resume."""
+    full = episodic()
+    return full.model_copy(
+        update={
+            "name": "episodic-short",
+            "env": ReachConfig(episodic=True, max_episode_steps=12),
+            "collector": CollectorConfig(rows=16, group_rows=4, threads=2),
+            "policy": PolicyConfig(kind="squashed", hidden=(32, 32), activation="relu"),
+            "algorithm": SACConfig(
+                rollout_steps=8,
+                train_batches=8,
+                batch_size=64,
+                warmup_steps=300,
+                capacity=1_024,
+                normalise_observations=True,
+            ),
+            "rewards": RRDConfig(rrd_batch_size=64, rrd_sample_size=8),
+            "learner": LearnerConfig(shards=2),
+            "clock": ClockConfig(total_timesteps=3_072, cycles=1, iterations=2),
+            "evaluation": EvaluationConfig(every="3 cycles", episodes=16, rows=16, group_rows=8),
+            "checkpoint": CheckpointConfig(every="1 cycle"),
+        }
+    )

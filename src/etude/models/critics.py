@@ -1,0 +1,78 @@
+"""Twin critics: two estimates of what an action is worth, and how such networks start out."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+from etude.models.networks import FlatParameters, Mlp
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def fan_in_mlp(sizes: tuple[int, ...], activation: str, generator: torch.Generator | None) -> Mlp:
+    """Weights and biases uniform in +-1/sqrt(inputs) of their layer.
+
+    What SAC and TD3 were tuned with: outputs near zero at the start, whatever the input.
+    """
+    network = Mlp(sizes, activation, 1.0, None)
+    if generator is not None:
+        with torch.no_grad():
+            for i, inputs in enumerate(sizes[:-1]):
+                bound = 1.0 / math.sqrt(inputs)
+                for part in ("weight", "bias"):
+                    network.get_parameter(f"{part}{i}").uniform_(-bound, bound, generator=generator)
+    return network
+
+
+class TwinCritics(nn.Module):
+    """Two networks over features and action; the smaller estimate is the one to believe.
+
+    Two plain networks and not one batched product: on a processor the latter is slower.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_actions: int,
+        hidden: tuple[int, ...],
+        activation: str,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        super().__init__()
+        sizes = (num_features + num_actions, *hidden, 1)
+        self.first = fan_in_mlp(sizes, activation, generator)
+        self.second = fan_in_mlp(sizes, activation, generator)
+
+    def forward(
+        self, features: torch.Tensor, actions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both estimates [n] of actions [n, dims] at features [n, num_features]."""
+        x = torch.cat([features, actions], dim=-1)
+        return self.first(x).squeeze(-1), self.second(x).squeeze(-1)
+
+    def first_of(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """The first estimate alone, [n]."""
+        estimate: torch.Tensor = self.first(torch.cat([features, actions], dim=-1)).squeeze(-1)
+        return estimate
+
+    def least_of(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """The smaller of both estimates, [n]."""
+        return torch.minimum(*self(features, actions))
+
+
+class Target(Generic[M]):
+    """A copy of a network that follows it slowly, its parameters one vector like the other's."""
+
+    def __init__(self, module: M) -> None:
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.data = FlatParameters(self.module).data
+
+    def follow(self, data: torch.Tensor, share: float) -> None:
+        """Go `share` of the way to the network's parameters `data` [n]."""
+        self.data.lerp_(data, share)

@@ -1,0 +1,165 @@
+"""Networks that say what a step was worth, r(s, a, s'), from vectors and images."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+from torch.nn import functional
+
+from etude.core.contracts import ActionSpec, ArraySpec
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.models.encoders import EncoderConfig, ImageEncoder, stack_channels
+from etude.models.networks import Mlp
+from etude.models.normalise import Normaliser
+
+CONTRACT_FORMAT, CONTRACT_KIND = 1, "reward"
+Named = dict[str, torch.Tensor]
+
+
+class RewardNetworkConfig(Config):
+    """A network for r(s, a, s')."""
+
+    reads: tuple[str, ...] = Field(
+        ("state",), min_length=1, description="Observations it reads; uint8 [h, w, c] are images."
+    )
+    hidden: tuple[PositiveInt, ...] = Field((256, 256), description="Units of each hidden layer.")
+    encoder: EncoderConfig = Field(EncoderConfig(), description="In front of each image.")
+
+
+class RewardNetwork(nn.Module):
+    """r(s, a, s') from normalised [s, s - s', a], the features of each image, and ReLU layers.
+
+    *Vectors* (every rank-1 observation, and box actions) are joined to [s, s - s', a] and
+    normalised column by column: the change of a step is small beside the state, so it needs
+    moments of its own. Discrete actions are one-hot and not normalised.
+
+    *Images* go through one encoder as the channels [s, s'] of a single picture, so its first
+    filters can take the difference of pixels. A difference of two encodings would be the small
+    rest of two nearly equal vectors, at more than twice the time.
+
+    The layers give y; the reward is `shift + scale * y`. Both are 0 and 1 unless whoever trains
+    it learns in other units; they are buffers, so that the arrays of the network are all there
+    is. At the start y is about 0: a network that was told nothing says nothing.
+    """
+
+    shift: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(
+        self,
+        config: RewardNetworkConfig,
+        observations: dict[str, ArraySpec],
+        action: ActionSpec,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        super().__init__()
+        self.config, self.action = config, action
+        self.observations = {name: _readable(name, observations) for name in config.reads}
+        self._vectors = [n for n, spec in self.observations.items() if not _is_image(spec)]
+        self._images = [n for n, spec in self.observations.items() if _is_image(spec)]
+        width = sum(self.observations[name].shape[0] for name in self._vectors)
+        boxes = action.array.shape[0] if action.kind == "box" else 0
+        self.num_vectors = 2 * width + boxes
+        """Columns of `vectors`, 0 when nothing is normalised."""
+        self.normaliser = Normaliser(self.num_vectors)
+        self.encoders = nn.ModuleList()
+        for name in self._images:
+            height, wide, channels = self.observations[name].shape
+            shape = (height, wide, 2 * channels)
+            self.encoders.append(ImageEncoder(shape, config.encoder, generator))
+        inputs = self.num_vectors + len(self._images) * config.encoder.features + sum(action.sizes)
+        self.layers = Mlp((inputs, *config.hidden, 1), "relu", 0.01, generator)
+        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def vectors(self, obs: Named, actions: torch.Tensor, next_obs: Named) -> torch.Tensor:
+        """Raw [s, s - s', a], [n, num_vectors] float32: what the normaliser needs moments of."""
+        here = [obs[name].float() for name in self._vectors]
+        change = [x - next_obs[n].float() for n, x in zip(self._vectors, here, strict=True)]
+        boxes = [actions.float()] if self.action.kind == "box" else []
+        return torch.cat([*here, *change, *boxes], dim=-1)
+
+    def outputs(self, obs: Named, actions: torch.Tensor, next_obs: Named) -> torch.Tensor:
+        """y [n] of steps as they are stored: obs {name: [n, ...]}, actions [n, dims]."""
+        parts = []
+        if self.num_vectors:
+            parts.append(self.normaliser(self.vectors(obs, actions, next_obs)))
+        for name, encoder in zip(self._images, self.encoders, strict=True):
+            parts.append(encoder(stack_channels((obs[name], next_obs[name]))))
+        for i, size in enumerate(self.action.sizes):
+            parts.append(functional.one_hot(actions[:, i], size).float())
+        y: torch.Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
+        return y.squeeze(-1)
+
+    def forward(self, obs: Named, actions: torch.Tensor, next_obs: Named) -> torch.Tensor:
+        """r(s, a, s') [n]: reward per step, in the environment's units."""
+        return torch.addcmul(self.shift, self.outputs(obs, actions, next_obs), self.scale)
+
+    def contract(self) -> Tree:
+        """All that is needed to rebuild this network, but for its arrays."""
+        return {
+            "format": CONTRACT_FORMAT,
+            "kind": CONTRACT_KIND,
+            "network": self.config.model_dump(mode="json"),
+            "observations": {name: asdict(spec) for name, spec in self.observations.items()},
+            "action": asdict(self.action),
+        }
+
+
+def make_reward_network(
+    config: RewardNetworkConfig,
+    observations: dict[str, ArraySpec],
+    action: ActionSpec,
+    key: Key | None,
+) -> RewardNetwork:
+    """A new network, its weights drawn from `key`; None when they are loaded, or only counted."""
+    generator = None if key is None else torch.Generator().manual_seed(key.integer())
+    return RewardNetwork(config, observations, action, generator)
+
+
+def reward_network_from_contract(contract: dict[str, Any], arrays: Tree) -> RewardNetwork:
+    """The reward network that a checkpoint's `policy/` holds."""
+    found = (contract.get("kind"), contract.get("format"))
+    if found != (CONTRACT_KIND, CONTRACT_FORMAT):
+        raise UsageError(
+            f"This is not a reward network of format {CONTRACT_FORMAT}, but {found[0] or 'policy'} "
+            f"of format {found[1]}."
+        )
+    observations = {
+        name: ArraySpec(tuple(spec["shape"]), spec["dtype"])
+        for name, spec in contract["observations"].items()
+    }
+    action: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in contract["action"].items()
+    }
+    config = RewardNetworkConfig.model_validate(contract["network"])
+    network = RewardNetwork(config, observations, ActionSpec(**action), None)
+    network.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
+    return network
+
+
+def _is_image(spec: ArraySpec) -> bool:
+    return spec.dtype == "uint8" and len(spec.shape) == 3
+
+
+def _readable(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
+    if name not in observations:
+        raise UsageError(
+            f"The reward network reads the observation '{name}', which is not there; there are "
+            f"{', '.join(sorted(observations))}. Set its field `reads`."
+        )
+    spec = observations[name]
+    if not _is_image(spec) and len(spec.shape) != 1:
+        raise UsageError(
+            "A reward network reads vectors and uint8 images [h, w, c]; the observation "
+            f"'{name}' is {spec.dtype} of shape {spec.shape}."
+        )
+    return spec

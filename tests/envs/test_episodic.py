@@ -1,0 +1,42 @@
+"""Rewards held back until the end add up to those given on the way, and nothing else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
+
+from etude.envs.catalog import make_env
+from etude.envs.gym import GymConfig
+from etude.envs.reach import ReachConfig
+
+
+def test_contract() -> None:
+    config = ReachConfig(max_episode_steps=12, episodic=True)
+    check_contract(lambda rows, threads: make_env(config, rows, threads), exact_steps=200)
+
+
+def test_an_episode_earns_the_same_in_the_end() -> None:
+    config = ReachConfig(max_episode_steps=7)
+    plain = make_env(config, 5)
+    late = make_env(config.model_copy(update={"episodic": True}), 5)
+    assert_same_bits(plain.reset(KEY)["state"], late.reset(KEY)["state"])
+    earned = np.zeros(5)
+    finished = 0
+    for action in random_actions(plain, 30):
+        given, held = plain.step(action), late.step(action)
+        assert_same_bits(given.obs["state"], held.obs["state"])
+        earned += given.reward
+        over = held.terminated | held.truncated
+        assert (held.reward[~over] == 0).all()
+        np.testing.assert_array_equal(held.reward[over], earned[over].astype(np.float32))
+        finished += int(over.sum())
+        earned[over] = 0.0
+    assert finished > 10
+
+
+def test_what_some_environments_have_is_passed_through() -> None:
+    env = make_env(ReachConfig(episodic=True), 2)
+    env.reset(KEY)
+    env.step(np.zeros((2, 7), np.float32))
+    assert getattr(env, "physics_seconds", None) is not None
+    assert getattr(make_env(GymConfig(episodic=True), 1), "present", None) is None
