@@ -26,3 +26,11 @@ gate:  ## the measured promises; takes up to an hour, on an idle machine
 	python gates/torn_checkpoints.py --cases 10000
 	python gates/exact_resume.py --recipe reach --kills 300
 	python gates/exact_resume.py --recipe pick-place --kills 100
+	python gates/exact_resume.py --recipe reach-at-scale --kills 100
+	python gates/exact_resume.py --recipe episodic --kills 100
+	python gates/memory.py --iterations 2
+	python gates/scaling.py
+	python gates/train_memory.py
+	python gates/train_spread.py
+	python gates/off_policy_speed.py
+	python gates/reward_speed.py

@@ -288,6 +288,8 @@ class Split:
         return wrapper
 
 
+FORWARD = "forward (networks)"
+"""Of the gradients; what networks copy inside is theirs."""
 BOOKKEEPING = ("advantages", "draws", "gather", "join")
 WRAPPED: tuple[tuple[str, Any, str], ...] = (
     ("join", ppo_module, "join"),
@@ -299,6 +301,7 @@ WRAPPED: tuple[tuple[str, Any, str], ...] = (
     ("draws", Shard, "draw"),
     ("draws", Shard, "minibatch"),
     ("values (networks)", ppo_shard, "_in_chunks"),
+    (FORWARD, ActorCritic, "evaluate"),
     ("normalise observations", ActorCritic, "prepare"),
     ("check finite", ppo_module, "check_finite"),
     ("scale rewards", RewardScaler, "observe"),
@@ -338,7 +341,7 @@ def overhead_of(kind: str, sampling: str, rounds: int) -> float:
             batches = sum(1 for _ in ppo.batches(clock, Key(i)))
             total = now() - start
         split.seconds["rest of ingest"] = ingested - sum(
-            s for label, s in split.seconds.items() if label not in ("draws", "gather")
+            s for label, s in split.seconds.items() if label not in ("draws", "gather", FORWARD)
         )
         taken.append((sum(split.seconds[b] for b in BOOKKEEPING) / total, total, split.seconds))
         assert batches == ppo.geometry.num_minibatches

@@ -127,7 +127,8 @@ def test_coverage_is_reported(shards: int, update_epochs: int) -> None:
         trainer.ingest()
         share = covered(trainer)
         assert trainer.ppo.end_iteration()["train/coverage"] == pytest.approx(share)
-        assert 0.2 < share < 1.0
+        assert 0.2 < share <= 1.0
+        assert share < 1.0 or update_epochs > 1  # three passes may well miss nothing
         trainer.clock.advance(1, 0)
 
 

@@ -150,8 +150,8 @@ class PPO:
                 self.scaler.absorb(self.scaler.observe(rows, part.rewards, done, part.present))
         self.shards = [self._shard(part) for part in parts]
         _normalise_advantages(self.shards)
-        values = torch.cat([shard.values[shard.present] for shard in self.shards])
-        returns = torch.cat([shard.returns[shard.present] for shard in self.shards])
+        values = torch.cat([shard.seen(shard.values) for shard in self.shards])
+        returns = torch.cat([shard.seen(shard.returns) for shard in self.shards])
         return {"train/explained_variance": explained_variance(values, returns)}
 
     def _shard(self, part: Fragment) -> Shard:
@@ -268,13 +268,13 @@ def _normalise_advantages(shards: list[Shard]) -> None:
     same reason steps without an agent are taken out by weights that average 1 over the buffer.
     """
     size = sum(shard.advantages.numel() for shard in shards)
-    count = sum(int(shard.present.sum()) for shard in shards)
-    seen = [shard.advantages[shard.present].double() for shard in shards]
+    seen = [shard.seen(shard.advantages).double() for shard in shards]
+    count = sum(len(x) for x in seen)
     mean = sum(float(x.sum()) for x in seen) / max(count, 1)
-    square = sum(float((x - mean).square().sum()) for x in seen)
+    square = sum(float(x.sub_(mean).square_().sum()) for x in seen)
     spread = (square / max(count, 1)) ** 0.5
     for shard in shards:
-        shard.advantages = (shard.advantages - mean) / (spread + 1e-8)
+        shard.advantages = (shard.advantages - mean).div_(spread + 1e-8)
         if count < size:
             shard.weights = shard.present * (size / max(count, 1))
 

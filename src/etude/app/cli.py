@@ -174,8 +174,9 @@ def _list(arguments: list[str]) -> None:
     if command.json_output:
         print(json.dumps(known, indent=2))
         return
+    width = max(map(len, known)) + 2
     for name, text in known.items():
-        print(f"  {name:<14}{text}")
+        print(f"  {name:<{width}}{text}")
 
 
 def _plan(arguments: list[str]) -> None:

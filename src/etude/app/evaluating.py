@@ -10,7 +10,7 @@ from typing import Any
 
 from etude.app import evaluation_report, fresh
 from etude.app.evaluation_report import Report
-from etude.app.recipes import Recipe
+from etude.app.recipe import Recipe
 from etude.runs import files
 
 Say = Callable[[str], None]

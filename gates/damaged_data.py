@@ -1,0 +1,155 @@
+"""Damage datasets in every way; the parent must live, and each refusal name the file.
+
+    python gates/damaged_data.py --cases 5000
+
+Writes a robomimic and a Minari file, damages copies (cut, bits flipped, zero blocks, structure
+overwritten) and reads each in full through its subprocess. Every case must end in the data or in
+one sentence that begins with the file, within seconds. Bits flipped inside unprotected numbers
+cannot be noticed by anyone and count as read; a file that was cut must never be. The episode is
+named wherever reading had got as far as one. Exits 1 on any miss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from etude.experience.datasets import DataError, Limits, open_dataset
+
+LIMITS = Limits(memory=1 << 30, seconds=10.0)
+PATIENCE = 30.0
+WAYS = ("cut", "flip", "zero", "overwrite")
+
+
+def write_demos(path: Path) -> bytes:
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for number, steps in enumerate((5, 12, 3, 8)):
+            demo = file.create_group(f"data/demo_{number}")
+            image = rng.integers(0, 256, (steps, 8, 8, 3), np.uint8)
+            demo["actions"], demo["states"] = rng.normal(size=(2, steps, 7))
+            demo.create_dataset("obs/image", data=image, compression="gzip", fletcher32=True)
+            demo["obs/joints"] = rng.normal(size=(steps, 7))
+            demo["rewards"] = demo["dones"] = np.eye(steps)[-1]
+    return path.read_bytes()
+
+
+def write_minari(path: Path) -> bytes:
+    rng = np.random.default_rng(1)
+    with h5py.File(path, "w") as file:
+        for number, steps in enumerate((4, 6, 9)):
+            episode = file.create_group(f"episode_{number}")
+            episode["observations/hand"] = rng.normal(size=(steps + 1, 3))
+            episode["actions"], episode["rewards"] = rng.normal(size=(steps, 2)), np.ones(steps)
+            episode["terminations"] = episode["truncations"] = np.eye(steps, dtype=bool)[-1]
+    return path.read_bytes()
+
+
+def damage(data: bytes, way: str, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    if way == "cut":
+        return data[: chance.randrange(len(data))]
+    if way == "flip":
+        for _ in range(chance.choice((1, 8, 64))):
+            changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    elif way == "zero":
+        start = chance.randrange(0, len(data), 512)
+        length = 512 * chance.choice((1, 8))
+        changed[start : start + length] = bytes(len(changed[start : start + length]))
+    else:
+        begin = chance.randrange(len(data))
+        for _ in range(16):
+            changed[min(len(data) - 1, begin + chance.randrange(2048))] = chance.randrange(256)
+    return bytes(changed)
+
+
+class Gate:
+    """What was tried and what came of it."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
+        self.sources = (write_demos(folder / "demos"), write_minari(folder / "minari"))
+        self.tried: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.lock = threading.Lock()
+        self.named = 0
+        self.crashes = 0
+        self.slowest = 0.0
+        self.failures: list[str] = []
+
+    def case(self, number: int) -> None:
+        way, chance = WAYS[number % len(WAYS)], random.Random(f"{self.seed}-{number}")
+        path = self.folder / f"case-{number}.hdf5"
+        path.write_bytes(damage(self.sources[number // len(WAYS) % 2], way, chance))
+        start = time.monotonic()
+        outcome: DataError | str | None = None
+        try:
+            with open_dataset(path, "read", None, LIMITS) as dataset:
+                for _ in dataset.episodes():
+                    pass
+        except DataError as error:
+            outcome = error
+        except Exception:
+            outcome = traceback.format_exc()
+        seconds = time.monotonic() - start
+        path.unlink()
+        with self.lock:
+            self._judge(f"case {number}, {way}", way, str(path), outcome, seconds)
+
+    def _judge(
+        self, label: str, way: str, path: str, outcome: DataError | str | None, seconds: float
+    ) -> None:
+        self.tried[way] += 1
+        self.slowest = max(self.slowest, seconds)
+        if seconds > PATIENCE:
+            self.failures.append(f"{label}: took {seconds:.1f} s")
+        if outcome is None and way == "cut":
+            self.failures.append(f"{label}: was read")
+        elif isinstance(outcome, str):
+            self.failures.append(f"{label}: {outcome}")
+        elif outcome is not None:
+            self.refused[way] += 1
+            self.named += outcome.episode is not None
+            self.crashes += "crashed" in str(outcome)
+            if not str(outcome).startswith(path) or "\n" in str(outcome):
+                self.failures.append(f"{label}: says {outcome}")
+            if "exit code" in str(outcome):
+                self.failures.append(f"{label}: the reader did not say why: {outcome}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        gate = Gate(Path(scratch), options.seed)
+        with ThreadPoolExecutor(options.workers) as pool:
+            list(pool.map(gate.case, range(options.cases)))
+    for way in WAYS:
+        print(f"{way:<10}{gate.tried[way]:>7,} cases {gate.refused[way]:>7,} refused")
+    for failure in gate.failures[:20]:
+        print(f"FAILED: {failure}")
+    print(
+        f"{gate.named:,} refusals name an episode, {gate.crashes} readers crashed, slowest "
+        f"{gate.slowest:.1f} s"
+    )
+    good = not gate.failures and gate.tried.total() == options.cases
+    print(f"damaged_data {options.cases:,} cases survived: {'passed' if good else 'FAILED'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""Cost per step against the size of things: rows of the collector, steps of the buffer.
+
+    python gates/scaling.py [--part collection|learning|all] [--rounds 5]
+
+collection  seconds per environment step of the local collector with the policy of `reach`, at 64
+            to 8,192 rows, beside `Batch.step` of the same model at the same rows. Groups are half
+            of the rows but at most 512, as recipes cut them: two threads need two groups, and
+            beyond 512 rows calls cost nothing any more while memory of a group leaves the caches.
+            Episodes are staggered, so that resets are spread alike at every size.
+learning    seconds per step of an update (ingest and every minibatch) by PPO with the MLP of
+            `reach`, of buffers of 2^14 to 2^19 steps in segments of 64 and minibatches of 16,384.
+
+Sizes take turns in every round and a cost is the median of its rounds. Collection is timed on the
+wall, on two threads; learning by the processor's time on one. Prints the tables and, last, the
+largest deviation from the median of a column; exits 1 when that is beyond 15 %, or 2 when the
+machine was too busy to judge. About five minutes on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from time import perf_counter, process_time
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch
+
+import etude
+from etude.algorithms.ppo import PPO
+from etude.core.contracts import Array, Broadcast
+from etude.core.keys import Key
+from etude.core.trees import copy_arrays
+from etude.envs.catalog import make_env
+from etude.envs.reach import Reach
+from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.models.policies import make_policy
+from etude.rollout.local import LocalCollector, Workers
+from machine import report_load
+from update_speed import at_scale, learner
+
+GOAL = 0.15
+ROWS = (64, 256, 1024, 4096, 8192)
+BUFFERS = tuple(2**k for k in range(14, 20))
+STEPS = 16
+"""Control steps of a rollout, as in `reach`."""
+
+
+class Collection:
+    """The collector of one size, and the bare physics beside it."""
+
+    def __init__(self, rows: int, group_rows: int, threads: int, engine_threads: int) -> None:
+        recipe, key = etude.recipes.reach(), Key(0)
+        self.rows, self.group_rows = rows, group_rows
+        # A round is many rollouts where they are small.
+        self.repeats = max(1, 2048 // rows)
+        envs = [make_env(recipe.env, group_rows, engine_threads) for _ in range(rows // group_rows)]
+        first = envs[0]
+        assert isinstance(first, Reach)
+        policy = make_policy(recipe.policy, first.spec, key.child("policy"))
+        buffer = SegmentBuffer(BufferSpec(first.spec, {}, rows, STEPS, 1))
+        parts = [buffer.part(slice(r, r + group_rows)) for r in range(0, rows, group_rows)]
+        self._collector = LocalCollector(envs, policy, key, Workers(threads), [parts])
+        self._broadcast = Broadcast(0, copy_arrays(dict(policy.state_dict())))
+        self._iteration = 0
+        self._collect()
+        start = self._stagger(first.spec.max_episode_steps or 1)
+        self._substeps, self._bare = first.spec.substeps, Batch(first.simulation.model, rows, 2)
+        for name in ("qpos", "qvel", "ctrl", "site_xpos"):  # What the task reads and writes.
+            self._bare.bind(name)
+        self._bare.state[...] = start
+        self._home = self._bare.bind("qpos")[:, : self._bare.bind("ctrl").shape[1]].copy()
+
+    def _stagger(self, limit: int) -> Array:
+        """Give neighbouring rows' episodes different ages; the simulator's state of all rows."""
+        state = self._collector.state_dict()
+        for number, snapshot in enumerate(state["groups"].values()):
+            rows = number * self.group_rows + np.arange(self.group_rows)
+            snapshot["env"]["elapsed"][:] = rows * 19 % limit
+        self._collector.load_state_dict(
+            {"groups": {name: copy_arrays(s) for name, s in state["groups"].items()}}
+        )
+        snapshots = state["groups"].values()
+        return np.concatenate([s["env"]["simulation"]["state"] for s in snapshots])
+
+    def _collect(self) -> None:
+        self._collector.collect(self._broadcast, self._iteration)
+        self._iteration += 1
+
+    def seconds(self) -> tuple[float, float]:
+        """Per environment step of the collector: on the wall, and of all processors."""
+        begin = perf_counter(), process_time()
+        for _ in range(self.repeats):
+            self._collect()
+        return self._per_step(begin)
+
+    def _per_step(self, begin: tuple[float, float]) -> tuple[float, float]:
+        count = self.repeats * STEPS * self.rows
+        return (perf_counter() - begin[0]) / count, (process_time() - begin[1]) / count
+
+    def bare_seconds(self) -> tuple[float, float]:
+        """The same of the physics alone."""
+        control, random = self._bare.bind("ctrl"), np.random.default_rng(0)
+        begin = perf_counter(), process_time()
+        for _ in range(self.repeats * STEPS):
+            # The arm moves about as it does under the policy: joint targets around its start.
+            control[...] = self._home + random.uniform(-0.3, 0.3, self._home.shape)
+            self._bare.step(nstep=self._substeps, stage=int(mujoco.mjtStage.mjSTAGE_VEL))
+        return self._per_step(begin)
+
+    def close(self) -> None:
+        self._collector.close()
+
+
+class Learning:
+    """Updates from a buffer of one size."""
+
+    def __init__(self, steps: int) -> None:
+        recipe = at_scale("mlp", steps // 64)
+        self.steps = steps
+        self.ppo: PPO
+        self.ppo, self._fragments, self._clock = learner(recipe, real=False)
+        self.repeats = max(1, BUFFERS[-1] // 4 // steps)
+
+    def seconds(self) -> float:
+        """Per step of the buffer, of its whole update."""
+        begin = process_time()
+        for i in range(self.repeats):
+            self.ppo.ingest(self._fragments, self._clock)
+            for _ in self.ppo.batches(self._clock, Key(i)):
+                pass
+            self.ppo.end_iteration()
+        return (process_time() - begin) / (self.repeats * self.steps)
+
+
+def in_turns(measures: Sequence[Callable[[], float | tuple[float, ...]]], rounds: int) -> Array:
+    """[measures, ...] the median of each over the rounds, after one to warm up."""
+    taken = [[measure() for measure in measures] for _ in range(rounds + 1)]
+    return np.median(taken[1:], axis=0)
+
+
+def deviations(costs: Array) -> Array:
+    """By how much each differs from the median of all, as a share of it."""
+    return costs / np.median(costs) - 1.0
+
+
+def collection(rounds: int, threads: int, engine_threads: int, largest_group: int) -> float:
+    sizes = [
+        Collection(rows, min(rows // 2, largest_group), threads, engine_threads) for rows in ROWS
+    ]
+    costs = in_turns([m for size in sizes for m in (size.seconds, size.bare_seconds)], rounds)
+    ours, bare = costs[::2], costs[1::2]
+    print(f"collection: {threads} threads x {engine_threads}; microseconds per step")
+    print(f"{'':>8} {'':>6} {'on the wall':^35} {'of the processors':^26}")
+    print(
+        f"{'rows':>8} {'group':>6} {'collector':>9} {'':>8} {'bare':>8} {'':>8} "
+        f"{'collector':>9} {'':>8} {'bare':>8}"
+    )
+    for i, size in enumerate(sizes):
+        (wall, processor), (bare_wall, bare_processor) = ours[i] * 1e6, bare[i] * 1e6
+        off, processor_off = (deviations(ours[:, clock])[i] for clock in (0, 1))
+        print(
+            f"{size.rows:8,} {size.group_rows:6} {wall:9.2f} {off:+8.1%} {bare_wall:8.2f} "
+            f"{deviations(bare[:, 0])[i]:+8.1%} {processor:9.2f} {processor_off:+8.1%} "
+            f"{bare_processor:8.2f}"
+        )
+        size.close()
+    sys.stdout.flush()
+    return float(np.abs(deviations(ours[:, 0])).max())
+
+
+def learning(rounds: int) -> float:
+    torch.set_num_threads(1)
+    sizes = [Learning(steps) for steps in BUFFERS]
+    costs = in_turns([size.seconds for size in sizes], rounds)
+    print("learning: microseconds per step of the buffer")
+    print(f"{'steps':>8} {'batches':>8} {'update':>8}")
+    for size, cost, off in zip(sizes, costs, deviations(costs), strict=True):
+        count = size.ppo.geometry.num_minibatches
+        print(f"{size.steps:8,} {count:8} {cost * 1e6:8.3f} {off:+8.1%}")
+    return float(np.abs(deviations(costs)).max())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=("collection", "learning", "all"), default="all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--engine-threads", type=int, default=2)
+    parser.add_argument("--largest-group", type=int, default=512)
+    options = parser.parse_args()
+    judged = report_load()
+    found = {}
+    if options.part != "learning":
+        found["collection"] = collection(
+            options.rounds, options.threads, options.engine_threads, options.largest_group
+        )
+    if options.part != "collection":
+        found["learning"] = learning(options.rounds)
+    judged &= report_load()
+    figures = ", ".join(f"{part} {off:.1%}" for part, off in found.items())
+    print(f"scaling {figures} at most from the median (goal {GOAL:.0%})")
+    return 0 if max(found.values()) <= GOAL else (1 if judged else 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
