@@ -13,7 +13,7 @@ from etude.app import recipes
 from etude.app.recipes import Recipe
 from etude.app.run import Run, train
 from run_hash import run_hash
-from toys import changed, tiny_reach
+from toys import changed, tiny_reach, toy_dataset
 
 EVERYTHING = "reach-at-scale-short"
 """LSTM, priorities, collection ahead and two shards at once."""
@@ -67,10 +67,26 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
     [
         "pick-place-short",  # curriculum and randomisation
         pytest.param(EVERYTHING, marks=pytest.mark.slow),
+        pytest.param("episodic-short", marks=pytest.mark.slow),  # SAC, its replay, learned rewards
     ],
 )
 def test_recipes_with_all_that_has_state_too(name: str, tmp_path: Path) -> None:
     hits = killed_runs(recipes.find(name), tmp_path, kills=5, seed=3)
+    assert sum(hits.values()) == 5
+
+
+@pytest.mark.slow
+def test_learning_from_a_dataset_too(tmp_path: Path) -> None:
+    recipe = recipes.find("reward-only")
+    rrd = {"rrd_batch_size": 16, "rrd_sample_size": 4, "network": {"reads": ("state",)}}
+    data = {"dataset": str(toy_dataset(tmp_path / "data")), "progress": "progress"}
+    recipe = changed(
+        recipe,
+        algorithm={**data, "rrd": recipe.algorithm.rrd.model_dump(mode="json") | rrd},
+        clock={"epochs": 12, "cycles": 1, "iterations": 4},
+        evaluation={"every": "2 epochs"},
+    )
+    hits = killed_runs(recipe, tmp_path, kills=5, seed=4)
     assert sum(hits.values()) == 5
 
 

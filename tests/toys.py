@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,12 @@ from etude.core.contracts import (
 )
 from etude.core.keys import Key
 from etude.core.trees import Tree, digest
+from etude.experience.episodes import EpisodeStore, StoreGeometry
+from etude.experience.episodes_geometry import store_specs
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.rollout.local import LocalCollector, Workers
+from etude.runs.files import Disk
 
 BOX = ActionSpec("box", low=(-2.0, 0.0), high=(2.0, 1.0))
 DISCRETE = ActionSpec("discrete", sizes=(3,))
@@ -285,3 +289,21 @@ def tiny_reach(iterations: int = 6, **sections: dict[str, Any]) -> Recipe:
     for name, fields in sections.items():
         small[name] = small.get(name, {}) | fields
     return changed(recipes.reach_short(), **small)
+
+
+def toy_dataset(path: Path, episodes: int = 40, seed: int = 0) -> Path:
+    """Points that walk to a goal or away from it; "progress" is how close they are."""
+    action = ActionSpec("box", (-1.0, -1.0), (1.0, 1.0))
+    seen = {"state": ArraySpec((2,)), "progress": ArraySpec((1,))}
+    geometry = StoreGeometry(store_specs(EnvSpec(seen, action, 12)), 1, 12)
+    store, stream = EpisodeStore.create(path, geometry, Disk()), np.random.default_rng(seed)
+    for _ in range(episodes):
+        steps, towards = int(stream.integers(6, 13)), stream.choice([-1.0, 1.0])
+        actions = np.full((steps, 2), 0.1 * towards) + 0.05 * stream.normal(size=(steps, 2))
+        places = np.cumsum([stream.uniform(-1, 0, 2), *actions], axis=0)
+        closeness = -np.abs(places).sum(1, keepdims=True)
+        rewards = np.diff(closeness[:, 0])
+        obs = {"state": places.astype(np.float32), "progress": closeness.astype(np.float32)}
+        store.append_episode(obs, actions.astype(np.float32), rewards.astype(np.float32), True)
+    store.seal().close()
+    return path

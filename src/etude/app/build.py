@@ -17,11 +17,10 @@ from etude.app.methods import Method
 from etude.app.on_policy import OnPolicy
 from etude.app.recipe import Recipe
 from etude.app.replay import Replay
+from etude.app.reward_only import RewardOnlyMethod
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import (
     Algorithm,
-    BatchEnv,
-    Collector,
     EnvSpec,
     LogWriter,
     Stateful,
@@ -29,17 +28,12 @@ from etude.core.contracts import (
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.catalog import make_env
 from etude.metrics.board import Board
-from etude.models.policies import BasePolicy, make_policy
-from etude.rollout.local import LocalCollector, Workers
-from etude.rollout.overlap import OverlappedCollector
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
 from etude.training.curriculum import Curriculum, NoCurriculum, SuccessCurriculum
-from etude.training.evaluation import Evaluator
 from etude.training.loop import Loop
 from etude.training.saving import Saver
 from etude.training.stopwatch import Stopwatch
@@ -48,18 +42,13 @@ METHODS: dict[str, Method] = {
     "ppo": OnPolicy(),
     "sac": Replay(SAC, "squashed"),
     "td3": Replay(TD3, "deterministic"),
+    "reward-only": RewardOnlyMethod(),
 }
 
 
 def method_of(recipe: Recipe) -> Method:
     """How the recipe's algorithm is planned and built."""
-    method, kind = METHODS[recipe.algorithm.kind], recipe.policy.kind
-    if kind not in method.policies:
-        raise UsageError(
-            f"{recipe.algorithm.kind} does not train a policy of the kind '{kind}': use "
-            f"--policy.kind {' or '.join(method.policies)}."
-        )
-    return method
+    return METHODS[recipe.algorithm.kind]
 
 
 def nest(recipe: Recipe) -> Nest:
@@ -73,6 +62,7 @@ class Parts:
 
     loop: Loop
     algorithm: Algorithm
+    spec: EnvSpec
     metrics: MetricsLog
     close: Callable[[], None]
 
@@ -102,24 +92,10 @@ def build(
 ) -> Parts:
     """All parts of a run, connected, at the state of a fresh start."""
     torch.set_num_threads(recipe.learner.threads)
-    key, groups = Key(recipe.seed), recipe.collector
-    clock = Clock(nest(recipe))
-    workers = Workers(groups.threads)
-    envs = [
-        make_env(recipe.env, groups.group_rows, groups.engine_threads)
-        for _ in range(groups.num_groups)
-    ]
-    spec = envs[0].spec
-
-    def copy_of_policy() -> BasePolicy:
-        return make_policy(recipe.policy, spec, None)
-
-    board, metrics = Board(spec.statistics), folder.metrics_log()
-    algorithm, buffers = method_of(recipe).learner(recipe, spec, key, folder)
-    views = [[b.part(groups.part(g)) for g in range(groups.num_groups)] for b in buffers]
-    local = LocalCollector(envs, copy_of_policy(), key.child("collect"), workers, views)
-    collector = _ahead(local, recipe, clock)
-    evaluator = make_evaluator(recipe, key, workers, copy_of_policy())
+    key, clock, metrics = Key(recipe.seed), Clock(nest(recipe)), folder.metrics_log()
+    assembly = method_of(recipe).assemble(recipe, key, folder, clock)
+    algorithm, collector, evaluator, spec = assembly
+    board = Board(spec.statistics)
     curriculum = make_curriculum(recipe, spec)
     state: dict[str, Stateful] = {
         "clock": clock,
@@ -152,14 +128,7 @@ def build(
     closers = (evaluator.close, algorithm.close, collector.close)
     for close in (*closers, *(log.close for log in reversed(loop.logs))):
         closing.callback(close)
-    return Parts(loop, algorithm, metrics, closing.close)
-
-
-def _ahead(collector: Collector, recipe: Recipe, clock: Clock) -> Collector:
-    """The collector as far ahead of the learner as the recipe wants it."""
-    if recipe.collector.lag == 0:
-        return collector
-    return OverlappedCollector(collector, lambda iteration: iteration < clock.nest.iterations)
+    return Parts(loop, algorithm, spec, metrics, closing.close)
 
 
 def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:
@@ -224,13 +193,3 @@ def policy_path(path: Path) -> Path:
             "copy of a policy/ folder."
         )
     return path
-
-
-def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:
-    """An evaluator with environments of its own."""
-    config = recipe.evaluation
-    envs: list[BatchEnv] = [
-        make_env(recipe.env, config.group_rows, recipe.collector.engine_threads)
-        for _ in range(config.rows // config.group_rows)
-    ]
-    return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)

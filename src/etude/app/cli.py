@@ -37,6 +37,7 @@ etude trains robot skills.
   etude eval   RUN [--episodes 100] [--video] fresh deterministic episodes, and films of them
   etude play   RUN                            watch the policy in MuJoCo's viewer
   etude check  TASK                           does an environment keep its contract
+  etude data   inspect|import|validate|record  datasets of demonstrations
   etude doctor                                what this machine can and cannot do
 
 RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
@@ -230,13 +231,19 @@ def _resume(arguments: list[str]) -> None:
 def _done(run: Run) -> None:
     best = run.summary()["best"]
     last = run.rows()[-1]
-    print(f"Done in {last['time/time_elapsed']:.1f} s: {last['timesteps']:,} steps.")
+    steps = f"{last['timesteps']:,} steps" if last["timesteps"] else f"{last['updates']:,} updates"
+    print(f"Done in {last['time/time_elapsed']:.1f} s: {steps}.")
+    tested = "Last evaluation in training:"
     if "eval/success_rate" in last:
-        print(f"Last evaluation in training: {last['eval/success_rate']:.1%} success", end=", ")
+        print(f"{tested} {last['eval/success_rate']:.1%} success", end=", ")
         print(f"mean reward {last['eval/mean_reward']:.2f}; best {best[0]:.1%}.")
-    else:
-        print(f"Last evaluation in training: mean reward {last['eval/mean_reward']:.2f}", end="; ")
-        print(f"best {best[1]:.2f}.")
+    elif "eval/mean_reward" in last:
+        print(f"{tested} mean reward {last['eval/mean_reward']:.2f}; best {best[1]:.2f}.")
+    elif "eval/rank_correlation" in last:
+        print(
+            f"{tested} rank correlation with progress {last['eval/rank_correlation']:.2f}", end=""
+        )
+        print(f" (the mere time: {last['eval/time_correlation']:.2f}); best {best[0]:.2f}.")
     print()
     evaluating.finish(run.recipe, run.path, _say)
     print(f"Evaluate it: etude eval {run.path}")
@@ -278,6 +285,13 @@ def _check(arguments: list[str]) -> int:
     return int(any(finding.verdict == "failed" for finding in findings))
 
 
+def _data(arguments: list[str]) -> int:
+    # h5py and what reads through it is loaded only where it is asked for.
+    from etude.app.data import data_main
+
+    return data_main(arguments)
+
+
 def _doctor(arguments: list[str]) -> None:
     command = parse("doctor", DoctorCommand, arguments)
     findings = doctor.examine(Path.cwd())
@@ -296,5 +310,6 @@ VERBS: dict[str, Callable[[list[str]], int | None]] = {
     "eval": _eval,
     "play": _play,
     "check": _check,
+    "data": _data,
     "doctor": _doctor,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.app import evaluation_report, fresh
+from etude.app import evaluation_report, fresh, reward_report
 from etude.app.evaluation_report import Report
 from etude.app.recipe import Recipe
 from etude.runs import files
@@ -19,7 +19,12 @@ Say = Callable[[str], None]
 def examine(
     recipe: Recipe, path: Path, episodes: int, seed: int | None, video: bool, say: Say
 ) -> dict[str, Any]:
-    """Play fresh episodes of a run's best policy into a new folder; its metrics and files."""
+    """Play fresh episodes of a run's best policy into a new folder; its metrics and files.
+
+    A run without an environment is judged on the episodes that were held out of its dataset.
+    """
+    if recipe.env is None:
+        return reward_report.examine(recipe, path, say)
     if video:
         # Where nothing is filmed, nothing that draws is loaded.
         from etude.app import film
@@ -39,7 +44,7 @@ def examine(
 def finish(recipe: Recipe, path: Path, say: Say) -> None:
     """The evaluation at the end of training, as the recipe says; a policy has it once."""
     episodes = recipe.evaluation.final_episodes
-    if not episodes:
+    if not episodes or recipe.env is None:
         return
     report = Report(fresh.play(recipe, path, episodes))
     say(_shown(report))

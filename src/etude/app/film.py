@@ -35,13 +35,13 @@ _INK, _PAPER = (30, 34, 40), (255, 255, 255)
 
 def check(recipe: Recipe) -> None:
     """Refuse what cannot be filmed, before any episode is played."""
-    env = make_plain(recipe.env, env_agents(recipe.env))
+    env = make_plain(recipe.task, env_agents(recipe.task))
     simulated = isinstance(env, MujocoTask)
     env.close()
     if not simulated:
         raise UsageError(
             "Only tasks on Etude's own MuJoCo simulation can be filmed, such as reach and "
-            f"pick-place; this run's environment is of the kind '{recipe.env.kind}'. Leave out "
+            f"pick-place; this run's environment is of the kind '{recipe.task.kind}'. Leave out "
             "--video."
         )
     _ffmpeg()
@@ -84,7 +84,7 @@ def replay(
 ) -> tuple[MujocoTask[Any], dict[int, Recording]]:
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
-    env: BatchEnv = make_plain(recipe.env, fresh.group_rows, recipe.collector.engine_threads)
+    env: BatchEnv = make_plain(recipe.task, fresh.group_rows, recipe.collector.engine_threads)
     assert isinstance(env, MujocoTask)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):

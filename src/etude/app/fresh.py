@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.app.build import make_evaluator, policy_parts, policy_path
+from etude.app.build import policy_parts, policy_path
+from etude.app.collecting import make_evaluator
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
@@ -56,7 +57,7 @@ def load(path: Path) -> BasePolicy:
 
 def play(recipe: Recipe, path: Path, episodes: int, seed: int | None = None) -> Fresh:
     """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed."""
-    rows, group_rows = _spread(episodes, env_agents(recipe.env))
+    rows, group_rows = _spread(episodes, env_agents(recipe.task))
     config = recipe.evaluation.model_copy(
         update={"episodes": episodes, "rows": rows, "group_rows": group_rows}
     )

@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from etude.app.recipe import Recipe
-from etude.core.clock import Nest
-from etude.core.contracts import Algorithm, EnvSpec
+from etude.core.clock import Clock, Nest
+from etude.core.contracts import Algorithm, Collector, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.segments import SegmentBuffer
-from etude.models.policies import BasePolicy
 from etude.runs.folder import RunFolder
+from etude.training.evaluation import Tester
 
 
-class Learning(NamedTuple):
-    """A new algorithm, and the buffers that collectors fill for it in turn."""
+class Deployable(Protocol):
+    """What a checkpoint's `policy/` is made from."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def contract(self) -> Tree: ...
+
+
+class World(NamedTuple):
+    """What a run learns from, looked at before it starts."""
+
+    spec: EnvSpec
+    exactness: Exactness
+    deployed: Deployable
+    """On the meta device."""
+    snapshot: Tree
+    """One group's; {} where nothing is collected."""
+    num_groups: int
+    test_episodes: int
+    """Of one evaluation."""
+
+
+class Assembly(NamedTuple):
+    """The parts of a run that depend on what it learns, and from what."""
 
     algorithm: Algorithm
-    buffers: Sequence[SegmentBuffer]
+    collector: Collector
+    evaluator: Tester
+    spec: EnvSpec
 
 
 @dataclass(frozen=True)
@@ -56,19 +81,20 @@ class Sketch:
 class Method(Protocol):
     """One kind of algorithm."""
 
-    policies: tuple[str, ...]
-    """The kinds of policy it trains."""
-
     def nest(self, recipe: Recipe) -> Nest:
         """The loops; refuses sizes that do not divide."""
         ...
 
-    def learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
-        """The algorithm with a new policy, at the start of a run."""
+    def look(self, recipe: Recipe) -> World:
+        """What there is to learn from; refuses what cannot be learned from."""
         ...
 
-    def sketch(self, recipe: Recipe, env: EnvSpec, policy: BasePolicy, snapshot: Tree) -> Sketch:
-        """`policy` is on the meta device, `snapshot` one group's."""
+    def sketch(self, recipe: Recipe, world: World) -> Sketch:
+        """Its part of the plan."""
+        ...
+
+    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
+        """Its parts of a run, at the state of a fresh start."""
         ...
 
 

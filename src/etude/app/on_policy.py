@@ -8,10 +8,11 @@ import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.rewards import GivenConfig
-from etude.app import memory
-from etude.app.methods import Learning, Sketch, device
+from etude.app import collecting, memory
+from etude.app.collecting import Learning
+from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
-from etude.core.clock import Nest
+from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -60,14 +61,21 @@ def geometry(recipe: Recipe) -> SegmentGeometry:
 class OnPolicy:
     """A `Method`: a buffer is filled, learned from, and given up."""
 
-    policies: tuple[str, ...] = ("mlp", "lstm", "gru")
-
     def nest(self, recipe: Recipe) -> Nest:
+        collecting.check_policy(recipe, ("mlp", "lstm", "gru"))
         cut = geometry(recipe)
         batches = cut.num_minibatches * _config(recipe).update_epochs
         return Nest.of(recipe.clock, cut.buffer_steps, batches)
 
-    def learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
+    def look(self, recipe: Recipe) -> World:
+        return collecting.look(recipe)
+
+    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
+        env = collecting.env_spec(recipe)
+        learning = self._learner(recipe, env, key, folder)
+        return collecting.assemble(recipe, learning, key, clock, env)
+
+    def _learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
         policy = make_policy(recipe.policy, env, key.child("policy"))
         assert isinstance(policy, ActorCritic)
         contents = _contents(recipe, env, policy)
@@ -75,7 +83,9 @@ class OnPolicy:
         algorithm = PPO(_config(recipe), policy, geometry(recipe), buffers, device(recipe))
         return Learning(algorithm, buffers)
 
-    def sketch(self, recipe: Recipe, env: EnvSpec, policy: BasePolicy, snapshot: Tree) -> Sketch:
+    def sketch(self, recipe: Recipe, world: World) -> Sketch:
+        env, snapshot, policy = world.spec, world.snapshot, world.deployed
+        assert isinstance(policy, BasePolicy)
         cut, config = geometry(recipe), _config(recipe)
         model = sum(p.nbytes for p in policy.parameters())
         training = _state(recipe, cut, policy)

@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from etude.app import memory
 from etude.app.build import build, make_curriculum, method_of, nest, start_arrays
-from etude.app.methods import Sketch, device
+from etude.app.methods import Sketch, World
 from etude.app.recipe import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
-from etude.core.contracts import BatchEnv, EnvSpec, Exactness
-from etude.core.errors import UsageError
-from etude.core.keys import Key
+from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
-from etude.envs.catalog import env_exactness, make_env
-from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.metrics.board import Board
-from etude.models.policies import BasePolicy, make_policy
-from etude.rollout.group import Group
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 
@@ -80,26 +73,18 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
     `begun`: the run exists already, so that the policy it started from is no longer needed.
     """
     loops, method = nest(recipe), method_of(recipe)
-    env = make_env(recipe.env, recipe.collector.group_rows, 1)
-    spec, snapshot = env.spec, _snapshot(env, recipe)
-    env.close()
-    if spec.max_episode_steps is None:
-        raise UsageError(
-            "This environment has no limit on an episode's steps, so an evaluation might never "
-            "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
-        )
-    with torch.device("meta"):
-        policy = make_policy(recipe.policy, spec, None)
+    world = method.look(recipe)
+    spec = world.spec
     if recipe.start_from is not None and not begun:
-        start_arrays(Path(recipe.start_from), policy.contract())
-    sketch = method.sketch(recipe, spec, policy, snapshot)
+        start_arrays(Path(recipe.start_from), world.deployed.contract())
+    sketch = method.sketch(recipe, world)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
     checkpoints = loops.times_due(Interval.parse(recipe.checkpoint.every), also_last=True)
     total = loops.total
     return Plan(
         recipe=recipe.name,
         seed=recipe.seed,
-        exactness=asdict(_exactness(recipe)),
+        exactness=asdict(world.exactness),
         levels={
             "epochs": total.epochs,
             "cycles_per_epoch": loops.cycles_per_epoch,
@@ -116,37 +101,20 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
             "environment_steps": total.timesteps // spec.agents,
             "log_rows": total.cycles,
             "evaluations": evaluations,
-            "evaluation_episodes": evaluations * recipe.evaluation.episodes,
+            "evaluation_episodes": evaluations * world.test_episodes,
             "checkpoints": checkpoints,
         },
         at_most=_at_most(recipe, sketch.at_most),
-        geometry=_geometry(recipe, spec) | sketch.geometry,
-        lines=[_collect_line(recipe, spec, loops), *sketch.lines],
+        geometry=_geometry(recipe, world) | sketch.geometry,
+        lines=_collect_lines(recipe, spec, loops) + sketch.lines,
         shapes=sketch.shapes,
         shapes_title=sketch.title,
         usage=sketch.usage,
-        bytes=_bytes(recipe, spec, policy, snapshot, sketch),
+        bytes=_bytes(recipe, world, sketch),
         data=sketch.data,
         notes=[*_notes(recipe, spec), *sketch.notes, *_length_notes(recipe, loops)],
         seconds=_measure(recipe, loops, evaluations, checkpoints) if measure else {},
     )
-
-
-def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
-    """One group's, as it is within an episode: foreign environments know little at its start."""
-    policy, group, key = make_policy(recipe.policy, env.spec, None), Group(env), Key(recipe.seed)
-    begun, two = (
-        group.begin(policy, key),
-        BufferSpec(env.spec, policy.state_specs, env.num_rows, 2, 1),
-    )
-    everyone = slice(0, env.num_rows)
-    return group.rollout(policy, begun, key, 0, SegmentBuffer(two).part(everyone))[1]
-
-
-def _exactness(recipe: Recipe) -> Exactness:
-    if device(recipe).type != "cpu":
-        return Exactness(False, "learning happens on a GPU, where bits may differ between runs")
-    return env_exactness(recipe.env)
 
 
 def _at_most(recipe: Recipe, reason: str | None) -> dict[str, str]:
@@ -162,63 +130,63 @@ def _at_most(recipe: Recipe, reason: str | None) -> dict[str, str]:
     return reasons
 
 
-def _geometry(recipe: Recipe, spec: EnvSpec) -> dict[str, int]:
-    rows = recipe.collector.rows
+def _geometry(recipe: Recipe, world: World) -> dict[str, int]:
+    rows = recipe.collector.rows if world.num_groups else 0
     return {
         "rows": rows,
-        "agents": spec.agents,
-        "environments": rows // spec.agents,
-        "groups": recipe.collector.num_groups,
-        "group_rows": recipe.collector.group_rows,
+        "agents": world.spec.agents,
+        "environments": rows // world.spec.agents,
+        "groups": world.num_groups,
+        "group_rows": recipe.collector.group_rows if world.num_groups else 0,
         "shards": recipe.learner.shards,
         "learner_threads": recipe.learner.threads,
         "lag": recipe.collector.lag,
     }
 
 
-def _collect_line(recipe: Recipe, spec: EnvSpec, loops: Nest) -> str:
+def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Nest) -> list[str]:
+    if not loops.steps_per_iteration:
+        return []
     config, agents = recipe.collector, spec.agents
     rows, steps = f"{config.rows:,} environments", loops.steps_per_iteration // config.rows
     if agents > 1:
         rows = f"{config.rows // agents:,} environments x {agents} agents = {config.rows:,} rows"
-    return (
+    return [
         f"collect: {rows} ({config.num_groups:,} groups of {config.group_rows:,}) x {steps:,} "
         f"steps = {loops.steps_per_iteration:,}"
-    )
+    ]
 
 
-def _bytes(
-    recipe: Recipe, spec: EnvSpec, policy: BasePolicy, snapshot: Tree, sketch: Sketch
-) -> dict[str, int]:
+def _bytes(recipe: Recipe, world: World, sketch: Sketch) -> dict[str, int]:
     """Bytes in memory and on disk; those of the checkpoint are at the run's end."""
-    parameters = sum(p.nbytes for p in policy.parameters())
-    arrays = dict(policy.state_dict())
+    parameters = sum(p.nbytes for p in world.deployed.parameters())
+    arrays = dict(world.deployed.state_dict())
     normaliser = sum(b.nbytes for b in arrays.values()) - parameters
-    training = _training(recipe, spec, policy, snapshot) | {"algorithm": sketch.training}
-    saved = checkpoint.checkpoint_bytes((arrays, policy.contract()), training)
+    training = _training(recipe, world) | {"algorithm": sketch.training}
+    saved = checkpoint.checkpoint_bytes((arrays, world.deployed.contract()), training)
     exact = {**sketch.memory, "normaliser": normaliser}
     return {
         **exact,
         **sketch.estimates,
         "peak": memory.peak(sketch.estimates, sum(exact.values())),
-        "snapshots": num_bytes(snapshot) * recipe.collector.num_groups,
+        "snapshots": num_bytes(world.snapshot) * world.num_groups,
         **sketch.disk,
         "checkpoint": saved,
         "checkpoints_kept": saved * recipe.checkpoint.keep_last,
     }
 
 
-def _training(recipe: Recipe, spec: EnvSpec, policy: BasePolicy, snapshot: Tree) -> Tree:
+def _training(recipe: Recipe, world: World) -> Tree:
     """A tree of the shape of a checkpoint's `training/` at the run's end, but for the algorithm."""
-    groups = {f"{g:06d}": snapshot for g in range(recipe.collector.num_groups)}
-    collector: Tree = {"groups": groups}
-    loops, curriculum = nest(recipe), make_curriculum(recipe, spec)
+    groups = {f"{g:06d}": world.snapshot for g in range(world.num_groups)}
+    collector: Tree = {"groups": groups} if groups else {}
+    loops, curriculum = nest(recipe), make_curriculum(recipe, world.spec)
     clock, total = Clock(loops), loops.total
     if recipe.collector.lag:
-        sent = {name: tensor.expand(tensor.shape) for name, tensor in policy.state_dict().items()}
+        arrays = world.deployed.state_dict()
         collector["broadcast"] = {
             "version": total.iterations - 1,
-            "policy": sent,
+            "policy": {name: array.expand(array.shape) for name, array in arrays.items()},
             "curriculum": curriculum.broadcast(),
         }
     clock.before, clock.now, clock.episodes = loops.at(total.iterations - 1), total, total.timesteps
@@ -227,7 +195,7 @@ def _training(recipe: Recipe, spec: EnvSpec, policy: BasePolicy, snapshot: Tree)
         "collector": collector,
         "curriculum": curriculum.state_dict(),
         "evaluator": {"best": [1 / 3, 1 / 3], "num_done": total.epochs, "num_episodes": 0},
-        "board": Board(spec.statistics).state_dict(),
+        "board": Board(world.spec.statistics).state_dict(),
         "metrics": {"bytes": total.cycles * 1000, "sha256": "0" * 64},
         "saver": {"best": total.timesteps, "num_saved": total.epochs},
     }

@@ -36,11 +36,11 @@ def play(recipe: Recipe, path: Path, seed: int | None = None) -> None:
             "There is no screen here to open MuJoCo's viewer on. `etude eval "
             f"{path} --video` makes films and pictures instead."
         )
-    task = make_plain(recipe.env, env_agents(recipe.env))
+    task = make_plain(recipe.task, env_agents(recipe.task))
     if not isinstance(task, MujocoTask):
         raise UsageError(
             "Only tasks on Etude's own MuJoCo simulation can be played, such as reach and "
-            f"pick-place; this run's environment is of the kind '{recipe.env.kind}'."
+            f"pick-place; this run's environment is of the kind '{recipe.task.kind}'."
         )
     key = Key(recipe.seed if seed is None else seed).child("play")
     data = mujoco.MjData(task.simulation.model)

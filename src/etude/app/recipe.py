@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from etude.algorithms.ircr import IRCRConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rewards import GivenConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
@@ -19,14 +20,16 @@ from etude.core.clock import ClockConfig
 from etude.core.errors import UsageError
 from etude.core.explain import explain
 from etude.core.recipe import Config
-from etude.envs.catalog import EnvConfig
+from etude.envs.catalog import AnyEnvConfig, EnvConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig
 from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
-AlgorithmConfig = Annotated[PPOConfig | SACConfig | TD3Config, Field(discriminator="kind")]
+AlgorithmConfig = Annotated[
+    PPOConfig | SACConfig | TD3Config | RewardOnlyConfig, Field(discriminator="kind")
+]
 RewardsConfig = Annotated[GivenConfig | RRDConfig | IRCRConfig, Field(discriminator="kind")]
 
 
@@ -38,7 +41,7 @@ class Recipe(Config):
     start_from: str | None = Field(
         None, description="A run or policy whose weights and normaliser this run starts with."
     )
-    env: EnvConfig = Field(description="The task.")
+    env: EnvConfig = Field(None, description="The task; none for learning from a dataset.")
     collector: CollectorConfig = Field(CollectorConfig(), description="Rollouts.")
     policy: PolicyConfig = Field(PolicyConfig(), description="Networks.")
     algorithm: AlgorithmConfig = Field(PPOConfig(), description="Learning.")
@@ -51,6 +54,16 @@ class Recipe(Config):
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
     logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
+
+    @property
+    def task(self) -> AnyEnvConfig:
+        """The environment, of a recipe that must have one."""
+        if self.env is None:
+            raise UsageError(
+                f"The recipe '{self.name}' has no environment, and {self.algorithm.kind} learns by "
+                "acting in one: give it --env.id ID or --env.task module:Class."
+            )
+        return self.env
 
 
 def load(path: Path) -> Recipe:

@@ -10,7 +10,14 @@ from pydantic import ValidationError
 
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.app.recipe import Recipe, dump, load, validated
-from etude.app.replay_recipes import episodic, episodic_short, sac, td3
+from etude.app.replay_recipes import (
+    episodic,
+    episodic_short,
+    reward_only,
+    reward_only_debug,
+    sac,
+    td3,
+)
 from etude.core.clock import ClockConfig
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
@@ -288,6 +295,8 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "td3": td3,
     "episodic": episodic,
     "episodic-short": episodic_short,
+    "reward-only": reward_only,
+    "reward-only-debug": reward_only_debug,
 }
 
 

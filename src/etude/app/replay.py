@@ -14,10 +14,11 @@ from etude.algorithms.rewards import GivenRewards, RewardSource
 from etude.algorithms.rrd import RRD, RRDConfig
 from etude.algorithms.sac import SAC
 from etude.algorithms.td3 import TD3
-from etude.app import memory
-from etude.app.methods import Learning, Sketch, device
+from etude.app import collecting, memory
+from etude.app.collecting import Learning
+from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
-from etude.core.clock import Nest
+from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -54,14 +55,23 @@ class Replay:
 
     def __init__(self, kind: type[SAC] | type[TD3], *policies: str) -> None:
         self._kind = kind
-        self.policies: tuple[str, ...] = policies
+        self._policies = policies
 
     def nest(self, recipe: Recipe) -> Nest:
+        collecting.check_policy(recipe, self._policies)
         cut, config = geometry(recipe), _config(recipe)
         steps = cut.steps_per_iteration
         return Nest.of(recipe.clock, steps, config.train_batches, config.idle_iterations(steps))
 
-    def learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
+    def look(self, recipe: Recipe) -> World:
+        return collecting.look(recipe)
+
+    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
+        env = collecting.env_spec(recipe)
+        learning = self._learner(recipe, env, key, folder)
+        return collecting.assemble(recipe, learning, key, clock, env)
+
+    def _learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
         cut, config, where = geometry(recipe), _config(recipe), folder.path / "replay"
         files.make_folder(where)
         shape = cut.store(env, config.capacity)
@@ -91,7 +101,9 @@ class Replay:
         )
         return made
 
-    def sketch(self, recipe: Recipe, env: EnvSpec, policy: BasePolicy, snapshot: Tree) -> Sketch:
+    def sketch(self, recipe: Recipe, world: World) -> Sketch:
+        env, snapshot, policy = world.spec, world.snapshot, world.deployed
+        assert isinstance(policy, BasePolicy)
         cut, config, loops = geometry(recipe), _config(recipe), self.nest(recipe)
         if env.agents > 1:
             raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from etude.algorithms.ppo import LearnerConfig
+from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.algorithms.td3 import TD3Config
@@ -78,5 +79,28 @@ def episodic_short() -> Recipe:
             "clock": ClockConfig(total_timesteps=3_072, cycles=1, iterations=2),
             "evaluation": EvaluationConfig(every="3 cycles", episodes=16, rows=16, group_rows=8),
             "checkpoint": CheckpointConfig(every="1 cycle"),
+        }
+    )
+
+
+def reward_only() -> Recipe:
+    """A reward learned from a dataset's returns: `--algorithm.dataset FOLDER`, no environment."""
+    return Recipe(
+        name="reward-only",
+        algorithm=RewardOnlyConfig(dataset="", train_batches=50, rrd=RRDConfig.image()),
+        clock=ClockConfig(epochs=10, cycles=100, iterations=100),
+        evaluation=EvaluationConfig(every="10 cycles", final_episodes=0),
+        checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
+def reward_only_debug() -> Recipe:
+    """The same with one of everything, to see that it runs."""
+    full = reward_only()
+    return full.model_copy(
+        update={
+            "name": "reward-only-debug",
+            "algorithm": full.algorithm.model_copy(update={"train_batches": 1}),
+            "clock": ClockConfig(epochs=1, cycles=1, iterations=1),
         }
     )

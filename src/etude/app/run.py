@@ -277,7 +277,7 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
         "iterations": now.iterations,
         "updates": now.updates,
         "timesteps": now.timesteps,
-        "environment_steps": now.timesteps // loop.evaluator.spec.agents,
+        "environment_steps": now.timesteps // parts.spec.agents,
         "log_rows": rows,
         "evaluations": loop.evaluator.num_done,
         "evaluation_episodes": loop.evaluator.num_episodes,

@@ -16,7 +16,7 @@ from etude.envs.reach import Reach, ReachConfig
 from etude.envs.task import OwnTasks, TaskConfig, make_task
 
 AnyEnvConfig = ReachConfig | PickPlaceConfig | GymConfig | PettingZooConfig | TaskConfig
-EnvConfig = Annotated[AnyEnvConfig, Field(discriminator="kind")]
+EnvConfig = Annotated[AnyEnvConfig | None, Field(discriminator="kind")]
 
 
 class EnvClass(Protocol):

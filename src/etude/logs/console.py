@@ -8,7 +8,9 @@ from typing import Any, TextIO
 
 from etude.logs.rows import Judge, numbers
 
-COLUMNS = (
+Column = tuple[str, str, int, str]
+"""Heading, metric, width and format."""
+_EPISODES: tuple[Column, ...] = (
     ("steps", "timesteps", 11, "{:,.0f}"),
     ("cycle", "cycle", 6, "{:.0f}"),
     ("updates", "updates", 9, "{:,.0f}"),
@@ -16,14 +18,46 @@ COLUMNS = (
     ("return", "rollout/ep_rew_mean", 9, "{:.2f}"),
     ("length", "rollout/ep_len_mean", 8, "{:.1f}"),
     ("success", "rollout/success_rate", 8, "{:.0%}"),
+)
+_TESTS: tuple[Column, ...] = (
+    ("eval success", "eval/success_rate", 13, "{:.1%}"),
+    ("eval return", "eval/mean_reward", 12, "{:.2f}"),
+)
+COLUMNS: tuple[Column, ...] = (
+    *_EPISODES,
     ("kl", "train/approx_kl", 8, "{:.4f}"),
     ("clip", "train/clip_fraction", 7, "{:.0%}"),
     ("explained", "train/explained_variance", 10, "{:.2f}"),
     ("std", "train/std", 6, "{:.2f}"),
-    ("eval success", "eval/success_rate", 13, "{:.1%}"),
-    ("eval return", "eval/mean_reward", 12, "{:.2f}"),
+    *_TESTS,
 )
-"""Heading, metric, width and format."""
+REPLAY_COLUMNS: tuple[Column, ...] = (
+    *_EPISODES,
+    ("Q", "train/q_mean", 8, "{:.2f}"),
+    ("Q loss", "train/critic_loss", 9, "{:.3g}"),
+    ("alpha", "train/ent_coef", 8, "{:.3g}"),
+    ("R loss", "train/R_loss", 9, "{:.3g}"),
+    *_TESTS,
+)
+REWARD_COLUMNS: tuple[Column, ...] = (
+    ("updates", "updates", 11, "{:,.0f}"),
+    ("cycle", "cycle", 6, "{:.0f}"),
+    ("R loss", "train/R_loss", 10, "{:.3g}"),
+    ("R mean", "train/R_mean", 10, "{:.3g}"),
+    ("R std", "train/R_std", 10, "{:.3g}"),
+    ("eval R loss", "eval/R_loss", 12, "{:.3g}"),
+    ("rank", "eval/rank_correlation", 7, "{:.2f}"),
+    ("of time", "eval/time_correlation", 8, "{:.2f}"),
+    ("of returns", "eval/return_correlation", 11, "{:.2f}"),
+)
+
+
+def columns_of(row: Mapping[str, float]) -> tuple[Column, ...]:
+    """What is worth showing of a run, by what it logs: a buffer, a replay, or a dataset."""
+    if "replay/transitions" in row:
+        return REPLAY_COLUMNS
+    return COLUMNS if row.get("timesteps") else REWARD_COLUMNS
+
 
 ROWS_PER_HEADING = 20
 
@@ -47,14 +81,15 @@ class ConsoleTable:
                 self._judge.add(numbers(row))
 
     def write(self, row: dict[str, Any]) -> None:
+        values = numbers(row)
+        columns = columns_of(values)
         if self._rows % ROWS_PER_HEADING == 0:
-            heading = "".join(f"{name:>{width}}" for name, _, width, _ in COLUMNS)
+            heading = "".join(f"{name:>{width}}" for name, _, width, _ in columns)
             print(heading, file=self._stream)
         self._rows += 1
-        values = numbers(row)
         cells = (
             f"{form.format(values[metric]) if metric in values else '':>{width}}"
-            for _, metric, width, form in COLUMNS
+            for _, metric, width, form in columns
         )
         print("".join(cells).rstrip(), file=self._stream, flush=True)
         if self._judge is not None:
@@ -71,6 +106,7 @@ class ConsoleTable:
         for name, metric, form in (
             ("success", "rollout/success_rate", "{:.0%}"),
             ("return", "rollout/ep_rew_mean", "{:.2f}"),
+            ("R loss", "train/R_loss", "{:.3g}"),
         ):
             if metric in values:
                 parts.append(f"{name} {form.format(values[metric])}")

@@ -115,6 +115,22 @@ class Workers:
         self._pool.shutdown(cancel_futures=True)
 
 
+class NoCollector:
+    """For runs that learn from a dataset."""
+
+    def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
+        return []
+
+    def state_dict(self) -> Tree:
+        return {}
+
+    def load_state_dict(self, state: Tree) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class LocalCollector:
     """Steps all groups of a run; holds their snapshots between iterations."""
 

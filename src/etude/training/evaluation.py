@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -41,6 +42,24 @@ class EvaluationConfig(Config):
                 f"group_rows={self.episodes} always work"
             )
         return self
+
+
+class Tester(Protocol):
+    """Judges what was learned, and remembers the best result so far."""
+
+    best: tuple[float, float] | None
+    num_done: int
+    num_episodes: int
+
+    def test(self, broadcast: Broadcast) -> tuple[dict[str, float], bool]:
+        """Metrics of one evaluation, and whether it is the best of the run so far."""
+        ...
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state: Tree) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Evaluator:
@@ -88,20 +107,58 @@ class Evaluator:
         return metrics, is_best
 
     def state_dict(self) -> Tree:
-        return {
-            "best": list(self.best) if self.best else None,
-            "num_done": self.num_done,
-            "num_episodes": self.num_episodes,
-        }
+        return _memory(self)
 
     def load_state_dict(self, state: Tree) -> None:
-        self.best = tuple(state["best"]) if state["best"] else None
-        self.num_done = int(state["num_done"])
-        self.num_episodes = int(state["num_episodes"])
+        _remember(self, state)
 
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+
+class HeldOut:
+    """Asks what was learned to judge itself on data that was kept from it."""
+
+    def __init__(self, judge: Callable[[], dict[str, float]], score: str, episodes: int) -> None:
+        """`judge` gives the metrics, of which `score` is better the larger it is."""
+        self._judge, self._score, self._episodes = judge, score, episodes
+        self.best: tuple[float, float] | None = None
+        self.num_done = 0
+        self.num_episodes = 0
+
+    def test(self, broadcast: Broadcast) -> tuple[dict[str, float], bool]:
+        metrics = self._judge()
+        self.num_done += 1
+        self.num_episodes += self._episodes
+        found = (metrics.get(self._score, -1.0), -metrics.get("eval/R_loss", 0.0))
+        is_best = self.best is None or found > self.best
+        if is_best:
+            self.best = found
+        return metrics, is_best
+
+    def state_dict(self) -> Tree:
+        return _memory(self)
+
+    def load_state_dict(self, state: Tree) -> None:
+        _remember(self, state)
+
+    def close(self) -> None:
+        pass
+
+
+def _memory(tester: Tester) -> Tree:
+    return {
+        "best": list(tester.best) if tester.best else None,
+        "num_done": tester.num_done,
+        "num_episodes": tester.num_episodes,
+    }
+
+
+def _remember(tester: Tester, state: Tree) -> None:
+    tester.best = tuple(state["best"]) if state["best"] else None
+    tester.num_done = int(state["num_done"])
+    tester.num_episodes = int(state["num_episodes"])
 
 
 def summarise(episodes: dict[str, Array]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from etude.metrics.board import Board
 from etude.metrics.usage import Usage
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import Curriculum
-from etude.training.evaluation import Evaluator
+from etude.training.evaluation import Tester
 from etude.training.saving import Saver
 from etude.training.stop import StopRequest
 from etude.training.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ class Loop:
     clock: Clock
     collector: Collector
     algorithm: Algorithm
-    evaluator: Evaluator
+    evaluator: Tester
     evaluate_every: Interval
     curriculum: Curriculum
     board: Board

@@ -1,0 +1,105 @@
+"""What methods share that learn from environments: how these are looked at and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from etude.app.methods import Assembly, World, device
+from etude.app.recipe import Recipe
+from etude.core.clock import Clock
+from etude.core.contracts import Algorithm, BatchEnv, Collector, EnvSpec, Exactness
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.envs.catalog import env_exactness, make_env
+from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.models.policies import BasePolicy, make_policy
+from etude.rollout.group import Group
+from etude.rollout.local import LocalCollector, Workers
+from etude.rollout.overlap import OverlappedCollector
+from etude.training.evaluation import Evaluator
+
+
+class Learning(NamedTuple):
+    """A new algorithm, and the buffers that collectors fill for it in turn."""
+
+    algorithm: Algorithm
+    buffers: Sequence[SegmentBuffer]
+
+
+def check_policy(recipe: Recipe, kinds: tuple[str, ...]) -> None:
+    """Refuse a policy that the algorithm cannot train."""
+    if recipe.policy.kind not in kinds:
+        raise UsageError(
+            f"{recipe.algorithm.kind} does not train a policy of the kind '{recipe.policy.kind}': "
+            f"use --policy.kind {' or '.join(kinds)}."
+        )
+
+
+def look(recipe: Recipe) -> World:
+    """One group of the recipe's environments."""
+    env = make_env(recipe.task, recipe.collector.group_rows, 1)
+    spec, snapshot = env.spec, _snapshot(env, recipe)
+    env.close()
+    if spec.max_episode_steps is None:
+        raise UsageError(
+            "This environment has no limit on an episode's steps, so an evaluation might never "
+            "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
+        )
+    with torch.device("meta"):
+        policy = make_policy(recipe.policy, spec, None)
+    groups, tests = recipe.collector.num_groups, recipe.evaluation.episodes
+    return World(spec, exactness(recipe), policy, snapshot, groups, tests)
+
+
+def exactness(recipe: Recipe) -> Exactness:
+    """Whether a run of the recipe resumes bit for bit."""
+    if device(recipe).type != "cpu":
+        return Exactness(False, "learning happens on a GPU, where bits may differ between runs")
+    return env_exactness(recipe.task)
+
+
+def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
+    """One group's, as it is within an episode: foreign environments know little at its start."""
+    policy, group, key = make_policy(recipe.policy, env.spec, None), Group(env), Key(recipe.seed)
+    two = SegmentBuffer(BufferSpec(env.spec, policy.state_specs, env.num_rows, 2, 1))
+    begun = group.begin(policy, key)
+    return group.rollout(policy, begun, key, 0, two.part(slice(0, env.num_rows)))[1]
+
+
+def assemble(recipe: Recipe, learning: Learning, key: Key, clock: Clock, spec: EnvSpec) -> Assembly:
+    """Environments, collector and evaluator around an algorithm."""
+    groups = recipe.collector
+    envs = [
+        make_env(recipe.task, groups.group_rows, groups.engine_threads)
+        for _ in range(groups.num_groups)
+    ]
+    workers = Workers(groups.threads)
+    views = [[b.part(groups.part(g)) for g in range(groups.num_groups)] for b in learning.buffers]
+    own = make_policy(recipe.policy, spec, None)
+    collector: Collector = LocalCollector(envs, own, key.child("collect"), workers, views)
+    if groups.lag:
+        collector = OverlappedCollector(collector, lambda i: i < clock.nest.iterations)
+    testing = make_policy(recipe.policy, spec, None)
+    evaluator = make_evaluator(recipe, key, workers, testing)
+    return Assembly(learning.algorithm, collector, evaluator, spec)
+
+
+def env_spec(recipe: Recipe) -> EnvSpec:
+    """What the recipe's environment is."""
+    env = make_env(recipe.task, recipe.collector.group_rows, 1)
+    env.close()
+    return env.spec
+
+
+def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:
+    """An evaluator with environments of its own."""
+    config = recipe.evaluation
+    envs: list[BatchEnv] = [
+        make_env(recipe.task, config.group_rows, recipe.collector.engine_threads)
+        for _ in range(config.rows // config.group_rows)
+    ]
+    return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)

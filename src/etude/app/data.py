@@ -1,0 +1,243 @@
+"""`etude data`: look into datasets, import them, check them, and record one's own."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from pydantic import Field
+
+from etude.app import recipes
+from etude.app.data_import import import_dataset, is_store, validate_store
+from etude.app.data_view import bar, folder_size, render, source_facts, store_facts
+from etude.app.doctor import usable_cores
+from etude.app.options import parse
+from etude.core.errors import UsageError
+from etude.core.recipe import Config
+from etude.experience.datasets import Limits, ReadOptions, Summary, open_dataset, scan
+from etude.experience.episodes import EpisodeStore
+
+USAGE = """\
+etude data reads demonstrations of other systems, and records one's own.
+
+  etude data inspect  PATH                     what a dataset holds, and what it can teach
+  etude data import   PATH OUT [--obs ...]     into an episode store; --add-truncated N
+  etude data validate PATH                     read everything: hashes, finite numbers, lengths
+  etude data record   RECIPE OUT --episodes N  demonstrations of a task, successes and failures
+
+PATH is robomimic or LIBERO HDF5, a Minari folder or file, or an episode store. Files are opened in
+a process of its own with limits. `etude data VERB --help` shows every option.
+"""
+_GIB = 1 << 30
+
+Json = Annotated[bool, tyro.conf.arg(name="json")]
+
+
+class InspectCommand(Config):
+    """What a dataset holds; large arrays are not read."""
+
+    path: tyro.conf.Positional[str] = Field(description="A dataset or an episode store.")
+    obs: tuple[str, ...] = Field((), description="Only these observations.")
+    mask: str | None = Field(None, description="Only the episodes of this mask (robomimic).")
+    memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
+    seconds: float = Field(60.0, gt=0, description="That reading one episode may take.")
+    json_output: Json = Field(False, description="Print JSON, for programs.")
+
+
+class ImportCommand(Config):
+    """A dataset of another system into an episode store."""
+
+    path: tyro.conf.Positional[str] = Field(description="robomimic, LIBERO or Minari.")
+    out: tyro.conf.Positional[str] = Field(description="The folder to make.")
+    obs: tuple[str, ...] = Field((), description="Only these observations.")
+    mask: str | None = Field(None, description="Only the episodes of this mask (robomimic).")
+    add_truncated: int = Field(
+        0, ge=0, description="Add so many clips that end before success, for contrast."
+    )
+    success_reward: float | None = Field(
+        None, description="Reward at the end of successes, instead of the file's rewards."
+    )
+    clip_actions: float | None = Field(
+        None, ge=0, description="Cut actions to +- this, 0 not at all; robomimic, LIBERO: 1."
+    )
+    seed: int = Field(0, description="Which clips are drawn.")
+    memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
+    seconds: float = Field(60.0, gt=0, description="That reading one episode may take.")
+    json_output: Json = Field(False, description="Print JSON, for programs.")
+
+
+class ValidateCommand(Config):
+    """Read all of a dataset; exit code 1 and the culprit where something is wrong."""
+
+    path: tyro.conf.Positional[str] = Field(description="A dataset or an episode store.")
+    memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
+    seconds: float = Field(60.0, gt=0, description="That reading one episode may take.")
+    json_output: Json = Field(False, description="Print JSON, for programs.")
+
+
+class RecordCommand(Config):
+    """Demonstrations of a task, by its scripted expert or a trained policy."""
+
+    recipe: tyro.conf.Positional[str] = Field(description="reach, pick-place, or a recipe of them.")
+    out: tyro.conf.Positional[str] = Field(description="The folder to make.")
+    episodes: int = Field(100, ge=1, description="How many, exactly.")
+    fail_share: float = Field(0.5, ge=0, le=1, description="Share of them that fail.")
+    policy: str | None = Field(None, description="A run whose policy acts; None: the expert.")
+    noise: tuple[float, ...] = Field(
+        (0.0, 0.1, 0.2), description="Of actions: each good episode draws one of these."
+    )
+    fail_noise: float = Field(2.0, ge=0, description="Largest noise of clumsy failures.")
+    image_size: int = Field(128, ge=0, le=1024, description="Pixels; 0 records no pictures.")
+    reward: Literal["success", "task"] = Field(
+        "success", description="1 at success alone, or the task's own rewards."
+    )
+    seed: int = Field(0, description="Other episodes.")
+    workers: int = Field(0, ge=0, description="Processes that draw; 0: one per core.")
+    json_output: Json = Field(False, description="Print JSON, for programs.")
+
+
+def data_main(arguments: list[str]) -> int:
+    """Run `etude data ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise UsageError(f"There is no command 'data {verb}'.{hint} `etude data` shows them.")
+    VERBS[verb](rest)
+    return 0
+
+
+def _inspect(arguments: list[str]) -> None:
+    command = parse("data inspect", InspectCommand, arguments)
+    path = _located(command.path)
+    if is_store(path):
+        facts = store_facts(EpisodeStore.open(path))
+    else:
+        options = ReadOptions(command.obs, command.mask)
+        facts = source_facts(scan(path, options, _limits(command.memory, command.seconds)))
+    print(json.dumps(facts, indent=2) if command.json_output else render(facts, _width()), end="")
+    print(end="\n" if command.json_output else "")
+
+
+def _import(arguments: list[str]) -> None:
+    command = parse("data import", ImportCommand, arguments)
+    path, out, start = _located(command.path), Path(command.out), time.perf_counter()
+    if is_store(path):
+        raise UsageError(f"{path} is an episode store already: there is nothing to import.")
+    options = ReadOptions(command.obs, command.mask, command.success_reward, command.clip_actions)
+    with bar("Importing", "steps") as tick:
+        summary, store, kept = import_dataset(
+            path,
+            out,
+            options,
+            _limits(command.memory, command.seconds),
+            command.add_truncated,
+            command.seed,
+            tick,
+        )
+    facts = store_facts(store)
+    facts["notes"] = [*summary.notes, *facts["notes"]]
+    clips = sum(episode.kind != "whole" for episode in kept)
+    if clips:
+        facts["notes"].append(
+            f"{clips:,} of the {len(kept):,} episodes are clips cut short before their end, with "
+            f"the rewards they had until then (seed {command.seed}); each follows its original."
+        )
+    facts["successes"] = summary.num_successes
+    _finish(facts, out, start, command.json_output)
+
+
+def _validate(arguments: list[str]) -> None:
+    command = parse("data validate", ValidateCommand, arguments)
+    path, start = _located(command.path), time.perf_counter()
+    with bar("Reading", "") as tick:
+        if is_store(path):
+            facts = store_facts(validate_store(path, tick))
+        else:
+            limits = _limits(command.memory, command.seconds)
+            facts = source_facts(_check_source(path, limits, tick))
+    facts["valid"] = True
+    if command.json_output:
+        print(json.dumps(facts, indent=2))
+        return
+    print(render(facts, _width()), end="")
+    print(f"Valid: every number was read and is finite ({time.perf_counter() - start:.1f} s).")
+
+
+def _check_source(path: Path, limits: Limits, tick: Callable[[int, int], None]) -> Summary:
+    with open_dataset(path, "check", None, limits) as dataset:
+        dataset.summary.check_alike()
+        for done, _ in enumerate(dataset.progress(), 1):
+            tick(done, len(dataset.summary.episodes))
+        return dataset.summary
+
+
+def _record(arguments: list[str]) -> None:
+    command = parse("data record", RecordCommand, arguments)
+    # Where nothing is recorded, nothing that simulates is loaded.
+    from etude.app.data_record import RecordOptions, kinds, record
+
+    if not command.noise or min(command.noise) < 0:
+        raise UsageError("--noise takes standard deviations that are not negative, such as 0 0.1.")
+    recipe, out, start = recipes.find(command.recipe), Path(command.out), time.perf_counter()
+    chosen = command.model_dump(exclude={"recipe", "out", "json_output", "workers", "policy"})
+    options = RecordOptions(
+        **chosen,
+        policy=None if command.policy is None else Path(command.policy),
+        workers=command.workers or max(1, int(usable_cores())),
+    )
+    with bar("Recording", "episodes") as tick:
+        store, kept = record(recipe, out, options, tick)
+    facts = store_facts(store)
+    facts["kinds"] = kinds(kept)
+    facts["notes"] = [", ".join(f"{num} x {kind}" for kind, num in facts["kinds"].items()) + "."]
+    _finish(facts, out, start, command.json_output)
+
+
+def _finish(facts: dict[str, object], out: Path, start: float, as_json: bool) -> None:
+    seconds, steps = time.perf_counter() - start, facts["steps"]
+    assert isinstance(steps, int)
+    if as_json:
+        print(json.dumps({**facts, "seconds": seconds}, indent=2))
+        return
+    print(render(facts, _width()), end="")
+    rate = f"{steps / seconds:,.0f} steps/s"
+    print(f"Kept in {out}: {folder_size(out)} in {seconds:.1f} s ({rate}).")
+
+
+def _located(target: str) -> Path:
+    """A path, or the folder of a dataset that the package minari knows by this id."""
+    path = Path(target)
+    if path.exists() or target.startswith((".", "/")):
+        return path
+    try:
+        from minari.storage import get_dataset_path
+    except ImportError:
+        return path
+    found = Path(get_dataset_path(target))
+    return found if found.is_dir() else path
+
+
+def _limits(memory: float, seconds: float) -> Limits:
+    return Limits(int(memory * _GIB), seconds)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "inspect": _inspect,
+    "import": _import,
+    "validate": _validate,
+    "record": _record,
+}

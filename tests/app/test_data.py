@@ -1,0 +1,263 @@
+"""`etude data`: what a person types, sees and gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import etude
+from etude.app import data_record, recipes
+from etude.app.data import data_main
+from etude.app.data_import import draw_clips
+from etude.app.data_pictures import QuickCamera
+from etude.app.data_record import RecordOptions, record
+from etude.app.data_tasks import make_shown
+from etude.core.errors import EtudeError, UsageError
+from etude.core.keys import Key
+from etude.envs import offscreen
+from etude.experience.datasets import DataError
+from etude.experience.episodes import DamagedStore, EpisodeStore
+
+REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
+
+
+@pytest.fixture
+def demos(tmp_path: Path) -> Path:
+    """A LIBERO file of four successes, with pictures."""
+    path, rng = tmp_path / "demos.hdf5", np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.create_group("data").attrs["problem_info"] = "{}"
+        for number, steps in enumerate((20, 30, 25, 40)):
+            demo = file.create_group(f"data/demo_{number}")
+            demo["actions"] = rng.uniform(-1, 1, (steps, 7))
+            demo["obs/agentview_rgb"] = rng.integers(0, 256, (steps, 16, 16, 3), np.uint8)
+            demo["obs/joint_states"] = rng.normal(size=(steps, 7))
+            demo["rewards"] = demo["dones"] = np.eye(steps, dtype=np.uint8)[-1]
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert data_main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(run(capsys, *arguments, "--json"))
+    return facts
+
+
+def test_inspect(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = run_json(capsys, "inspect", demos)
+    assert facts["format"] == "LIBERO"
+    assert (facts["episodes"], facts["steps"], facts["steps_in_file"]) == (4, 111, 115)
+    assert facts["lengths"] == {"min": 19, "median": 26.5, "max": 39}
+    assert facts["successes"] == 4
+    assert facts["contrast"] is False
+    assert facts["observations"]["agentview_rgb"] == {"shape": [16, 16, 3], "dtype": "uint8"}
+    text = run(capsys, "inspect", demos)
+    assert "Every return is 1: a return decomposition learns nothing from this." in text
+    assert "--add-truncated N" in text
+
+
+def test_import_keeps_every_bit_and_clips_give_contrast(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = run_json(capsys, "import", demos, tmp_path / "out", "--add-truncated", 6)
+    assert facts["episodes"] == 10
+    assert facts["returns"]["min"] == 0
+    assert facts["contrast"] is True
+    assert any("6 of the 10 episodes are clips" in note for note in facts["notes"])
+    about = json.loads((tmp_path / "out/about.json").read_text())["episodes"]
+    store = EpisodeStore.open(tmp_path / "out")
+    with h5py.File(demos) as file:
+        for number, kept in enumerate(about):
+            steps, total = store.episode(number)
+            name = kept["kind"].removeprefix("clip of ") if "clip" in kept["kind"] else kept["name"]
+            demo, length = file[f"data/{name}"], kept["steps"]
+            image = demo["obs/agentview_rgb"][:]
+            np.testing.assert_array_equal(steps.obs["agentview_rgb"], image[:length])
+            np.testing.assert_array_equal(steps.next_obs["agentview_rgb"], image[1 : length + 1])
+            assert steps.truncated[-1] == (kept["kind"] != "whole")
+            assert total == (kept["kind"] == "whole")
+    assert run_json(capsys, "validate", tmp_path / "out")["valid"] is True
+    again = run_json(capsys, "import", demos, tmp_path / "again", "--add-truncated", 6)
+    assert again["episodes"] == 10
+    for name in ("sealed.json", "store.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_clips_are_even_and_never_whole() -> None:
+    lengths = np.array([2, 50, 1, 9])
+    clips = draw_clips(lengths, 9, 0)
+    assert {episode: len(cuts) for episode, cuts in clips.items()} == {0: 3, 1: 3, 3: 3}
+    assert all(1 <= cut < lengths[episode] for episode, cuts in clips.items() for cut in cuts)
+    assert draw_clips(lengths, 9, 0) == clips
+    assert draw_clips(lengths, 9, 1) != clips
+    with pytest.raises(UsageError, match="leave out --add-truncated"):
+        draw_clips(np.array([1]), 1, 0)
+
+
+def test_real_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not REAL.exists():
+        pytest.skip(f"needs {REAL}, which is not part of the repository")
+    run(capsys, "validate", REAL)
+    facts = run_json(capsys, "import", REAL, tmp_path / "out", "--add-truncated", 3)
+    assert (facts["episodes"], facts["lengths"]["max"]) == (6, 509)
+    run(capsys, "validate", tmp_path / "out")
+
+
+def test_a_failed_import_leaves_nothing(demos: Path, tmp_path: Path) -> None:
+    with h5py.File(demos, "a") as file:
+        file["data/demo_2/obs/joint_states"][3, 1] = np.inf
+    for verb in (["import", str(demos), str(tmp_path / "out")], ["validate", str(demos)]):
+        with pytest.raises(DataError, match=r"demos\.hdf5 at demo_2: 'joint_states' .* step 3"):
+            data_main(verb)
+    assert not (tmp_path / "out").exists()
+
+
+def test_episodes_must_be_alike(demos: Path, tmp_path: Path) -> None:
+    with h5py.File(demos, "a") as file:
+        file["data/demo_3/obs/more"] = np.zeros((40, 2))
+    with pytest.raises(DataError, match=r"demo_3: 'more' is float32.* --obs"):
+        data_main(["import", str(demos), str(tmp_path / "out")])
+    data_main(["import", str(demos), str(tmp_path / "out"), "--obs", "joint_states"])
+    assert list(EpisodeStore.open(tmp_path / "out").geometry.observations) == ["joint_states"]
+
+
+def test_a_damaged_store_is_named(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "import", demos, tmp_path / "out")
+    block = tmp_path / "out/steps-000000000000.bin"
+    data = bytearray(block.read_bytes())
+    data[1000] ^= 1
+    block.write_bytes(data)
+    with pytest.raises(DamagedStore, match=r"steps-000000000000\.bin is damaged") as caught:
+        data_main(["validate", str(tmp_path / "out")])
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["inspct"], "no command 'data inspct'. Did you mean 'inspect'?"),
+        (["inspect", "nowhere.hdf5"], "no such file or folder"),
+        (["import", "x.hdf5"], "Name the out first"),
+        (["import", "x.hdf5", "y", "--ob", "z"], "did you mean --obs?"),
+        (["record", "ppo", "y"], "recorded of reach and pick-place"),
+        (["record", "reach", ".", "--image-size", "0"], "exists already"),
+        (["record", "reach", "y", "--noise", "-1"], "not negative"),
+    ],
+)
+def test_mistakes_are_answered_in_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EtudeError) as caught:
+        data_main(arguments)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["reach", "pick-place"])
+def test_recorded_demonstrations(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    facts = run_json(
+        capsys, "record", name, out, "--episodes", 20, "--fail-share", 0.4, "--image-size", 0
+    )
+    assert (facts["episodes"], facts["successes"]) == (20, 12)
+    store = EpisodeStore.open(out)
+    about = json.loads((out / "about.json").read_text())["episodes"]
+    for number in range(20):
+        steps, total = store.episode(number)
+        progress = np.concatenate([steps.obs["progress"], steps.next_obs["progress"][-1:]])[:, 0]
+        assert progress[0] == 0.0
+        assert progress.min() >= 0.0
+        assert (progress[-1] == 1.0) == about[number]["success"] == (total == 1.0)
+        assert steps.terminated[-1] >= about[number]["success"]
+        assert np.abs(steps.actions).max() <= 1.0
+        np.testing.assert_array_equal(steps.obs["state"][1:], steps.next_obs["state"][:-1])
+    run(capsys, "validate", out)
+
+
+def test_a_recording_can_be_made_again(tmp_path: Path) -> None:
+    recipe, options = recipes.find("reach"), RecordOptions(12, image_size=0)
+    for name in ("one", "two"):
+        record(recipe, tmp_path / name, options)
+    assert (tmp_path / "one/sealed.json").read_bytes() == (
+        tmp_path / "two/sealed.json"
+    ).read_bytes()
+    record(recipe, tmp_path / "other", RecordOptions(12, image_size=0, seed=1))
+    seals = [(tmp_path / name / "sealed.json").read_bytes() for name in ("one", "other")]
+    assert seals[0] != seals[1]
+
+
+def test_the_tasks_own_rewards(tmp_path: Path) -> None:
+    store, _ = record(
+        recipes.find("reach"), tmp_path / "out", RecordOptions(8, image_size=0, reward="task")
+    )
+    assert len(np.unique(store.returns)) == 8
+
+
+def test_what_cannot_be_had_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_record, "_PATIENCE", 2)
+    options = RecordOptions(1, fail_share=0.0, noise=(50.0,), image_size=0)
+    with pytest.raises(EtudeError, match=r"more were to end in success; use less --noise"):
+        record(recipes.find("reach"), tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+
+
+def skip_without_pictures() -> None:
+    try:
+        offscreen.backend()
+    except offscreen.NoPictures as error:
+        pytest.skip(f"draws pictures: {error}")
+
+
+def test_the_quick_camera_sees_what_the_other_sees() -> None:
+    skip_without_pictures()
+    task = make_shown(recipes.find("pick-place"), 1)
+    task.reset(Key(0))
+    state, target, pictures = task.simulation.state[0], task.view.target[0], []
+    for kind in (offscreen.Camera, QuickCamera):
+        with kind(task.simulation.model, task.shot, 64, 64) as camera:
+            pictures.append(camera.picture(state, target).astype(np.float64))
+    assert pictures[0].std() > 10
+    np.testing.assert_array_equal(pictures[0], pictures[1])
+
+
+@pytest.mark.slow
+def test_recorded_pictures_show_the_episode(tmp_path: Path) -> None:
+    skip_without_pictures()
+    recipe = recipes.find("reach")
+    for workers in (1, 2):
+        options = RecordOptions(4, image_size=48, workers=workers)
+        store, _ = record(recipe, tmp_path / f"out{workers}", options)
+    seals = [(tmp_path / f"out{n}/sealed.json").read_bytes() for n in (1, 2)]
+    assert seals[0] == seals[1], "the number of workers changes the pictures"
+    steps, _ = store.episode(0)
+    images = steps.obs["image"]
+    assert images.dtype == np.uint8
+    assert images.shape[1:] == (48, 48, 3)
+    assert images.std() > 10
+    assert (images[0] != images[-1]).any()
+    np.testing.assert_array_equal(images[1:], steps.next_obs["image"][:-1])
+
+
+def test_a_trained_policy_demonstrates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = recipes.reach_short()
+    short = recipe.clock.model_copy(update={"total_timesteps": 4096})
+    etude.train(recipe.model_copy(update={"clock": short}), tmp_path / "run")
+    common = ("--policy", tmp_path / "run", "--fail-share", 1, "--image-size", 0)
+    facts = run_json(capsys, "record", "reach", tmp_path / "out", "--episodes", 8, *common)
+    assert (facts["episodes"], facts["successes"]) == (8, 0)
+    assert "Add successes" in facts["verdict"]
+    with pytest.raises(UsageError, match="trained on another task"):
+        data_main(["record", "pick-place", str(tmp_path / "no"), *map(str, common)])
