@@ -23,12 +23,12 @@ from etude.core.contracts import (
     StepResult,
 )
 from etude.core.errors import UsageError
+from etude.experience.division import nearest_divisor
 from etude.experience.segments import (
     BufferSpec,
     SegmentBuffer,
     SegmentGeometry,
     join,
-    nearest_divisor,
 )
 from etude.models.policies import PolicyConfig
 from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer

@@ -31,6 +31,7 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree, copy_arrays
+from etude.experience.division import check_division
 from etude.experience.episodes import EpisodeStore, StoreGeometry
 from etude.experience.episodes_geometry import store_specs
 from etude.experience.segments import check_finite
@@ -80,12 +81,7 @@ class ReplayGeometry:
     group_rows: int
 
     def __post_init__(self) -> None:
-        for whole_name, whole, part_name, part in _ratios(**asdict(self)):
-            if whole % part:
-                raise UsageError(
-                    f"{part_name} {part:,} does not divide {whole_name} {whole:,}. "
-                    f"{_way_out(asdict(self))}"
-                )
+        check_division(asdict(self), _ratios, _OPTIONS, lambda sizes: "Use learner.shards 1.")
 
     @property
     def steps_per_iteration(self) -> int:
@@ -126,26 +122,12 @@ def _ratios(
     )
 
 
-def _way_out(sizes: dict[str, int]) -> str:
-    """For each size, the nearest ones that make everything divide if only it is changed."""
-    options = {
-        "rows": "collector.rows",
-        "group_rows": "collector.group_rows",
-        "batch_size": "algorithm.batch_size",
-        "shards": "learner.shards",
-    }
-    clauses = []
-    for field, option in options.items():
-        given, near = sizes[field], []
-        for candidates in (range(given - 1, 0, -1), range(given + 1, 2 * given + 65)):
-            for size in candidates:
-                ratios = _ratios(**{**sizes, field: size})
-                if all(whole and whole % part == 0 for _, whole, _, part in ratios):
-                    near.append(size)
-                    break
-        if near:
-            clauses.append(f"{option} {' or '.join(f'{size:,}' for size in near)}")
-    return f"Sizes that work: {'; or '.join(clauses)}." if clauses else "Use learner.shards 1."
+_OPTIONS = {
+    "rows": "collector.rows",
+    "group_rows": "collector.group_rows",
+    "batch_size": "algorithm.batch_size",
+    "shards": "learner.shards",
+}
 
 
 class Trained:

@@ -6,13 +6,15 @@ same memory: a segment never mixes two rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 
 from etude.core.contracts import Array, ArraySpec, EnvSpec, Finals, Fragment, Observations
-from etude.core.errors import NonFinite, UsageError
+from etude.core.errors import NonFinite
+from etude.experience.division import check_division, nearest_divisor
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,7 @@ class SegmentGeometry:
     group_rows: int
 
     def __post_init__(self) -> None:
-        for whole_name, whole, part_name, part in _ratios(**asdict(self)):
-            if whole % part:
-                raise UsageError(
-                    f"{part_name} {part:,} does not divide {whole_name} {whole:,}. "
-                    f"{_way_out(asdict(self)) or _several_ways_out(asdict(self))}"
-                )
+        check_division(asdict(self), _ratios, _OPTIONS, _several_ways_out)
 
     @property
     def buffer_steps(self) -> int:
@@ -99,38 +96,9 @@ _OPTIONS = {
     "horizon": "algorithm.horizon",
     "shards": "learner.shards",
 }
-_FARTHEST = 1 << 16
-"""How far from what was asked a size that works is looked for."""
 
 
-def _way_out(sizes: dict[str, int]) -> str:
-    """For each size, the nearest ones that make everything divide if only it is changed."""
-    clauses = []
-    for field, option in _OPTIONS.items():
-        near = _nearest_working(sizes, field)
-        if near:
-            clauses.append(f"{option} {' or '.join(f'{size:,}' for size in near)}")
-    return f"Sizes that work: {'; or '.join(clauses)}." if clauses else ""
-
-
-def _nearest_working(sizes: dict[str, int], field: str) -> list[int]:
-    """The nearest below and the nearest above the given size."""
-    found = []
-    given = sizes[field]
-    reach = min(max(given, 64), _FARTHEST)
-    for candidates in (
-        range(given - 1, max(given - reach, 0), -1),
-        range(given + 1, given + reach + 1),
-    ):
-        for size in candidates:
-            ratios = _ratios(**{**sizes, field: size})
-            if all(whole % part == 0 for _, whole, _, part in ratios):
-                found.append(size)
-                break
-    return found
-
-
-def _several_ways_out(sizes: dict[str, int]) -> str:
+def _several_ways_out(sizes: Mapping[str, int]) -> str:
     """Sizes near those given that work together; rows and steps are kept."""
     rows, steps = sizes["rows"], sizes["steps"]
     near = {"group_rows": nearest_divisor(rows, sizes["group_rows"])}
@@ -140,12 +108,6 @@ def _several_ways_out(sizes: dict[str, int]) -> str:
     near["minibatch"] = unit * nearest_divisor(rows * steps // unit, sizes["minibatch"] // unit)
     changed = [f"{_OPTIONS[k]} {size:,}" for k, size in near.items() if size != sizes[k]]
     return f"No change of a single size is enough; together these work: {', '.join(changed)}."
-
-
-def nearest_divisor(whole: int, part: int) -> int:
-    """The divisor of `whole` nearest to `part`, the smaller one of two."""
-    divisors = {d for i in range(1, int(whole**0.5) + 1) if whole % i == 0 for d in (i, whole // i)}
-    return min(sorted(divisors), key=lambda d: abs(d - part))
 
 
 def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:
