@@ -48,7 +48,7 @@ from etude.envs.catalog import make_env
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.normalise import RewardScaler
 from etude.models.policies import ActorCritic, make_policy
-from etude.rollout.local import LocalCollector, Workers
+from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from machine import report_load
 
 SMALL_GOAL = 0.85
@@ -120,7 +120,8 @@ def learner(recipe: Recipe, real: bool) -> tuple[PPO, list[Fragment], Clock]:
     buffer = SegmentBuffer(BufferSpec(spec, policy.state_specs, rows, steps, horizon))
     ppo = PPO(config, policy, cut, [buffer], torch.device("cpu"))
     own = make_policy(recipe.policy, spec, None)
-    parts = [[buffer.part(cut.group_part(g)) for g in range(cut.num_groups)]]
+    groups = CollectorConfig(rows=cut.rows, group_rows=cut.group_rows)
+    parts = [[buffer.part(groups.part(g)) for g in range(groups.num_groups)]]
     collector = LocalCollector(envs, own, key, Workers(2), parts)
     clock = Clock(Nest.of(ClockConfig(epochs=1), rows * steps, cut.num_minibatches))
     fragments = collector.collect(ppo.broadcast(clock), 0)

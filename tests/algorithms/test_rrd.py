@@ -414,6 +414,18 @@ def test_equal_returns_are_refused_unless_told_otherwise(tmp_path: Path) -> None
     assert iterate(model(tmp_path / "data", allow_equal_returns=True), range(1))
 
 
+def test_contrast_is_asked_of_what_is_learned_from(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "data")
+    for number in range(10):
+        rewards = np.eye(6)[-1] * (number == 9)  # one success, the last by return
+        put(store, np.random.default_rng(number).normal(size=(7, 4)), rewards)
+    store.seal()
+    held = 1.0 / 18  # every 18th by return, the tenth first: the one success
+    assert split(store.returns, held)[1].tolist() == [9]
+    with pytest.raises(UsageError, match="all 9 returns are 0"):
+        model(tmp_path / "data", held_out=held)
+
+
 def test_the_verdict_on_contrast() -> None:
     rng, lengths = np.random.default_rng(0), np.arange(10, 60)
     cases = {

@@ -301,3 +301,24 @@ def test_sizes_and_times_for_people() -> None:
         "23 h 59 min",
         "1 d 1 h",
     ]
+
+
+@pytest.mark.parametrize("unit", ["updates", "steps"])
+def test_intervals_of_a_run_with_warm_up_are_counted(unit: str, tmp_path: Path) -> None:
+    """More often than every iteration is once per iteration that moves the counter at all."""
+    every = {"updates": "4 updates", "steps": "100 steps"}[unit]
+    recipe = changed(shrunk("episodic-short", tmp_path), checkpoint={"every": every})
+    run = train(recipe, tmp_path / "run")
+    assert run.summary()["counts"] == make_plan(recipe).counts
+
+
+def test_a_lagging_run_takes_no_kl_limit() -> None:
+    recipe = changed(recipes.find("reach-at-scale-short"), algorithm={"target_kl": 0.01})
+    with pytest.raises(UsageError, match="leave out one of the two"):
+        make_plan(recipe)
+
+
+def test_agents_are_not_parted_by_groups() -> None:
+    recipe = changed(recipes.find("spread"), collector={"group_rows": 32})
+    with pytest.raises(UsageError, match=r"collector\.group_rows 24 or 48"):
+        make_plan(recipe)

@@ -22,6 +22,7 @@ nests = st.builds(
     cycles_per_epoch=st.integers(1, 5),
     steps_per_iteration=st.integers(0, 40),
     batches_per_iteration=st.integers(0, 9),
+    idle_iterations=st.integers(0, 8),
 )
 intervals = st.builds(Interval, st.integers(0, 50), st.sampled_from(UNITS))
 
@@ -36,15 +37,20 @@ def counted_by_hand(nest: Nest) -> list[Counters]:
             cycles, in_cycle, in_epoch = cycles + 1, 0, in_epoch + 1
             if in_epoch == nest.cycles_per_epoch or last:
                 epochs, in_epoch = epochs + 1, 0
-        steps, updates = i * nest.steps_per_iteration, i * nest.batches_per_iteration
+        steps = i * nest.steps_per_iteration
+        updates = sum(_learned(nest, j) for j in range(i))
         history.append(Counters(i, cycles, epochs, steps, updates))
     return history
+
+
+def _learned(nest: Nest, iteration: int) -> int:
+    return nest.batches_per_iteration if iteration >= nest.idle_iterations else 0
 
 
 def run(nest: Nest) -> list[tuple[Counters, Clock]]:
     clock, seen = Clock(nest), []
     while not clock.finished:
-        clock.advance(nest.batches_per_iteration, 1)
+        clock.advance(_learned(nest, clock.now.iterations), 1)
         copy = Clock(nest)
         copy.load_state_dict(json.loads(json.dumps(clock.state_dict())))
         seen.append((clock.now, copy))
@@ -75,7 +81,7 @@ def test_times_due_equals_a_simulation(nest: Nest, interval: Interval, also_last
 def test_due_survives_a_state_round_trip(nest: Nest, interval: Interval) -> None:
     clock = Clock(nest)
     for _, copy in run(nest):
-        clock.advance(nest.batches_per_iteration, 1)
+        clock.advance(_learned(nest, clock.now.iterations), 1)
         assert copy.is_due(interval) == clock.is_due(interval)
         assert (copy.cycle_ended, copy.epoch_ended) == (clock.cycle_ended, clock.epoch_ended)
         assert (copy.now, copy.before, copy.episodes) == (clock.now, clock.before, clock.episodes)
@@ -142,11 +148,11 @@ def test_a_run_that_is_extended_counts_as_one_of_that_length(nest: Nest, more: i
     longer = replace(nest, iterations=nest.iterations + more)
     clock = Clock(nest)
     while not clock.finished:
-        clock.advance(nest.batches_per_iteration, 1)
+        clock.advance(_learned(nest, clock.now.iterations), 1)
     clock.continue_to(longer)
     assert clock.now == counted_by_hand(longer)[nest.iterations]
     while not clock.finished:
-        clock.advance(nest.batches_per_iteration, 1)
+        clock.advance(_learned(nest, clock.now.iterations), 1)
     assert clock.now == longer.total
 
 
@@ -155,7 +161,7 @@ def test_a_run_that_is_ended_early_counts_as_one_of_that_length(nest: Nest, done
     shorter = replace(nest, iterations=min(done, nest.iterations))
     clock = Clock(nest)
     for _ in range(shorter.iterations):
-        clock.advance(nest.batches_per_iteration, 1)
+        clock.advance(_learned(nest, clock.now.iterations), 1)
     clock.end_here()
     assert clock.finished
     assert clock.cycle_ended

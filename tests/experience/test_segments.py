@@ -259,7 +259,7 @@ def counting_trainer(cut: SegmentGeometry, kind: str, **ppo: object) -> Trainer:
     trainer = make_trainer(
         envs=envs,
         policy=PolicyConfig.model_validate({"kind": kind, "hidden": (4,), "units": 3}),
-        **asdict(cut),
+        **{name: size for name, size in asdict(cut).items() if name != "agents"},
         normalise_rewards=False,
         **ppo,
     )

@@ -87,14 +87,6 @@ class ReplayGeometry:
     def steps_per_iteration(self) -> int:
         return self.rows * self.steps
 
-    @property
-    def num_groups(self) -> int:
-        return self.rows // self.group_rows
-
-    def group_part(self, group: int) -> slice:
-        """The rows of one group."""
-        return slice(group * self.group_rows, (group + 1) * self.group_rows)
-
     def store(self, env: EnvSpec, capacity: int) -> StoreGeometry:
         """What one shard's store holds, when all of them together hold `capacity`."""
         lanes, own = self.rows // self.shards, capacity // self.shards
@@ -183,11 +175,6 @@ class OffPolicy(ABC):
         device: torch.device,
     ) -> None:
         """One store per shard; the critics' initial weights are drawn from `key`."""
-        if config.batch_size % len(stores):
-            raise UsageError(
-                f"learner.shards {len(stores)} does not divide algorithm.batch_size "
-                f"{config.batch_size}; {len(stores) * -(-config.batch_size // len(stores))} works."
-            )
         self.config = config
         self.policy = policy.to(device)
         self.stores = stores

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from etude.algorithms.rrd import RRD, SAME, RRDConfig
 from etude.core.clock import Clock
@@ -48,6 +49,12 @@ class RewardOnlyConfig(Config):
     action_sizes: tuple[PositiveInt, ...] = Field(
         (), description="Choices of each discrete action; box actions have none."
     )
+
+    @field_validator("dataset")
+    @classmethod
+    def _whole_path(cls, dataset: str) -> str:
+        """A run is found again from another folder, and so must be what it learns from."""
+        return str(Path(dataset).absolute()) if dataset else dataset
 
     def num_passes(self, num_updates: int, num_steps: int) -> float:
         """How often the run sees every step of a dataset, on average; for the plan."""
@@ -93,9 +100,10 @@ def _spread(values: Array) -> float:
     return float(values.std() / max(float(np.abs(values).max()), np.finfo(np.float64).tiny))
 
 
-def refuse_equal_returns(store: EpisodeStore) -> None:
-    """Raise `UsageError` if the dataset cannot teach a reward."""
-    found = contrast(store.returns, store.lengths)
+def refuse_equal_returns(store: EpisodeStore, held_out: float) -> None:
+    """Raise `UsageError` if what is learned from of a dataset cannot teach a reward."""
+    kept, _ = split(store.returns, held_out)
+    found = contrast(store.returns[kept], store.lengths[kept])
     if found.verdict == "none":
         raise UsageError(
             f"{store.path} teaches no reward: {found.reason}, so a constant per step solves the "
@@ -133,7 +141,7 @@ class RewardOnly:
         device: torch.device,
     ) -> None:
         if not config.allow_equal_returns:
-            refuse_equal_returns(store)
+            refuse_equal_returns(store, config.held_out)
         _check_progress(config.progress, store)
         self.config, self.store = config, store
         self.rrd = RRD(config.rrd, network, 1, device)

@@ -17,6 +17,7 @@ from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, num_bytes
+from etude.envs.catalog import env_agents
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.adam import Adam
 from etude.models.normalise import RewardScaler
@@ -48,6 +49,11 @@ def geometry(recipe: Recipe) -> SegmentGeometry:
             "With collector.lag 1 experience comes from older weights, which algorithm.advantages "
             f"{config.advantages} takes for today's: add --algorithm.advantages vtrace."
         )
+    if recipe.collector.lag and config.target_kl is not None:
+        raise UsageError(
+            "algorithm.target_kl measures how far weights moved since the steps were collected, "
+            "and with collector.lag 1 that is one update already: leave out one of the two."
+        )
     return SegmentGeometry(
         rows=recipe.collector.rows,
         steps=config.rollout_steps,
@@ -55,6 +61,7 @@ def geometry(recipe: Recipe) -> SegmentGeometry:
         minibatch=config.minibatch_size,
         shards=recipe.learner.shards,
         group_rows=recipe.collector.group_rows,
+        agents=env_agents(recipe.task),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from etude.app.recipe import Recipe
+from etude.app.recipe import REWARDS, Recipe
 from etude.core.errors import UsageError
 from etude.core.explain import explain, nearest
 from etude.core.recipe import Config
@@ -51,12 +51,17 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
 
 
 def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
-    """The recipe with the kind of environment that `--env.id`, `--env.task` or such asks for."""
+    """The recipe with the environment and the reward source that options ask for: `--env.id`,
+    `--env.task`, `--env.parallel`, `--rewards.kind`."""
     for entry in ENVS.values():
         value = _value_of(f"--env.{entry.named_by}", arguments) if entry.named_by else None
         if value is not None and not isinstance(recipe.env, entry.config):
             named = entry.config.model_validate({entry.named_by: value} if value else {})
-            return recipe.model_copy(update={"env": named})
+            recipe = recipe.model_copy(update={"env": named})
+            break
+    rewards = REWARDS.get(_value_of("--rewards.kind", arguments) or recipe.rewards.kind)
+    if rewards is not None and not isinstance(recipe.rewards, rewards):
+        recipe = recipe.model_copy(update={"rewards": rewards()})
     return recipe
 
 

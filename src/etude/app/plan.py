@@ -264,11 +264,13 @@ def _measure(
         loop = parts.loop
         timings: dict[str, list[float]] = {"collect": [], "train": []}
         begin = time.perf_counter()
+        first = loops.idle_iterations
+        loop.clock.now = loops.at(first)  # Iterations that only collect are not typical.
         for i in range(rounds + 1):
             start = time.perf_counter()
             if i > 1 and start - begin > _LONGEST_MEASUREMENT:
                 break
-            fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), i)
+            fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), first + i)
             middle = time.perf_counter()
             loop.algorithm.ingest(fragments, loop.clock)
             for _ in loop.algorithm.batches(loop.clock, loop.key.child("measure", i)):
@@ -286,6 +288,8 @@ def _measure(
         parts.close()
         folder.close()
     # The first round warms caches and is not typical.
-    seconds = {k: float(np.median(v[1:])) * loops.iterations for k, v in timings.items()}
+    learning = max(loops.iterations - loops.idle_iterations, 0)
+    counts = {"collect": loops.iterations, "train": learning}
+    seconds = {k: float(np.median(v[1:])) * counts[k] for k, v in timings.items()}
     seconds |= {"test": test * evaluations, "save": save * checkpoints}
     return {**seconds, "total": sum(seconds.values())}

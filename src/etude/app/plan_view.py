@@ -61,12 +61,12 @@ def _nest(plan: Plan) -> RichTree:
     levels, counts, cut = plan.levels, plan.counts, plan.geometry
     limits = {name: "at most " if name in plan.at_most else "" for name in counts}
     most = limits["updates"]
-    steps = f"{counts['timesteps']:,} environment steps"
+    steps = f"{counts['timesteps']:,} environment steps, " if counts["timesteps"] else ""
     if cut["agents"] > 1:
         steps = f"{counts['timesteps']:,} agent steps ({counts['environment_steps']:,} of the "
-        steps += "environments)"
+        steps += "environments), "
     tree = RichTree(
-        f"[bold]{plan.recipe}[/], seed {plan.seed}: {steps}, "
+        f"[bold]{plan.recipe}[/], seed {plan.seed}: {steps}"
         f"{most}{counts['updates']:,} gradient steps"
     )
     epoch = tree.add(
@@ -77,7 +77,10 @@ def _nest(plan: Plan) -> RichTree:
         f"cycle: {levels['iterations_per_cycle']:,} iterations "
         f"({counts['iterations']:,} in all), then one log row"
     )
-    iteration = cycle.add(f"iteration: {levels['steps_per_iteration']:,} steps into the buffer")
+    collected = levels["steps_per_iteration"]
+    iteration = cycle.add(
+        f"iteration: {collected:,} steps into the buffer" if collected else "iteration"
+    )
     for line in plan.lines:
         iteration.add(line)
     epoch.add(

@@ -30,6 +30,11 @@ from etude.training.saving import CheckpointConfig
 AlgorithmConfig = Annotated[
     PPOConfig | SACConfig | TD3Config | RewardOnlyConfig, Field(discriminator="kind")
 ]
+REWARDS: dict[str, type[GivenConfig] | type[RRDConfig] | type[IRCRConfig]] = {
+    "given": GivenConfig,
+    "rrd": RRDConfig,
+    "ircr": IRCRConfig,
+}
 RewardsConfig = Annotated[GivenConfig | RRDConfig | IRCRConfig, Field(discriminator="kind")]
 
 

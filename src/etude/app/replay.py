@@ -105,11 +105,7 @@ class Replay:
         env, snapshot, policy = world.spec, world.snapshot, world.deployed
         assert isinstance(policy, BasePolicy)
         cut, config, loops = geometry(recipe), _config(recipe), self.nest(recipe)
-        if env.agents > 1:
-            raise UsageError(
-                f"{config.kind} keeps whole episodes of rows that are always there, and agents "  # type: ignore[attr-defined]
-                "come and go: use algorithm ppo."
-            )
+        _refuse(recipe, world)
         shape, total = cut.store(env, config.capacity), loops.total
         planned = [PlannedStore(shape, total.timesteps // cut.shards) for _ in range(cut.shards)]
         meta = torch.device("meta")
@@ -149,6 +145,21 @@ class Replay:
             training=training,
             disk={"replay": shape.num_bytes * cut.shards},
             notes=_notes(recipe, loops),
+        )
+
+
+def _refuse(recipe: Recipe, world: World) -> None:
+    """What cannot be kept as whole episodes."""
+    kind = recipe.algorithm.kind
+    if world.spec.agents > 1:
+        raise UsageError(
+            f"{kind} keeps whole episodes of rows that are always there, and agents come and go: "
+            "use algorithm ppo."
+        )
+    if not world.exactness.exact and device(recipe).type == "cpu":
+        raise UsageError(
+            f"{kind} keeps whole episodes, which this environment cannot continue after a resume: "
+            f"{world.exactness.reason}. Use algorithm ppo, which begins new ones."
         )
 
 

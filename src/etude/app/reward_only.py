@@ -35,7 +35,7 @@ def _config(recipe: Recipe) -> RewardOnlyConfig:
 def _open(recipe: Recipe) -> EpisodeStore:
     name = _config(recipe).dataset
     path = Path(name)
-    if not name or not path.is_dir():
+    if not name or not (path / "store.json").is_file():
         raise UsageError(
             f"There is no dataset at '{name}': name one with --algorithm.dataset FOLDER; `etude "
             "data record` makes one, `etude data import` reads those of others."
@@ -64,7 +64,7 @@ class RewardOnlyMethod:
     def look(self, recipe: Recipe) -> World:
         config, store = _config(recipe), _open(recipe)
         if not config.allow_equal_returns:
-            refuse_equal_returns(store)
+            refuse_equal_returns(store, config.held_out)
         spec = _spec(config, store)
         with torch.device("meta"):
             network = make_reward_network(config.rrd.network, spec.observations, spec.action, None)
@@ -80,7 +80,9 @@ class RewardOnlyMethod:
         steps, episodes = store.num_transitions, store.num_episodes
         with torch.device("meta"):
             algorithm = make_reward_only(config, store, torch.device("meta"), None)
-        rrd, passes = config.rrd, config.num_passes(loops.total.updates, steps)
+        kept, _ = split(store.returns, config.held_out)
+        learned = int(store.lengths[kept].sum())
+        rrd, passes = config.rrd, config.num_passes(loops.total.updates, learned)
         subsets = rrd.rrd_batch_size // rrd.rrd_sample_size
         model = sum(p.nbytes for p in world.deployed.parameters())
         images = sum(s.num_bytes for s in world.spec.observations.values() if len(s.shape) == 3)
@@ -105,7 +107,7 @@ class RewardOnlyMethod:
                 for name, spec in store.geometry.specs.items()
             },
             title="Dataset: [steps, ...]",
-            usage=f"every step is used {passes:,.1f} times in all, on average",
+            usage=f"every step that is not held out is used {passes:,.1f} times in all, on average",
             data={
                 "passes": passes,
                 "gradient_samples": float(loops.total.updates * rrd.rrd_batch_size),

@@ -148,8 +148,10 @@ class Nest:
         total = self.total
         if interval.count == 0:
             return int(also_last)
-        # A counter that advances by more than the interval comes due once per iteration, not more.
-        times = min(int(getattr(total, interval.unit)) // interval.count, self.iterations)
+        # A counter that advances by more than the interval comes due once per iteration, not more;
+        # updates do not advance in the first ones, where nothing is learned.
+        moving = self.iterations - (self.idle_iterations if interval.unit == "updates" else 0)
+        times = min(int(getattr(total, interval.unit)) // interval.count, max(moving, 0))
         last_due = self.at(self.iterations - 1).is_due(interval, total)
         return times + int(also_last and not last_due)
 

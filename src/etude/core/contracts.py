@@ -329,16 +329,6 @@ class Algorithm(Protocol):
     def load_state_dict(self, state: Tree) -> None: ...
 
 
-class RewardSource(Protocol):
-    """Rewards that are learned: a style prior, a return decomposition."""
-
-    def rewards(self, fragment: Fragment) -> Array:
-        """[rows, steps] float32, each on the sample it belongs to."""
-        ...
-
-    def update(self, fragments: list[Fragment], key: Key) -> dict[str, float]: ...
-
-
 class LogWriter(Protocol):
     """A place for metric rows."""
 

@@ -145,26 +145,27 @@ class GymEnv:
             raise NonFinite(f"physics of row {row} in '{self._config.id}'")
 
     def snapshot(self) -> Tree:
-        """Episode counters; for an exact environment also all it remembers.
+        """All that an exact environment remembers; {} for any other, whose rows begin again.
 
         {"episode": [rows], "attributes": uint8 [rows, n], "physics": uint8 [rows, n]}
         """
-        tree: Tree = {"episode": self._episode.copy()}
         if self._exact is None:
             self._exact = probe_exactness(self._config).exact
-        if self._exact:
-            texts = [object_state.save(env).encode("utf-8") for env in self._envs]
-            width = max(len(text) for text in texts)
-            # JSON may end in blanks, so lines of unequal length fit one array.
-            padded = b"".join(text.ljust(width) for text in texts)
-            tree["attributes"] = np.frombuffer(padded, np.uint8).reshape(-1, width).copy()
-            pairs = [pair for pair in self._physics if pair is not None]
-            if pairs:
-                tree["physics"] = np.stack([gym_state.save_physics(*pair) for pair in pairs])
+        if not self._exact:
+            return {}
+        texts = [object_state.save(env).encode("utf-8") for env in self._envs]
+        width = max(len(text) for text in texts)
+        # JSON may end in blanks, so lines of unequal length fit one array.
+        padded = b"".join(text.ljust(width) for text in texts)
+        lines = np.frombuffer(padded, np.uint8).reshape(-1, width).copy()
+        tree: Tree = {"episode": self._episode.copy(), "attributes": lines}
+        pairs = [pair for pair in self._physics if pair is not None]
+        if pairs:
+            tree["physics"] = np.stack([gym_state.save_physics(*pair) for pair in pairs])
         return tree
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot; without saved attributes every row starts a new episode."""
+        """Continue from a snapshot, which an inexact environment does not have."""
         if snapshot["episode"].shape != self._episode.shape:
             raise UsageError(
                 f"This snapshot has {snapshot['episode'].size} rows, "
@@ -172,14 +173,11 @@ class GymEnv:
             )
         self._key = key
         self._episode[:] = snapshot["episode"]
-        if "attributes" not in snapshot:
-            self._episode += 1
         for row, env in enumerate(self._envs):
-            if "attributes" not in snapshot or not self._started:
+            if not self._started:
                 # Builds whatever an environment only builds in its first reset.
                 self._begin(row)
-            if "attributes" in snapshot:
-                object_state.load(env, snapshot["attributes"][row].tobytes().decode())
+            object_state.load(env, snapshot["attributes"][row].tobytes().decode())
             pair = self._physics[row]
             if pair is not None and "physics" in snapshot:
                 gym_state.load_physics(*pair, snapshot["physics"][row])

@@ -48,10 +48,11 @@ def prioritised(
     The `size` smallest of exponential noise / p are such a draw without replacement: a race
     in which each segment is as fast as it is probable.
     """
-    finish = generator.standard_exponential((minibatches, len(p)))
-    finish /= p
-    order = np.argpartition(finish, size - 1, axis=1)[:, :size]
-    # In the order of memory: the draw is a set, and reading it forwards is faster.
-    segments: Array = np.sort(order, axis=1)
+    segments: Array = np.empty((minibatches, size), np.int64)
+    for drawn in segments:
+        finish = generator.standard_exponential(len(p))
+        finish /= p
+        # In the order of memory: the draw is a set, and reading it forwards is faster.
+        drawn[:] = np.sort(np.argpartition(finish, size - 1)[:size])
     weights = (len(p) * p[segments]) ** -beta
     return Draw(segments, weights.astype(np.float32))

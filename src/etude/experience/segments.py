@@ -27,6 +27,8 @@ class SegmentGeometry:
     minibatch: int
     shards: int
     group_rows: int
+    agents: int = 1
+    """Rows that share an environment, and so a group."""
 
     def __post_init__(self) -> None:
         check_division(asdict(self), _ratios, _OPTIONS, _several_ways_out)
@@ -51,20 +53,23 @@ class SegmentGeometry:
     def segments_per_minibatch(self) -> int:
         return self.minibatch // self.horizon
 
-    def group_part(self, group: int) -> slice:
-        """The rows of one group."""
-        return slice(group * self.group_rows, (group + 1) * self.group_rows)
-
     def shard_rows(self, shard: int) -> slice:
         size = self.rows // self.shards
         return slice(shard * size, (shard + 1) * size)
 
 
 def _ratios(
-    rows: int, steps: int, horizon: int, minibatch: int, shards: int, group_rows: int
+    rows: int,
+    steps: int,
+    horizon: int,
+    minibatch: int,
+    shards: int,
+    group_rows: int,
+    agents: int,
 ) -> tuple[tuple[str, int, str, int], ...]:
     """Every (name, whole, name, part) of which the part must divide the whole."""
     return (
+        ("collector.group_rows", group_rows, "the number of agents", agents),
         ("collector.rows", rows, "collector.group_rows", group_rows),
         (
             "the number of groups (collector.rows / collector.group_rows)",
@@ -99,9 +104,12 @@ _OPTIONS = {
 
 
 def _several_ways_out(sizes: Mapping[str, int]) -> str:
-    """Sizes near those given that work together; rows and steps are kept."""
-    rows, steps = sizes["rows"], sizes["steps"]
-    near = {"group_rows": nearest_divisor(rows, sizes["group_rows"])}
+    """Sizes near those given that work together; steps are kept, and rows as far as they can."""
+    steps, agents = sizes["steps"], sizes["agents"]
+    environments = max(sizes["rows"] // agents, 1)
+    rows = environments * agents
+    group = agents * nearest_divisor(environments, sizes["group_rows"] // agents)
+    near = {"rows": rows, "group_rows": group}
     near["shards"] = nearest_divisor(rows // near["group_rows"], sizes["shards"])
     near["horizon"] = nearest_divisor(steps, sizes["horizon"])
     unit = near["horizon"] * near["shards"]

@@ -132,7 +132,8 @@ class HeldOut:
         self.num_done += 1
         self.num_episodes += self._episodes
         found = (metrics.get(self._score, -1.0), -metrics.get("eval/R_loss", 0.0))
-        is_best = self.best is None or found > self.best
+        # Where nothing can be judged, what was learned longest is the best.
+        is_best = self.best is None or found > self.best or not metrics
         if is_best:
             self.best = found
         return metrics, is_best

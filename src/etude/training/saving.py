@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from pydantic import Field
 
@@ -93,6 +95,13 @@ class Saver:
         if len(self._saved) == len(kept):  # One that is not known might need anything.
             self._algorithm.retire(list(self._saved.values()))
 
+    def _remember_all(self, newest: Path, training: Tree) -> None:
+        self._remember(newest.name, training)
+        for path in checkpoint.resumable(self._folder.checkpoints):
+            if path != newest:
+                with suppress(checkpoint.DamagedCheckpoint):
+                    self._remember(path.name, checkpoint.load_training(path)[2])
+
     def _remember(self, name: str, training: Tree) -> None:
         # Names of files are no arrays, and arrays may be large.
         self._saved[name] = without_arrays(training["algorithm"])
@@ -118,7 +127,7 @@ class Saver:
         self._algorithm.load_policy(arrays)
         for name, part in self._parts.items():
             part.load_state_dict(training[name])
-        self._remember(path.name, training)
+        self._remember_all(path, training)
         self._best = training["saver"]["best"]
         self.num_saved = int(training["saver"]["num_saved"])
         # A kill may have come between the save and the marks that belong to it.
