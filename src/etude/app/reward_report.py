@@ -120,8 +120,6 @@ def _panel(title: str, lines: Sequence[Line], top: float) -> str:
             for t, y in enumerate(line.values.tolist())
         )
         parts.append(f'<polyline points="{points}" fill="none" stroke="{line.color}" />')
-        at = MARGIN + WIDTH - 130
-        parts.append(
-            f'<text x="{at}" y="{top + 28 + 14 * i}" fill="{line.color}">{line.name}</text>'
-        )
+        place = f'x="{MARGIN + 220 + 140 * i}" y="{top + 10}"'
+        parts.append(f'<text {place} fill="{line.color}">{line.name}</text>')
     return "".join(parts)
