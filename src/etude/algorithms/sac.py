@@ -40,7 +40,13 @@ class SACConfig(OffPolicyConfig):
 
     kind: Literal["sac"] = Field("sac", description="Soft actor-critic.")
     alpha: float | None = Field(
-        None, gt=0, description="Price of entropy; learned from 1 on where not given."
+        None, gt=0, description="Price of entropy; learned where not given."
+    )
+    initial_alpha: float = Field(
+        1.0,
+        gt=0,
+        description="Where a learned price starts. It falls by a quarter in 1,000 steps: below the "
+        "worth of a step, or it is all that is learned from for long.",
     )
     target_entropy: float | None = Field(
         None,
@@ -67,7 +73,7 @@ class SAC(OffPolicy):
         super().__init__(config, policy, stores, rewards, key, device)
         given = config.target_entropy
         self.target_entropy = -float(policy.num_actions) if given is None else given
-        self.log_alpha = torch.full((1,), math.log(config.alpha or 1.0), device=device)
+        self.log_alpha = torch.full((1,), math.log(config.alpha or config.initial_alpha), device=device)
         self._alpha_grad = torch.zeros_like(self.log_alpha)
         self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
 

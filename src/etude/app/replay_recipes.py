@@ -49,10 +49,15 @@ def episodic() -> Recipe:
         collector=CollectorConfig(rows=32, group_rows=16, threads=2),
         policy=PolicyConfig(kind="squashed", hidden=(256, 256), activation="relu"),
         algorithm=SACConfig(
-            rollout_steps=10, train_batches=100, warmup_steps=4_800, gamma=0.95, capacity=200_000
+            rollout_steps=10,
+            train_batches=100,
+            warmup_steps=4_800,
+            gamma=0.95,
+            capacity=200_000,
+            initial_alpha=0.02,
         ),
         rewards=RRDConfig.vector(),
-        clock=ClockConfig(total_timesteps=96_000, cycles=5, iterations=10),
+        clock=ClockConfig(total_timesteps=57_600, cycles=5, iterations=10),
         evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
     )
 

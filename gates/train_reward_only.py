@@ -1,0 +1,131 @@
+"""Reward-only at size: memory, and how well the learned reward follows the true progress.
+
+    python gates/train_reward_only.py [--dataset FOLDER] [--updates 15000]
+
+Learns from at least 100,000 transitions of pick-and-place with 128-pixel images, successes and
+failures both, recorded first (`etude data record pick-place FOLDER --episodes 2500`, some ten
+minutes) unless a folder is given. Every return is 1 or 0. The reward reads the image and what the arm
+feels of itself, never the state or the progress. The real command runs in a process of its own,
+whose anonymous resident memory is read four times a second; pages of the mapped data are the
+system's, which takes them back when it needs them.
+
+Progress is judged on held-out episodes: Spearman's correlation of the running sum of the learned
+reward with progress, over all their steps together, and the mean over single episodes. Beside it
+stands what mere time gets, which any constant reward equals. Exits 1 when the first is below .8,
+anonymous memory reaches 1.5 GiB or training takes over 30 minutes; 2 when only time failed and the
+machine was busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from etude.experience.episodes import EpisodeStore
+from machine import report_load
+
+CORRELATION, MEMORY, SECONDS = 0.8, 1.5 * 2**30, 1800.0
+ITERATIONS, BATCHES = 5, 50
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", type=Path, help="made by etude data record pick-place")
+    parser.add_argument("--updates", type=int, default=15_000)
+    parser.add_argument("--loss", default="biased")
+    parser.add_argument("--sample", type=int, default=8, help="steps of one subset")
+    options = parser.parse_args()
+    judged = report_load()
+    with tempfile.TemporaryDirectory() as scratch:
+        data = options.dataset or record(Path(scratch) / "data")
+        describe(data)
+        seconds, memory = train(data, Path(scratch) / "run", options)
+        found = last_test(Path(scratch) / "run")
+    for name, value in sorted(found.items()):
+        print(f"  {name:26} {value:.4g}")
+    correlation = found["eval/pooled_correlation"]
+    print(
+        f"train_reward_only: correlation {correlation:.3f} (goal {CORRELATION}), single episodes "
+        f"{found['eval/rank_correlation']:.3f} (mere time {found['eval/time_correlation']:.3f}), "
+        f"anonymous memory at most {memory / 2**30:.2f} GiB (goal 1.5), {seconds:.0f} s"
+    )
+    if correlation < CORRELATION or memory >= MEMORY:
+        return 1
+    return 0 if seconds <= SECONDS else (1 if judged else 2)
+
+
+def record(folder: Path) -> Path:
+    command = ["data", "record", "pick-place", str(folder), "--episodes", "2500"]
+    subprocess.run([sys.executable, "-m", "etude", *command], check=True)
+    return folder
+
+
+def describe(folder: Path) -> None:
+    store = EpisodeStore.open(folder)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    good = int((store.returns > 0).sum())
+    print(
+        f"{store.num_transitions:,} transitions, {store.num_episodes:,} episodes, {good:,} of them "
+        f"good, {size / 2**30:.1f} GiB",
+        flush=True,
+    )
+    if store.num_transitions < 100_000:
+        raise SystemExit("Give a dataset of at least 100,000 transitions.")
+    store.close()
+
+
+def train(data: Path, folder: Path, options: argparse.Namespace) -> tuple[float, int]:
+    """Seconds from command to exit, and the most anonymous bytes resident at once."""
+    cycles = -(-options.updates // (ITERATIONS * BATCHES))
+    command = [
+        *(sys.executable, "-m", "etude", "train", "reward-only", "--folder", str(folder)),
+        *("--algorithm.dataset", str(data), "--algorithm.progress", "progress"),
+        *("--algorithm.rrd.loss", options.loss),
+        *("--algorithm.rrd.rrd-sample-size", str(options.sample)),
+        *("--algorithm.rrd.network.reads", "image", "proprio"),
+        *("--algorithm.train-batches", str(BATCHES), "--clock.iterations", str(ITERATIONS)),
+        *("--clock.cycles", str(cycles), "--clock.epochs", "1"),
+        *("--evaluation.every", f"{max(cycles // 4, 1)} cycles"),
+        *("--checkpoint.every", f"{max(cycles // 4, 1)} cycles"),
+    ]
+    start, most = time.perf_counter(), 0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        most = max(most, anonymous(process.pid))
+        time.sleep(0.25)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return time.perf_counter() - start, most
+
+
+def anonymous(pid: int) -> int:
+    """Bytes resident of a process that no file backs."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def last_test(folder: Path) -> dict[str, float]:
+    """The last log row's figures of an evaluation; prints those on the way."""
+    found: dict[str, float] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        tested = {name: value for name, value in row.items() if name.startswith("eval/")}
+        if tested:
+            found = tested
+            print(
+                f"  after {row['updates']:,} updates: {tested['eval/pooled_correlation']:.3f}, "
+                f"single episodes {tested['eval/rank_correlation']:.3f}"
+            )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
