@@ -4,8 +4,8 @@
 
 Learns from at least 100,000 transitions of pick-and-place with 128-pixel images, successes and
 failures both, recorded first (`etude data record pick-place FOLDER --episodes 2500`, some ten
-minutes) unless a folder is given. Every return is 1 or 0. The reward reads the image and what the arm
-feels of itself, never the state or the progress. The real command runs in a process of its own,
+minutes) unless a folder is given. Every return is 1 or 0. The reward reads the image and the arm's
+own joints, never the state or the progress. The real command runs in a process of its own,
 whose anonymous resident memory is read four times a second; pages of the mapped data are the
 system's, which takes them back when it needs them.
 
