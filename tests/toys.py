@@ -156,6 +156,47 @@ class VanishingEnv(ToyEnv):
         return result
 
 
+class MotionEnv(ToyEnv):
+    """A toy that imitates one of several motions in every episode; the first ones always fail.
+
+    Its number stands where other toys show their level.
+    """
+
+    def __init__(
+        self, num_rows: int, motions: int = 3, failing: int = 1, in_turn: bool = False
+    ) -> None:
+        super().__init__(num_rows)
+        names = tuple(f"clip-{i}" for i in range(motions))
+        self.spec = replace(self.spec, statistics=("is_success", "motion"), motions=names)
+        self._failing = failing
+        self._weights: Array = np.full(motions, 1.0 / motions)
+        self._in_turn = in_turn
+
+    def follow(self, curriculum: Tree) -> None:
+        even = np.full(len(self._weights), 1.0 / len(self._weights))
+        self._weights = curriculum.get("weights", even)
+
+    def restart(self) -> Observations:
+        self.state["episode"] += 1
+        for row in range(self.num_rows):
+            self._begin(row)
+        return self._observe()
+
+    def _begin(self, row: int) -> None:
+        super()._begin(row)
+        assert self.key is not None
+        stream = self.key.child("motion").episode(row, int(self.state["episode"][row]))
+        drawn = int(np.searchsorted(np.cumsum(self._weights), stream.random() * 0.999999))
+        num = len(self._weights)
+        self.state["level"][row] = row % num if self._in_turn else min(drawn, num - 1)
+
+    def step(self, actions: Array) -> StepResult:
+        result = super().step(actions)
+        motion = result.episodes.pop("level")
+        success = (motion >= self._failing).astype(np.float64)
+        return replace(result, episodes={"is_success": success, "motion": motion})
+
+
 class PoisonedEnv(ToyEnv):
     """A toy that gives one bad number, in one field, at the first chance from step `at` on."""
 

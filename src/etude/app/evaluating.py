@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 def examine(
-    recipe: Recipe, path: Path, episodes: int, seed: int | None, video: bool, say: Say
+    recipe: Recipe, path: Path, episodes: int | None, seed: int | None, video: bool, say: Say
 ) -> dict[str, Any]:
     """Play fresh episodes of a run's best policy into a new folder; its metrics and files.
 

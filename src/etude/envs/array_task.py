@@ -138,6 +138,12 @@ class ArrayTask(ABC):
         self._begin(np.arange(self.num_rows))
         return self._observe()
 
+    def restart(self) -> Observations:
+        """Every row leaves its episode, unreported, and begins its next one."""
+        self.episode += 1
+        self._begin(np.arange(self.num_rows))
+        return self._observe()
+
     def step(self, actions: Array) -> StepResult:
         """One control step; finished rows are reset in it."""
         self.elapsed += 1
