@@ -332,6 +332,41 @@ def tiny_reach(iterations: int = 6, **sections: dict[str, Any]) -> Recipe:
     return changed(recipes.reach_short(), **small)
 
 
+def tiny_motions(lag: int = 0, **sections: dict[str, Any]) -> Recipe:
+    """An LSTM on three motions, the first of which always fails: 8 iterations, 4 epochs."""
+    small: dict[str, dict[str, Any]] = {
+        "env": {
+            "kind": "task",
+            "task": "toys:MotionEnv",
+            "evaluation_options": {"in_turn": True},
+        },
+        "collector": {"rows": 16, "group_rows": 4, "threads": 1, "lag": lag},
+        "policy": {"kind": "lstm", "hidden": [8], "units": 6},
+        "algorithm": {
+            "rollout_steps": 16,
+            "horizon": 8,
+            "minibatch_size": 128,
+            "update_epochs": 1,
+            "advantages": "vtrace" if lag else "gae",
+        },
+        "clock": {"total_timesteps": 8 * 256, "iterations": 1, "cycles": 2},
+        "motions": {"enabled": True, "mix": 0.8},
+        "evaluation": {
+            "every": "1 cycle",
+            "episodes": 6,
+            "rows": 6,
+            "group_rows": 3,
+            "final_episodes": 3,
+        },
+        "checkpoint": {"every": "1 cycle"},
+    }
+    content = recipes.find("ppo").model_dump(mode="json")
+    content["env"] = small.pop("env")
+    for name, fields in {**small, **sections}.items():
+        content[name] = content[name] | small.get(name, {}) | fields
+    return recipes.validated(content, "a test")
+
+
 def toy_dataset(path: Path, episodes: int = 40, seed: int = 0) -> Path:
     """Points that walk to a goal or away from it; "progress" is how close they are."""
     action = ActionSpec("box", (-1.0, -1.0), (1.0, 1.0))

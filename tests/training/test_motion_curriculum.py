@@ -13,7 +13,6 @@ import pytest
 from etude.app import recipes
 from etude.app.build import make_curriculum
 from etude.app.plan import make_plan
-from etude.app.recipe import Recipe
 from etude.app.run import Interrupted, Run, resume, train
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec, Fragment
@@ -23,7 +22,7 @@ from etude.runs import checkpoint
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import MotionCurriculum, MotionCurriculumConfig
 from run_hash import run_hash
-from toys import BOX, changed
+from toys import BOX, changed, tiny_motions
 
 NEST = Nest(6, 1, 2, 100, 1)
 """Epochs of two iterations."""
@@ -66,41 +65,6 @@ def test_it_goes_on_from_its_state() -> None:
     assert one.weights.sum() == pytest.approx(1.0)
 
 
-def moving(lag: int = 0, **sections: dict[str, Any]) -> Recipe:
-    """An LSTM on three motions, the first of which always fails: 8 iterations, 4 epochs."""
-    small: dict[str, dict[str, Any]] = {
-        "env": {
-            "kind": "task",
-            "task": "toys:MotionEnv",
-            "evaluation_options": {"in_turn": True},
-        },
-        "collector": {"rows": 16, "group_rows": 4, "threads": 1, "lag": lag},
-        "policy": {"kind": "lstm", "hidden": [8], "units": 6},
-        "algorithm": {
-            "rollout_steps": 16,
-            "horizon": 8,
-            "minibatch_size": 128,
-            "update_epochs": 1,
-            "advantages": "vtrace" if lag else "gae",
-        },
-        "clock": {"total_timesteps": 8 * 256, "iterations": 1, "cycles": 2},
-        "motions": {"enabled": True, "mix": 0.8},
-        "evaluation": {
-            "every": "1 cycle",
-            "episodes": 6,
-            "rows": 6,
-            "group_rows": 3,
-            "final_episodes": 3,
-        },
-        "checkpoint": {"every": "1 cycle"},
-    }
-    content = recipes.find("ppo").model_dump(mode="json")
-    content["env"] = small.pop("env")
-    for name, fields in {**small, **sections}.items():
-        content[name] = content[name] | small.get(name, {}) | fields
-    return recipes.validated(content, "a test")
-
-
 class Watch(Callback):
     """The motions of finished episodes by iteration; may end the process politely."""
 
@@ -120,7 +84,7 @@ class Watch(Callback):
 def whole(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Run, Watch]:
     watch = Watch()
     path = tmp_path_factory.mktemp("whole") / "run"
-    return request.param, train(moving(request.param), path, callbacks=[watch]), watch
+    return request.param, train(tiny_motions(request.param), path, callbacks=[watch]), watch
 
 
 def test_what_fails_is_practised_more(whole: tuple[int, Run, Watch]) -> None:
@@ -147,7 +111,7 @@ def test_it_resumes_exactly_around_a_new_round(
     lag, untouched, _ = whole
     path = tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(moving(lag), path, callbacks=[Watch(stop_at)])
+        train(tiny_motions(lag), path, callbacks=[Watch(stop_at)])
     latest = (path / "checkpoints" / "latest").resolve()
     assert checkpoint.verify(latest) == stop_at * 256
     resumed = resume(path, callbacks=[Watch()])
@@ -157,13 +121,15 @@ def test_it_resumes_exactly_around_a_new_round(
 
 def test_threads_change_nothing(whole: tuple[int, Run, Watch], tmp_path: Path) -> None:
     lag, one, _ = whole
-    three = train(moving(lag, collector={"threads": 3}), tmp_path / "run", callbacks=[Watch()])
+    three = train(
+        tiny_motions(lag, collector={"threads": 3}), tmp_path / "run", callbacks=[Watch()]
+    )
     assert run_hash(three.path) == run_hash(one.path)
 
 
 def test_the_plan_says_what_happens_and_is_right(whole: tuple[int, Run, Watch]) -> None:
     lag, run, _ = whole
-    plan = make_plan(moving(lag))
+    plan = make_plan(tiny_motions(lag))
     (note,) = (note for note in plan.notes if "motions" in note)
     assert note.startswith("3 motions")
     assert "at least 6.67%" in note
@@ -192,7 +158,7 @@ def test_old_recipes_and_old_curricula_stay_as_they_were() -> None:
 )
 def test_what_does_not_fit_is_refused(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        make_plan(moving(**sections))
+        make_plan(tiny_motions(**sections))
 
 
 def test_only_motions_can_be_chosen_among() -> None:
@@ -203,6 +169,6 @@ def test_only_motions_can_be_chosen_among() -> None:
 
 def test_whole_episodes_cannot_be_cut() -> None:
     content = recipes.find("sac").model_dump(mode="json")
-    content |= moving().model_dump(mode="json", include={"env", "motions", "evaluation"})
+    content |= tiny_motions().model_dump(mode="json", include={"env", "motions", "evaluation"})
     with pytest.raises(UsageError, match="whole episodes"):
         make_plan(recipes.validated(content, "a test"))
