@@ -36,7 +36,7 @@ def examine(
     report.write(folder)
     made: list[Path] = []
     if video:
-        made = film.film(recipe, path, report.fresh, report.kinds, folder)
+        made = film.film(recipe, path, report.fresh, report.scenes, folder)
     say(f"Kept in {folder}: {', '.join(sorted(name.name for name in folder.iterdir()))}")
     return {**report.metrics(), "folder": str(folder), "films": [str(name) for name in made]}
 

@@ -65,6 +65,12 @@ class Report:
         return kinds_of(self.fresh)
 
     @property
+    def scenes(self) -> list[str]:
+        """What each episode shows: its motion, where there are motions, and its kind."""
+        kinds, motions = self.kinds, self.fresh.motions
+        return [f"{m} {k}" for m, k in zip(motions, kinds, strict=True)] if motions else kinds
+
+    @property
     def statistics(self) -> list[str]:
         """What the task reports besides success, kind and the terms of its reward."""
         own = [name for name in self.fresh.episodes if not name.startswith("reward/")]
