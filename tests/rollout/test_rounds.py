@@ -122,6 +122,14 @@ def test_shipped_tasks_restart_as_if_their_episodes_had_ended(make: Any) -> None
     assert digest(env.snapshot()) == digest(other.snapshot()) != digest(snapshot)
 
 
+def test_a_task_in_numpy_may_have_motions() -> None:
+    class Moving(Seek):
+        motions = ("walk", "run")
+
+    assert Moving(ROWS).spec.motions == ("walk", "run")
+    assert Seek(ROWS).spec.motions == ()
+
+
 def test_held_back_rewards_of_a_cut_episode_are_dropped() -> None:
     env = Episodic(MotionEnv(ROWS))
     env.reset(Key(3))

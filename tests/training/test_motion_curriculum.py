@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.app import recipes
+from etude.app import cli, recipes
 from etude.app.build import make_curriculum
 from etude.app.plan import make_plan
 from etude.app.run import Interrupted, Run, resume, train
@@ -165,6 +166,17 @@ def test_only_motions_can_be_chosen_among() -> None:
     recipe = changed(recipes.find("reach-short"), motions={"enabled": True})
     with pytest.raises(UsageError, match="no motions"):
         make_curriculum(recipe, EnvSpec({}, BOX, 10, ("is_success",)))
+
+
+def test_it_can_be_asked_for_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--env.task", "toys:MotionEnv", "--env.evaluation-options", "in_turn", "True"]
+    options += ["--motions.enabled", "--motions.mix", "0.25", "--evaluation.final-episodes", "0"]
+    options += ["--evaluation.episodes", "3", "--evaluation.rows", "3"]
+    assert cli.main(["plan", "ppo", *options, "--evaluation.group-rows", "3", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert any("at least 25.00%" in note for note in plan["notes"])
+    assert cli.main(["plan", "reach", "--motions.enabled"]) == 2
+    assert "no motions" in capsys.readouterr().err
 
 
 def test_whole_episodes_cannot_be_cut() -> None:

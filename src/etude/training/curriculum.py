@@ -148,7 +148,7 @@ class MotionCurriculum:
             self.weights = motion_weights(self.failures, self._config.mix)
             self.round += 1
         return {
-            "curriculum/failing": float((self.failures > 0.5).sum()),
+            "curriculum/failing": float((self.failures >= 0.5).sum()),
             "curriculum/largest_weight": float(self.weights.max()),
             "curriculum/round": float(self.round),
         }
