@@ -166,6 +166,8 @@ def test_only_motions_can_be_chosen_among() -> None:
     recipe = changed(recipes.find("reach-short"), motions={"enabled": True})
     with pytest.raises(UsageError, match="no motions"):
         make_curriculum(recipe, EnvSpec({}, BOX, 10, ("is_success",)))
+    with pytest.raises(UsageError, match="statistics"):
+        make_curriculum(recipe, EnvSpec({}, BOX, 10, ("is_success",), motions=("walk",)))
 
 
 def test_it_can_be_asked_for_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

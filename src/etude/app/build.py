@@ -156,6 +156,11 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
             raise UsageError(
                 "This environment has no motions to choose from: leave out --motions.enabled."
             )
+        if not {"motion", "is_success"} <= set(spec.statistics):
+            raise UsageError(
+                'This environment does not report "motion" and "is_success" of its episodes, which '
+                "--motions.enabled goes by: add them to its statistics."
+            )
         return MotionCurriculum(recipe.motions, len(spec.motions))
     if not recipe.curriculum.enabled:
         return NoCurriculum()
