@@ -13,7 +13,7 @@ from etude.app import recipes
 from etude.app.recipes import Recipe
 from etude.app.run import Run, train
 from run_hash import run_hash
-from toys import changed, tiny_reach, toy_dataset
+from toys import changed, tiny_motions, tiny_reach, toy_dataset
 
 EVERYTHING = "reach-at-scale-short"
 """LSTM, priorities, collection ahead and two shards at once."""
@@ -72,6 +72,13 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
 )
 def test_recipes_with_all_that_has_state_too(name: str, tmp_path: Path) -> None:
     hits = killed_runs(recipes.find(name), tmp_path, kills=5, seed=3)
+    assert sum(hits.values()) == 5
+
+
+def test_a_curriculum_over_motions_too(tmp_path: Path) -> None:
+    """With an LSTM, one iteration ahead: 12 times all rows begin anew."""
+    recipe = tiny_motions(1, clock={"total_timesteps": 24 * 256})
+    hits = killed_runs(recipe, tmp_path, kills=5, seed=5)
     assert sum(hits.values()) == 5
 
 

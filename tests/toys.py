@@ -156,6 +156,47 @@ class VanishingEnv(ToyEnv):
         return result
 
 
+class MotionEnv(ToyEnv):
+    """A toy that imitates one of several motions in every episode; the first ones always fail.
+
+    Its number stands where other toys show their level.
+    """
+
+    def __init__(
+        self, num_rows: int, motions: int = 3, failing: int = 1, in_turn: bool = False
+    ) -> None:
+        super().__init__(num_rows)
+        names = tuple(f"clip-{i}" for i in range(motions))
+        self.spec = replace(self.spec, statistics=("is_success", "motion"), motions=names)
+        self._failing = failing
+        self._weights: Array = np.full(motions, 1.0 / motions)
+        self._in_turn = in_turn
+
+    def follow(self, curriculum: Tree) -> None:
+        even = np.full(len(self._weights), 1.0 / len(self._weights))
+        self._weights = curriculum.get("weights", even)
+
+    def restart(self) -> Observations:
+        self.state["episode"] += 1
+        for row in range(self.num_rows):
+            self._begin(row)
+        return self._observe()
+
+    def _begin(self, row: int) -> None:
+        super()._begin(row)
+        assert self.key is not None
+        stream = self.key.child("motion").episode(row, int(self.state["episode"][row]))
+        drawn = int(np.searchsorted(np.cumsum(self._weights), stream.random() * 0.999999))
+        num = len(self._weights)
+        self.state["level"][row] = row % num if self._in_turn else min(drawn, num - 1)
+
+    def step(self, actions: Array) -> StepResult:
+        result = super().step(actions)
+        motion = result.episodes.pop("level")
+        success = (motion >= self._failing).astype(np.float64)
+        return replace(result, episodes={"is_success": success, "motion": motion})
+
+
 class PoisonedEnv(ToyEnv):
     """A toy that gives one bad number, in one field, at the first chance from step `at` on."""
 
@@ -289,6 +330,41 @@ def tiny_reach(iterations: int = 6, **sections: dict[str, Any]) -> Recipe:
     for name, fields in sections.items():
         small[name] = small.get(name, {}) | fields
     return changed(recipes.reach_short(), **small)
+
+
+def tiny_motions(lag: int = 0, **sections: dict[str, Any]) -> Recipe:
+    """An LSTM on three motions, the first of which always fails: 8 iterations, 4 epochs."""
+    small: dict[str, dict[str, Any]] = {
+        "env": {
+            "kind": "task",
+            "task": "toys:MotionEnv",
+            "evaluation_options": {"in_turn": True},
+        },
+        "collector": {"rows": 16, "group_rows": 4, "threads": 1, "lag": lag},
+        "policy": {"kind": "lstm", "hidden": [8], "units": 6},
+        "algorithm": {
+            "rollout_steps": 16,
+            "horizon": 8,
+            "minibatch_size": 128,
+            "update_epochs": 1,
+            "advantages": "vtrace" if lag else "gae",
+        },
+        "clock": {"total_timesteps": 8 * 256, "iterations": 1, "cycles": 2},
+        "motions": {"enabled": True, "mix": 0.8},
+        "evaluation": {
+            "every": "1 cycle",
+            "episodes": 6,
+            "rows": 6,
+            "group_rows": 3,
+            "final_episodes": 3,
+        },
+        "checkpoint": {"every": "1 cycle"},
+    }
+    content = recipes.find("ppo").model_dump(mode="json")
+    content["env"] = small.pop("env")
+    for name, fields in {**small, **sections}.items():
+        content[name] = content[name] | small.get(name, {}) | fields
+    return recipes.validated(content, "a test")
 
 
 def toy_dataset(path: Path, episodes: int = 40, seed: int = 0) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import sys
@@ -20,13 +21,14 @@ from etude.app.evaluation_report import Report, kinds_of, new_folder, wilson
 from etude.app.fresh import Fresh
 from etude.app.recipes import Recipe
 from etude.app.run import Run, train
-from etude.core.contracts import EnvSpec
+from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs import offscreen
 from etude.envs.catalog import make_env
 from etude.envs.pick_place import PickPlaceConfig
 from etude.envs.pick_place_terms import OUTCOMES
+from etude.envs.reach import Reach
 from etude.rollout.group import evaluate
 from toys import BOX, tiny_reach
 
@@ -133,6 +135,39 @@ def test_csv_has_a_line_for_every_episode() -> None:
     assert [line["kind"] for line in lines] == report.kinds
     for name in ("return", "length", "is_success", "reward/reach", "placement_error"):
         assert [float(line[name]) for line in lines] == FIVE[name]
+
+
+@pytest.mark.usefixtures("drawable")
+def test_what_is_imitated_is_shown_beside_the_policy(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pose = np.linspace(0.2, 0.8, 7)
+
+    def reference_pose(task: Reach, row: int, step: int) -> Array:
+        return pose * step / 100
+
+    recipe = Run(finished).recipe
+    played = fresh.play(recipe, finished, 4)
+    plain = film.replay(recipe, finished, played, [1])
+    monkeypatch.setattr(Reach, "reference_pose", reference_pose, raising=False)
+    task, recordings = film.replay(recipe, finished, played, [1])
+    recording, alone = recordings[1], plain[1][1]
+    assert not alone.references
+    assert np.array_equal(recording.states, alone.states)
+    # Step 0 is the start: the reference neither lags behind the state nor runs ahead of it.
+    assert np.array_equal(recording.references, [pose * s / 100 for s in range(len(alone.states))])
+    assert len(recording.references) == played.episodes["length"][1] + 1
+    width, height = film.STRIP_SIZE
+    strip = np.asarray(film.strip(task, recording, "a title"))
+    assert strip.shape[0] == 2 * height + 2 * film.CAPTION
+    above, below = strip[film.CAPTION : -film.CAPTION].reshape(2, height, -1, 3)
+    own = np.asarray(film.strip(task, alone, "a title"))[film.CAPTION : film.CAPTION + height]
+    assert np.array_equal(below, own)
+    assert not np.array_equal(above[:, -width:], below[:, -width:])
+    film._write_film(task, recording, "a title", tmp_path / "film.mp4")
+    reader: Any = importlib.import_module("imageio_ffmpeg").read_frames(str(tmp_path / "film.mp4"))
+    assert next(reader)["size"] == (2 * film.SIZE[0], film.SIZE[1])
+    reader.close()
 
 
 def test_no_evaluation_is_overwritten(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_best_is_by_success_then_by_reward(monkeypatch: pytest.MonkeyPatch) 
             "is_success": np.full(4, success),
         }
         monkeypatch.setattr(evaluator, "episodes", lambda *_, fixed=fixed: fixed)
-        verdicts.append(evaluator.test(broadcast)[1])
+        verdicts.append(evaluator.test(broadcast).is_best)
         state = json.loads(json.dumps(evaluator.state_dict()))
         evaluator, _ = make()
         evaluator.load_state_dict(state)

@@ -147,7 +147,9 @@ class PPO:
             for s, part in enumerate(parts):
                 done = part.terminated | part.truncated
                 rows = self.geometry.shard_rows(s)
-                self.scaler.absorb(self.scaler.observe(rows, part.rewards, done, part.present))
+                self.scaler.absorb(
+                    self.scaler.observe(rows, part.rewards, done, part.present, part.restarted)
+                )
         self.shards = [self._shard(part) for part in parts]
         _normalise_advantages(self.shards)
         values = torch.cat([shard.seen(shard.values) for shard in self.shards])

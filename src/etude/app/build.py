@@ -33,7 +33,12 @@ from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
-from etude.training.curriculum import Curriculum, NoCurriculum, SuccessCurriculum
+from etude.training.curriculum import (
+    Curriculum,
+    MotionCurriculum,
+    NoCurriculum,
+    SuccessCurriculum,
+)
 from etude.training.loop import Loop
 from etude.training.saving import Saver
 from etude.training.stopwatch import Stopwatch
@@ -142,6 +147,21 @@ def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:
 
 def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
     """The curriculum a recipe asks for."""
+    if recipe.motions.enabled:
+        if recipe.curriculum.enabled:
+            raise UsageError(
+                "A run has one curriculum: leave out --curriculum.enabled or --motions.enabled."
+            )
+        if not spec.motions:
+            raise UsageError(
+                "This environment has no motions to choose from: leave out --motions.enabled."
+            )
+        if not {"motion", "is_success"} <= set(spec.statistics):
+            raise UsageError(
+                'This environment does not report "motion" and "is_success" of its episodes, which '
+                "--motions.enabled goes by: add them to its statistics."
+            )
+        return MotionCurriculum(recipe.motions, len(spec.motions))
     if not recipe.curriculum.enabled:
         return NoCurriculum()
     if "is_success" not in spec.statistics:

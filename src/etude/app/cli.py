@@ -92,7 +92,9 @@ class EvalCommand(Config):
     """Fresh deterministic episodes of a run's best policy."""
 
     run: tyro.conf.Positional[str] = Field(description="The run's folder.")
-    episodes: int = Field(100, ge=1, description="How many episodes.")
+    episodes: int | None = Field(
+        None, ge=1, description="How many; if left out 100, or every motion once."
+    )
     video: bool = Field(
         False, description="Film a success and a failure of each kind: mp4 and a strip of pictures."
     )

@@ -14,7 +14,7 @@ from etude.core.contracts import Algorithm, BatchEnv, Collector, EnvSpec, Exactn
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.catalog import env_exactness, make_env
+from etude.envs.catalog import env_agents, env_exactness, make_env
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import BasePolicy, make_policy
 from etude.rollout.group import Group
@@ -49,10 +49,32 @@ def look(recipe: Recipe) -> World:
             "This environment has no limit on an episode's steps, so an evaluation might never "
             "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
         )
+    _check_motions(recipe, len(spec.motions))
     with torch.device("meta"):
         policy = make_policy(recipe.policy, spec, None)
     groups, tests = recipe.collector.num_groups, recipe.evaluation.episodes
     return World(spec, exactness(recipe), policy, snapshot, groups, tests)
+
+
+def _check_motions(recipe: Recipe, num: int) -> None:
+    """Refuse evaluations in which some motions would be played more often than others."""
+    config = recipe.evaluation
+    if num and config.group_rows % num:
+        group = num * max(1, round(config.group_rows / num))
+        rows = group * max(1, round(config.rows / group))
+        episodes = rows * (config.episodes // config.rows)
+        raise UsageError(
+            f"Evaluation plays each of the {num} motions equally often, and evaluation.group_rows "
+            f"{config.group_rows} is no multiple of that: use --evaluation.group-rows {group} "
+            f"--evaluation.rows {rows} --evaluation.episodes {episodes}."
+        )
+    if num and config.final_episodes % num:
+        near = num * max(1, round(config.final_episodes / num))
+        raise UsageError(
+            f"The {num} motions are each played equally often, and evaluation.final_episodes "
+            f"{config.final_episodes} is no multiple of that: use --evaluation.final-episodes "
+            f"{near}, or 0 for none."
+        )
 
 
 def exactness(recipe: Recipe) -> Exactness:
@@ -95,11 +117,18 @@ def env_spec(recipe: Recipe) -> EnvSpec:
     return env.spec
 
 
+def num_motions(recipe: Recipe) -> int:
+    """How many motions the recipe's environment imitates; 0 for one that imitates none."""
+    env = make_env(recipe.task, env_agents(recipe.task), 1)
+    env.close()
+    return len(env.spec.motions)
+
+
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:
     """An evaluator with environments of its own."""
     config = recipe.evaluation
     envs: list[BatchEnv] = [
-        make_env(recipe.task, config.group_rows, recipe.collector.engine_threads)
+        make_env(recipe.task.for_evaluation(), config.group_rows, recipe.collector.engine_threads)
         for _ in range(config.rows // config.group_rows)
     ]
     return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)

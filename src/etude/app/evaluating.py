@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 def examine(
-    recipe: Recipe, path: Path, episodes: int, seed: int | None, video: bool, say: Say
+    recipe: Recipe, path: Path, episodes: int | None, seed: int | None, video: bool, say: Say
 ) -> dict[str, Any]:
     """Play fresh episodes of a run's best policy into a new folder; its metrics and files.
 
@@ -36,7 +36,7 @@ def examine(
     report.write(folder)
     made: list[Path] = []
     if video:
-        made = film.film(recipe, path, report.fresh, report.kinds, folder)
+        made = film.film(recipe, path, report.fresh, report.scenes, folder)
     say(f"Kept in {folder}: {', '.join(sorted(name.name for name in folder.iterdir()))}")
     return {**report.metrics(), "folder": str(folder), "films": [str(name) for name in made]}
 

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.app.fresh import Fresh
-from etude.core.contracts import Array
+from etude.app.motion_report import MOTIONS, MotionReport
+from etude.core.contracts import KINDS, Array
 from etude.runs import files
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
@@ -64,10 +65,21 @@ class Report:
         return kinds_of(self.fresh)
 
     @property
+    def scenes(self) -> list[str]:
+        """What each episode shows: its motion, where there are motions, and its kind."""
+        kinds, motions = self.kinds, self.fresh.motions
+        return [f"{m} {k}" for m, k in zip(motions, kinds, strict=True)] if motions else kinds
+
+    @property
     def statistics(self) -> list[str]:
         """What the task reports besides success, kind and the terms of its reward."""
         own = [name for name in self.fresh.episodes if not name.startswith("reward/")]
-        return [n for n in own if n not in ("return", "length", "is_success", "outcome")]
+        return [n for n in own if n not in ("return", "length", "is_success", *KINDS)]
+
+    @property
+    def motions(self) -> MotionReport | None:
+        """Each motion on its own, where motions are imitated."""
+        return MotionReport(self.fresh) if self.fresh.spec.motions else None
 
     def counts(self) -> dict[str, int]:
         """Episodes of each kind that occurred, successes first, then the most frequent."""
@@ -84,24 +96,27 @@ class Report:
             for name in self.statistics:
                 values = fresh.episodes[name][fresh.episodes["is_success"] > 0]
                 if values.size:
-                    metrics[f"eval/{name}_of_successes"] = float(values.mean())
+                    metrics.setdefault(f"eval/{name}_of_successes", float(values.mean()))
         return {
             **metrics,
+            **(self.motions.metrics() if self.motions else {}),
             "kinds": self.counts(),
             "policy_step": fresh.step,
             "seed": fresh.seed,
         }
 
     def csv(self) -> str:
-        """A line per episode: its number, kind, and every number the environment reports."""
-        fresh, kinds = self.fresh, self.kinds
+        """A line per episode: its number, kind and motion, and what the environment reports."""
+        fresh = self.fresh
+        named = {"kind": self.kinds, "motion": fresh.motions}
+        named = {title: names for title, names in named.items() if names}
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
-        names = [name for name in fresh.episodes if name != "outcome"]
-        writer.writerow(["episode", *(["kind"] if kinds else []), *names])
+        numbers = [name for name in fresh.episodes if name not in KINDS]
+        writer.writerow(["episode", *named, *numbers])
         for index in range(fresh.num_episodes):
-            numbers = [f"{fresh.episodes[name][index]:.9g}" for name in names]
-            writer.writerow([index, *([kinds[index]] if kinds else []), *numbers])
+            values = [f"{fresh.episodes[name][index]:.9g}" for name in numbers]
+            writer.writerow([index, *(names[index] for names in named.values()), *values])
         return stream.getvalue()
 
     def render(self, width: int = 100, color: bool = False) -> str:
@@ -120,6 +135,8 @@ class Report:
                 f"95 % interval {low:.1%} to {high:.1%})"
             )
         console.print(self._numbers())
+        if self.motions:
+            console.print(self.motions.table())
         if self.kinds and won < fresh.num_episodes:
             console.print(self._failures())
         return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
@@ -135,7 +152,8 @@ class Report:
         table.add_column("mean ± standard deviation")
         for name in parts:
             table.add_column(name, justify="right")
-        for name in ("return", "length", *self.statistics):
+        apart = self.motions.statistics if self.motions else ()
+        for name in ("return", "length", *(n for n in self.statistics if n not in apart)):
             title = {"return": "reward", "length": "length, steps"}.get(name, name)
             title, scale = (title, 1.0) if name not in _MILLIMETRES else (f"{title}, mm", 1e3)
             table.add_row(
@@ -155,9 +173,12 @@ class Report:
         return table
 
     def write(self, folder: Path) -> None:
-        """episodes.csv and summary.json, into a folder that exists."""
-        summary = json.dumps(self.metrics(), indent=2) + "\n"
-        for name, text in ((EPISODES, self.csv()), (SUMMARY, summary)):
+        """episodes.csv, summary.json and, where motions are imitated, motions.csv, into a folder
+        that exists."""
+        texts = {EPISODES: self.csv(), SUMMARY: json.dumps(self.metrics(), indent=2) + "\n"}
+        if self.motions:
+            texts[MOTIONS] = self.motions.csv()
+        for name, text in texts.items():
             files.replace_file(folder / name, [text.encode()])
 
 

@@ -1,4 +1,7 @@
-"""Films and picture strips of evaluation episodes: one success, and one failure of each kind."""
+"""Films and picture strips of evaluation episodes: one success, and one failure of each kind.
+
+Where a motion is imitated, it is shown beside the policy: on the left in a film, above in a strip.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ CAPTION = 34
 GAP = 4
 _LINGER = 1.0
 """Seconds that a film shows the end."""
-_INK, _PAPER = (30, 34, 40), (255, 255, 255)
+INK, PAPER = (30, 34, 40), (255, 255, 255)
 
 
 def check(recipe: Recipe) -> None:
@@ -55,6 +58,15 @@ def _ffmpeg() -> Any:
         raise UsageError(
             "Films need imageio-ffmpeg, which is not installed: `pip install etude[video]`."
         ) from error
+
+
+def writer(path: Path, rate: float, size: tuple[int, int] = SIZE) -> Any:
+    """What takes the pictures [height, width, 3] of a film, one by one."""
+    made = _ffmpeg().write_frames(
+        str(path), size, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
+    )
+    made.send(None)
+    return made
 
 
 def typical(fresh: Fresh, kinds: list[str]) -> dict[str, int]:
@@ -84,7 +96,8 @@ def replay(
 ) -> tuple[MujocoTask[Any], dict[int, Recording]]:
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
-    env: BatchEnv = make_plain(recipe.task, fresh.group_rows, recipe.collector.engine_threads)
+    judged = recipe.task.for_evaluation()
+    env: BatchEnv = make_plain(judged, fresh.group_rows, recipe.collector.engine_threads)
     assert isinstance(env, MujocoTask)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):
@@ -113,47 +126,57 @@ def moments(recording: Recording, num_positions: int) -> list[int]:
     return [int(step) for step in steps.round()]
 
 
+def figures(recording: Recording, step: int, num_positions: int) -> list[Array]:
+    """What to show of a step, states [n]: the motion that is imitated, if any, and the policy."""
+    state = recording.states[step]
+    if not recording.references:
+        return [state]
+    reference = state.copy()
+    reference[1 : 1 + num_positions] = recording.references[step]
+    return [reference, state]
+
+
 def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Image:
     """Pictures side by side over the whole episode, each with its step; the title above."""
-    width, height = STRIP_SIZE
-    steps = moments(recording, task.simulation.model.nq)
-    sheet = Image.new(
-        "RGB", (STRIP_FRAMES * (width + GAP) - GAP, height + 2 * CAPTION), color=_PAPER
-    )
+    (width, height), positions = STRIP_SIZE, task.simulation.model.nq
+    steps = moments(recording, positions)
+    tall = height * len(figures(recording, 0, positions))
+    sheet = Image.new("RGB", (STRIP_FRAMES * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
-    pen.text((8, CAPTION // 2), title, _INK, font, anchor="lm")
+    pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
     with offscreen.Camera(task.simulation.model, task.shot, width, height, fine=2) as camera:
         for index, step in enumerate(steps):
             left = index * (width + GAP)
-            picture = camera.picture(recording.states[step], recording.targets[step])
-            sheet.paste(Image.fromarray(picture), (left, CAPTION))
-            middle = (left + width // 2, CAPTION + height + CAPTION // 2)
-            pen.text(middle, f"step {step}", _INK, font, anchor="mm")
+            for line, state in enumerate(figures(recording, step, positions)):
+                picture = camera.picture(state, recording.targets[step])
+                sheet.paste(Image.fromarray(picture), (left, CAPTION + line * height))
+            middle = (left + width // 2, CAPTION + tall + CAPTION // 2)
+            pen.text(middle, f"step {step}", INK, font, anchor="mm")
     return sheet
 
 
 def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: Path) -> None:
     """An mp4 in the speed of the simulation."""
-    rate = 1.0 / (task.simulation.model.opt.timestep * task.spec.substeps)
-    last = len(recording.states) - 1
-    writer = _ffmpeg().write_frames(
-        str(path), SIZE, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
-    )
-    writer.send(None)
-    with offscreen.Camera(task.simulation.model, task.shot, *SIZE) as camera:
-        for step, (state, target) in enumerate(
-            zip(recording.states, recording.targets, strict=True)
-        ):
-            picture = _captioned(camera.picture(state, target), f"{title}, step {step} of {last}")
+    model = task.simulation.model
+    rate = 1.0 / (model.opt.timestep * task.spec.substeps)
+    last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
+    film = writer(path, rate, (SIZE[0] * wide, SIZE[1]))
+    with offscreen.Camera(model, task.shot, *SIZE) as camera:
+        for step, target in enumerate(recording.targets):
+            captions = ["reference", f"{title}, step {step} of {last}"][-wide:]
+            pictures = [
+                _captioned(camera.picture(state, target), caption)
+                for state, caption in zip(figures(recording, step, model.nq), captions, strict=True)
+            ]
             for _ in range(1 + int(_LINGER * rate) * (step == last)):
-                writer.send(picture)
-    writer.close()
+                film.send(np.concatenate(pictures, axis=1))
+    film.close()
 
 
 def _captioned(picture: Array, text: str) -> Array:
     image = Image.fromarray(picture)
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=16)
     place = (8, SIZE[1] - 24)
-    pen.rectangle(pen.textbbox(place, text, font), fill=_PAPER)
-    pen.text(place, text, _INK, font)
+    pen.rectangle(pen.textbbox(place, text, font), fill=PAPER)
+    pen.text(place, text, INK, font)
     return np.asarray(image)

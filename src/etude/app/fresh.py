@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 
 from etude.app.build import policy_parts, policy_path
-from etude.app.collecting import make_evaluator
+from etude.app.collecting import make_evaluator, num_motions
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
@@ -16,6 +17,8 @@ from etude.models.policies import BasePolicy, policy_from_contract
 from etude.rollout.local import Workers
 
 LABEL = "fresh"
+EPISODES = 100
+"""Where nobody says how many."""
 _MOST_ROWS, _MOST_GROUP_ROWS, _FEW = 256, 64, 8
 
 
@@ -38,6 +41,12 @@ class Fresh:
     def num_episodes(self) -> int:
         return len(self.episodes["return"])
 
+    @property
+    def motions(self) -> list[str]:
+        """The motion of each episode; [] where none is imitated."""
+        names = self.spec.motions
+        return [names[int(number)] for number in self.episodes["motion"]] if names else []
+
     def place(self, index: int) -> tuple[int, int, int]:
         """(group, row in it, episode of that row) of an episode by its number."""
         group, inside = divmod(index, self.group_rows * self.per_row)
@@ -55,9 +64,14 @@ def load(path: Path) -> BasePolicy:
     return policy_from_contract(contract, arrays)
 
 
-def play(recipe: Recipe, path: Path, episodes: int, seed: int | None = None) -> Fresh:
-    """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed."""
-    rows, group_rows = _spread(episodes, env_agents(recipe.task))
+def play(recipe: Recipe, path: Path, episodes: int | None = None, seed: int | None = None) -> Fresh:
+    """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed.
+
+    Without a count, 100; or every motion once, where motions are imitated.
+    """
+    motions = num_motions(recipe)
+    episodes = episodes or motions or EPISODES
+    rows, group_rows = _spread(episodes, env_agents(recipe.task), motions)
     config = recipe.evaluation.model_copy(
         update={"episodes": episodes, "rows": rows, "group_rows": group_rows}
     )
@@ -76,19 +90,21 @@ def play(recipe: Recipe, path: Path, episodes: int, seed: int | None = None) -> 
         workers.close()
 
 
-def _spread(episodes: int, agents: int) -> tuple[int, int]:
-    """(rows, rows in a group) that divide a number of episodes evenly, whole environments each."""
-    if episodes % agents:
-        near = " or ".join(
-            str(n * agents) for n in (episodes // agents, episodes // agents + 1) if n
-        )
-        raise UsageError(
-            f"{agents} agents play every episode together, and {episodes} is no multiple of that: "
-            f"ask for {near} episodes."
-        )
-    rows = max(d for d in range(agents, min(episodes, _MOST_ROWS) + 1, agents) if episodes % d == 0)
-    most = min(rows, max(_MOST_GROUP_ROWS, agents))
-    group = max(d for d in range(agents, most + 1, agents) if rows % d == 0)
+def _spread(episodes: int, agents: int, motions: int = 0) -> tuple[int, int]:
+    """(rows, rows in a group) that divide a number of episodes evenly: whole environments, and
+    every motion equally often."""
+    unit = lcm(agents, motions or 1)
+    if episodes % unit:
+        near = " or ".join(str(n * unit) for n in (episodes // unit, episodes // unit + 1) if n)
+        who = f"{agents} agents play every episode together"
+        if motions:
+            who = f"Each of the {motions} motions is played equally often"
+        raise UsageError(f"{who}, and {episodes} is no multiple of that: ask for {near} episodes.")
+    rows = max(
+        d for d in range(unit, min(episodes, max(_MOST_ROWS, unit)) + 1, unit) if episodes % d == 0
+    )
+    most = min(rows, max(_MOST_GROUP_ROWS, unit))
+    group = max(d for d in range(unit, most + 1, unit) if rows % d == 0)
     # A prime number of rows would become as many groups of one.
     return rows, rows if group < _FEW else group
 

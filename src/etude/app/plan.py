@@ -18,6 +18,7 @@ from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
 from etude.metrics.board import Board
+from etude.motion.curriculum import floor
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 
@@ -219,6 +220,13 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
         notes.append(
             f"Training widens from level {ease.start:g} by {ease.step:g} whenever "
             f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation never is eased."
+        )
+    if recipe.motions.enabled:
+        least = floor(len(spec.motions), recipe.motions.mix)
+        notes.append(
+            f"{len(spec.motions)} motions are practised by how often they fail in evaluation, each "
+            f"with a probability of at least {least:.2%}. At every epoch's end it is worked out "
+            "again, and all rows then begin new episodes."
         )
     if recipe.learner.shards > 1:
         notes.append(

@@ -23,7 +23,7 @@ from etude.core.recipe import Config
 from etude.envs.catalog import AnyEnvConfig, EnvConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig
-from etude.training.curriculum import CurriculumConfig
+from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
@@ -56,6 +56,9 @@ class Recipe(Config):
     learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
     clock: ClockConfig = Field(description="Length of the run and its levels.")
     curriculum: CurriculumConfig = Field(CurriculumConfig(), description="From easy to whole.")
+    motions: MotionCurriculumConfig = Field(
+        MotionCurriculumConfig(), description="How often each motion is practised."
+    )
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
     logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")

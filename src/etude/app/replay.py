@@ -151,6 +151,11 @@ class Replay:
 def _refuse(recipe: Recipe, world: World) -> None:
     """What cannot be kept as whole episodes."""
     kind = recipe.algorithm.kind
+    if recipe.motions.enabled:
+        raise UsageError(
+            f"{kind} keeps whole episodes, and motions.enabled cuts them at every epoch's end: use "
+            "algorithm ppo, or practise all motions evenly with --motions.no-enabled."
+        )
     if world.spec.agents > 1:
         raise UsageError(
             f"{kind} keeps whole episodes of rows that are always there, and agents come and go: "

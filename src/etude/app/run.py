@@ -130,8 +130,11 @@ class Run:
     def policy(self) -> LoadedPolicy:
         return load_policy(self.path)
 
-    def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, float]:
-        """Fresh deterministic episodes of the run's best policy, not those seen in training."""
+    def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, float]:
+        """Fresh deterministic episodes of the run's best policy, not those seen in training.
+
+        Without a count, 100; or every motion once, where motions are imitated.
+        """
         return summarise(fresh.play(self.recipe, self.path, episodes, seed).episodes)
 
 

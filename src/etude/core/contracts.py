@@ -113,6 +113,13 @@ class EnvSpec:
     success."""
     agents: int = 1
     """Rows that share one environment: a step of the environment is so many agent steps."""
+    motions: tuple[str, ...] = ()
+    """What is imitated, by the number in the statistic "motion"."""
+
+
+KINDS = ("outcome", "motion")
+"""Statistics that are the number of a kind, by `EnvSpec.outcomes` and `EnvSpec.motions`: they have
+no mean."""
 
 
 @dataclass
@@ -140,9 +147,19 @@ class BatchEnv(Protocol):
     """Many rows of one environment. A row's randomness is `key.episode(row, episode)`.
 
     One that knows how long its simulator took in the last step says so in `physics_seconds`; one
-    that can be eased has `follow(curriculum)`, which is told the broadcast's curriculum before a
-    rollout, {} for the whole task; one whose rows can be absent (agents that died or have not yet
-    come) has `present`, [rows] bool for the observation it gave last.
+    whose rows can be absent (agents that died or have not yet come) has `present`, [rows] bool for
+    the observation it gave last.
+
+    One that can be eased has `follow(curriculum)`, which is told the broadcast's curriculum before
+    a rollout, {} for the whole task. It decides how episodes begin from then on and changes none
+    that is open; it is no part of a snapshot, as it comes with every broadcast. Where the
+    curriculum has a "round" the environment also has `restart() -> Observations`: every row leaves
+    its episode, unreported, and begins its next one. The group calls it where the broadcast's
+    round is not the one of its snapshot.
+
+    One whose `spec.motions` are imitated reports "motion" and "is_success" of every episode, and is
+    told "weights" [motions] by its curriculum; in evaluation row r plays motion r modulo their
+    number, from its first frame.
     """
 
     num_rows: int
@@ -178,7 +195,7 @@ class Broadcast:
 
 Snapshot = Tree
 """Everything one group of environments is: simulator rows, last observations, open episodes,
-recurrent state. Arrays with a leading row axis."""
+recurrent state, arrays with a leading row axis; and the round of the curriculum they began in."""
 
 
 class Finals(NamedTuple):
@@ -225,6 +242,9 @@ class Fragment:
     """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: "physics", "environment" and "inference". Decides nothing."""
+    restarted: bool = False
+    """All rows began new episodes before the first step: it does not continue the fragment before,
+    whose last episodes were left open."""
 
 
 class Action(NamedTuple):

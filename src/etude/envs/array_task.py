@@ -84,6 +84,8 @@ class ArrayTask(ABC):
     """Steps before time runs out; None when only the task itself ends an episode."""
     statistics: tuple[str, ...] = ()
     """Names in `Outcome.statistics`."""
+    motions: tuple[str, ...] = ()
+    """Names of the motions that are imitated, by the number in the statistic "motion"."""
 
     def __init__(self, num_rows: int, threads: int = 1) -> None:
         """`threads` is part of every environment's signature; numpy needs none."""
@@ -110,6 +112,7 @@ class ArrayTask(ABC):
             action=self.action,
             max_episode_steps=self.max_episode_steps,
             statistics=self.statistics,
+            motions=self.motions,
         )
 
     @abstractmethod
@@ -135,6 +138,12 @@ class ArrayTask(ABC):
         """Every row at the start of its episode 0."""
         self._streams.use(key)
         self.episode[:] = 0
+        self._begin(np.arange(self.num_rows))
+        return self._observe()
+
+    def restart(self) -> Observations:
+        """Every row leaves its episode, unreported, and begins its next one."""
+        self.episode += 1
         self._begin(np.arange(self.num_rows))
         return self._observe()
 

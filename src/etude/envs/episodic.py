@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,10 @@ class EnvBase(Config):
         False, description="Sum the rewards and give them only at the end of an episode."
     )
 
+    def for_evaluation(self) -> Self:
+        """The environment that policies are judged in: this one, unless a kind knows better."""
+        return self
+
 
 class Episodic:
     """An environment whose rewards are held back until an episode ends."""
@@ -37,6 +41,12 @@ class Episodic:
     def reset(self, key: Key) -> Observations:
         self._earned[:] = 0.0
         return self._env.reset(key)
+
+    def restart(self) -> Observations:
+        """Of an environment that can."""
+        self._earned[:] = 0.0
+        obs: Observations = self._env.restart()  # type: ignore[attr-defined]
+        return obs
 
     def step(self, actions: Array) -> StepResult:
         result = self._env.step(actions)

@@ -295,6 +295,12 @@ class MujocoTask(ABC, Generic[View]):
         self._begin(np.arange(self.num_rows))
         return self._observe()
 
+    def restart(self) -> Observations:
+        """Every row leaves its episode, unreported, and begins its next one."""
+        self._episode += 1
+        self._begin(np.arange(self.num_rows))
+        return self._observe()
+
     def step(self, actions: Array) -> StepResult:
         """One control step; finished rows are reset in it. `actions`: [rows, n] float32."""
         self._act(actions)

@@ -21,10 +21,16 @@ class Recording:
     """[n] float64 each: everything MuJoCo integrates."""
     targets: list[Array | None] = field(default_factory=list)
     """[3] m each; None where the task's view has no `target`."""
+    references: list[Array] = field(default_factory=list)
+    """[nq] each: the pose that is imitated; none where nothing is."""
 
 
 class Recorder:
-    """A task as it is, which keeps the wanted (row, episode) pairs."""
+    """A task as it is, which keeps the wanted (row, episode) pairs.
+
+    A task that imitates has `reference_pose(row, step)`, [nq], so many steps after the start of the
+    row's episode.
+    """
 
     def __init__(self, task: MujocoTask[object], wanted: Iterable[tuple[int, int]]) -> None:
         self.num_rows = task.num_rows
@@ -41,6 +47,9 @@ class Recorder:
 
     def _keep(self, row: int, recording: Recording) -> None:
         target: Array | None = getattr(self._task.view, "target", None)
+        if hasattr(self._task, "reference_pose"):
+            step = len(recording.states)  # The task itself has not counted this one yet.
+            recording.references.append(self._task.reference_pose(row, step).copy())
         recording.states.append(self._task.simulation.state[row].copy())
         recording.targets.append(None if target is None else target[row].copy())
 

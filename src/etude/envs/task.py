@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -30,6 +30,13 @@ class TaskConfig(EnvBase):
     options: dict[str, bool | int | float | str] = Field(
         {}, description="Arguments for the class, or fields of its config."
     )
+    evaluation_options: dict[str, bool | int | float | str] = Field(
+        {}, description="Options that are others in evaluation."
+    )
+
+    def for_evaluation(self) -> Self:
+        """The same task with the options of evaluation."""
+        return self.model_copy(update={"options": {**self.options, **self.evaluation_options}})
 
 
 def task_class(name: str) -> type:
@@ -98,11 +105,9 @@ class Unsaved:
     def step(self, actions: Array) -> StepResult:
         return self._env.step(actions)
 
-    @property
-    def present(self) -> Array | None:
-        """[rows] bool of a task whose rows can be absent."""
-        present: Array | None = getattr(self._env, "present", None)
-        return present
+    def __getattr__(self, name: str) -> Any:
+        # What only some environments have: physics_seconds, present, follow, restart.
+        return getattr(self._env, name)
 
     def snapshot(self) -> Tree:
         """Nothing, which tells a rollout to begin again."""

@@ -237,6 +237,7 @@ def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragm
         _concatenate([f.finals.state for f in fragments]),
     )
     joined.episodes = _concatenate([f.episodes for f in fragments])
+    joined.restarted = any(f.restarted for f in fragments)
     return joined
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from etude.core.contracts import Array
+from etude.core.contracts import KINDS, Array
 from etude.core.trees import Tree
 
 REDUCERS = {
@@ -14,6 +14,7 @@ REDUCERS = {
     "train/learning_rate": "last",
     "train/std": "last",
     "eval/": "last",
+    "curriculum/": "last",
 }
 """How a metric's values become one, by name or by prefix; a mean unless listed."""
 
@@ -84,7 +85,7 @@ class EpisodeWindow:
             return {}
         means = self._values[:, -self._count :].mean(axis=1).tolist()
         named = zip(self._names, means, strict=True)
-        return {metric_of(name): value for name, value in sorted(named)}
+        return {metric_of(name): value for name, value in sorted(named) if name not in KINDS}
 
     def state_dict(self) -> Tree:
         return {"values": self._values.copy(), "count": self._count}

@@ -19,7 +19,7 @@ from etude.core.contracts import (
     Snapshot,
     StepResult,
 )
-from etude.core.errors import NonFinite
+from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays
 from etude.models.normalise import no_moments
@@ -88,16 +88,21 @@ class Group:
     """`rollout(policy, snapshot, key) -> (fragment, snapshot')` over one set of rows.
 
     Nothing here outlives a call but the environment instance, which is put into the given
-    snapshot unless it already stands there.
+    snapshot unless it already stands there, and what the broadcast's curriculum says.
     """
 
     def __init__(self, env: BatchEnv) -> None:
         self.env = env
+        self._round = 0
         # The snapshot the environment stands in, if it stands in any.
         self._held: Snapshot | None = None
 
     def follow(self, curriculum: Tree) -> None:
-        """Ease the environment, where it can be, for the rollouts to come; {} is the whole task."""
+        """Ease the environment, where it can be, for the rollouts to come; {} is the whole task.
+
+        Rows of a snapshot from another round of the curriculum begin anew in their next rollout.
+        """
+        self._round = int(curriculum.get("round", 0))
         if hasattr(self.env, "follow"):
             self.env.follow(curriculum)
 
@@ -129,8 +134,8 @@ class Group:
 
         Few threads can so share many groups evenly. At its end `snapshot` is the new one.
         """
-        if snapshot is not self._held:
-            snapshot = self._continue(policy, snapshot, key, iteration)
+        given, snapshot = snapshot, self._continue(policy, snapshot, key, iteration)
+        out.restarted = snapshot is not given
         self._held = None
         rows, steps = out.rewards.shape
         # How far apart the states stand that are kept, one per segment.
@@ -183,11 +188,24 @@ class Group:
         self._keep(obs, state, open_episodes)
 
     def _continue(self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int) -> Snapshot:
-        """Put the environment into a snapshot; one that has none starts new episodes."""
-        if not snapshot["env"]:
-            return self.begin(policy, key.child("again", iteration))
-        self.env.restore(snapshot["env"], key.child("env"))
-        return snapshot
+        """Put the environment into a snapshot. One that has none, or stands in another round of
+        the curriculum, starts new episodes: the new snapshot is returned."""
+        if snapshot is not self._held:
+            if not snapshot["env"]:
+                return self.begin(policy, key.child("again", iteration))
+            self.env.restore(snapshot["env"], key.child("env"))
+        # What was saved before there were rounds is in the first one.
+        return snapshot if snapshot.get("round", 0) == self._round else self._restart(policy)
+
+    def _restart(self, policy: Policy) -> Snapshot:
+        """Give up the episodes in progress; all rows begin their next ones in this round."""
+        if not hasattr(self.env, "restart"):
+            raise UsageError(
+                "This environment cannot restart its rows, which a curriculum in rounds needs: "
+                "give it a method restart() -> observations."
+            )
+        rows = self.env.num_rows
+        return self._keep(self.env.restart(), policy.initial_state(rows), OpenEpisodes(rows))
 
     def _keep(
         self, obs: Observations, state: dict[str, Array], open_episodes: OpenEpisodes
@@ -197,6 +215,7 @@ class Group:
             "obs": copy_arrays(obs),
             "policy": copy_arrays(state),
             "open": {"returns": open_episodes.returns, "lengths": open_episodes.lengths},
+            "round": self._round,
         }
         self._held = snapshot
         return snapshot

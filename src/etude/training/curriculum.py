@@ -1,14 +1,17 @@
-"""A curriculum: training starts easy and widens with success. Evaluation is never eased."""
+"""A curriculum: what training begins with. Evaluation is never eased."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 from pydantic import Field
 
-from etude.core.contracts import Fragment
+from etude.core.clock import Clock
+from etude.core.contracts import Array, Fragment
 from etude.core.recipe import Config
 from etude.core.trees import Tree
+from etude.motion.curriculum import motion_weights, remember
 
 
 class CurriculumConfig(Config):
@@ -21,12 +24,36 @@ class CurriculumConfig(Config):
     episodes: int = Field(100, ge=1, description="Finished episodes a level is judged by.")
 
 
+class MotionCurriculumConfig(Config):
+    """How often each motion is practised: more often the more it fails in evaluation."""
+
+    enabled: bool = Field(False, description="Go by failures; off practises all motions evenly.")
+    mix: float = Field(
+        0.5, ge=0, lt=1, description="Share that goes by failures; the rest is spread evenly."
+    )
+    decay: float = Field(
+        0.5, ge=0, lt=1, description="How much of the earlier failures an evaluation leaves."
+    )
+
+
 class Curriculum(Protocol):
-    """What the loop needs of one: it is told what was collected, and broadcasts where it stands."""
+    """What the loop needs of one: it is told what happened, and broadcasts where it stands."""
 
-    def broadcast(self) -> Tree: ...
+    def broadcast(self) -> Tree:
+        """For the next rollouts. Another "round" than before makes every row begin anew."""
+        ...
 
-    def update(self, fragments: list[Fragment]) -> dict[str, float]: ...
+    def update(self, fragments: list[Fragment]) -> dict[str, float]:
+        """An iteration was collected; metrics."""
+        ...
+
+    def judged(self, episodes: dict[str, Array]) -> None:
+        """These episodes {name: [n]} were played in evaluation."""
+        ...
+
+    def turn(self, clock: Clock) -> dict[str, float]:
+        """An iteration has ended, and its evaluation if one was due; metrics."""
+        ...
 
     def state_dict(self) -> Tree: ...
 
@@ -40,6 +67,12 @@ class NoCurriculum:
         return {}
 
     def update(self, fragments: list[Fragment]) -> dict[str, float]:
+        return {}
+
+    def judged(self, episodes: dict[str, Array]) -> None:
+        """Nothing depends on it."""
+
+    def turn(self, clock: Clock) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> Tree:
@@ -73,9 +106,60 @@ class SuccessCurriculum:
             self._seen = self._won = 0
         return {"curriculum/level": self.level}
 
+    def judged(self, episodes: dict[str, Array]) -> None:
+        """Levels go by the episodes of training."""
+
+    def turn(self, clock: Clock) -> dict[str, float]:
+        return {}
+
     def state_dict(self) -> Tree:
         return {"level": self.level, "seen": self._seen, "won": self._won}
 
     def load_state_dict(self, state: Tree) -> None:
         self.level = float(state["level"])
         self._seen, self._won = int(state["seen"]), int(state["won"])
+
+
+class MotionCurriculum:
+    """Gives motions that fail in evaluation to more rows; all rows begin anew at epoch ends."""
+
+    def __init__(self, config: MotionCurriculumConfig, num_motions: int) -> None:
+        self._config = config
+        self.failures: Array = np.zeros(num_motions)
+        self.weights = motion_weights(self.failures, config.mix)
+        self.round = 0
+
+    def broadcast(self) -> Tree:
+        """{"weights": [motions] float64, together 1; "round": how often they were renewed}."""
+        return {"weights": self.weights.copy(), "round": self.round}
+
+    def update(self, fragments: list[Fragment]) -> dict[str, float]:
+        """Training begins anywhere in a motion, so that its ends say little about the whole."""
+        return {}
+
+    def judged(self, episodes: dict[str, Array]) -> None:
+        self.failures = remember(
+            self.failures, episodes["motion"], episodes["is_success"], self._config.decay
+        )
+
+    def turn(self, clock: Clock) -> dict[str, float]:
+        """Renew the weights where an epoch ended, from all evaluations up to here."""
+        if clock.epoch_ended:
+            self.weights = motion_weights(self.failures, self._config.mix)
+            self.round += 1
+        return {
+            "curriculum/failing": float((self.failures >= 0.5).sum()),
+            "curriculum/largest_weight": float(self.weights.max()),
+            "curriculum/round": float(self.round),
+        }
+
+    def state_dict(self) -> Tree:
+        return {
+            "failures": self.failures.copy(),
+            "weights": self.weights.copy(),
+            "round": self.round,
+        }
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.failures, self.weights = np.array(state["failures"]), np.array(state["weights"])
+        self.round = int(state["round"])

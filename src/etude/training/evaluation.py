@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from etude.core.clock import IntervalText
-from etude.core.contracts import Array, BatchEnv, Broadcast, EnvSpec, Policy
+from etude.core.contracts import KINDS, Array, BatchEnv, Broadcast, EnvSpec, Policy
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
+from etude.motion.scores import ERRORS, by_motion, only_successes
 from etude.rollout.group import evaluate
 from etude.rollout.local import Workers
 
@@ -44,6 +45,16 @@ class EvaluationConfig(Config):
         return self
 
 
+class Verdict(NamedTuple):
+    """What an evaluation found."""
+
+    metrics: dict[str, float]
+    is_best: bool
+    """Of the run so far."""
+    episodes: dict[str, Array]
+    """{name: [n] float64}: what was played; {} where nothing was."""
+
+
 class Tester(Protocol):
     """Judges what was learned, and remembers the best result so far."""
 
@@ -51,8 +62,8 @@ class Tester(Protocol):
     num_done: int
     num_episodes: int
 
-    def test(self, broadcast: Broadcast) -> tuple[dict[str, float], bool]:
-        """Metrics of one evaluation, and whether it is the best of the run so far."""
+    def test(self, broadcast: Broadcast) -> Verdict:
+        """One evaluation."""
         ...
 
     def state_dict(self) -> Tree: ...
@@ -95,16 +106,17 @@ class Evaluator:
         )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def test(self, broadcast: Broadcast) -> tuple[dict[str, float], bool]:
-        """Metrics of one evaluation, and whether it is the best of the run so far."""
-        metrics = summarise(self.episodes(broadcast, broadcast.version))
+    def test(self, broadcast: Broadcast) -> Verdict:
+        """One evaluation, on episodes of its own."""
+        episodes = self.episodes(broadcast, broadcast.version)
+        metrics = summarise(episodes)
         self.num_done += 1
         self.num_episodes += int(metrics["eval/episodes"])
         score = (metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"])
         is_best = self.best is None or score > self.best
         if is_best:
             self.best = score
-        return metrics, is_best
+        return Verdict(metrics, is_best, episodes)
 
     def state_dict(self) -> Tree:
         return _memory(self)
@@ -127,7 +139,7 @@ class HeldOut:
         self.num_done = 0
         self.num_episodes = 0
 
-    def test(self, broadcast: Broadcast) -> tuple[dict[str, float], bool]:
+    def test(self, broadcast: Broadcast) -> Verdict:
         metrics = self._judge()
         self.num_done += 1
         self.num_episodes += self._episodes
@@ -136,7 +148,7 @@ class HeldOut:
         is_best = self.best is None or found > self.best or not metrics
         if is_best:
             self.best = found
-        return metrics, is_best
+        return Verdict(metrics, is_best, {})
 
     def state_dict(self) -> Tree:
         return _memory(self)
@@ -163,18 +175,31 @@ def _remember(tester: Tester, state: Tree) -> None:
 
 
 def summarise(episodes: dict[str, Array]) -> dict[str, float]:
-    """Mean, spread, success rate, length and count of evaluation episodes {name: [n]}."""
+    """Mean, spread, success rate, length and count of evaluation episodes {name: [n]}.
+
+    Where they imitate motions, means are per motion first, and errors also of successes alone.
+    """
+    moving = "motion" in episodes
+    means = _means(by_motion(episodes) if moving else episodes)
     metrics = {
-        "eval/mean_reward": float(episodes["return"].mean()),
+        "eval/mean_reward": means.pop("return"),
         "eval/std_reward": float(episodes["return"].std()),
-        "eval/mean_ep_length": float(episodes["length"].mean()),
+        "eval/mean_ep_length": means.pop("length"),
         "eval/episodes": float(len(episodes["return"])),
     }
-    if "is_success" in episodes:
-        metrics["eval/success_rate"] = float(episodes["is_success"].mean())
-    known = ("return", "length", "is_success", "outcome")
-    for name, values in episodes.items():
-        # Reward terms are for training; an outcome is a kind, and kinds have no mean.
-        if name not in known and not name.startswith("reward/"):
-            metrics[f"eval/{name}"] = float(values.mean())
+    if "is_success" in means:
+        metrics["eval/success_rate"] = means.pop("is_success")
+    metrics |= {f"eval/{name}": value for name, value in means.items()}
+    if moving and episodes["is_success"].any():
+        won = _means(by_motion(only_successes(episodes)))
+        metrics |= {f"eval/{name}_of_successes": won[name] for name in ERRORS if name in won}
     return metrics
+
+
+def _means(episodes: dict[str, Array]) -> dict[str, float]:
+    """Of all that has one and is not for training, as reward terms are."""
+    return {
+        name: float(values.mean())
+        for name, values in episodes.items()
+        if name not in KINDS and not name.startswith("reward/")
+    }

@@ -1,7 +1,7 @@
 """The loop. Read it top to bottom: it is what a run does.
 
 State is defined only at iteration boundaries, where things happen in this order: the update, the
-normaliser, the curriculum, evaluation, log row, epoch summary, and the checkpoint last.
+normaliser, evaluation, the curriculum, log row, epoch summary, and the checkpoint last.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Loop:
         while not self.clock.finished:
             self._iterate(context)
             self._test(context)
+            self.board.record(self.curriculum.turn(self.clock))
             self._log(context)
             with self.stopwatch.phase("save"):
                 self.saver.save_if_due(self.clock, urgent=self.stop.requested)
@@ -93,16 +94,17 @@ class Loop:
             callback.iteration_end(context, fragments)
 
     def _test(self, context: Context) -> None:
-        """Evaluate when due, and at the run's end; remember the best."""
+        """Evaluate when due, and at the run's end; tell the curriculum, and remember the best."""
         if not (self.clock.is_due(self.evaluate_every) or self.clock.finished):
             return
         with self.stopwatch.phase("test"):
-            metrics, is_best = self.evaluator.test(self.algorithm.broadcast(self.clock))
-        self.board.record(metrics)
-        if is_best:
+            verdict = self.evaluator.test(self.algorithm.broadcast(self.clock))
+        self.board.record(verdict.metrics)
+        self.curriculum.judged(verdict.episodes)
+        if verdict.is_best:
             self.saver.want_best(self.clock)
         for callback in self.callbacks:
-            callback.evaluation_end(context, metrics)
+            callback.evaluation_end(context, verdict.metrics)
 
     def _log(self, context: Context) -> None:
         """A cycle's end is one log row, an epoch's end a summary."""
