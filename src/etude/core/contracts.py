@@ -142,7 +142,9 @@ class BatchEnv(Protocol):
     One that knows how long its simulator took in the last step says so in `physics_seconds`; one
     that can be eased has `follow(curriculum)`, which is told the broadcast's curriculum before a
     rollout, {} for the whole task; one whose rows can be absent (agents that died or have not yet
-    come) has `present`, [rows] bool for the observation it gave last.
+    come) has `present`, [rows] bool for the observation it gave last; one whose motion a reference
+    can judge has the observation "style", [frames, features] float32, the last frames of motion of
+    this episode, newest last; and `style_windows()`, [n, frames, features], the reference's.
     """
 
     num_rows: int
@@ -222,7 +224,8 @@ class Fragment:
     episodes: dict[str, Array]
     """{name: [k] float64}: statistics of finished episodes, in the order of `finals`."""
     moments: dict[str, Tree]
-    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment."""
+    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment, for
+    every observation that the policy reads."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: "physics", "environment" and "inference". Decides nothing."""
 
@@ -237,6 +240,11 @@ class Action(NamedTuple):
 
 class Policy(Protocol):
     """Acts and is trained. The normaliser is inside it and travels with it everywhere."""
+
+    @property
+    def observations(self) -> dict[str, ArraySpec]:
+        """What it reads; environments may give more."""
+        ...
 
     @property
     def state_specs(self) -> dict[str, ArraySpec]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import Field
 
-from etude.core.contracts import BatchEnv, Exactness
+from etude.core.contracts import Array, BatchEnv, Exactness
 from etude.envs.episodic import Episodic
 from etude.envs.gym import GymConfig, GymEnv
 from etude.envs.pettingzoo import PettingZooConfig, PettingZooEnv, num_agents
@@ -83,3 +83,13 @@ def make_bare(config: AnyEnvConfig, num_rows: int, threads: int = 1) -> BatchEnv
     if isinstance(config, TaskConfig):
         return make_task(config, num_rows, threads)
     return make_env(config, num_rows, threads)
+
+
+def style_windows(config: AnyEnvConfig) -> Array | None:
+    """[n, frames, features]: all windows of the reference that motion is judged by, if any is."""
+    env = make_bare(config, env_agents(config))
+    try:
+        windows: Array | None = env.style_windows() if hasattr(env, "style_windows") else None
+    finally:
+        env.close()
+    return windows

@@ -32,6 +32,8 @@ CURVES: tuple[tuple[str, str, str, str, tuple[float | None, float | None]], ...]
     ("success", "rollout/success_rate", "{:.0%}", "green", (0.0, 1.0)),
     ("eval success", "eval/success_rate", "{:.1%}", "bright_green", (0.0, 1.0)),
     ("eval return", "eval/mean_reward", "", "bright_green", (None, None)),
+    ("style reward", "amp/style_reward", "{:.3f}", "green", (0.0, None)),
+    ("told apart", "amp/agent_accuracy", "{:.0%}", "magenta", (0.0, 1.0)),
     ("steps/s", "time/fps", "{:,.0f}", "blue", (0.0, None)),
     ("KL", "train/approx_kl", "{:.4f}", "magenta", (0.0, None)),
     ("explained var.", "train/explained_variance", "{:.2f}", "cyan", (0.0, 1.0)),
