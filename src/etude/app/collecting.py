@@ -99,7 +99,7 @@ def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolic
     """An evaluator with environments of its own."""
     config = recipe.evaluation
     envs: list[BatchEnv] = [
-        make_env(recipe.task, config.group_rows, recipe.collector.engine_threads)
+        make_env(recipe.task.for_evaluation(), config.group_rows, recipe.collector.engine_threads)
         for _ in range(config.rows // config.group_rows)
     ]
     return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)

@@ -84,7 +84,8 @@ def replay(
 ) -> tuple[MujocoTask[Any], dict[int, Recording]]:
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
-    env: BatchEnv = make_plain(recipe.task, fresh.group_rows, recipe.collector.engine_threads)
+    judged = recipe.task.for_evaluation()
+    env: BatchEnv = make_plain(judged, fresh.group_rows, recipe.collector.engine_threads)
     assert isinstance(env, MujocoTask)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):

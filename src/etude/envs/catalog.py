@@ -10,12 +10,15 @@ from pydantic import Field
 from etude.core.contracts import Array, BatchEnv, Exactness
 from etude.envs.episodic import Episodic
 from etude.envs.gym import GymConfig, GymEnv
+from etude.envs.imitation import Imitation, ImitationConfig
 from etude.envs.pettingzoo import PettingZooConfig, PettingZooEnv, num_agents
 from etude.envs.pick_place import PickPlace, PickPlaceConfig
 from etude.envs.reach import Reach, ReachConfig
 from etude.envs.task import OwnTasks, TaskConfig, make_task
 
-AnyEnvConfig = ReachConfig | PickPlaceConfig | GymConfig | PettingZooConfig | TaskConfig
+AnyEnvConfig = (
+    ReachConfig | PickPlaceConfig | ImitationConfig | GymConfig | PettingZooConfig | TaskConfig
+)
 EnvConfig = Annotated[AnyEnvConfig | None, Field(discriminator="kind")]
 
 
@@ -39,6 +42,7 @@ class Entry(NamedTuple):
 ENVS: dict[str, Entry] = {
     "reach": Entry(ReachConfig, Reach),
     "pick-place": Entry(PickPlaceConfig, PickPlace),
+    "imitation": Entry(ImitationConfig, Imitation),
     "gym": Entry(GymConfig, GymEnv, named_by="id"),
     "pettingzoo": Entry(PettingZooConfig, PettingZooEnv, named_by="parallel"),
     "task": Entry(TaskConfig, OwnTasks(), named_by="task"),

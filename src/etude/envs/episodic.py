@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field
@@ -20,6 +20,10 @@ class EnvBase(Config):
     episodic: bool = Field(
         False, description="Sum the rewards and give them only at the end of an episode."
     )
+
+    def for_evaluation(self) -> Self:
+        """The environment that policies are judged in: this one, unless a kind knows better."""
+        return self
 
 
 class Episodic:

@@ -1,0 +1,58 @@
+"""How far a body is from the one it imitates: the errors motion imitation is judged by.
+
+All take positions [..., bodies, 3] in metres, `p` of the policy and `q` of the reference, and give
+[...] in millimetres, the mean over bodies. Body 0 is the root. Differences over time are per frame.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etude.core.contracts import Array
+
+_MM = 1000.0
+
+
+def global_error(p: Array, q: Array) -> Array:
+    """Mean distance of the bodies in the world (mpjpe_g)."""
+    return _mean_norm(p - q)
+
+
+def local_error(p: Array, q: Array) -> Array:
+    """Mean distance of the bodies, each figure seen from its own root (mpjpe_l)."""
+    return _mean_norm((p - p[..., :1, :]) - (q - q[..., :1, :]))
+
+
+def procrustes_error(p: Array, q: Array) -> Array:
+    """Mean distance after the best rotation, scale and translation of p onto q (mpjpe_pa).
+
+    Best is least squares per frame, without reflection: a mirrored figure is not the same figure.
+    Where several rotations are equally good (all bodies at one point or on one line, say) one of
+    them is taken.
+    """
+    p = p - p.mean(axis=-2, keepdims=True)
+    q = q - q.mean(axis=-2, keepdims=True)
+    u, singular, vt = np.linalg.svd(np.swapaxes(p, -1, -2) @ q)
+    proper = np.ones_like(singular)
+    proper[..., -1] = np.where(np.linalg.det(u @ vt) < 0.0, -1.0, 1.0)
+    rotation = (u * proper[..., None, :]) @ vt
+    size = np.square(p).sum(axis=(-1, -2))
+    # A figure without size stays a point, at whatever scale.
+    scale = (singular * proper).sum(axis=-1) / np.where(size > 0.0, size, 1.0)
+    return _mean_norm(scale[..., None, None] * (p @ rotation) - q)
+
+
+def velocity_error(p0: Array, p1: Array, q0: Array, q1: Array) -> Array:
+    """Mean difference of the bodies' steps from one frame to the next (vel_dist), mm per frame."""
+    return _mean_norm((p1 - p0) - (q1 - q0))
+
+
+def acceleration_error(p0: Array, p1: Array, p2: Array, q0: Array, q1: Array, q2: Array) -> Array:
+    """Mean difference of the bodies' second differences (accel_dist), mm per frame squared."""
+    return _mean_norm((p2 - 2.0 * p1 + p0) - (q2 - 2.0 * q1 + q0))
+
+
+def _mean_norm(difference: Array) -> Array:
+    """[..., bodies, 3] metres to [...] millimetres."""
+    error: Array = np.linalg.norm(difference, axis=-1).mean(axis=-1) * _MM
+    return error
