@@ -95,13 +95,17 @@ class ImitationConfig(EnvBase):
         return offsets
 
     def for_evaluation(self) -> Self:
-        """Row r plays clip r from its first frame, is let go astray further, and is measured."""
+        """Row r plays clip r from its first frame, is let go astray further, and is measured.
+
+        Where no distance ends an episode the figure need not keep to a place, and none does here.
+        """
+        tracks = self.terminate_at is not None or self.terminate_mean is not None
         return self.model_copy(
             update={
                 "start": "first",
                 "order": "in turn",
                 "terminate_at": None,
-                "terminate_mean": 0.5,
+                "terminate_mean": 0.5 if tracks else None,
                 "max_episode_steps": self.evaluation_steps,
                 "measure": True,
             }
@@ -166,6 +170,10 @@ class Imitation(MujocoTask[ImitationView]):
         if weights.shape != (count,) or not (weights >= 0).all() or not weights.sum() > 0:
             raise UsageError(f"A curriculum over {count} clips needs as many weights, 0 or more.")
         self._set_chances(weights)
+
+    def style_windows(self) -> Array:
+        """Every window of the reference clips, [N, window, n] float32."""
+        return style_windows(self._config)
 
     def _set_chances(self, weights: Array) -> None:
         self._chances = np.cumsum(weights) / weights.sum()
