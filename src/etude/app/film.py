@@ -30,7 +30,7 @@ CAPTION = 34
 GAP = 4
 _LINGER = 1.0
 """Seconds that a film shows the end."""
-_INK, _PAPER = (30, 34, 40), (255, 255, 255)
+INK, PAPER = (30, 34, 40), (255, 255, 255)
 
 
 def check(recipe: Recipe) -> None:
@@ -55,6 +55,15 @@ def _ffmpeg() -> Any:
         raise UsageError(
             "Films need imageio-ffmpeg, which is not installed: `pip install etude[video]`."
         ) from error
+
+
+def writer(path: Path, rate: float) -> Any:
+    """What takes the pictures [height, width, 3] of a film of `SIZE`, one by one."""
+    made = _ffmpeg().write_frames(
+        str(path), SIZE, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
+    )
+    made.send(None)
+    return made
 
 
 def typical(fresh: Fresh, kinds: list[str]) -> dict[str, int]:
@@ -119,17 +128,17 @@ def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Imag
     width, height = STRIP_SIZE
     steps = moments(recording, task.simulation.model.nq)
     sheet = Image.new(
-        "RGB", (STRIP_FRAMES * (width + GAP) - GAP, height + 2 * CAPTION), color=_PAPER
+        "RGB", (STRIP_FRAMES * (width + GAP) - GAP, height + 2 * CAPTION), color=PAPER
     )
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
-    pen.text((8, CAPTION // 2), title, _INK, font, anchor="lm")
+    pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
     with offscreen.Camera(task.simulation.model, task.shot, width, height, fine=2) as camera:
         for index, step in enumerate(steps):
             left = index * (width + GAP)
             picture = camera.picture(recording.states[step], recording.targets[step])
             sheet.paste(Image.fromarray(picture), (left, CAPTION))
             middle = (left + width // 2, CAPTION + height + CAPTION // 2)
-            pen.text(middle, f"step {step}", _INK, font, anchor="mm")
+            pen.text(middle, f"step {step}", INK, font, anchor="mm")
     return sheet
 
 
@@ -137,24 +146,21 @@ def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: P
     """An mp4 in the speed of the simulation."""
     rate = 1.0 / (task.simulation.model.opt.timestep * task.spec.substeps)
     last = len(recording.states) - 1
-    writer = _ffmpeg().write_frames(
-        str(path), SIZE, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
-    )
-    writer.send(None)
+    film = writer(path, rate)
     with offscreen.Camera(task.simulation.model, task.shot, *SIZE) as camera:
         for step, (state, target) in enumerate(
             zip(recording.states, recording.targets, strict=True)
         ):
             picture = _captioned(camera.picture(state, target), f"{title}, step {step} of {last}")
             for _ in range(1 + int(_LINGER * rate) * (step == last)):
-                writer.send(picture)
-    writer.close()
+                film.send(picture)
+    film.close()
 
 
 def _captioned(picture: Array, text: str) -> Array:
     image = Image.fromarray(picture)
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=16)
     place = (8, SIZE[1] - 24)
-    pen.rectangle(pen.textbbox(place, text, font), fill=_PAPER)
-    pen.text(place, text, _INK, font)
+    pen.rectangle(pen.textbbox(place, text, font), fill=PAPER)
+    pen.text(place, text, INK, font)
     return np.asarray(image)

@@ -81,7 +81,7 @@ def humanoid(physics: Physics = "fast") -> mujoco.MjModel:
         contype=0,
         conaffinity=1,
         friction=[1.0, 0.005, 0.0001],
-        rgba=[0.78, 0.79, 0.8, 1.0],
+        material=_paint_floor(spec),
     )
     made: dict[str | None, mujoco.MjsBody] = {None: spec.worldbody}
     for body in BODIES:
@@ -95,6 +95,22 @@ def humanoid(physics: Physics = "fast") -> mujoco.MjModel:
         elif body.joint != "none":
             _add_joint(spec, part, body.joint, SERVOS[kind], fast)
     return spec.compile()
+
+
+def _paint_floor(spec: mujoco.MjSpec) -> str:
+    """A material with tiles of half a metre, so that one sees how far a figure travels."""
+    spec.add_texture(
+        name="tiles",
+        type=mujoco.mjtTexture.mjTEXTURE_2D,
+        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
+        rgb1=[0.80, 0.82, 0.84],
+        rgb2=[0.75, 0.77, 0.79],
+        width=64,
+        height=64,
+    )
+    tiles = spec.add_material(name="tiles", texrepeat=[1, 1], texuniform=True, emission=0.6)
+    tiles.textures[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)] = "tiles"
+    return "tiles"
 
 
 def _add_shape(part: mujoco.MjsBody, shape: Shape, color: tuple[float, ...]) -> None:

@@ -21,7 +21,16 @@ from etude.envs.shot import Shot
 from etude.motion import clips, library
 from etude.motion import rotations as rot
 from etude.motion.library import Frames, MotionLibrary
-from etude.motion.skeleton import BALL_COLUMNS, BALLS, HINGE_COLUMNS, HINGES, NAMES, NUM_BODIES
+from etude.motion.skeleton import (
+    BALL_COLUMNS,
+    BALL_SPEED_COLUMNS,
+    BALLS,
+    HINGE_COLUMNS,
+    HINGE_SPEED_COLUMNS,
+    HINGES,
+    NAMES,
+    NUM_BODIES,
+)
 
 _LAST_START = 10
 """Frames that a clip which does not loop has left at least, at a random start."""
@@ -55,6 +64,9 @@ class ImitationConfig(EnvBase):
     )
     control: Literal["residual", "absolute"] = Field(
         "residual", description="Actions turn joints from the clip's pose, or from the rest pose."
+    )
+    lead: float = Field(
+        0.1, ge=0, description="How far ahead the clip's pose is aimed at, s: the servos' own lag."
     )
     reach: float = Field(1.0, gt=0, description="How far a unit action turns a joint, rad.")
     terminate_at: float | None = Field(
@@ -130,13 +142,16 @@ def style_windows(config: ImitationConfig) -> Array:
 class Imitation(MujocoTask[ImitationView]):
     """Actions: [rows, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles."""
 
-    shot = Shot(look_at=(0.0, 0.0, 0.9), distance=3.6, azimuth=110.0, elevation=-12.0)
+    shot = Shot(
+        look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
+    )
 
     def __init__(self, config: ImitationConfig, num_rows: int, threads: int = 1) -> None:
         self._config = config
         self.library = motion_library(config)
         simulation = Simulation(humanoid(config.physics), num_rows, threads)
         self._bind(simulation)
+        self._ball_aims, self._hinge_aims = _aims(self.library.frames, config.lead)
         self._start = np.zeros(num_rows, np.int64)
         self._limits = np.full(num_rows, config.max_episode_steps)
         self._set_chances(np.ones(self.library.num_motions))
@@ -213,9 +228,9 @@ class Imitation(MujocoTask[ImitationView]):
         balls = rot.exp(turns[:, : 3 * len(BALLS)].reshape(self.num_rows, -1, 3))
         hinges = turns[:, 3 * len(BALLS) :]
         if self._config.control == "residual":
-            aim = self.library.frames.pose[self._rows_at(1)]
-            balls = rot.multiply(aim[:, BALL_COLUMNS], balls)
-            hinges = hinges + aim[:, HINGE_COLUMNS]
+            rows = self._rows_at(1)
+            balls = rot.multiply(self._ball_aims[rows], balls)
+            hinges = hinges + self._hinge_aims[rows]
         self._control[:, self._ball_controls] = balls
         self._control[:, self._hinge_controls] = hinges
 
@@ -322,6 +337,18 @@ class Imitation(MujocoTask[ImitationView]):
         if self._style is not None:
             memory["style"] = self._style
         return memory
+
+
+def _aims(frames: Frames, lead: float) -> tuple[Array, Array]:
+    """What servos are told to follow the clip: [total, 8, 4] and [total, 4].
+
+    A servo pulls to its target and brakes all speed; sent ahead by damping / stiffness times the
+    clip's speed, it brakes only what differs from that speed.
+    """
+    ahead = rot.exp(lead * frames.speed[:, BALL_SPEED_COLUMNS])
+    balls = rot.multiply(frames.pose[:, BALL_COLUMNS], ahead)
+    hinges = frames.pose[:, HINGE_COLUMNS] + lead * frames.speed[:, HINGE_SPEED_COLUMNS]
+    return balls, hinges
 
 
 def _make_view(rows: int) -> ImitationView:

@@ -94,7 +94,7 @@ def _observe_ahead(now: Frames, then: Frames, inverse: Array, facing: Facing, ou
 
 
 def style(now: Frames) -> Array:
-    """[n, NUM_STYLE] float32: a moment of motion, wherever it happens and whichever way it faces."""
+    """[n, NUM_STYLE] float32: a moment of motion, wherever it is and whichever way it faces."""
     rows = len(now.pose)
     out = np.empty((rows, NUM_STYLE), np.float32)
     facing = Facing(now.pose[:, 3:7])

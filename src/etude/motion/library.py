@@ -83,7 +83,7 @@ class MotionLibrary:
 
 
 def build(clips: Sequence[Clip], rate: float, continue_for: int) -> MotionLibrary:
-    """The clips with their seams closed, on the floor, at a rate; loops go on for so many frames."""
+    """The clips at a rate, seams closed, out of the floor; loops go on for so many frames more."""
     ready = [clip_files.close(clip) for clip in clips]
     cycles = np.array([clip_files.cycle_frames(clip, rate) for clip in ready])
     parts = [

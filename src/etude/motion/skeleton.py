@@ -73,12 +73,18 @@ def _leg(side: str, y: float) -> tuple[Body, ...]:
 
 
 _PELVIS = _capsule(0.085, (0, -0.055, 0.045), (0, 0.055, 0.045), 8.0)
-_CHEST = _capsule(0.1, (0, -0.06, 0.13), (0, 0.06, 0.13), 15.0)
-_HEAD = Shape("sphere", (0.1025,), ((0.0, 0.0, 0.175),), 3.0)
+_CHEST = (
+    _capsule(0.085, (0, -0.04, -0.03), (0, 0.04, -0.03), 6.0),
+    _capsule(0.1, (-0.005, -0.075, 0.135), (-0.005, 0.075, 0.135), 9.0),
+)
+_HEAD = (
+    _capsule(0.045, (0, 0, 0.0), (0, 0, 0.09), 0.5),
+    Shape("sphere", (0.1025,), ((0.0, 0.0, 0.175),), 2.5),
+)
 BODIES: tuple[Body, ...] = (
     Body("root", None, (0, 0, 0), "free", (_PELVIS,)),
-    Body("chest", "root", (0, 0, 0.236151), "ball", (_CHEST,)),
-    Body("neck", "chest", (0, 0, 0.223894), "ball", (_HEAD,)),
+    Body("chest", "root", (0, 0, 0.236151), "ball", _CHEST),
+    Body("neck", "chest", (0, 0, 0.223894), "ball", _HEAD),
     *_arm("right", -1.0),
     *_arm("left", 1.0),
     *_leg("right", -1.0),
@@ -151,7 +157,7 @@ def forward(pose: Array) -> tuple[Array, Array]:
 
 
 def lowest(positions: Array, quaternions: Array) -> Array:
-    """[...] m: height of the lowest point of any shape, for bodies [..., 15, 3] and [..., 15, 4]."""
+    """[...] m: of the lowest point of any shape of bodies at [..., 15, 3], turned by [..., 15, 4]."""
     heights = []
     for i, body in enumerate(BODIES):
         for shape in body.shapes:
