@@ -109,12 +109,13 @@ class ImitationConfig(EnvBase):
     def for_evaluation(self) -> Self:
         """Row r plays clip r from its first frame, is let go astray further, and is measured.
 
-        Where no distance ends an episode the figure need not keep to a place, and none does here.
+        Where no distance ends an episode the clip is not tracked: none ends it here either, and
+        it may begin where it does in training.
         """
         tracks = self.terminate_at is not None or self.terminate_mean is not None
         return self.model_copy(
             update={
-                "start": "first",
+                "start": "first" if tracks else self.start,
                 "order": "in turn",
                 "terminate_at": None,
                 "terminate_mean": 0.5 if tracks else None,
@@ -234,7 +235,7 @@ class Imitation(MujocoTask[ImitationView]):
         self._control[:, self._ball_controls] = balls
         self._control[:, self._hinge_controls] = hinges
 
-    def _rows_at(self, ahead: int, rows: Array | slice = slice(None)) -> Array:
+    def _rows_at(self, ahead: int | Array, rows: Array | slice = slice(None)) -> Array:
         """[k] where the library has the frames so many steps from now."""
         time = self._start[rows] + self._elapsed[rows] + ahead
         return self.library.rows(self._motion[rows], time)
@@ -253,6 +254,8 @@ class Imitation(MujocoTask[ImitationView]):
         self._compare(now, then)
         np.divide(self._elapsed, self._limits, out=view.progress)
         view.height[:] = now.pose[:, 2]
+        begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
+        np.hypot(*(now.pose[:, :2] - begun[:, :2]).T, out=view.travelled)
         view.ended[:] = False
         for ends in self._terms.terminations.values():
             np.logical_or(view.ended, ends(view), out=view.ended)
@@ -363,6 +366,7 @@ def _make_view(rows: int) -> ImitationView:
         mean_distance=numbers(),
         largest_distance=numbers(),
         height=numbers(),
+        travelled=numbers(),
         effort=numbers(),
         motion=np.zeros(rows, np.int64),
         progress=numbers(),

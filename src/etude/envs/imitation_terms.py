@@ -34,6 +34,8 @@ class ImitationView:
     """m: of the farthest body."""
     height: Array
     """m: of the root."""
+    travelled: Array
+    """m: from where the episode began to the root, along the floor."""
     effort: Array
     """Mean square of the action."""
     motion: Array
@@ -97,6 +99,7 @@ def imitation_terms(
     }
     if measure:
         statistics |= {name: _error(index) for index, name in enumerate(ERRORS)}
+        statistics["travelled"] = lambda view: view.travelled
         statistics["success_25"] = lambda view: ~view.ended & (view.worst <= STRICT)
     return Terms(
         observations={},
