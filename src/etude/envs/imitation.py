@@ -255,7 +255,7 @@ class Imitation(MujocoTask[ImitationView]):
         np.divide(self._elapsed, self._limits, out=view.progress)
         view.height[:] = now.pose[:, 2]
         begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
-        np.hypot(*(now.pose[:, :2] - begun[:, :2]).T, out=view.travelled)
+        view.travelled[:] = np.linalg.norm(now.pose[:, :2] - begun[:, :2], axis=1)
         view.ended[:] = False
         for ends in self._terms.terminations.values():
             np.logical_or(view.ended, ends(view), out=view.ended)
