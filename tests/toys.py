@@ -11,6 +11,7 @@ import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.ppo_shard import Minibatch
+from etude.algorithms.rewards import GIVEN, OnPolicyRewards
 from etude.app import recipes
 from etude.app.recipes import Recipe
 from etude.core.clock import Clock, Nest
@@ -197,6 +198,33 @@ class MotionEnv(ToyEnv):
         return replace(result, episodes={"is_success": success, "motion": motion})
 
 
+class StyleEnv(ToyEnv):
+    """A toy whose every frame of motion names its row, its episode and its time in it.
+
+    An episode's history before its start are the times before 0, as a reference clip's would be.
+    """
+
+    FRAMES = 3
+
+    def __init__(self, num_rows: int, action: ActionSpec = BOX, first_row: int = 0) -> None:
+        super().__init__(num_rows, action)
+        seen = {**self.spec.observations, "style": ArraySpec((self.FRAMES, 3))}
+        self.spec = replace(self.spec, observations=seen)
+        self._rows = first_row + np.arange(num_rows)
+
+    def _observe(self) -> Observations:
+        frames = self.frames(self._rows, self.state["episode"], self.state["elapsed"])
+        return {**super()._observe(), "style": frames}
+
+    @classmethod
+    def frames(cls, rows: Array, episodes: Array, times: Array) -> Array:
+        """[n, FRAMES, 3]: the window that ends at `times` [n] of `episodes` [n] in `rows` [n]."""
+        before = times[:, None] + np.arange(1 - cls.FRAMES, 1)
+        same = np.ones_like(before)
+        named = [rows[:, None] * same, episodes[:, None] * same, before]
+        return np.stack(named, axis=-1).astype(np.float32)
+
+
 class PoisonedEnv(ToyEnv):
     """A toy that gives one bad number, in one field, at the first chance from step `at` on."""
 
@@ -273,6 +301,7 @@ def make_trainer(
     rows: int = 8,
     steps: int = 16,
     group_rows: int = 2,
+    rewards: OnPolicyRewards = GIVEN,
     **ppo: Any,
 ) -> Trainer:
     """8 rows in 4 groups of 2, 16 steps each, unless told otherwise."""
@@ -283,9 +312,8 @@ def make_trainer(
     spec, small, key = envs[0].spec, policy or PolicyConfig(hidden=(16,)), Key(5)
     own = make_policy(small, spec, None)
     buffer = SegmentBuffer(BufferSpec(spec, own.state_specs, rows, steps, horizon))
-    algorithm = PPO(
-        config, make_policy(small, spec, key.child("policy")), cut, [buffer], torch.device("cpu")
-    )
+    actor_critic = make_policy(small, spec, key.child("policy"))
+    algorithm = PPO(config, actor_critic, cut, [buffer], torch.device("cpu"), rewards)
     views = [buffer.part(slice(g * group_rows, (g + 1) * group_rows)) for g in range(len(envs))]
     collector = LocalCollector(envs, own, key.child("collect"), Workers(threads), [views])
     batches = cut.num_minibatches * config.update_epochs

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from etude.algorithms.amp import AMP
 from etude.app import recipes
 from etude.app.build import build
 from etude.app.plan import Plan, make_plan
@@ -86,6 +87,15 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
     },
     "pick-place-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
+    "amp-walk": {
+        "policy": {"hidden": (16,)},
+        "collector": {"rows": 16, "group_rows": 8},
+        "algorithm": {"rollout_steps": 16, "minibatch_size": 128, "update_epochs": 1},
+        "rewards": {"hidden": (16,), "replay_capacity": 64, "replay_per_iteration": 32},
+        "clock": {"total_timesteps": 1_500, "iterations": 2, "cycles": 2},
+        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+    },
+    "amp-walk-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
     "ppo": {
         "algorithm": {"rollout_steps": 32, "update_epochs": 2},
         "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},
@@ -156,6 +166,19 @@ def _memory(ppo: Any) -> dict[str, int]:
         "model": ppo.flat.data.nbytes,
         "gradient": ppo.flat.grad.nbytes,
         "optimizer": num_bytes(ppo.state_dict()["optimizer"]),
+        **_style_memory(ppo.rewards),
+    }
+
+
+def _style_memory(source: Any) -> dict[str, int]:
+    if not isinstance(source, AMP):
+        return {}
+    learned = source.flat.data.nbytes + source.flat.grad.nbytes
+    learned += num_bytes(source.optimizer.state_dict())
+    return {
+        "discriminator": learned + sum(buffer.nbytes for buffer in source.network.buffers()),
+        "replay_windows": sum(ring.windows.nbytes for ring in source.rings),
+        "reference_windows": source.reference.nbytes,
     }
 
 

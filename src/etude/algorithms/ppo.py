@@ -2,9 +2,11 @@
 
 An iteration, top to bottom:
 
-1. `ingest`: rewards are scaled, values predicted, advantages worked out along each row.
-2. `batches`: every segment once per update epoch, in a fresh permutation (or drawn by priority);
-   each minibatch is one gradient step on  policy + value_coef * value - entropy_coef * entropy.
+1. `ingest`: the reward source says what every step was worth; rewards are scaled, values
+   predicted, advantages worked out along each row.
+2. `batches`: first the reward source's own gradient steps, if it learns. Then every segment once
+   per update epoch, in a fresh permutation (or drawn by priority); each minibatch is one gradient
+   step on  policy + value_coef * value - entropy_coef * entropy.
 3. `end_iteration`: only now the observation normaliser takes in what was collected. It is frozen
    from rollout to last batch, so the first minibatch's probability ratio is 1 (but where the
    collector lags: there V-trace weighs what an older policy did).
@@ -24,8 +26,9 @@ import torch
 from pydantic import Field
 
 from etude.algorithms.ppo_shard import Minibatch, Shard
+from etude.algorithms.rewards import GIVEN, OnPolicyRewards
 from etude.core.clock import Clock
-from etude.core.contracts import BatchMetrics, Broadcast, Fragment
+from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
 from etude.core.recipe import Config
@@ -110,6 +113,7 @@ class PPO:
         geometry: SegmentGeometry,
         buffers: Sequence[SegmentBuffer],
         device: torch.device,
+        rewards: OnPolicyRewards = GIVEN,
     ) -> None:
         """`buffers` are filled in turn; a second one lets the next fill while this one trains."""
         self.config = config
@@ -117,6 +121,7 @@ class PPO:
         self.geometry = geometry
         self.buffers = buffers
         self.device = device
+        self.rewards = rewards
         self.flat = FlatParameters(self.policy)
         self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
         self.initial = self.flat.data.clone()
@@ -143,27 +148,29 @@ class PPO:
                 name: merge_moments(self._moments[name], fragment.moments[name])
                 for name in self._moments
             }
+        rewards, metrics = self.rewards.rewards(parts)
         if self.config.normalise_rewards:
             for s, part in enumerate(parts):
                 done = part.terminated | part.truncated
                 rows = self.geometry.shard_rows(s)
                 self.scaler.absorb(
-                    self.scaler.observe(rows, part.rewards, done, part.present, part.restarted)
+                    self.scaler.observe(rows, rewards[s], done, part.present, part.restarted)
                 )
-        self.shards = [self._shard(part) for part in parts]
+        self.shards = [self._shard(*known) for known in zip(parts, rewards, strict=True)]
         _normalise_advantages(self.shards)
         values = torch.cat([shard.seen(shard.values) for shard in self.shards])
         returns = torch.cat([shard.seen(shard.returns) for shard in self.shards])
-        return {"train/explained_variance": explained_variance(values, returns)}
+        return {**metrics, "train/explained_variance": explained_variance(values, returns)}
 
-    def _shard(self, part: Fragment) -> Shard:
+    def _shard(self, part: Fragment, rewards: Array) -> Shard:
         config, cut = self.config, self.geometry
-        rewards = self.scaler.scale(part.rewards) if config.normalise_rewards else part.rewards
+        rewards = self.scaler.scale(rewards) if config.normalise_rewards else rewards
         chunk = cut.segments_per_minibatch // cut.shards
         return Shard.of(part, rewards, self.policy, self.device, config, cut.horizon, chunk)
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
+        yield from self.rewards.update(key.child("rewards"))
         config, count = self.config, self.geometry.num_minibatches
         size = self.geometry.segments_per_minibatch // self.geometry.shards
         learning_rate = config.learning_rate * _between(
@@ -241,12 +248,14 @@ class PPO:
             "optimizer": self.optimizer.state_dict(),
             "initial": self.initial,
             "rewards": self.scaler.state_dict(),
+            "reward_source": self.rewards.state_dict(),
         }
 
     def load_state_dict(self, state: Tree) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.initial.copy_(torch.as_tensor(state["initial"]))
         self.scaler.load_state_dict(state["rewards"])
+        self.rewards.load_state_dict(state["reward_source"])
 
     def load_policy(self, arrays: Tree) -> None:
         self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})

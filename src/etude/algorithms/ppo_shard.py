@@ -101,7 +101,7 @@ class Shard:
             return x.reshape(-1, horizon, *x.shape[2:])
 
         with torch.no_grad():
-            features = policy.prepare(_put_all(part.obs, device))
+            features = policy.prepare(_put_read(part.obs, policy, device))
             features = _each(features, lambda x: x.reshape(-1, horizon, *x.shape[2:]))
             actions, log_probs = cut(part.actions), cut(part.log_probs)
             memory = None
@@ -213,6 +213,13 @@ def _put_all(arrays: Observations, device: torch.device) -> dict[str, torch.Tens
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
+def _put_read(
+    obs: Observations, policy: ActorCritic, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """The observations that a policy reads."""
+    return _put_all({name: obs[name] for name in policy.observations}, device)
+
+
 def _advantages(
     part: Fragment,
     rewards: Array,
@@ -230,7 +237,7 @@ def _advantages(
 
     def values_at(obs: Observations, state: Observations) -> torch.Tensor:
         """[k]: the value of single observations, each met with its recurrent state."""
-        single = _each(policy.prepare(_put_all(obs, device)), lambda x: x.unsqueeze(1))
+        single = _each(policy.prepare(_put_read(obs, policy, device)), lambda x: x.unsqueeze(1))
         nowhere = torch.zeros(single["actor"].shape[:2], dtype=torch.bool, device=device)
         known = Memory(_put_all(state, device), nowhere) if policy.state_specs else None
         return _in_chunks(policy, single, known, None, most)[0].squeeze(1)

@@ -1,15 +1,15 @@
-"""Where the rewards of replayed experience come from."""
+"""Where rewards come from: those of replayed experience, and those of fresh experience."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from etude.core.contracts import Observations
+from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
@@ -89,3 +89,41 @@ class GivenRewards:
 
     def load_state_dict(self, state: Tree) -> None:
         pass
+
+
+class OnPolicyRewards(Protocol):
+    """Says what each step of fresh experience was worth, and may learn from it.
+
+    Rewards come before anything that is made of them: scaling, returns, advantages.
+    """
+
+    def rewards(self, parts: Sequence[Fragment]) -> tuple[list[Array], dict[str, float]]:
+        """Rewards [rows, steps] float32 of every shard's fragment; and metrics about them."""
+        ...
+
+    def update(self, key: Key) -> Iterator[BatchMetrics]:
+        """Learn from the fragments `rewards` was last given, one gradient step at a time."""
+        ...
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state: Tree) -> None: ...
+
+
+class OnPolicyGiven:
+    """The rewards the environment gave."""
+
+    def rewards(self, parts: Sequence[Fragment]) -> tuple[list[Array], dict[str, float]]:
+        return [part.rewards for part in parts], {}
+
+    def update(self, key: Key) -> Iterator[BatchMetrics]:
+        return iter(())
+
+    def state_dict(self) -> Tree:
+        return {}
+
+    def load_state_dict(self, state: Tree) -> None:
+        pass
+
+
+GIVEN = OnPolicyGiven()

@@ -73,7 +73,9 @@ class SAC(OffPolicy):
         super().__init__(config, policy, stores, rewards, key, device)
         given = config.target_entropy
         self.target_entropy = -float(policy.num_actions) if given is None else given
-        self.log_alpha = torch.full((1,), math.log(config.alpha or config.initial_alpha), device=device)
+        self.log_alpha = torch.full(
+            (1,), math.log(config.alpha or config.initial_alpha), device=device
+        )
         self._alpha_grad = torch.zeros_like(self.log_alpha)
         self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
 

@@ -38,6 +38,7 @@ etude trains robot skills.
   etude play   RUN                            watch the policy in MuJoCo's viewer
   etude check  TASK                           does an environment keep its contract
   etude data   inspect|import|validate|record  datasets of demonstrations
+  etude motion list|show CLIP                 clips of motion that a humanoid can imitate
   etude doctor                                what this machine can and cannot do
 
 RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
@@ -294,6 +295,12 @@ def _data(arguments: list[str]) -> int:
     return data_main(arguments)
 
 
+def _motion(arguments: list[str]) -> int:
+    from etude.app.motion import motion_main
+
+    return motion_main(arguments)
+
+
 def _doctor(arguments: list[str]) -> None:
     command = parse("doctor", DoctorCommand, arguments)
     findings = doctor.examine(Path.cwd())
@@ -313,5 +320,6 @@ VERBS: dict[str, Callable[[list[str]], int | None]] = {
     "play": _play,
     "check": _check,
     "data": _data,
+    "motion": _motion,
     "doctor": _doctor,
 }

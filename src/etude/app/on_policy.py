@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.rewards import GivenConfig
-from etude.app import collecting, memory
+from etude.algorithms.rewards import OnPolicyRewards
+from etude.app import collecting, memory, on_policy_rewards
 from etude.app.collecting import Learning
 from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
@@ -33,11 +33,7 @@ def _config(recipe: Recipe) -> PPOConfig:
 def geometry(recipe: Recipe) -> SegmentGeometry:
     """How the buffer divides; refuses what does not, and what would not learn."""
     config = _config(recipe)
-    if not isinstance(recipe.rewards, GivenConfig):
-        raise UsageError(
-            f"ppo learns from the environment's rewards as they come, and rewards.kind "
-            f"{recipe.rewards.kind} from replayed ones: use algorithm sac or td3."
-        )
+    on_policy_rewards.check(recipe)
     if recipe.policy.kind != "mlp" and config.horizon == 1:
         raise UsageError(
             f"A policy with memory ({recipe.policy.kind}) learns along its segments, and "
@@ -72,6 +68,7 @@ class OnPolicy:
         collecting.check_policy(recipe, ("mlp", "lstm", "gru"))
         cut = geometry(recipe)
         batches = cut.num_minibatches * _config(recipe).update_epochs
+        batches += on_policy_rewards.num_updates(recipe)
         return Nest.of(recipe.clock, cut.buffer_steps, batches)
 
     def look(self, recipe: Recipe) -> World:
@@ -87,7 +84,9 @@ class OnPolicy:
         assert isinstance(policy, ActorCritic)
         contents = _contents(recipe, env, policy)
         buffers = [SegmentBuffer(contents) for _ in range(1 + recipe.collector.lag)]
-        algorithm = PPO(_config(recipe), policy, geometry(recipe), buffers, device(recipe))
+        where = device(recipe)
+        rewards = on_policy_rewards.make(recipe, env, key.child("rewards"), where)
+        algorithm = PPO(_config(recipe), policy, geometry(recipe), buffers, where, rewards)
         return Learning(algorithm, buffers)
 
     def sketch(self, recipe: Recipe, world: World) -> Sketch:
@@ -95,12 +94,15 @@ class OnPolicy:
         assert isinstance(policy, BasePolicy)
         cut, config = geometry(recipe), _config(recipe)
         model = sum(p.nbytes for p in policy.parameters())
-        training = _state(recipe, cut, policy)
+        rewards = on_policy_rewards.make(recipe, env, None, torch.device("meta"))
+        training = _state(recipe, cut, policy, rewards)
+        estimates = memory.on_policy(recipe, cut, env, policy, snapshot)
+        estimates["workspace"] += on_policy_rewards.workspace(rewards)
         passes, coverage = config.update_epochs, _coverage(recipe, cut)
         used = "every step is used" if coverage == 1.0 else "a step is used, on average,"
         return Sketch(
-            geometry=_geometry(recipe, cut),
-            lines=[_update_line(recipe, cut)],
+            geometry=_geometry(recipe, cut) | on_policy_rewards.geometry(rewards),
+            lines=[_update_line(recipe, cut), *on_policy_rewards.lines(rewards)],
             shapes=_shapes(cut, env, policy),
             title="Buffer: [segments, horizon, ...]",
             usage=f"{used} {passes:g} times; {cut.shards} shard(s)",
@@ -108,15 +110,16 @@ class OnPolicy:
                 "passes_per_iteration": passes,
                 "gradient_samples_per_step": float(passes),
                 "coverage": coverage,
-                "gradient_samples": float(self.nest(recipe).total.updates * cut.minibatch),
+                "gradient_samples": float(self.nest(recipe).total.timesteps * passes),
             },
             memory={
                 "buffer": _contents(recipe, env, policy).num_bytes * (1 + recipe.collector.lag),
                 "model": model,
                 "gradient": model,
                 "optimizer": num_bytes(training["optimizer"]),
+                **on_policy_rewards.memory(rewards),
             },
-            estimates=memory.on_policy(recipe, cut, env, policy, snapshot),
+            estimates=estimates,
             training=training,
             at_most=None if config.target_kl is None else "target_kl may end an update early",
             notes=_notes(recipe, coverage),
@@ -180,7 +183,9 @@ def _coverage(recipe: Recipe, cut: SegmentGeometry) -> float:
     return 1.0 - (1.0 - 1.0 / cut.num_minibatches) ** draws
 
 
-def _state(recipe: Recipe, cut: SegmentGeometry, policy: BasePolicy) -> Tree:
+def _state(
+    recipe: Recipe, cut: SegmentGeometry, policy: BasePolicy, rewards: OnPolicyRewards
+) -> Tree:
     """PPO's state in a checkpoint: shapes without memory, whatever the model's size."""
     one, size = torch.zeros(1), sum(p.numel() for p in policy.parameters())
     optimizer = Adam(one, one, _config(recipe).adam_epsilon).state_dict()
@@ -188,6 +193,7 @@ def _state(recipe: Recipe, cut: SegmentGeometry, policy: BasePolicy) -> Tree:
         "optimizer": {k: v.expand(size) if v.ndim else v for k, v in optimizer.items()},
         "initial": one.expand(size),
         "rewards": RewardScaler(cut.rows, _config(recipe).gamma).state_dict(),
+        "reward_source": rewards.state_dict(),
     }
 
 

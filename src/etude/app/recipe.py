@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError
 
+from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ircr import IRCRConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.algorithms.reward_model import RewardOnlyConfig
@@ -30,12 +31,14 @@ from etude.training.saving import CheckpointConfig
 AlgorithmConfig = Annotated[
     PPOConfig | SACConfig | TD3Config | RewardOnlyConfig, Field(discriminator="kind")
 ]
-REWARDS: dict[str, type[GivenConfig] | type[RRDConfig] | type[IRCRConfig]] = {
+AnyRewardsConfig = GivenConfig | RRDConfig | IRCRConfig | AMPConfig
+REWARDS: dict[str, type[AnyRewardsConfig]] = {
     "given": GivenConfig,
     "rrd": RRDConfig,
     "ircr": IRCRConfig,
+    "amp": AMPConfig,
 }
-RewardsConfig = Annotated[GivenConfig | RRDConfig | IRCRConfig, Field(discriminator="kind")]
+RewardsConfig = Annotated[AnyRewardsConfig, Field(discriminator="kind")]
 
 
 class Recipe(Config):
@@ -51,7 +54,8 @@ class Recipe(Config):
     policy: PolicyConfig = Field(PolicyConfig(), description="Networks.")
     algorithm: AlgorithmConfig = Field(PPOConfig(), description="Learning.")
     rewards: RewardsConfig = Field(
-        GivenConfig(), description="Where replayed rewards come from; for sac and td3."
+        GivenConfig(),
+        description="Where rewards come from: given; rrd or ircr for sac and td3; amp for ppo.",
     )
     learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
     clock: ClockConfig = Field(description="Length of the run and its levels.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.app.imitation_recipes import amp_walk, amp_walk_short, imitate_walk
 from etude.app.recipe import Recipe, dump, load, validated
 from etude.app.replay_recipes import (
     episodic,
@@ -288,6 +289,9 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "pick-place": pick_place,
     "pick-place-anywhere": pick_place_anywhere,
     "pick-place-short": pick_place_short,
+    "imitate-walk": imitate_walk,
+    "amp-walk": amp_walk,
+    "amp-walk-short": amp_walk_short,
     "ppo": ppo,
     "halfcheetah": halfcheetah,
     "spread": spread,

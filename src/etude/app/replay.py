@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ircr import IRCR, IRCRConfig
 from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig, ReplayGeometry
 from etude.algorithms.rewards import GivenRewards, RewardSource
@@ -39,6 +40,11 @@ def _config(recipe: Recipe) -> OffPolicyConfig:
 def geometry(recipe: Recipe) -> ReplayGeometry:
     """How groups and batches divide over shards; refuses what does not."""
     config = _config(recipe)
+    if isinstance(recipe.rewards, AMPConfig):
+        raise UsageError(
+            "rewards.kind amp judges the motion of the policy that acts, and "
+            f"{recipe.algorithm.kind} replays that of older ones: use algorithm ppo."
+        )
     if isinstance(recipe.rewards, RRDConfig):
         recipe.rewards.subsets_per_shard(recipe.learner.shards)
     return ReplayGeometry(

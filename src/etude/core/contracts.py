@@ -160,6 +160,10 @@ class BatchEnv(Protocol):
     One whose `spec.motions` are imitated reports "motion" and "is_success" of every episode, and is
     told "weights" [motions] by its curriculum; in evaluation row r plays motion r modulo their
     number, from its first frame.
+
+    One whose motion a reference can judge has the observation "style", [frames, features] float32,
+    the last frames of motion of this episode, newest last; and `style_windows()`, [n, frames,
+    features], the reference's.
     """
 
     num_rows: int
@@ -239,7 +243,8 @@ class Fragment:
     episodes: dict[str, Array]
     """{name: [k] float64}: statistics of finished episodes, in the order of `finals`."""
     moments: dict[str, Tree]
-    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment."""
+    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment, for
+    every observation that the policy reads."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: "physics", "environment" and "inference". Decides nothing."""
     restarted: bool = False
@@ -257,6 +262,11 @@ class Action(NamedTuple):
 
 class Policy(Protocol):
     """Acts and is trained. The normaliser is inside it and travels with it everywhere."""
+
+    @property
+    def observations(self) -> dict[str, ArraySpec]:
+        """What it reads; environments may give more."""
+        ...
 
     @property
     def state_specs(self) -> dict[str, ArraySpec]:

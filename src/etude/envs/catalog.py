@@ -7,15 +7,18 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import Field
 
-from etude.core.contracts import BatchEnv, Exactness
+from etude.core.contracts import Array, BatchEnv, Exactness
 from etude.envs.episodic import Episodic
 from etude.envs.gym import GymConfig, GymEnv
+from etude.envs.imitation import Imitation, ImitationConfig
 from etude.envs.pettingzoo import PettingZooConfig, PettingZooEnv, num_agents
 from etude.envs.pick_place import PickPlace, PickPlaceConfig
 from etude.envs.reach import Reach, ReachConfig
 from etude.envs.task import OwnTasks, TaskConfig, make_task
 
-AnyEnvConfig = ReachConfig | PickPlaceConfig | GymConfig | PettingZooConfig | TaskConfig
+AnyEnvConfig = (
+    ReachConfig | PickPlaceConfig | ImitationConfig | GymConfig | PettingZooConfig | TaskConfig
+)
 EnvConfig = Annotated[AnyEnvConfig | None, Field(discriminator="kind")]
 
 
@@ -39,6 +42,7 @@ class Entry(NamedTuple):
 ENVS: dict[str, Entry] = {
     "reach": Entry(ReachConfig, Reach),
     "pick-place": Entry(PickPlaceConfig, PickPlace),
+    "imitation": Entry(ImitationConfig, Imitation),
     "gym": Entry(GymConfig, GymEnv, named_by="id"),
     "pettingzoo": Entry(PettingZooConfig, PettingZooEnv, named_by="parallel"),
     "task": Entry(TaskConfig, OwnTasks(), named_by="task"),
@@ -83,3 +87,13 @@ def make_bare(config: AnyEnvConfig, num_rows: int, threads: int = 1) -> BatchEnv
     if isinstance(config, TaskConfig):
         return make_task(config, num_rows, threads)
     return make_env(config, num_rows, threads)
+
+
+def style_windows(config: AnyEnvConfig) -> Array | None:
+    """[n, frames, features]: all windows of the reference that motion is judged by, if any is."""
+    env = make_bare(config, env_agents(config))
+    try:
+        windows: Array | None = env.style_windows() if hasattr(env, "style_windows") else None
+    finally:
+        env.close()
+    return windows

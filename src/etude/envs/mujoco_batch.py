@@ -243,7 +243,8 @@ class MujocoTask(ABC, Generic[View]):
         ]
         self._episode = np.zeros(rows, np.int64)
         self._elapsed = np.zeros(rows, np.int64)
-        self._limit = max_episode_steps
+        self._limit: int | Array = max_episode_steps
+        """Of every row, or [rows] where they differ."""
         self.physics_seconds = 0.0
         self._streams = Streams(rows)
         simulation.forward()

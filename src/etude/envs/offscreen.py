@@ -125,6 +125,9 @@ class Camera:
         model, data = self._model, self._data
         mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_forward(model, data)
+        if self._shot.follow is not None:
+            # Sideways only: up and down is what one wants to see.
+            self._view.lookat[:2] = data.body(self._shot.follow).xpos[:2]
         every = int(mujoco.mjtCatBit.mjCAT_ALL)
         mujoco.mjv_updateScene(model, data, self._option, None, self._view, every, self._scene)
         if self._shot.floor is not None:

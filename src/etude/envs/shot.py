@@ -12,6 +12,8 @@ class Shot:
 
     look_at: tuple[float, float, float] | None = None
     """m; None: the middle of the model, seen whole."""
+    follow: str | None = None
+    """A body that stays above `look_at`, wherever it goes."""
     distance: float = 1.5
     """m from it."""
     azimuth: float = 140.0

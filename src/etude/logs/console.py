@@ -23,12 +23,19 @@ _TESTS: tuple[Column, ...] = (
     ("eval success", "eval/success_rate", 13, "{:.1%}"),
     ("eval return", "eval/mean_reward", 12, "{:.2f}"),
 )
-COLUMNS: tuple[Column, ...] = (
-    *_EPISODES,
+_UPDATES: tuple[Column, ...] = (
     ("kl", "train/approx_kl", 8, "{:.4f}"),
     ("clip", "train/clip_fraction", 7, "{:.0%}"),
     ("explained", "train/explained_variance", 10, "{:.2f}"),
     ("std", "train/std", 6, "{:.2f}"),
+)
+COLUMNS: tuple[Column, ...] = (*_EPISODES, *_UPDATES, *_TESTS)
+STYLE_COLUMNS: tuple[Column, ...] = (
+    *_EPISODES,
+    ("style", "amp/style_reward", 7, "{:.3f}"),
+    ("told agent", "amp/agent_accuracy", 11, "{:.0%}"),
+    ("demo", "amp/demo_accuracy", 6, "{:.0%}"),
+    *_UPDATES,
     *_TESTS,
 )
 REPLAY_COLUMNS: tuple[Column, ...] = (
@@ -53,9 +60,11 @@ REWARD_COLUMNS: tuple[Column, ...] = (
 
 
 def columns_of(row: Mapping[str, float]) -> tuple[Column, ...]:
-    """What is worth showing of a run, by what it logs: a buffer, a replay, or a dataset."""
+    """What is worth showing of a run, by what it logs."""
     if "replay/transitions" in row:
         return REPLAY_COLUMNS
+    if "amp/style_reward" in row:
+        return STYLE_COLUMNS
     return COLUMNS if row.get("timesteps") else REWARD_COLUMNS
 
 

@@ -35,6 +35,8 @@ CURVES: tuple[tuple[str, str, str, str, tuple[float | None, float | None]], ...]
     ("mpjpe_l, mm", "eval/mpjpe_l", "{:.1f}", "bright_green", (0.0, None)),
     ("motions failing", "curriculum/failing", "{:.0f}", "yellow", (0.0, None)),
     ("largest weight", "curriculum/largest_weight", "{:.1%}", "yellow", (0.0, 1.0)),
+    ("style reward", "amp/style_reward", "{:.3f}", "green", (0.0, None)),
+    ("told apart", "amp/agent_accuracy", "{:.0%}", "magenta", (0.0, 1.0)),
     ("steps/s", "time/fps", "{:,.0f}", "blue", (0.0, None)),
     ("KL", "train/approx_kl", "{:.4f}", "magenta", (0.0, None)),
     ("explained var.", "train/explained_variance", "{:.2f}", "cyan", (0.0, 1.0)),

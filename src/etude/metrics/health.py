@@ -162,6 +162,19 @@ def _term_dominates(rows: Sequence[Row], progress: float) -> Warning | None:
     )
 
 
+def _style_saturated(rows: Sequence[Row], progress: float) -> Warning | None:
+    agent, demo = _recent(rows, "amp/agent_accuracy"), _recent(rows, "amp/demo_accuracy")
+    style = _recent(rows, "amp/style_reward")
+    if not (agent and demo and style) or min(*agent, *demo) < 0.97 or max(style) > 0.1:
+        return None
+    return Warning(
+        "discriminator saturated",
+        f"it tells {fmean([agent[-1], demo[-1]]):.0%} of all motion from the reference and the "
+        f"style reward is {style[-1]:.3f}, so nothing says which motion is nearer: raise "
+        "rewards.gradient_penalty, or lower rewards.learning_rate or rewards.updates",
+    )
+
+
 Rule = Callable[[Sequence[Row], float], Warning | None]
 RULES: tuple[Rule, ...] = (
     _kl_high,
@@ -169,6 +182,7 @@ RULES: tuple[Rule, ...] = (
     _value_blind,
     _success_stuck,
     _term_dominates,
+    _style_saturated,
 )
 
 _READ = frozenset(
@@ -179,6 +193,9 @@ _READ = frozenset(
         "train/approx_kl",
         "train/std",
         "train/explained_variance",
+        "amp/agent_accuracy",
+        "amp/demo_accuracy",
+        "amp/style_reward",
     }
 )
 

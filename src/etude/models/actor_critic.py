@@ -34,6 +34,7 @@ class PolicyConfig(Config):
         "tanh", description="Between layers."
     )
     init_std: float = Field(1.0, gt=0, description="Standard deviation of a box action at start.")
+    learn_std: bool = Field(True, description="Learn it too; off keeps it as it is at start.")
     actor_reads: tuple[str, ...] = Field(("state",), description="Observations the policy reads.")
     critic_reads: tuple[str, ...] = Field(("state",), description="Observations the value reads.")
 
@@ -153,7 +154,12 @@ class ActorCritic(BasePolicy):
         self.num_outputs = action.array.shape[0] if action.kind == "box" else sum(action.sizes)
         if action.kind == "box":
             log_std = float(np.log(config.init_std))
-            self.log_std = nn.Parameter(torch.full((self.num_outputs,), log_std))
+            start = torch.full((self.num_outputs,), log_std)
+            self.log_std: torch.Tensor
+            if config.learn_std:
+                self.log_std = nn.Parameter(start)
+            else:
+                self.register_buffer("log_std", start)
 
     @abstractmethod
     def _step(

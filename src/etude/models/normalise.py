@@ -34,6 +34,18 @@ def no_moments(size: int) -> Tree:
     return {"count": np.zeros(()), "mean": np.zeros(size), "m2": np.zeros(size)}
 
 
+def moments(array: Array) -> Tree:
+    """Count, mean [n] and sum of squared deviations [n], float64, of vectors [..., n]."""
+    flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
+    if not len(flat):  # Nobody was there, and the mean of nothing is no number.
+        return no_moments(flat.shape[1])
+    with np.errstate(invalid="ignore"):  # The learner refuses what is not finite, and names it.
+        mean = flat.mean(axis=0)
+        flat -= mean
+        squares = np.einsum("ij,ij->j", flat, flat)
+    return {"count": np.asarray(float(len(flat))), "mean": mean, "m2": squares}
+
+
 class Normaliser(nn.Module):
     """(x - mean) / std, clipped to +-10; frozen but for `absorb`, which the learner calls.
 

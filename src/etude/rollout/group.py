@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from etude.core.contracts import (
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays
-from etude.models.normalise import no_moments
+from etude.models.normalise import moments
 
 
 class Inference:
@@ -41,7 +42,7 @@ class Inference:
         self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
     ) -> tuple[Array, Array, dict[str, Array]]:
         """Actions [rows, n], log-probabilities [rows] and the next recurrent state, all new."""
-        _stage(self._obs, obs)
+        _stage(self._obs, {name: obs[name] for name in self.policy.observations})
         _stage(self._state, state)
         with torch.inference_mode():
             answer = self.policy.act(self._obs, self._state, noise)
@@ -180,10 +181,7 @@ class Group:
         _put(out.last_obs, obs)
         _put(out.last_state, state)
         out.finals, out.episodes = _gather(results, self.env.spec, policy)
-        seen = ... if present is None else out.present
-        out.moments = {
-            name: moments(array[seen]) for name, array in out.obs.items() if array.dtype.kind == "f"
-        }
+        out.moments = _moments(out, policy, ... if present is None else out.present)
         out.seconds = seconds
         self._keep(obs, state, open_episodes)
 
@@ -273,6 +271,12 @@ def _gather(
     return finals, {name: np.concatenate([s[name] for _, s in finished]) for name in names}
 
 
+def _moments(out: Fragment, policy: Policy, seen: Any) -> dict[str, Tree]:
+    """Of every vector that the policy reads, where `seen` selects steps [rows, steps]."""
+    read = {name: out.obs[name] for name in policy.observations}
+    return {name: moments(x[seen]) for name, x in read.items() if x.dtype.kind == "f"}
+
+
 def _check_actions(actions: Array, obs: Observations, when: str) -> None:
     """Stop a NaN before it reaches the simulator; the observation it came from is named first."""
     if np.isfinite(np.add.reduce(actions, axis=None)):
@@ -284,18 +288,6 @@ def _check_actions(actions: Array, obs: Observations, when: str) -> None:
             row, column = int(bad[0][0]), int(bad[0][-1])
             one = {n: a[row : row + 1] for n, a in {**obs, "action": actions}.items()}
             raise NonFinite(f"{name} of row {row} of its group, {when}, column {column}", one)
-
-
-def moments(array: Array) -> Tree:
-    """Count, mean [n] and sum of squared deviations [n], float64, of vectors [..., n]."""
-    flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
-    if not len(flat):  # Nobody was there, and the mean of nothing is no number.
-        return no_moments(flat.shape[1])
-    with np.errstate(invalid="ignore"):  # The learner refuses what is not finite, and names it.
-        mean = flat.mean(axis=0)
-        flat -= mean
-        squares = np.einsum("ij,ij->j", flat, flat)
-    return {"count": np.asarray(float(len(flat))), "mean": mean, "m2": squares}
 
 
 def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str, Array]:

@@ -1,0 +1,324 @@
+"""Adversarial motion prior (AMP): a reward for moving like a reference.
+
+A discriminator D reads short windows of motion features. It learns to tell the reference's
+windows from the policy's, and a step is rewarded for leading to a window that D cannot tell:
+
+    style reward   -log(max(1 - sigmoid(D), 1e-4)) = min(log(1 + e^D), -log 1e-4)
+    reward         task_weight * task + style_weight * style
+
+    loss of D      (BCE(D(policy and replay), 0) + BCE(D(reference), 1)) / 2
+                   + gradient_penalty * mean ||dD/dx||^2     x: normalised windows of the reference
+                   + logit_penalty * sum of squares of the last layer's weights
+                   + weight_decay * sum of squares of all weights
+
+Without the gradient penalty D becomes a cliff between the two: every step earns nothing, and
+there is no slope towards the reference to climb.
+
+*An iteration.* Style rewards are taken from D as the last update left it, before rewards are
+scaled and advantages worked out. Then D takes its gradient steps, on windows of this iteration
+and, half of each batch, of older ones: a ring per shard keeps some of every iteration's windows,
+so that D does not forget what the policy has left behind.
+
+*What inputs are normalised by*: running moments of the policy's windows and, in equal parts, of
+the reference's. The reference alone would do for its own windows, but a feature that hardly
+moves in it would be blown up until any policy is told apart by it alone. They are merged at the
+start of an update and frozen until the next, so D is asked about rewards as it was trained.
+
+Every shard has its own windows, ring and random streams; sums are taken in shard order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveInt
+from torch.nn import functional
+
+from etude.core.contracts import Array, BatchMetrics, Fragment
+from etude.core.errors import NonFinite, UsageError
+from etude.core.keys import Key
+from etude.core.recipe import Config
+from etude.core.trees import Tree, digest, num_bytes
+from etude.experience.returns import next_values
+from etude.experience.windows import StepWindows, WindowRing
+from etude.models.adam import Adam
+from etude.models.discriminator import Discriminator, window_shape
+from etude.models.networks import FlatParameters
+from etude.models.normalise import merge_moments, moments, no_moments
+
+STYLE = "style"
+"""The observation that is judged, [frames, features] float32, the newest frame last."""
+LARGEST = -math.log(1e-4)
+"""The style reward of a window that D is sure of."""
+JUDGED_AT_ONCE = 4096
+"""Windows the discriminator is asked about at a time."""
+
+
+class AMPConfig(Config):
+    """A reward for moving like the environment's reference, beside that of the task."""
+
+    kind: Literal["amp"] = Field("amp", description="Adversarial motion prior; for ppo.")
+    task_weight: float = Field(0.5, ge=0, description="Weight of the environment's reward.")
+    style_weight: float = Field(1.0, ge=0, description="Weight of the style reward.")
+    gradient_penalty: float = Field(
+        5.0, ge=0, description="Weight of the squared slope at the reference's windows."
+    )
+    logit_penalty: float = Field(0.01, ge=0, description="Weight of the last layer's squares.")
+    weight_decay: float = Field(1e-4, ge=0, description="Weight of all weights' squares.")
+    learning_rate: float = Field(1e-4, gt=0, description="Adam's step size.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    hidden: tuple[PositiveInt, ...] = Field((256, 128), description="Units of each hidden layer.")
+    updates: int = Field(4, ge=1, description="Gradient steps of the discriminator per iteration.")
+    batch_size: int = Field(
+        512,
+        ge=2,
+        description="Policy windows of a gradient, half of them replayed, and as many of the "
+        "reference.",
+    )
+    replay_capacity: int = Field(16_384, ge=1, description="Older policy windows that are kept.")
+    replay_per_iteration: int = Field(
+        1_024, ge=1, description="Windows of an iteration that enter the replay."
+    )
+
+    def check(self, shards: int) -> None:
+        """Refuse sizes that do not divide over the shards."""
+        sizes = ("batch_size", "replay_capacity", "replay_per_iteration")
+        for name in sizes:
+            size = getattr(self, name)
+            if size % shards:
+                near = sorted({max(1, size // shards) * shards, (size // shards + 1) * shards})
+                raise UsageError(
+                    f"rewards.{name} {size:,} does not divide over {shards:,} shards: use "
+                    f"{' or '.join(f'{n:,}' for n in near)}."
+                )
+        if self.replay_per_iteration > self.replay_capacity:
+            raise UsageError(
+                f"rewards.replay_per_iteration {self.replay_per_iteration:,} is more than "
+                f"rewards.replay_capacity {self.replay_capacity:,} holds: use at most that."
+            )
+
+
+class Drawn(NamedTuple):
+    """A shard's part of one gradient: raw windows [n, frames, features] each."""
+
+    agent: torch.Tensor
+    demo: torch.Tensor
+
+
+def style_rewards(logits: torch.Tensor) -> torch.Tensor:
+    """-log(max(1 - sigmoid(D), 1e-4)), in the form that does not round to log 0."""
+    return functional.softplus(logits).clamp(max=LARGEST)
+
+
+def discriminator_loss(
+    network: Discriminator, drawn: Drawn, config: AMPConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss in the module's text, and the values of `AMP.METRICS`."""
+    agent = network(drawn.agent)
+    demo, slopes = network.slopes(network.inputs(drawn.demo))
+    # BCE(D, 0) = log(1 + e^D) and BCE(D, 1) = log(1 + e^-D).
+    told = 0.5 * (functional.softplus(agent).mean() + functional.softplus(-demo).mean())
+    squares = [weight.square().sum() for weight in network.weights()]
+    steepness = slopes.mean()
+    loss = (
+        told
+        + config.gradient_penalty * steepness
+        + config.logit_penalty * squares[-1]
+        + config.weight_decay * torch.stack(squares).sum()
+    )
+    with torch.no_grad():
+        right = [(agent < 0).float().mean(), (demo > 0).float().mean()]
+        metrics = torch.stack([loss, steepness, *right, agent.mean(), demo.mean()])
+    return loss, metrics
+
+
+class AMP:
+    """An `OnPolicyRewards`; see the module's text. Owns discriminator, optimizer and rings."""
+
+    METRICS = (
+        "amp/loss",
+        "amp/gradient_penalty",
+        "amp/agent_accuracy",
+        "amp/demo_accuracy",
+        "amp/agent_logit",
+        "amp/demo_logit",
+    )
+
+    def __init__(
+        self,
+        config: AMPConfig,
+        network: Discriminator,
+        reference: Array,
+        shards: int,
+        device: torch.device,
+    ) -> None:
+        """reference: [n, frames, features] float32, every window of the motion to be like."""
+        config.check(shards)
+        self.config, self.device, self.shards = config, device, shards
+        self.network = network.to(device)
+        self.flat = FlatParameters(self.network)
+        self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
+        self.reference = reference
+        where = torch.device("meta") if device.type == "meta" else None
+        capacity = config.replay_capacity // shards
+        self.rings = [WindowRing(capacity, window_shape(reference), where) for _ in range(shards)]
+        self._windows: list[StepWindows] = []
+        self._of_reference = moments(reference)
+        self._digest = digest({"reference": reference})
+        if where is None:
+            self.network.normaliser.absorb(self._reference_moments(config.replay_per_iteration))
+
+    def rewards(self, parts: Sequence[Fragment]) -> tuple[list[Array], dict[str, float]]:
+        """Task and style rewards of every step; the windows are remembered for `update`."""
+        for part in parts:
+            if not part.present.all():
+                raise UsageError(
+                    "rewards.kind amp judges the motion of rows that are always there, and in this "
+                    "environment some come and go: use rewards.kind given."
+                )
+        self._windows = [StepWindows(part, STYLE) for part in parts]
+        styles = [self.style(part) for part in parts]
+        for s, style in enumerate(styles):
+            if not np.isfinite(style.sum(dtype=np.float64)):
+                row, step = np.argwhere(~np.isfinite(style))[0].tolist()
+                raise NonFinite(f"the style reward of row {row}, step {step} (shard {s})")
+        config = self.config
+        mixed = [
+            (config.task_weight * part.rewards + config.style_weight * style).astype(np.float32)
+            for part, style in zip(parts, styles, strict=True)
+        ]
+        mean = sum(float(style.mean(dtype=np.float64)) for style in styles) / len(styles)
+        return mixed, {"amp/style_reward": mean}
+
+    def style(self, part: Fragment) -> Array:
+        """[rows, steps] float32: the style reward of the window each step led to."""
+        logits = next_values(
+            self._logits(part.obs[STYLE]),
+            self._logits(part.last_obs[STYLE]),
+            self._logits(part.finals.obs[STYLE]),
+            torch.from_numpy(part.finals.rows).to(self.device),
+            torch.from_numpy(part.finals.steps).to(self.device),
+        )
+        rewards: Array = style_rewards(logits).cpu().numpy()
+        return rewards
+
+    def _logits(self, windows: Array) -> torch.Tensor:
+        """[...] of raw windows [..., frames, features]."""
+        flat = windows.reshape(-1, *windows.shape[-2:])
+        logits = torch.empty(len(flat), device=self.device)
+        with torch.no_grad():
+            for start in range(0, len(flat), JUDGED_AT_ONCE):
+                some = slice(start, start + JUDGED_AT_ONCE)
+                logits[some] = self.network(torch.from_numpy(flat[some]).to(self.device))
+        return logits.reshape(windows.shape[:-2])
+
+    def update(self, key: Key) -> Iterator[BatchMetrics]:
+        """The discriminator's gradient steps on what `rewards` was last given."""
+        config = self.config
+        kept = [
+            windows.draw(
+                key.child("replay", s).generator(), config.replay_per_iteration // self.shards
+            )
+            for s, windows in enumerate(self._windows)
+        ]
+        self._look(kept)
+        for i in range(config.updates):
+            yield BatchMetrics(
+                self.learn([self._draw(s, key.child("batch", i, s)) for s in range(self.shards)])
+            )
+        for ring, windows in zip(self.rings, kept, strict=True):
+            ring.add(windows)
+        self._windows = []
+
+    def _look(self, windows: Sequence[Array]) -> None:
+        """The normaliser takes in policy windows, and the reference with the same weight."""
+        seen = no_moments(self.reference.shape[-1])
+        for some in windows:
+            seen = merge_moments(seen, moments(some))
+        count = sum(len(some) for some in windows)
+        self.network.normaliser.absorb(merge_moments(seen, self._reference_moments(count)))
+
+    def _reference_moments(self, num_windows: int) -> Tree:
+        """The reference's moments with the weight of so many windows."""
+        count = float(num_windows * self.reference.shape[1])
+        whole = self._of_reference
+        share = count / whole["count"]
+        return {"count": np.asarray(count), "mean": whole["mean"], "m2": whole["m2"] * share}
+
+    def _draw(self, shard: int, key: Key) -> Drawn:
+        """Half of the policy's windows from the ring, once there are any."""
+        generator, size, ring = key.generator(), self.config.batch_size // self.shards, self.rings
+        old = size // 2 if len(ring[shard]) else 0
+        agent = self._windows[shard].draw(generator, size - old)
+        if old:
+            agent = np.concatenate([agent, ring[shard].draw(generator, old)])
+        demo = self.reference[generator.integers(0, len(self.reference), size)]
+        return Drawn(*(torch.from_numpy(x).to(self.device) for x in (agent, demo)))
+
+    def learn(self, drawn: Sequence[Drawn]) -> dict[str, float]:
+        """One gradient step on given windows, one `Drawn` per shard; a bad one is not taken."""
+        self.flat.grad.zero_()
+        total = torch.zeros(len(self.METRICS), dtype=torch.float64, device=self.device)
+        for some in drawn:
+            loss, metrics = discriminator_loss(self.network, some, self.config)
+            (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
+            total += metrics.double()
+        values = dict(zip(self.METRICS, (total / len(drawn)).tolist(), strict=True))
+        if not (math.isfinite(values["amp/loss"]) and math.isfinite(float(self.flat.grad.norm()))):
+            raise self._culprit(drawn)
+        self.optimizer.step(self.config.learning_rate)
+        return values
+
+    def _culprit(self, drawn: Sequence[Drawn]) -> NonFinite:
+        """What was not finite first, on the way from the windows to the gradient."""
+        arrays: dict[str, torch.Tensor] = {}
+        for s, some in enumerate(drawn):
+            arrays |= {f"shard{s}_{name}": windows for name, windows in some._asdict().items()}
+            for name, windows in (("the policy", some.agent), ("the reference", some.demo)):
+                if not bool(windows.isfinite().all()):
+                    return NonFinite(f"a window of {name} (shard {s})", arrays)
+                with torch.no_grad():
+                    logits = self.network(windows)
+                if not bool(logits.isfinite().all()):
+                    return NonFinite(f"the logit of a window of {name} (shard {s})", arrays)
+            loss, _ = discriminator_loss(self.network, some, self.config)
+            if not bool(loss.isfinite()):
+                return NonFinite(f"the loss of the discriminator (shard {s})", arrays)
+        bad = self.flat.first_bad_gradient()
+        where = f"gradient of '{bad}'" if bad else "norm of the gradient"
+        return NonFinite(f"the {where} of the discriminator", arrays)
+
+    def state_dict(self) -> Tree:
+        """The reference is the environment's and not kept, only what it was known by."""
+        return {
+            "network": dict(self.network.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "rings": {f"{s:06d}": ring.state_dict() for s, ring in enumerate(self.rings)},
+            "reference_sha256": self._digest,
+        }
+
+    def load_state_dict(self, state: Tree) -> None:
+        if state["reference_sha256"] != self._digest:
+            raise UsageError(
+                "The reference motion is not the one this run began with: put the clips back, or "
+                "start a new run."
+            )
+        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
+        self.network.load_state_dict(arrays)
+        self.optimizer.load_state_dict(state["optimizer"])
+        for s, ring in enumerate(self.rings):
+            ring.load_state_dict(state["rings"][f"{s:06d}"])
+
+
+def bytes_by_part(amp: AMP) -> dict[str, int]:
+    """Memory of a discriminator, by what it is for; it can be on the meta device."""
+    learned = amp.flat.data.nbytes + amp.flat.grad.nbytes + num_bytes(amp.optimizer.state_dict())
+    return {
+        "discriminator": learned + sum(buffer.nbytes for buffer in amp.network.buffers()),
+        "replay_windows": sum(ring.windows.nbytes for ring in amp.rings),
+        "reference_windows": amp.reference.nbytes,
+    }

@@ -1,0 +1,376 @@
+"""Imitation: a simulated humanoid moves like the people in recorded clips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from etude.core.contracts import ActionSpec, Array, Observations
+from etude.core.errors import UsageError
+from etude.core.recipe import Config
+from etude.core.trees import Tree
+from etude.envs import imitation_features as features
+from etude.envs.episodic import EnvBase
+from etude.envs.humanoid import CONTROL_RATE, Physics, humanoid, substeps
+from etude.envs.imitation_terms import ERRORS, ErrorMeter, ImitationView, imitation_terms
+from etude.envs.mujoco_batch import MujocoTask, Simulation
+from etude.envs.shot import Shot
+from etude.motion import clips, library
+from etude.motion import rotations as rot
+from etude.motion.library import Frames, MotionLibrary
+from etude.motion.skeleton import (
+    BALL_COLUMNS,
+    BALL_SPEED_COLUMNS,
+    BALLS,
+    HINGE_COLUMNS,
+    HINGE_SPEED_COLUMNS,
+    HINGES,
+    NAMES,
+    NUM_BODIES,
+)
+
+_LAST_START = 10
+"""Frames that a clip which does not loop has left at least, at a random start."""
+_MOVED = tuple(NAMES[i] for i in (*BALLS, *HINGES))
+NUM_ACTIONS = 3 * len(BALLS) + len(HINGES)
+
+
+class ImitationReward(Config):
+    """Weights of the reward terms, each 0 to 1."""
+
+    position: float = Field(0.5, description="Bodies are where they are in the clip.")
+    turn: float = Field(0.3, description="They are turned as in the clip.")
+    velocity: float = Field(0.1, description="They move as fast, and the same way.")
+    spin: float = Field(0.1, description="They turn as fast, and the same way.")
+    effort: float = Field(0.0, le=0, description="Per unit of mean squared action.")
+
+
+class ImitationConfig(EnvBase):
+    """A humanoid follows clips of recorded motion; actions are joint rotations for its servos."""
+
+    kind: Literal["imitation"] = "imitation"
+    clips: tuple[str, ...] = Field(("walk",), description="Names of clips, or all.")
+    folder: str | None = Field(
+        None, description="Where the clips are; None: those that come with pybullet."
+    )
+    start: Literal["random", "first"] = Field(
+        "random", description="Frame of the clip that an episode begins with."
+    )
+    order: Literal["drawn", "in turn"] = Field(
+        "drawn", description="Clips are drawn anew for each episode, or row r plays the r-th."
+    )
+    control: Literal["residual", "absolute"] = Field(
+        "residual", description="Actions turn joints from the clip's pose, or from the rest pose."
+    )
+    lead: float = Field(
+        0.1, ge=0, description="How far ahead the clip's pose is aimed at, s: the servos' own lag."
+    )
+    reach: float = Field(1.0, gt=0, description="How far a unit action turns a joint, rad.")
+    terminate_at: float | None = Field(
+        0.4, gt=0, description="An episode ends when any body is so far off, m; None: never."
+    )
+    terminate_mean: float | None = Field(
+        None, gt=0, description="An episode ends when bodies are so far off on average, m."
+    )
+    terminate_below: float | None = Field(
+        None, description="An episode ends when the root is lower than this, m."
+    )
+    max_episode_steps: int = Field(300, ge=1, description="Control steps of 1/30 s at most.")
+    evaluation_steps: int = Field(300, ge=1, description="Likewise when looping clips are judged.")
+    future: tuple[int, ...] = Field(
+        (1,), description="Frames of the clip that are observed, counted from now; () for none."
+    )
+    style_window: int = Field(
+        0, ge=0, description='Frames of the observation "style", for a judge of it; 0: none.'
+    )
+    measure: bool = Field(False, description="Report the errors of each episode in mm.")
+    physics: Physics = Field(
+        "fast", description="checked: smaller steps, another integrator, limited torques."
+    )
+    reward: ImitationReward = Field(ImitationReward(), description="Weights of the terms.")
+
+    @field_validator("clips")
+    @classmethod
+    def _some(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names or len(set(names)) < len(names):
+            raise ValueError("name at least one clip, and each only once")
+        return names
+
+    @field_validator("future")
+    @classmethod
+    def _ahead(cls, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        if any(offset < 0 for offset in offsets):
+            raise ValueError("frames of the future are counted from now, 0 or more")
+        return offsets
+
+    def for_evaluation(self) -> Self:
+        """Row r plays clip r from its first frame, is let go astray further, and is measured.
+
+        Where no distance ends an episode the clip is not tracked: none ends it here either, and
+        it may begin where it does in training.
+        """
+        tracks = self.terminate_at is not None or self.terminate_mean is not None
+        return self.model_copy(
+            update={
+                "start": "first" if tracks else self.start,
+                "order": "in turn",
+                "terminate_at": None,
+                "terminate_mean": 0.5 if tracks else None,
+                "max_episode_steps": self.evaluation_steps,
+                "measure": True,
+            }
+        )
+
+
+def motion_library(config: ImitationConfig) -> MotionLibrary:
+    """The config's clips at the control rate, continued for as long as an episode takes."""
+    ahead = max(config.future, default=0)
+    found = clips.load(config.clips, config.folder)
+    return library.build(found, CONTROL_RATE, config.max_episode_steps + ahead + 1)
+
+
+def style_windows(config: ImitationConfig) -> Array:
+    """[N, window, n] float32: every window of the reference clips, newest frame last.
+
+    They are what the observation "style" shows of a figure that moves exactly as its clip.
+    """
+    return features.reference_windows(motion_library(config), config.style_window)
+
+
+class Imitation(MujocoTask[ImitationView]):
+    """Actions: [rows, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles."""
+
+    shot = Shot(
+        look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
+    )
+
+    def __init__(self, config: ImitationConfig, num_rows: int, threads: int = 1) -> None:
+        self._config = config
+        self.library = motion_library(config)
+        simulation = Simulation(humanoid(config.physics), num_rows, threads)
+        self._bind(simulation)
+        self._ball_aims, self._hinge_aims = _aims(self.library.frames, config.lead)
+        self._start = np.zeros(num_rows, np.int64)
+        self._limits = np.full(num_rows, config.max_episode_steps)
+        self._set_chances(np.ones(self.library.num_motions))
+        ahead = len(config.future)
+        width = features.NUM_SELF + ahead * features.NUM_AHEAD + 2 * bool(ahead)
+        self._seen = np.zeros((num_rows, width), np.float32)
+        view = _make_view(num_rows)
+        self._motion = view.motion
+        self._meter = ErrorMeter(view, num_rows, NUM_BODIES) if config.measure else None
+        self._style: Array | None = None
+        if config.style_window:
+            self._style = np.zeros((num_rows, config.style_window, features.NUM_STYLE), np.float32)
+            self._style_table = features.style(self.library.frames)
+        super().__init__(
+            simulation,
+            view,
+            imitation_terms(
+                config.terminate_at, config.terminate_mean, config.terminate_below, config.measure
+            ),
+            weights=config.reward.model_dump(),
+            action=ActionSpec("box", low=(-1.0,) * NUM_ACTIONS, high=(1.0,) * NUM_ACTIONS),
+            substeps=substeps(config.physics),
+            max_episode_steps=self._longest(),
+        )
+        self._limit = self._limits
+
+    def follow(self, curriculum: Tree) -> None:
+        """Draw the clips of episodes to come by the curriculum's weights; evenly without any."""
+        count = self.library.num_motions
+        weights = np.asarray(curriculum.get("weights", np.ones(count)), np.float64)
+        if weights.shape != (count,) or not (weights >= 0).all() or not weights.sum() > 0:
+            raise UsageError(f"A curriculum over {count} clips needs as many weights, 0 or more.")
+        self._set_chances(weights)
+
+    def style_windows(self) -> Array:
+        """Every window of the reference clips, [N, window, n] float32."""
+        return style_windows(self._config)
+
+    def _set_chances(self, weights: Array) -> None:
+        self._chances = np.cumsum(weights) / weights.sum()
+
+    def _bind(self, simulation: Simulation) -> None:
+        model = simulation.model
+        self._pose, self._speed = simulation.bind("qpos"), simulation.bind("qvel")
+        self._control = simulation.bind("ctrl")
+        at = {name: int(model.actuator_ctrladr[model.actuator(name).id]) for name in _MOVED}
+        self._ball_controls = np.array([[at[NAMES[i]] + k for k in range(4)] for i in BALLS])
+        self._hinge_controls = np.array([at[NAMES[i]] for i in HINGES])
+        # Body 0 is the world.
+        self._position, self._quaternion = (simulation.bind(n)[:, 1:] for n in ("xpos", "xquat"))
+        self._twist, self._center = (
+            simulation.bind("cvel")[:, 1:],
+            simulation.bind("subtree_com")[:, 1:2],
+        )
+
+    def _longest(self) -> int:
+        """Control steps of the longest episode."""
+        return int(
+            self._steps_from(np.arange(self.library.num_motions), np.zeros(1, np.int64)).max()
+        )
+
+    def _steps_from(self, motion: Array, start: Array) -> Array:
+        """[k] steps of episodes of motions [k] from frames [k]."""
+        most, known = self._config.max_episode_steps, self.library
+        left = known.cycles[motion] - 1 - start
+        if self._config.order == "drawn":
+            left = np.minimum(left, most)
+        steps: Array = np.where(known.loops[motion], most, left)
+        return steps
+
+    def _act(self, actions: Array) -> None:
+        np.divide(np.einsum("ij,ij->i", actions, actions), NUM_ACTIONS, out=self.view.effort)
+        turns = actions.astype(np.float64) * self._config.reach
+        balls = rot.exp(turns[:, : 3 * len(BALLS)].reshape(self.num_rows, -1, 3))
+        hinges = turns[:, 3 * len(BALLS) :]
+        if self._config.control == "residual":
+            rows = self._rows_at(1)
+            balls = rot.multiply(self._ball_aims[rows], balls)
+            hinges = hinges + self._hinge_aims[rows]
+        self._control[:, self._ball_controls] = balls
+        self._control[:, self._hinge_controls] = hinges
+
+    def _rows_at(self, ahead: int | Array, rows: Array | slice = slice(None)) -> Array:
+        """[k] where the library has the frames so many steps from now."""
+        time = self._start[rows] + self._elapsed[rows] + ahead
+        return self.library.rows(self._motion[rows], time)
+
+    def _now(self, rows: Array | slice = slice(None)) -> Frames:
+        """The figure of rows [k]; velocities of its bodies from those of its centre of mass."""
+        position, twist = self._position[rows], self._twist[rows]
+        spin = twist[:, :, :3]
+        velocity = twist[:, :, 3:] + rot.cross(spin, position - self._center[rows])
+        pose, speed = self._pose[rows], self._speed[rows]
+        return Frames(pose, speed, position, self._quaternion[rows], velocity, spin)
+
+    def _measure(self) -> None:
+        view, now = self.view, self._now()
+        then = self.library.frames.at(self._rows_at(0))
+        self._compare(now, then)
+        np.divide(self._elapsed, self._limits, out=view.progress)
+        view.height[:] = now.pose[:, 2]
+        begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
+        view.travelled[:] = np.linalg.norm(now.pose[:, :2] - begun[:, :2], axis=1)
+        view.ended[:] = False
+        for ends in self._terms.terminations.values():
+            np.logical_or(view.ended, ends(view), out=view.ended)
+        if self._meter is not None:
+            self._meter.add(now.position, then.position, self._elapsed)
+        if self._style is not None:
+            self._style[:, :-1] = self._style[:, 1:]
+            self._style[:, -1] = features.style(now)
+        self._see(now, slice(None))
+
+    def _compare(self, now: Frames, then: Frames) -> None:
+        view = self.view
+        away = now.position - then.position
+        squares = np.einsum("ijk,ijk->ij", away, away)
+        np.mean(squares, axis=1, out=view.position_error)
+        distances = np.sqrt(squares)
+        np.mean(distances, axis=1, out=view.mean_distance)
+        np.max(distances, axis=1, out=view.largest_distance)
+        angles = rot.angle_between(now.quaternion, then.quaternion)
+        np.divide(np.einsum("ij,ij->i", angles, angles), NUM_BODIES, out=view.turn_error)
+        for one, two, out in (
+            (now.velocity, then.velocity, view.velocity_error),
+            (now.spin, then.spin, view.spin_error),
+        ):
+            change = one - two
+            np.divide(np.einsum("ijk,ijk->i", change, change), NUM_BODIES, out=out)
+
+    def _see(self, now: Frames, rows: Array | slice) -> None:
+        """Bring the observation of rows up to date."""
+        ahead = [self.library.frames.at(self._rows_at(n, rows)) for n in self._config.future]
+        motion, time = self._motion[rows], self._start[rows] + self._elapsed[rows]
+        # A circle for loops; for other clips half of one, so that end and start differ.
+        circle = np.where(self.library.loops[motion], 2 * np.pi, np.pi)
+        angle = circle * time / self.library.cycles[motion]
+        phase = np.stack([np.sin(angle), np.cos(angle)], axis=1)
+        if isinstance(rows, slice):
+            features.observe(now, ahead, phase, self._seen)
+        else:
+            seen = np.empty((len(rows), self._seen.shape[1]), np.float32)
+            features.observe(now, ahead, phase, seen)
+            self._seen[rows] = seen
+
+    def _observe(self) -> Observations:
+        shown = {"state": self._seen.copy()}
+        return shown if self._style is None else {**shown, "style": self._style.copy()}
+
+    def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
+        config, known = self._config, self.library
+        draws = np.array([generator.random(2) for generator in generators])
+        if config.order == "in turn":
+            motion = rows % known.num_motions
+        else:
+            motion = np.searchsorted(self._chances, draws[:, 0], side="right")
+        self._motion[rows] = motion
+        starts = np.where(
+            known.loops[motion], known.cycles[motion], known.cycles[motion] - _LAST_START
+        )
+        first = config.start == "first"
+        self._start[rows] = 0 if first else draws[:, 1] * np.maximum(starts, 1)
+        self._limits[rows] = self._steps_from(motion, self._start[rows])
+        frames = known.rows(motion, self._start[rows])
+        self._pose[rows], self._speed[rows] = known.frames.pose[frames], known.frames.speed[frames]
+
+    def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
+        now = self._now(rows)
+        self._see(now, rows)
+        if self._meter is not None:
+            frames = self._rows_at(0, rows)
+            self._meter.begin(rows, now.position, self.library.frames.position[frames])
+        if self._style is not None:
+            window = self._style.shape[1]
+            frames = features.window_rows(
+                self.library, self._motion[rows], self._start[rows], window
+            )
+            self._style[rows] = self._style_table[frames]
+
+    def _memory(self) -> dict[str, Array]:
+        # The rest of the view follows from these and from the simulation.
+        memory = {"motion": self._motion, "start": self._start, "limit": self._limits}
+        if self._meter is not None:
+            memory |= self._meter.memory()
+        if self._style is not None:
+            memory["style"] = self._style
+        return memory
+
+
+def _aims(frames: Frames, lead: float) -> tuple[Array, Array]:
+    """What servos are told to follow the clip: [total, 8, 4] and [total, 4].
+
+    A servo pulls to its target and brakes all speed; sent ahead by damping / stiffness times the
+    clip's speed, it brakes only what differs from that speed.
+    """
+    ahead = rot.exp(lead * frames.speed[:, BALL_SPEED_COLUMNS])
+    balls = rot.multiply(frames.pose[:, BALL_COLUMNS], ahead)
+    hinges = frames.pose[:, HINGE_COLUMNS] + lead * frames.speed[:, HINGE_SPEED_COLUMNS]
+    return balls, hinges
+
+
+def _make_view(rows: int) -> ImitationView:
+    def numbers() -> Array:
+        return np.zeros(rows)
+
+    return ImitationView(
+        position_error=numbers(),
+        turn_error=numbers(),
+        velocity_error=numbers(),
+        spin_error=numbers(),
+        mean_distance=numbers(),
+        largest_distance=numbers(),
+        height=numbers(),
+        travelled=numbers(),
+        effort=numbers(),
+        motion=np.zeros(rows, np.int64),
+        progress=numbers(),
+        ended=np.zeros(rows, np.bool_),
+        errors=np.zeros((len(ERRORS), rows)),
+        worst=numbers(),
+    )

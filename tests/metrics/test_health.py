@@ -1,0 +1,40 @@
+"""Warnings are given when they are due, and not before."""
+
+from __future__ import annotations
+
+import pytest
+
+from etude.metrics.health import RECENT, Health
+
+
+def warned(rows: int, **metrics: float) -> list[str]:
+    health = Health(100)
+    for i in range(rows):
+        health.add({"iterations": i, **{f"amp/{name}": value for name, value in metrics.items()}})
+    return [warning.name for warning in health.warnings]
+
+
+@pytest.mark.parametrize(
+    ("rows", "agent", "demo", "style", "expected"),
+    [
+        (RECENT, 0.99, 0.98, 0.03, ["discriminator saturated"]),
+        (RECENT - 1, 0.99, 0.98, 0.03, []),  # not for long
+        (RECENT, 0.99, 0.98, 0.4, []),  # there still is a slope
+        (RECENT, 0.80, 0.98, 0.03, []),
+        (RECENT, 0.99, 0.60, 0.03, []),
+    ],
+)
+def test_a_saturated_discriminator_is_named(
+    rows: int, agent: float, demo: float, style: float, expected: list[str]
+) -> None:
+    found = warned(rows, agent_accuracy=agent, demo_accuracy=demo, style_reward=style)
+    assert found == expected
+
+
+def test_the_warning_says_what_to_change() -> None:
+    health = Health(100)
+    for _ in range(RECENT):
+        health.add({"amp/agent_accuracy": 1.0, "amp/demo_accuracy": 1.0, "amp/style_reward": 0.001})
+    (warning,) = health.warnings
+    assert "rewards.gradient_penalty" in warning.text
+    assert "100%" in warning.text
