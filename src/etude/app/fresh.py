@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from etude.app.build import policy_parts, policy_path
 from etude.app.collecting import make_evaluator
+from etude.app.loading import policy_parts, policy_path
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from etude.algorithms.ircr import IRCRConfig
+from etude.algorithms.learned import LearnedConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rewards import GivenConfig
@@ -30,12 +31,14 @@ from etude.training.saving import CheckpointConfig
 AlgorithmConfig = Annotated[
     PPOConfig | SACConfig | TD3Config | RewardOnlyConfig, Field(discriminator="kind")
 ]
-REWARDS: dict[str, type[GivenConfig] | type[RRDConfig] | type[IRCRConfig]] = {
+AnyRewardsConfig = GivenConfig | RRDConfig | IRCRConfig | LearnedConfig
+REWARDS: dict[str, type[AnyRewardsConfig]] = {
     "given": GivenConfig,
     "rrd": RRDConfig,
     "ircr": IRCRConfig,
+    "learned": LearnedConfig,
 }
-RewardsConfig = Annotated[GivenConfig | RRDConfig | IRCRConfig, Field(discriminator="kind")]
+RewardsConfig = Annotated[AnyRewardsConfig, Field(discriminator="kind")]
 
 
 class Recipe(Config):

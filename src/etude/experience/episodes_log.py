@@ -125,13 +125,17 @@ class RecordLog:
             self._sealed[block] = self._running.hexdigest()
             self._running = hashlib.sha256()
 
-    def gather(self, positions: Array) -> Array:
+    def gather(self, positions: Array, part: np.dtype[Any] | None = None) -> Array:
         """The records at `positions` [m] int64, in that order: a copy of dtype [m].
 
         Block by block in the order of the file, which is kind to a disk, then put in order.
+        part: some of the fields, packed. Of large records only these bytes are read, so that
+        images nobody looks at stay on the disk; small ones come whole, which is faster.
         """
         order = positions.argsort()
         if self.dtype.itemsize >= _LARGE:
+            if part is not None:
+                return self._gather_part(positions, order, part)
             return self._gather_large(positions, order)
         sorted_positions = positions[order]
         lowest, highest = (int(sorted_positions[i]) // self.block_records for i in (0, -1))
@@ -156,6 +160,21 @@ class RecordLog:
             block, inside = divmod(int(positions[i]), self.block_records)
             found[i : i + 1] = self._map(block)[inside : inside + 1]
         return np.ndarray(len(found), self.dtype, found)
+
+    def _gather_part(self, positions: Array, order: Array, part: np.dtype[Any]) -> Array:
+        """Some fields of large records: [m] of the dtype `part`."""
+        found: Array = np.empty(len(positions), part)
+        blocks, inside = np.divmod(positions[order], self.block_records)
+        begin = 0
+        while begin < len(order):
+            block = int(blocks[begin])
+            end = int(blocks.searchsorted(block, "right"))
+            mapped, rows = self._map(block), order[begin:end]
+            records = np.ndarray(len(mapped), self.dtype, mapped)
+            for name in part.names or ():
+                found[name][rows] = records[name][inside[begin:end]]
+            begin = end
+        return found
 
     def read(self, start: int, stop: int) -> Array:
         """Records start to stop: a copy of dtype [stop - start]."""

@@ -34,6 +34,13 @@ def no_moments(size: int) -> Tree:
     return {"count": np.zeros(()), "mean": np.zeros(size), "m2": np.zeros(size)}
 
 
+def moments_of(x: Array) -> Tree:
+    """The moments of a sample [n, size]."""
+    wide = x.astype(np.float64)
+    mean = wide.mean(0)
+    return {"count": np.asarray(float(len(x))), "mean": mean, "m2": ((wide - mean) ** 2).sum(0)}
+
+
 class Normaliser(nn.Module):
     """(x - mean) / std, clipped to +-10; frozen but for `absorb`, which the learner calls.
 
