@@ -48,7 +48,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-OFFLINE: dict[str, Method] = {
+OFFLINE: dict[str, Offline] = {
     "sac": Offline(SAC, "squashed"),
     "td3": Offline(TD3, "deterministic"),
 }

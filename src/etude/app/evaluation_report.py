@@ -23,7 +23,7 @@ from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
 
 SUCCESS, FAILURE = "success", "failure"
-EPISODES, SUMMARY = "episodes.csv", "summary.json"
+EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
 _Z = 1.959963984540054
 """Standard deviations either side of the middle that hold 95 %."""
 _MILLIMETRES = ("placement_error", "drop_height", "final_distance")
@@ -155,9 +155,9 @@ class Report:
         return table
 
     def write(self, folder: Path) -> None:
-        """episodes.csv and summary.json, into a folder that exists."""
+        """episodes.csv, report.txt and, once these are there, summary.json; the folder exists."""
         summary = json.dumps(self.metrics(), indent=2) + "\n"
-        for name, text in ((EPISODES, self.csv()), (SUMMARY, summary)):
+        for name, text in ((EPISODES, self.csv()), (TEXT, self.render()), (SUMMARY, summary)):
             files.replace_file(folder / name, [text.encode()])
 
 
@@ -168,6 +168,12 @@ def _spread(values: Array) -> str:
 def _list(numbers: Sequence[int]) -> str:
     shown = ", ".join(str(number) for number in numbers[:_SHOWN])
     return shown if len(numbers) <= _SHOWN else f"{shown}, ..."
+
+
+def stored(folder: Path) -> str | None:
+    """What was shown of the evaluation in a folder; None unless it was written whole."""
+    text = folder / TEXT
+    return text.read_text() if (folder / SUMMARY).is_file() and text.is_file() else None
 
 
 def label_folder(run: Path, step: int, label: str) -> Path:

@@ -69,7 +69,7 @@ def play(recipe: Recipe, path: Path, episodes: int, seed: int | None = None) -> 
     try:
         played = evaluator.episodes(Broadcast(0, dict(policy.state_dict())), LABEL)
         return Fresh(
-            played, evaluator.spec, _step(path), seed, evaluator.key, group_rows, episodes // rows
+            played, evaluator.spec, step_of(path), seed, evaluator.key, group_rows, episodes // rows
         )
     finally:
         evaluator.close()
@@ -93,6 +93,7 @@ def _spread(episodes: int, agents: int) -> tuple[int, int]:
     return rows, rows if group < _FEW else group
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """What the policy at a path had been trained for, as its checkpoint is numbered."""
     name = policy_path(path).resolve().name
     return int(name) if name.isdigit() else 0

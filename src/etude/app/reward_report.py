@@ -18,7 +18,8 @@ from etude.algorithms.reward_model import (
     make_reward_only,
 )
 from etude.app.evaluation_report import new_folder
-from etude.app.loading import policy_parts, policy_path
+from etude.app.fresh import step_of
+from etude.app.loading import policy_parts
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array
 from etude.experience.episodes import EpisodeStore
@@ -53,8 +54,7 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     say(f"{held_out.num_episodes:,} episodes of {recipe.algorithm.dataset} that were held out")
     for name, value in metrics.items():
         say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")
-    name = policy_path(path).resolve().name
-    folder = new_folder(path, int(name) if name.isdigit() else 0)
+    folder = new_folder(path, step_of(path))
     for index in _typical(held_out):
         text = _chart(learner, index)
         name = f"episode-{held_out.numbers[index]}.svg"

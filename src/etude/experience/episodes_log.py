@@ -12,6 +12,7 @@ it is cut back to the count a checkpoint names; what follows is void and overwri
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -81,6 +82,8 @@ class RecordLog:
         # Opaque bytes: numpy moves them whole, five times faster than field by field.
         self._raw = np.dtype((np.void, dtype.itemsize))
         self._maps: dict[int, Array] = {}
+        self._sparse = False
+        """Whether only parts of records are read."""
         self._sealed: dict[int, str] = {}
         self._running = hashlib.sha256()
         self._fd, self._open_block = -1, -1
@@ -164,6 +167,7 @@ class RecordLog:
     def _gather_part(self, positions: Array, order: Array, part: np.dtype[Any]) -> Array:
         """Some fields of large records: [m] of the dtype `part`."""
         found: Array = np.empty(len(positions), part)
+        self._sparse = True
         blocks, inside = np.divmod(positions[order], self.block_records)
         begin = 0
         while begin < len(order):
@@ -192,14 +196,16 @@ class RecordLog:
         found = self._maps.get(block)
         if found is None:
             path = self.path(block)
-            size = file_size(path)
-            if size < self.dtype.itemsize:
+            size, size_of = file_size(path), self.dtype.itemsize
+            if size < size_of:
                 raise DamagedStore(path, "is empty")
-            length = min(size // self.dtype.itemsize, self.block_records)
-            with clear_faults("map", path):
-                mapped = np.memmap(path, self._raw, "r", shape=(length,))
-            # A plain array: numpy asks a subclass what to do at every call.
-            found = self._maps[block] = mapped.view(np.ndarray)
+            length = min(size // size_of, self.block_records)
+            with clear_faults("map", path), open(path, "rb") as stream:
+                pages = mmap.mmap(stream.fileno(), length * size_of, access=mmap.ACCESS_READ)
+            if self._sparse and hasattr(mmap, "MADV_RANDOM"):
+                # Reading ahead would fetch what lies between the parts.
+                pages.madvise(mmap.MADV_RANDOM)
+            found = self._maps[block] = np.frombuffer(pages, self._raw)
         return found
 
     def sync(self) -> bool:
