@@ -127,8 +127,8 @@ class EpisodesOf:
         return steps
 
     def append(self, fragments: Sequence[Steps]) -> None:
-        """Refused by the store, which is sealed."""
-        self._store.append(fragments)
+        """Refused: a dataset is finished."""
+        raise EtudeError(f"{self.path} cannot be appended to: it is sealed.")
 
     def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
         """A finished dataset is nobody's to delete."""

@@ -86,7 +86,7 @@ class ActionSpec:
                 center, reach, _, _ = self._scale
                 actions -= center
                 actions /= reach
-            np.minimum(np.maximum(actions, np.float32(-1.0), out=actions), np.float32(1.0), actions)
+            np.clip(actions, np.float32(-1.0), np.float32(1.0), out=actions)
         return actions
 
     @cached_property
