@@ -27,9 +27,11 @@ import numpy as np
 
 from etude.experience.datasets import DataError, Limits, open_dataset
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from damage import WAYS, damage
+
 LIMITS = Limits(memory=1 << 30, seconds=10.0)
 PATIENCE = 30.0
-WAYS = ("cut", "flip", "zero", "overwrite")
 
 
 def write_demos(path: Path) -> bytes:
@@ -54,24 +56,6 @@ def write_minari(path: Path) -> bytes:
             episode["actions"], episode["rewards"] = rng.normal(size=(steps, 2)), np.ones(steps)
             episode["terminations"] = episode["truncations"] = np.eye(steps, dtype=bool)[-1]
     return path.read_bytes()
-
-
-def damage(data: bytes, way: str, chance: random.Random) -> bytes:
-    changed = bytearray(data)
-    if way == "cut":
-        return data[: chance.randrange(len(data))]
-    if way == "flip":
-        for _ in range(chance.choice((1, 8, 64))):
-            changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    elif way == "zero":
-        start = chance.randrange(0, len(data), 512)
-        length = 512 * chance.choice((1, 8))
-        changed[start : start + length] = bytes(len(changed[start : start + length]))
-    else:
-        begin = chance.randrange(len(data))
-        for _ in range(16):
-            changed[min(len(data) - 1, begin + chance.randrange(2048))] = chance.randrange(256)
-    return bytes(changed)
 
 
 class Gate:

@@ -98,6 +98,21 @@ def test_learning_from_a_dataset_too(tmp_path: Path) -> None:
     assert sum(hits.values()) == 5
 
 
+@pytest.mark.slow
+def test_a_policy_learned_from_a_dataset_too(tmp_path: Path) -> None:
+    recipe = changed(
+        recipes.find("offline"),
+        policy={"hidden": (32, 32)},
+        algorithm={"dataset": str(toy_dataset(tmp_path / "data")), "train_batches": 8},
+        rewards={"rrd_batch_size": 32, "rrd_sample_size": 4},
+        learner={"shards": 2},
+        clock={"epochs": 12, "cycles": 1, "iterations": 4},
+        evaluation={"every": "2 epochs"},
+    )
+    hits = killed_runs(recipe, tmp_path, kills=5, seed=5)
+    assert sum(hits.values()) == 5
+
+
 def test_memory_priorities_and_lag_in_two_shards_are_one_recipe() -> None:
     recipe = recipes.find(EVERYTHING)
     assert recipe.policy.kind == "lstm"

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from etude.algorithms.held_out import EpisodesOf, split
 from etude.algorithms.reward_model import (
-    EpisodesOf,
     RewardOnly,
     RewardOnlyConfig,
-    contrast,
     episode_rewards,
     evaluate,
     make_reward_only,
     spearman,
-    split,
 )
 from etude.algorithms.rrd import RRD, RRDConfig, num_bytes, subset_losses
 from etude.core.clock import Clock, Nest
@@ -426,22 +424,6 @@ def test_contrast_is_asked_of_what_is_learned_from(tmp_path: Path) -> None:
         model(tmp_path / "data", held_out=held)
 
 
-def test_the_verdict_on_contrast() -> None:
-    rng, lengths = np.random.default_rng(0), np.arange(10, 60)
-    cases = {
-        "equal": (np.ones(50), "none"),
-        "equal but for rounding": (3.0 + 1e-9 * rng.normal(size=50), "none"),
-        "all zero": (np.zeros(50), "none"),
-        "equal per step": (0.1 * lengths, "none"),
-        "one failure": (np.where(np.arange(50) == 3, 0.0, 1.0), "some"),
-        "around zero": (rng.normal(size=50), "some"),
-        "small but real": (5.0 + 1e-3 * rng.normal(size=50), "some"),
-    }
-    for name, (returns, verdict) in cases.items():
-        assert contrast(returns, lengths).verdict == verdict, name
-    assert contrast(np.empty(0), np.empty(0)).verdict == "none"
-
-
 def test_the_split_holds_out_good_and_bad_and_training_never_sees_it(tmp_path: Path) -> None:
     returns = np.array([0.0] * 30 + [1.0] * 20)
     kept, held = split(returns, 0.1)
@@ -479,12 +461,8 @@ def test_evaluation_compares_with_progress_and_with_time(tmp_path: Path) -> None
     assert after["eval/rank_correlation"] > max(0.9, after["eval/time_correlation"])
     assert after["eval/return_correlation"] > 0.9
     assert after["eval/time_correlation"] == before["eval/time_correlation"]
-    assert evaluate(algorithm.rrd, algorithm.store, np.empty(0, np.int64), None) == {}
+    nothing = EpisodesOf(algorithm.store, np.empty(0, np.int64))
+    assert evaluate(algorithm.rrd, nothing, None) == {}
     assert "eval/rank_correlation" not in model(path).evaluate()
     with pytest.raises(UsageError, match="progress 'state' is not one number"):
         model(path, progress="state")
-
-
-def test_passes_over_the_data_as_the_plan_says_them() -> None:
-    config = RewardOnlyConfig(dataset="data")
-    assert config.num_passes(5_000_000, 101_469) == pytest.approx(1577, abs=1)

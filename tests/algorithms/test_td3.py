@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,35 @@ def test_a_run_from_another_policy_has_targets_of_its_own() -> None:
         other.learn([random_batch(16, i)], [random_noise(other, 16, i)])
     agent.start_from(other.policy_parts()[0])
     assert torch.equal(weights(agent)["actor_target"], weights(other)["actor"])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_actor_is_held_to_the_data_as_in_td3_bc(shards: int) -> None:
+    """mse(pi, a) - Q / (coef mean|Q|): the paper's loss with alpha = 1 / coef, and its gradient."""
+    agent = plain_agent("td3", shards, delay=1, behaviour_coef=0.4)
+    before = copy.deepcopy(agent.policy)
+    batches = [random_batch(SIZE, i) for i in range(shards)]
+    noises = [random_noise(agent, SIZE, i) for i in range(shards)]
+    metrics = agent.learn(batches, noises)
+    chosen = [before.actions(before.prepare(b.obs)["actor"]) for b in batches]
+    worths = [
+        agent.critics.first_of(before.prepare(b.obs)["critic"], a)
+        for b, a in zip(batches, chosen, strict=True)
+    ]
+    scale = 2.5 / torch.stack([q.detach().abs().mean() for q in worths]).mean()
+    errors = [(a - b.actions).square().mean() for a, b in zip(chosen, batches, strict=True)]
+    loss = sum(e - scale * q.mean() for e, q in zip(errors, worths, strict=True)) / shards
+    assert float(metrics["train/actor_loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    expected = torch.autograd.grad(loss, list(before.parameters()))
+    flat = torch.cat([g.reshape(-1) for g in expected])
+    torch.testing.assert_close(agent.actor_training.flat.grad, flat, rtol=1e-4, atol=1e-6)
+
+
+def test_a_large_coefficient_is_imitation_alone() -> None:
+    agent = plain_agent("td3", delay=1, behaviour_coef=1e6, learning_rate=1e-2)
+    batch = random_batch(16)
+    first, *_, last = (
+        float(agent.learn([batch], [random_noise(agent, 16, i)])["train/behaviour_error"])
+        for i in range(150)
+    )
+    assert last < 0.05 * first

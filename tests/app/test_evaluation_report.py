@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from etude.app import cli, evaluating, film, fresh, play
+from etude.app import cli, evaluating, film, fresh, play, recipes
 from etude.app.evaluation_report import Report, kinds_of, new_folder, wilson
 from etude.app.fresh import Fresh
 from etude.app.recipes import Recipe
@@ -348,3 +348,23 @@ def test_what_cannot_be_shown_is_said(
     gym = tiny_reach(2).model_dump(mode="json") | {"env": {"kind": "gym", "id": "CartPole-v1"}}
     with pytest.raises(UsageError, match="can be filmed"):
         film.check(Recipe.model_validate(gym))
+
+
+def test_a_finished_run_shows_its_final_evaluation_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, path = tmp_path / "recipe.yaml", str(tmp_path / "run")
+    recipe.write_text(recipes.dump(tiny_reach(2, evaluation={"final_episodes": 4})))
+    assert cli.main(["train", str(recipe), "--folder", path]) == 0
+    table = "4 fresh episodes"
+    assert table in capsys.readouterr().out
+
+    def play(*_: object) -> None:
+        raise AssertionError("it was played again")
+
+    monkeypatch.setattr(fresh, "play", play)
+    assert cli.main(["resume", path]) == 0
+    said = capsys.readouterr().out
+    assert "finished already" in said
+    assert table in said
+    assert "Played when the run ended" in said

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from etude.core.contracts import ActionSpec, ArraySpec
 from etude.core.errors import NonFinite, UsageError
 from etude.core.trees import copy_arrays
+from etude.envs import gym
 from etude.envs.gym import GymConfig, GymEnv, probe_exactness
 from etude.rollout.group import Group
 from toys import toy_buffer, toy_policy
@@ -251,3 +252,14 @@ def test_a_snapshot_of_other_size_is_refused() -> None:
     env.reset(KEY)
     with pytest.raises(UsageError, match="2 rows"):
         GymEnv(GymConfig(), 3).restore(env.snapshot(), KEY)
+
+
+def test_a_remark_on_a_model_is_made_once(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("imageio", reason="gymnasium's MuJoCo environments import it")
+    gym._WARNED.clear()
+    GymEnv(GymConfig(id="HalfCheetah-v5"), 3).close()
+    first = capfd.readouterr()
+    assert first.err.count("settotalmass") == 1
+    GymEnv(GymConfig(id="HalfCheetah-v5"), 2).close()
+    again = capfd.readouterr()
+    assert "settotalmass" not in first.out + again.out + again.err

@@ -9,12 +9,12 @@ import h5py
 import numpy as np
 import pytest
 
+from etude.experience.contrast import contrast
 from etude.experience.datasets import (
     DataError,
     Limits,
     ReadOptions,
     SourceEpisode,
-    contrast,
     open_dataset,
     scan,
 )
@@ -221,7 +221,7 @@ def test_real_demonstrations_are_counted_as_they_are() -> None:
     assert sum(e.num_clipped for e in summary.episodes) == beyond
     assert max(e.largest_action for e in summary.episodes) == pytest.approx(3.75)
     assert summary.num_successes is None
-    assert not contrast(summary.returns).enough
+    assert not contrast(summary.returns, summary.lengths).enough
 
 
 def test_a_number_that_is_not_finite_is_named(tmp_path: Path) -> None:
@@ -253,20 +253,3 @@ def test_an_episode_that_needs_too_much_memory_is_refused_before_it_is_read(
     with pytest.raises(DataError, match=r"demo_0: needs .* raise --memory"):
         scan(path, limits=Limits(memory=64 << 20))
     assert scan(path).lengths.tolist() == [49]
-
-
-@pytest.mark.parametrize(
-    ("returns", "enough", "word"),
-    [
-        ([], False, "no episode"),
-        ([1.0] * 5, False, "Every return is 1"),
-        ([0.0, 0.0], False, "Add successes"),
-        ([5e6, 5e6 + 1], False, "learns nothing"),
-        ([0.0, 1.0, 1.0], True, "something to learn"),
-        ([0.0] + [1.0] * 99, True, "99% of them are 1"),
-    ],
-)
-def test_contrast(returns: list[float], enough: bool, word: str) -> None:
-    verdict = contrast(returns)
-    assert verdict.enough is enough
-    assert word in verdict.sentence

@@ -14,27 +14,11 @@ import numpy as np
 import pytest
 from test_datasets import write_demos, write_minari
 
+from damage import damage
 from etude.experience import datasets
 from etude.experience.datasets import DataError, Limits, open_dataset, scan
 
 QUICK = Limits(memory=1 << 30, seconds=10.0)
-
-
-def damage(data: bytes, way: str, chance: random.Random) -> bytes:
-    """A file's bytes after an accident."""
-    changed = bytearray(data)
-    if way == "cut":
-        return data[: chance.randrange(len(data))]
-    if way == "flip":
-        for _ in range(chance.choice((1, 8, 64))):
-            changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    elif way == "zero":
-        start = chance.randrange(0, len(data), 512)
-        changed[start : start + 512] = bytes(len(changed[start : start + 512]))
-    else:
-        for _ in range(16):  # where the structure is
-            changed[chance.randrange(min(4096, len(data)))] = chance.randrange(256)
-    return bytes(changed)
 
 
 def survive(path: Path) -> str | None:

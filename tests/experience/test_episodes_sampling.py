@@ -179,3 +179,40 @@ def test_a_dataset_is_not_loaded(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_large_dataset_is_not_loaded(tmp_path: Path) -> None:
     assert_stays_on_disk(tmp_path / "data", 1 << 30)
+
+
+@pytest.mark.parametrize("pixels", [4, 64])
+def test_what_is_not_read_is_left_out_and_the_rest_is_the_same(pixels: int, tmp_path: Path) -> None:
+    """Small records come whole and large ones in parts; several blocks, and ends of episodes."""
+    specs = {
+        "obs/image": ArraySpec((pixels, pixels, 3), "uint8"),
+        "obs/state": ArraySpec((3,)),
+        "obs/count": ArraySpec((1,), "int64"),
+        "actions": ArraySpec((2,)),
+        "rewards": ArraySpec(()),
+        "terminated": ArraySpec((), "bool"),
+        "truncated": ArraySpec((), "bool"),
+    }
+    path, stream = tmp_path / "store", np.random.default_rng(0)
+    store = EpisodeStore.create(path, StoreGeometry(specs, 1, 6, block_steps=16), Disk())
+    for steps in (3, 6, 1, 5) * 4:
+        obs = {
+            "image": stream.integers(0, 256, (steps + 1, pixels, pixels, 3), np.uint8),
+            "state": stream.normal(size=(steps + 1, 3)).astype(np.float32),
+            "count": stream.integers(0, 9, (steps + 1, 1)),
+        }
+        actions = stream.normal(size=(steps, 2)).astype(np.float32)
+        store.append_episode(obs, actions, np.ones(steps, np.float32), bool(steps % 2))
+    store.seal().close()
+    whole, part = EpisodeStore.open(path), EpisodeStore.open(path, ["state", "count"])
+    for draw in ("sample_transitions", "sample_subsets"):
+        sizes = (200,) if draw == "sample_transitions" else (50, 4)
+        one, two = (getattr(s, draw)(KEY.generator(), *sizes) for s in (whole, part))
+        one, two = (x if draw == "sample_transitions" else x.steps for x in (one, two))
+        assert set(two.obs) == set(two.next_obs) == {"state", "count"}
+        for name in ("state", "count"):
+            np.testing.assert_array_equal(one.obs[name], two.obs[name])
+            np.testing.assert_array_equal(one.next_obs[name], two.next_obs[name])
+        for name in ("actions", "rewards", "terminated", "truncated"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    assert part.state_dict() == whole.state_dict()

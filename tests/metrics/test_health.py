@@ -1,4 +1,4 @@
-"""Warnings are given when they are due, and not before."""
+"""Warnings are given when they are due, and in the words of the algorithm in use."""
 
 from __future__ import annotations
 
@@ -38,3 +38,20 @@ def test_the_warning_says_what_to_change() -> None:
     (warning,) = health.warnings
     assert "rewards.gradient_penalty" in warning.text
     assert "100%" in warning.text
+
+
+@pytest.mark.parametrize(
+    ("own", "fields"),
+    [
+        ({"train/approx_kl": 0.01, "train/std": 0.5}, "policy.init_std, algorithm.entropy_coef"),
+        ({"train/critic_loss": 1.0, "train/ent_coef": 0.1}, "algorithm.target_entropy"),
+        ({"train/critic_loss": 1.0}, "(algorithm.exploration, algorithm.warmup_steps)"),
+    ],
+)
+def test_a_hint_names_fields_the_algorithm_has(own: dict[str, float], fields: str) -> None:
+    health = Health(30)
+    for i in range(1, 31):
+        health.add({"iterations": i, "rollout/success_rate": 0.3, **own})
+    (warning,) = health.warnings
+    assert warning.name == "success stuck"
+    assert fields in warning.text

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from etude.algorithms.rewards import Batch
+from etude.algorithms.rewards import Batch, Experience
 from etude.core.contracts import Array
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
-from etude.experience.episodes import EpisodeStore, Transitions
+from etude.experience.episodes import Transitions
 
 
 class IRCRConfig(Config):
@@ -39,7 +39,7 @@ class IRCR:
         self.config, self._device = config, device
         self._low, self._high = 0.0, 0.0
 
-    def batch(self, store: EpisodeStore, generator: np.random.Generator, size: int) -> Batch:
+    def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
         """The first size // 2 from the best episodes, the rest from all."""
         if not store.num_episodes:
             steps = store.sample_transitions(generator, size)
@@ -60,7 +60,7 @@ class IRCR:
             return np.zeros(len(returns), np.float32)
         return np.clip((returns - self._low) / span, 0.0, 1.0).astype(np.float32)
 
-    def update(self, stores: Sequence[EpisodeStore], key: Key) -> dict[str, float]:
+    def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
         """Look up the range of the returns held; nothing is learned and nothing drawn."""
         held = np.concatenate([store.returns for store in stores])
         if not len(held):

@@ -8,6 +8,9 @@ An iteration, top to bottom:
    draws every shard's part of a batch from that shard's store.
 3. `end_iteration`: the observation normaliser, where one is wanted, takes in what was collected.
 
+With a dataset in place of the replay nothing is collected and there is no warm-up: the first
+iteration looks at a sample of the dataset for the normaliser, which stays as it is from then on.
+
 Gradients are summed in shard order. All noise is drawn from the key that is handed in, so a run
 that is killed and resumed takes the same steps.
 """
@@ -24,12 +27,12 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from etude.algorithms.held_out import DatasetConfig, EpisodesOf
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree, copy_arrays
 from etude.experience.division import check_division
 from etude.experience.episodes import EpisodeStore, StoreGeometry
@@ -39,10 +42,10 @@ from etude.models.actors import Actor
 from etude.models.adam import Adam
 from etude.models.critics import Target
 from etude.models.networks import FlatParameters
-from etude.models.normalise import merge_moments
+from etude.models.normalise import merge_moments, moments
 
 
-class OffPolicyConfig(Config):
+class OffPolicyConfig(DatasetConfig):
     """What SAC and TD3 have in common."""
 
     rollout_steps: int = Field(100, ge=1, description="Steps of every row in an iteration.")
@@ -68,6 +71,10 @@ class OffPolicyConfig(Config):
     def idle_iterations(self, steps_per_iteration: int) -> int:
         """The first iterations of a run, whose steps do not yet complete the warm-up."""
         return max(-(-self.warmup_steps // steps_per_iteration) - 1, 0)
+
+    def is_warming_up(self, timesteps: int) -> bool:
+        """Whether so many steps are too few to learn from. A dataset is there from the start."""
+        return not self.dataset and timesteps < self.warmup_steps
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ class OffPolicy(ABC):
         self,
         config: OffPolicyConfig,
         policy: Actor,
-        stores: Sequence[EpisodeStore],
+        stores: Sequence[EpisodeStore | EpisodesOf],
         rewards: RewardSource,
         key: Key,
         device: torch.device,
@@ -199,7 +206,7 @@ class OffPolicy(ABC):
 
     def broadcast(self, clock: Clock) -> Broadcast:
         state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
-        explore = torch.tensor(clock.now.timesteps < self.config.warmup_steps)
+        explore = torch.tensor(self.config.is_warming_up(clock.now.timesteps))
         return Broadcast(clock.now.iterations, {**copy_arrays(state), "explore": explore})
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
@@ -213,17 +220,21 @@ class OffPolicy(ABC):
             store.append(fragments[s * per_shard : (s + 1) * per_shard])
         self._moments = {}
         for fragment in fragments if self.config.normalise_observations else ():
-            for name, moments in fragment.moments.items():
+            for name, some in fragment.moments.items():
                 known = self._moments.get(name)
-                self._moments[name] = moments if known is None else merge_moments(known, moments)
+                self._moments[name] = some if known is None else merge_moments(known, some)
+        if self.config.dataset:
+            return {}
         held = sum(store.num_transitions for store in self.stores)
         return {"replay/transitions": float(held)}
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, once the warm-up is over."""
         config, shards = self.config, range(len(self.stores))
-        if clock.now.timesteps + clock.nest.steps_per_iteration < config.warmup_steps:
+        if config.is_warming_up(clock.now.timesteps + clock.nest.steps_per_iteration):
             return
+        if config.dataset and config.normalise_observations and not clock.now.iterations:
+            self._look(key.child("moments"))
         size = config.batch_size // len(self.stores)
         draws = [key.child("replay", s).generator() for s in shards]
         chances = [key.child("noise", s).generator() for s in shards]
@@ -241,6 +252,19 @@ class OffPolicy(ABC):
             values = torch.stack(list(learned.values())).tolist()
             metrics = {**told, **dict(zip(learned, values, strict=True))}
             yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
+
+    def _look(self, key: Key) -> None:
+        """Normalise by a sample of the dataset; a policy that was begun with keeps its own."""
+        if any(float(n.count) for n in self.policy.normalisers.values()):  # type: ignore[arg-type]
+            return
+        for s, store in enumerate(self.stores):
+            generator, left = key.child(s).generator(), _LOOK // len(self.stores)
+            while left > 0:
+                # Images may come along: never more of them at a time than a gradient step takes.
+                num = min(left, self.config.batch_size)
+                seen = store.sample_transitions(generator, num).obs
+                self.policy.absorb({n: moments(seen[n]) for n in self.policy.observations})
+                left -= num
 
     def _noise(self, generator: np.random.Generator, size: int) -> torch.Tensor:
         """[noise_draws, size, dims] standard normal."""
@@ -310,6 +334,11 @@ class OffPolicy(ABC):
         """Let go of the stores' files."""
         for store in self.stores:
             store.close()
+
+
+_LOOK = 16_384
+"""Steps of a dataset that are drawn for the normaliser; the mean of a column is then known to
+.8 % of its spread."""
 
 
 def _shard_name(shard: int) -> str:

@@ -13,7 +13,34 @@ from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
-from etude.experience.episodes import EpisodeStore, Transitions
+from etude.experience.episodes import Subsets, Transitions
+
+
+class Experience(Protocol):
+    """What is drawn from: a shard's `EpisodeStore`, or some episodes of a dataset."""
+
+    @property
+    def time(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def num_transitions(self) -> int: ...
+    @property
+    def num_episodes(self) -> int: ...
+    @property
+    def returns(self) -> Array: ...
+    @property
+    def lengths(self) -> Array: ...
+
+    def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions: ...
+
+    def sample_subsets(
+        self, generator: np.random.Generator, num_subsets: int, num_steps: int
+    ) -> Subsets: ...
+
+    def subsets_of(
+        self, generator: np.random.Generator, episodes: Array, num_steps: int
+    ) -> Subsets: ...
 
 
 class Batch(NamedTuple):
@@ -52,11 +79,11 @@ class RewardSource(Protocol):
     Learned rewards replace stored ones when a batch is drawn; they are never written back.
     """
 
-    def batch(self, store: EpisodeStore, generator: np.random.Generator, size: int) -> Batch:
+    def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
         """`size` transitions of one shard's store."""
         ...
 
-    def update(self, stores: Sequence[EpisodeStore], key: Key) -> dict[str, float]:
+    def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
         """One gradient step of whatever is learned here, over all shards in their order."""
         ...
 
@@ -77,11 +104,11 @@ class GivenRewards:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def batch(self, store: EpisodeStore, generator: np.random.Generator, size: int) -> Batch:
+    def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
         steps = store.sample_transitions(generator, size)
         return Batch.of(steps, torch.from_numpy(steps.rewards), self._device)
 
-    def update(self, stores: Sequence[EpisodeStore], key: Key) -> dict[str, float]:
+    def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> Tree:

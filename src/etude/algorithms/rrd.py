@@ -29,29 +29,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from etude.algorithms.rewards import Batch
+from etude.algorithms.rewards import Batch, Experience
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
-from etude.experience.episodes import EpisodeStore, Subsets, Transitions
+from etude.experience.contrast import SAME
+from etude.experience.episodes import Subsets, Transitions
 from etude.models.adam import Adam
 from etude.models.networks import FlatParameters
-from etude.models.normalise import merge_moments, no_moments
+from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import RewardNetwork, RewardNetworkConfig
 
 MOST_MOMENTS = 4096
 """Steps of a shard that are drawn for the normaliser at a time; the mean of a column is
 then known to 1.6 % of its spread."""
-SAME = 1e-6
-"""Spreads below this part of the largest number are rounding."""
 
 
 class RRDConfig(Config):
@@ -129,25 +128,6 @@ def subset_losses(
     return losses - share * predictions.var(1, correction=1) / num
 
 
-class Episodes(Protocol):
-    """What is drawn from: an `EpisodeStore`, or some of its episodes."""
-
-    @property
-    def time(self) -> int: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def num_episodes(self) -> int: ...
-    @property
-    def returns(self) -> Array: ...
-    @property
-    def lengths(self) -> Array: ...
-
-    def sample_subsets(
-        self, generator: np.random.Generator, num_subsets: int, num_steps: int
-    ) -> Subsets: ...
-
-
 class RRD:
     """A `RewardSource`; see the module's text. Owns network, optimizer and input moments."""
 
@@ -164,7 +144,7 @@ class RRD:
         self.seen: Array = np.zeros(shards, np.int64)
         """Steps each shard's store had been given when it was last looked at."""
 
-    def batch(self, store: EpisodeStore, generator: np.random.Generator, size: int) -> Batch:
+    def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
         """Transitions of finished and open episodes with the rewards that are learned so far."""
         steps = store.sample_transitions(generator, size)
         drawn = Batch.of(steps, torch.from_numpy(steps.rewards), self.device)
@@ -172,7 +152,7 @@ class RRD:
             rewards = self.network(drawn.obs, drawn.actions, drawn.next_obs)
         return drawn._replace(rewards=rewards)
 
-    def update(self, stores: Sequence[Episodes], key: Key) -> dict[str, float]:
+    def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
         """One gradient step on `subsets` subsets of each store, summed in the stores' order.
 
         Only finished episodes have a return. Until every store holds one, nothing is learned and
@@ -242,12 +222,12 @@ class RRD:
         obs, next_obs = ({n: put(o[n]) for n in names} for o in (steps.obs, steps.next_obs))
         return obs, put(steps.actions), next_obs
 
-    def _look(self, stores: Sequence[Episodes], key: Key) -> None:
+    def _look(self, stores: Sequence[Experience], key: Key) -> None:
         """Merge the moments of a sample as large as what is new in the stores."""
         given = [store.time * store.lanes for store in stores]
         if given == self.seen.tolist():
             return
-        moments = no_moments(self.network.num_vectors)
+        seen = no_moments(self.network.num_vectors)
         for s, store in enumerate(stores):
             left = min(given[s] - int(self.seen[s]), MOST_MOMENTS)
             generator = key.child(s).generator()
@@ -255,20 +235,19 @@ class RRD:
                 # Images come along: never more of them at a time than a gradient step takes.
                 num = min(left, self.config.rrd_batch_size)
                 steps = store.sample_subsets(generator, num, 1).steps
-                moments = merge_moments(moments, self._moments(steps))
+                seen = merge_moments(seen, self._moments(steps))
                 left -= num
-        if float(moments["count"]):
-            self.network.normaliser.absorb(moments)
+        if float(seen["count"]):
+            self.network.normaliser.absorb(seen)
         self.seen[:] = given
 
     def _moments(self, steps: Transitions) -> Tree:
-        x: Array = self.network.vectors(*self._tensors(steps)).cpu().numpy().astype(np.float64)
-        mean = x.mean(0)
-        if not np.isfinite(mean).all():
+        found = moments(self.network.vectors(*self._tensors(steps)).cpu().numpy())
+        if not np.isfinite(found["mean"]).all():
             raise _bad_input(steps) or NonFinite("the change of an observation in one step")
-        return {"count": np.asarray(float(len(x))), "mean": mean, "m2": ((x - mean) ** 2).sum(0)}
+        return found
 
-    def _measure_targets(self, stores: Sequence[Episodes]) -> None:
+    def _measure_targets(self, stores: Sequence[Experience]) -> None:
         """Learn in units of R / T as it is drawn, with an episode's weight its length.
 
         A network that was begun with another run's weights keeps the units they were learned in.
@@ -314,7 +293,9 @@ class RRD:
         self.seen[:] = np.asarray(state["seen"])
 
     def state_dict(self) -> Tree:
-        return {"network": dict(self.network.state_dict()), **self.learner_state()}
+        """With the network's contract, so that the reward can be used without the run."""
+        network = {"network": dict(self.network.state_dict()), "contract": self.network.contract()}
+        return {**network, **self.learner_state()}
 
     def load_state_dict(self, state: Tree) -> None:
         arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}

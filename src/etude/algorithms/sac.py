@@ -25,6 +25,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
+from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.errors import NonFinite
@@ -65,7 +66,7 @@ class SAC(OffPolicy):
         self,
         config: SACConfig,
         policy: SquashedPolicy,
-        stores: Sequence[EpisodeStore],
+        stores: Sequence[EpisodeStore | EpisodesOf],
         rewards: RewardSource,
         key: Key,
         device: torch.device,

@@ -6,6 +6,9 @@ One gradient step, top to bottom (`learn`):
    actor takes in the next state, blurred by clipped noise so that no sharp peak of a critic is
    believed; r alone where the episode terminated.
 2. Every `delay` steps, actor: its action, seen through the first critic, is to be worth more.
+   With `behaviour_coef` it is also drawn to the replayed action, for learning from a dataset,
+   where a critic's error about actions that nobody took is never found out (TD3+BC):
+   (action - replayed action)^2 - worth / (behaviour_coef * mean of |worth|)  falls.
 3. Every `target_interval` steps the targets follow critics and actor.
 
 `rewards.py` says what r is, `off_policy.py` where the states come from. A test holds this update to
@@ -21,6 +24,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
+from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.clock import Clock
@@ -31,6 +35,9 @@ from etude.experience.episodes import EpisodeStore
 from etude.models.actors import DeterministicPolicy
 from etude.models.critics import Target
 
+_TINY = 1e-8
+"""Critics that say nothing yet are not divided by."""
+
 
 class TD3Config(OffPolicyConfig):
     """Twin delayed deep deterministic policy gradient."""
@@ -40,6 +47,12 @@ class TD3Config(OffPolicyConfig):
     target_noise: float = Field(0.2, ge=0, description="Spread of the noise on target actions.")
     target_noise_clip: float = Field(0.5, ge=0, description="The most that noise may be.")
     delay: int = Field(2, ge=1, description="Gradient steps of the critics to one of the actor.")
+    behaviour_coef: float | None = Field(
+        None,
+        gt=0,
+        description="Weight of imitating replayed actions, for datasets: 1 / alpha of TD3+BC, "
+        "whose 2.5 is 0.4. Large is imitation alone; None is none.",
+    )
     target_interval: int = Field(
         2, ge=1, description="Gradient steps from one move of the targets to the next."
     )
@@ -56,7 +69,7 @@ class TD3(OffPolicy):
         self,
         config: TD3Config,
         policy: DeterministicPolicy,
-        stores: Sequence[EpisodeStore],
+        stores: Sequence[EpisodeStore | EpisodesOf],
         rewards: RewardSource,
         key: Key,
         device: torch.device,
@@ -90,9 +103,20 @@ class TD3(OffPolicy):
 
         self.num_updates += 1
         if self.num_updates % config.delay == 0:
-            actor_losses = [
-                -critics.first_of(x["critic"], policy.actions(x["actor"])).mean() for x in seen
-            ]
+            chosen = [policy.actions(x["actor"]) for x in seen]
+            worths = [critics.first_of(x["critic"], a) for x, a in zip(seen, chosen, strict=True)]
+            actor_losses = [-worth.mean() for worth in worths]
+            if config.behaviour_coef is not None:
+                errors = [
+                    functional.mse_loss(actions, batch.actions)
+                    for actions, batch in zip(chosen, batches, strict=True)
+                ]
+                size = torch.stack([worth.detach().abs().mean() for worth in worths]).mean()
+                share = 1.0 / (config.behaviour_coef * size.clamp_min(_TINY))
+                actor_losses = [
+                    share * loss + error for loss, error in zip(actor_losses, errors, strict=True)
+                ]
+                metrics["train/behaviour_error"] = torch.stack(errors).detach().mean()
             metrics["train/actor_loss"] = self.actor_training.gradient(actor_losses)
             self.actor_training.step(config.learning_rate)
 

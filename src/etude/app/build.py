@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from etude.algorithms.off_policy import OffPolicyConfig
 from etude.algorithms.sac import SAC
 from etude.algorithms.td3 import TD3
+from etude.app.loading import policy_parts
 from etude.app.methods import Method
+from etude.app.offline import Offline
 from etude.app.on_policy import OnPolicy
 from etude.app.recipe import Recipe
 from etude.app.replay import Replay
@@ -25,11 +28,10 @@ from etude.core.contracts import (
     LogWriter,
     Stateful,
 )
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.metrics.board import Board
-from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
@@ -51,9 +53,19 @@ METHODS: dict[str, Method] = {
 }
 
 
+OFFLINE: dict[str, Offline] = {
+    "sac": Offline(SAC, "squashed"),
+    "td3": Offline(TD3, "deterministic"),
+}
+"""Of those that replay, where they learn from a dataset."""
+
+
 def method_of(recipe: Recipe) -> Method:
     """How the recipe's algorithm is planned and built."""
-    return METHODS[recipe.algorithm.kind]
+    config = recipe.algorithm
+    if isinstance(config, OffPolicyConfig) and (config.dataset or recipe.env is None):
+        return OFFLINE[config.kind]
+    return METHODS[config.kind]
 
 
 def nest(recipe: Recipe) -> Nest:
@@ -187,29 +199,3 @@ def start_arrays(path: Path, own: Tree) -> Tree:
                 f"and not {here}. Give this recipe the same, or start without it."
             )
     return arrays
-
-
-def policy_parts(path: Path) -> tuple[Tree, Tree]:
-    """(arrays, contract) of a run (its best, final or latest), a checkpoint or a policy folder."""
-    chosen = policy_path(path)
-    try:
-        return checkpoint.load_policy_parts(chosen)
-    except checkpoint.DamagedCheckpoint as error:
-        fix = f"Remove {chosen} to use the next one" if chosen != path else "Use another one"
-        raise EtudeError(f"{error} {fix}.") from error
-
-
-def policy_path(path: Path) -> Path:
-    """The checkpoint whose policy stands for a run, or the path itself."""
-    if (path / "checkpoints").is_dir():
-        for name in ("best", "final", "latest"):
-            if (path / "checkpoints" / name).exists():
-                return path / "checkpoints" / name
-        raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
-    own = ("policy", "manifest.json", "contract.json", "arrays.safetensors")
-    if path.exists() and not any((path / name).exists() for name in own):
-        raise UsageError(
-            f"{path} is not a policy of Etude's: give a run's folder, one of its checkpoints, or a "
-            "copy of a policy/ folder."
-        )
-    return path

@@ -247,6 +247,8 @@ def _done(run: Run) -> None:
             f"{tested} rank correlation with progress {last['eval/rank_correlation']:.2f}", end=""
         )
         print(f" (the mere time: {last['eval/time_correlation']:.2f}); best {best[0]:.2f}.")
+    elif "eval/action_error" in last:
+        print(f"{tested} squared error of actions {last['eval/action_error']:.3g}.")
     print()
     evaluating.finish(run.recipe, run.path, _say)
     print(f"Evaluate it: etude eval {run.path}")

@@ -24,12 +24,11 @@ from etude.experience.datasets import (
     open_dataset,
 )
 from etude.experience.episodes import EpisodeStore, StoreGeometry
+from etude.experience.episodes_about import ABOUT, clip_kind
 from etude.experience.episodes_files import DESCRIPTION
 from etude.experience.episodes_geometry import OBS
 from etude.runs import files
 
-ABOUT = "about.json"
-"""Beside a store's blocks: where its episodes come from. Nothing depends on it."""
 _SHORTEST = 0.1
 """Share of an episode that a clip of it has at least, and lacks at least."""
 _FLAGS = {
@@ -144,7 +143,7 @@ def _append_clip(store: EpisodeStore, episode: SourceEpisode, cut: int, known: b
     obs = {name: array[: cut + 1] for name, array in episode.obs.items()}
     store.append_episode(obs, episode.actions[:cut], rewards, False)
     total = float(rewards.sum(dtype=np.float64))
-    kind = f"clip of {episode.name}"
+    kind = clip_kind(episode.name)
     return Kept(f"{episode.name}[:{cut}]", cut, total, total > 0 if known else None, kind)
 
 
@@ -179,15 +178,3 @@ def _check_finite(path: Path, episode: str, label: str, array: Array) -> None:
         step = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
         what = f"'{label}' is not a finite number at step {step:,}; import or record it again"
         raise DataError(path, what, episode)
-
-
-def read_about(path: Path) -> dict[str, Any]:
-    """What `about.json` says, {} without one."""
-    about = path / ABOUT
-    if not about.is_file() or about.is_symlink() or about.stat().st_size > 1 << 28:
-        return {}
-    try:
-        document = json.loads(about.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -13,11 +13,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.app.data_import import Tick, read_about
+from etude.app.data_import import Tick
 from etude.app.plan_view import size
 from etude.core.contracts import Array
-from etude.experience.datasets import Summary, contrast
+from etude.experience.contrast import contrast
+from etude.experience.datasets import Summary
 from etude.experience.episodes import EpisodeStore
+from etude.experience.episodes_about import read_about
 from etude.experience.episodes_geometry import OBS
 
 Facts = dict[str, Any]
@@ -66,7 +68,7 @@ def store_facts(store: EpisodeStore) -> Facts:
 
 
 def _numbers(lengths: Array, returns: Array, successes: int | None) -> Facts:
-    verdict = contrast(returns)
+    verdict = contrast(returns, lengths)
     return {
         "episodes": len(lengths),
         "steps": int(lengths.sum()),

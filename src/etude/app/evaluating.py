@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.app import evaluation_report, fresh, reward_report
+from etude.algorithms.reward_model import RewardOnlyConfig
+from etude.app import evaluation_report, fresh, offline_report, reward_report
 from etude.app.evaluation_report import Report
 from etude.app.recipe import Recipe
 from etude.runs import files
@@ -24,7 +25,9 @@ def examine(
     A run without an environment is judged on the episodes that were held out of its dataset.
     """
     if recipe.env is None:
-        return reward_report.examine(recipe, path, say)
+        if isinstance(recipe.algorithm, RewardOnlyConfig):
+            return reward_report.examine(recipe, path, say)
+        return offline_report.examine(recipe, path, say)
     if video:
         # Where nothing is filmed, nothing that draws is loaded.
         from etude.app import film
@@ -42,13 +45,20 @@ def examine(
 
 
 def finish(recipe: Recipe, path: Path, say: Say) -> None:
-    """The evaluation at the end of training, as the recipe says; a policy has it once."""
+    """The evaluation at the end of training, as the recipe says; a policy has it once.
+
+    That of a run which had ended before is shown again as it was: it would be the same.
+    """
     episodes = recipe.evaluation.final_episodes
     if not episodes or recipe.env is None:
         return
+    folder = evaluation_report.label_folder(path, fresh.step_of(path), "final")
+    known = evaluation_report.stored(folder)
+    if known is not None:
+        say(f"{known}Played when the run ended; kept in {folder}")
+        return
     report = Report(fresh.play(recipe, path, episodes))
     say(_shown(report))
-    folder = evaluation_report.label_folder(path, report.fresh.step, "final")
     files.make_folder(folder)
     report.write(folder)
     say(f"Kept in {folder}")

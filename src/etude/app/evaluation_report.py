@@ -24,7 +24,7 @@ from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
 
 SUCCESS, FAILURE = "success", "failure"
-EPISODES, SUMMARY = "episodes.csv", "summary.json"
+EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
 _Z = 1.959963984540054
 """Standard deviations either side of the middle that hold 95 %."""
 _MILLIMETRES = ("placement_error", "drop_height", "final_distance")
@@ -173,11 +173,12 @@ class Report:
         return table
 
     def write(self, folder: Path) -> None:
-        """episodes.csv, summary.json and, where motions are imitated, motions.csv, into a folder
-        that exists."""
-        texts = {EPISODES: self.csv(), SUMMARY: json.dumps(self.metrics(), indent=2) + "\n"}
+        """episodes.csv, report.txt, where motions are imitated motions.csv and, once these are
+        there, summary.json; the folder exists."""
+        texts = {EPISODES: self.csv(), TEXT: self.render()}
         if self.motions:
             texts[MOTIONS] = self.motions.csv()
+        texts[SUMMARY] = json.dumps(self.metrics(), indent=2) + "\n"
         for name, text in texts.items():
             files.replace_file(folder / name, [text.encode()])
 
@@ -189,6 +190,12 @@ def _spread(values: Array) -> str:
 def _list(numbers: Sequence[int]) -> str:
     shown = ", ".join(str(number) for number in numbers[:_SHOWN])
     return shown if len(numbers) <= _SHOWN else f"{shown}, ..."
+
+
+def stored(folder: Path) -> str | None:
+    """What was shown of the evaluation in a folder; None unless it was written whole."""
+    text = folder / TEXT
+    return text.read_text() if (folder / SUMMARY).is_file() and text.is_file() else None
 
 
 def label_folder(run: Path, step: int, label: str) -> Path:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
 
-from etude.app.build import policy_parts, policy_path
 from etude.app.collecting import make_evaluator, num_motions
+from etude.app.loading import policy_parts, policy_path
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
@@ -83,7 +83,7 @@ def play(recipe: Recipe, path: Path, episodes: int | None = None, seed: int | No
     try:
         played = evaluator.episodes(Broadcast(0, dict(policy.state_dict())), LABEL)
         return Fresh(
-            played, evaluator.spec, _step(path), seed, evaluator.key, group_rows, episodes // rows
+            played, evaluator.spec, step_of(path), seed, evaluator.key, group_rows, episodes // rows
         )
     finally:
         evaluator.close()
@@ -109,6 +109,7 @@ def _spread(episodes: int, agents: int, motions: int = 0) -> tuple[int, int]:
     return rows, rows if group < _FEW else group
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """What the policy at a path had been trained for, as its checkpoint is numbered."""
     name = policy_path(path).resolve().name
     return int(name) if name.isdigit() else 0

@@ -52,7 +52,10 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
 
 def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
     """The recipe with the environment and the reward source that options ask for: `--env.id`,
-    `--env.task`, `--env.parallel`, `--rewards.kind`."""
+    `--env.kind`, `--env.task`, `--env.parallel`, `--rewards.kind`."""
+    kind = ENVS.get(_value_of("--env.kind", arguments) or "")
+    if kind is not None and kind.named_by is None and not isinstance(recipe.env, kind.config):
+        recipe = recipe.model_copy(update={"env": kind.config()})
     for entry in ENVS.values():
         value = _value_of(f"--env.{entry.named_by}", arguments) if entry.named_by else None
         if value is not None and not isinstance(recipe.env, entry.config):

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ircr import IRCRConfig
+from etude.algorithms.learned import LearnedConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rewards import GivenConfig
@@ -31,11 +32,12 @@ from etude.training.saving import CheckpointConfig
 AlgorithmConfig = Annotated[
     PPOConfig | SACConfig | TD3Config | RewardOnlyConfig, Field(discriminator="kind")
 ]
-AnyRewardsConfig = GivenConfig | RRDConfig | IRCRConfig | AMPConfig
+AnyRewardsConfig = GivenConfig | RRDConfig | IRCRConfig | LearnedConfig | AMPConfig
 REWARDS: dict[str, type[AnyRewardsConfig]] = {
     "given": GivenConfig,
     "rrd": RRDConfig,
     "ircr": IRCRConfig,
+    "learned": LearnedConfig,
     "amp": AMPConfig,
 }
 RewardsConfig = Annotated[AnyRewardsConfig, Field(discriminator="kind")]

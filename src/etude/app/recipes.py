@@ -14,6 +14,7 @@ from etude.app.recipe import Recipe, dump, load, validated
 from etude.app.replay_recipes import (
     episodic,
     episodic_short,
+    offline,
     reward_only,
     reward_only_debug,
     sac,
@@ -299,6 +300,7 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "td3": td3,
     "episodic": episodic,
     "episodic-short": episodic_short,
+    "offline": offline,
     "reward-only": reward_only,
     "reward-only-debug": reward_only_debug,
 }

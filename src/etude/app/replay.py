@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from etude.algorithms.amp import AMPConfig
+from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.ircr import IRCR, IRCRConfig
+from etude.algorithms.learned import LearnedConfig, LearnedRewards
 from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig, ReplayGeometry
 from etude.algorithms.rewards import GivenRewards, RewardSource
 from etude.algorithms.rrd import RRD, RRDConfig
 from etude.algorithms.sac import SAC
-from etude.algorithms.td3 import TD3
+from etude.algorithms.td3 import TD3, TD3Config
 from etude.app import collecting, memory
 from etude.app.collecting import Learning
+from etude.app.loading import check_reads, load_taught
 from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
 from etude.core.clock import Clock, Nest
@@ -66,6 +70,11 @@ class Replay:
     def nest(self, recipe: Recipe) -> Nest:
         collecting.check_policy(recipe, self._policies)
         cut, config = geometry(recipe), _config(recipe)
+        if isinstance(config, TD3Config) and config.behaviour_coef is not None:
+            raise UsageError(
+                "algorithm.behaviour_coef holds a policy to a dataset, and there is none: name one "
+                "with --algorithm.dataset FOLDER, or set it to None."
+            )
         steps = cut.steps_per_iteration
         return Nest.of(recipe.clock, steps, config.train_batches, config.idle_iterations(steps))
 
@@ -86,26 +95,10 @@ class Replay:
             for s in range(recipe.learner.shards)
         ]
         policy = make_policy(recipe.policy, env, key.child("policy"))
-        rewards = make_rewards(recipe, env, key.child("rewards"), device(recipe))
-        algorithm = self._algorithm(recipe, policy, stores, rewards, key, device(recipe))
+        algorithm = make_algorithm(self._kind, recipe, policy, stores, env, key, device(recipe))
         staging = BufferSpec(env, {}, cut.rows, cut.steps, cut.steps)
         buffers = [SegmentBuffer(staging) for _ in range(1 + recipe.collector.lag)]
         return Learning(algorithm, buffers)
-
-    def _algorithm(
-        self,
-        recipe: Recipe,
-        policy: BasePolicy,
-        stores: Sequence[EpisodeStore],
-        rewards: RewardSource,
-        key: Key,
-        where: torch.device,
-    ) -> OffPolicy:
-        make: Any = self._kind  # `policies` says which kinds of policy come here.
-        made: OffPolicy = make(
-            recipe.algorithm, policy, stores, rewards, key.child("critics"), where
-        )
-        return made
 
     def sketch(self, recipe: Recipe, world: World) -> Sketch:
         env, snapshot, policy = world.spec, world.snapshot, world.deployed
@@ -114,23 +107,13 @@ class Replay:
         _refuse(recipe, world)
         shape, total = cut.store(env, config.capacity), loops.total
         planned = [PlannedStore(shape, total.timesteps // cut.shards) for _ in range(cut.shards)]
-        meta = torch.device("meta")
-        algorithm = self._algorithm(
-            recipe,
-            policy,
-            cast(list[EpisodeStore], planned),
-            make_rewards(recipe, env, None, meta),
-            Key(0),
-            meta,
-        )
-        training = algorithm.state_dict()
-        learned = {k: v for k, v in training.items() if k not in ("stores", "rewards")}
-        actor = sum(p.nbytes for p in policy.parameters())
+        stores = cast(list[EpisodeStore], planned)
+        training = planned_state(self._kind, recipe, policy, stores, env)
         staging = BufferSpec(env, {}, cut.rows, cut.steps, cut.steps).num_bytes
         samples = config.train_batches * config.batch_size / cut.steps_per_iteration
         return Sketch(
             geometry=_geometry(recipe, cut),
-            lines=_lines(recipe),
+            lines=update_lines(recipe),
             shapes=_shapes(env, config),
             title="Replay: [transitions, ...]",
             usage=f"every step is used {samples:g} times, on average; {cut.shards} shard(s)",
@@ -140,13 +123,11 @@ class Replay:
             },
             memory={
                 "buffer": staging * (1 + recipe.collector.lag),
-                "model": actor,
-                "learner_state": num_bytes(learned),
-                "reward_model": 2 * num_bytes(training["rewards"]),
+                **learner_bytes(policy, training),
             },
             estimates={
                 **memory.collection(recipe, env, policy, snapshot, cut.steps_per_iteration),
-                "workspace": 32 * config.batch_size * sum(recipe.policy.hidden) * 4,
+                "workspace": workspace(recipe),
             },
             training=training,
             disk={"replay": shape.num_bytes * cut.shards},
@@ -198,11 +179,63 @@ def _log_state(count: int, held: int, block: int) -> Tree:
     return {"first": count - held, "count": count, "sha256": ["0" * 64] * (held // block + 1)}
 
 
+def make_algorithm(
+    kind: type[SAC] | type[TD3],
+    recipe: Recipe,
+    policy: BasePolicy,
+    stores: Sequence[EpisodeStore | EpisodesOf],
+    env: EnvSpec,
+    key: Key | None,
+    where: torch.device,
+) -> OffPolicy:
+    """A new learner with its reward source; without a key on the meta device, to be counted."""
+    rewards = make_rewards(recipe, env, None if key is None else key.child("rewards"), where)
+    make: Any = kind  # Who calls has asked which kinds of policy come here.
+    critics = (key or Key(0)).child("critics")
+    made: OffPolicy = make(recipe.algorithm, policy, stores, rewards, critics, where)
+    return made
+
+
+def planned_state(
+    kind: type[SAC] | type[TD3],
+    recipe: Recipe,
+    policy: BasePolicy,
+    stores: Sequence[EpisodeStore | EpisodesOf],
+    env: EnvSpec,
+) -> Tree:
+    """The shape of a learner's state in a checkpoint; `policy` is on the meta device."""
+    meta = torch.device("meta")
+    return make_algorithm(kind, recipe, policy, stores, env, None, meta).state_dict()
+
+
+def learner_bytes(policy: BasePolicy, training: Tree) -> dict[str, int]:
+    """What a learner of such a state takes in memory."""
+    learned = {k: v for k, v in training.items() if k not in ("stores", "rewards")}
+    return {
+        "model": sum(p.nbytes for p in policy.parameters()),
+        "learner_state": num_bytes(learned),
+        "reward_model": 2 * num_bytes(training["rewards"]),
+    }
+
+
+def workspace(recipe: Recipe) -> int:
+    """About what a gradient step keeps for its way back, in bytes."""
+    return 32 * _config(recipe).batch_size * sum(recipe.policy.hidden) * 4
+
+
 def make_rewards(
     recipe: Recipe, env: EnvSpec, key: Key | None, where: torch.device
 ) -> RewardSource:
     """The reward source a recipe asks for; without a key its weights are not drawn."""
     config = recipe.rewards
+    if isinstance(config, LearnedConfig):
+        if not config.run:
+            raise UsageError(
+                "rewards.kind learned needs a run that learned them: --rewards.run RUN."
+            )
+        taught = load_taught(Path(config.run))
+        check_reads(taught.network, env)
+        return LearnedRewards(taught.network, None if taught.action else env.action, where)
     if isinstance(config, RRDConfig):
         with torch.device("meta" if key is None else "cpu"):
             network = make_reward_network(config.network, env.observations, env.action, key)
@@ -221,13 +254,18 @@ def _geometry(recipe: Recipe, cut: ReplayGeometry) -> dict[str, int]:
         "warmup_steps": config.warmup_steps,
         "capacity": config.capacity,
     }
-    if isinstance(recipe.rewards, RRDConfig):
-        sizes["rrd_batch_size"] = recipe.rewards.rrd_batch_size
-        sizes["rrd_sample_size"] = recipe.rewards.rrd_sample_size
-    return sizes
+    return {**sizes, **reward_sizes(recipe)}
 
 
-def _lines(recipe: Recipe) -> list[str]:
+def reward_sizes(recipe: Recipe) -> dict[str, int]:
+    """The sizes of a reward gradient, {} without one."""
+    if not isinstance(recipe.rewards, RRDConfig):
+        return {}
+    return {name: getattr(recipe.rewards, name) for name in ("rrd_batch_size", "rrd_sample_size")}
+
+
+def update_lines(recipe: Recipe) -> list[str]:
+    """What the updates of an iteration are."""
     config, rewards = _config(recipe), recipe.rewards
     lines = [f"update: {config.train_batches:,} batches of {config.batch_size:,} transitions"]
     if isinstance(rewards, RRDConfig):

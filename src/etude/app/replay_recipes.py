@@ -88,6 +88,21 @@ def episodic_short() -> Recipe:
     )
 
 
+def offline() -> Recipe:
+    """A policy from a dataset, its reward learned from returns: `--algorithm.dataset FOLDER`."""
+    return Recipe(
+        name="offline",
+        policy=PolicyConfig(kind="deterministic", hidden=(256, 256), activation="relu"),
+        algorithm=TD3Config(
+            train_batches=100, behaviour_coef=0.4, normalise_observations=True, gamma=0.98
+        ),
+        rewards=RRDConfig(normalise_targets=True),
+        clock=ClockConfig(epochs=10, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
+        checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
 def reward_only() -> Recipe:
     """A reward learned from a dataset's returns: `--algorithm.dataset FOLDER`, no environment."""
     return Recipe(

@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.reward_model import (
     RewardOnly,
     RewardOnlyConfig,
     episode_rewards,
     make_reward_only,
 )
-from etude.app.build import policy_parts, policy_path
 from etude.app.evaluation_report import new_folder
+from etude.app.fresh import step_of
+from etude.app.loading import policy_parts
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array
 from etude.experience.episodes import EpisodeStore
@@ -48,31 +50,31 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     learner = make_reward_only(recipe.algorithm, store, torch.device("cpu"), None)
     learner.load_policy(policy_parts(path)[0])
     metrics = learner.evaluate()
-    say(f"{len(learner.held_out):,} episodes of {recipe.algorithm.dataset} that were held out")
+    held_out = learner.held_out
+    say(f"{held_out.num_episodes:,} episodes of {recipe.algorithm.dataset} that were held out")
     for name, value in metrics.items():
         say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")
-    name = policy_path(path).resolve().name
-    folder = new_folder(path, int(name) if name.isdigit() else 0)
-    for number in _typical(store, learner.held_out):
-        text = _chart(learner, store, number)
-        files.replace_file(folder / f"episode-{number}.svg", [text.encode()])
+    folder = new_folder(path, step_of(path))
+    for index in _typical(held_out):
+        text = _chart(learner, index)
+        name = f"episode-{held_out.numbers[index]}.svg"
+        files.replace_file(folder / name, [text.encode()])
     files.replace_file(folder / "summary.json", [json.dumps(metrics, indent=2).encode()])
     store.close()
     say(f"Kept in {folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     return {**metrics, "folder": str(folder)}
 
 
-def _typical(store: EpisodeStore, held_out: Array) -> list[int]:
-    """The episodes with the least, the middle and the largest return."""
-    order = held_out[np.argsort(store.returns[held_out], kind="stable")]
-    return (
-        [int(order[i]) for i in sorted({0, len(order) // 2, len(order) - 1})] if len(order) else []
-    )
+def _typical(episodes: EpisodesOf) -> list[int]:
+    """The episodes with the least, the middle and the largest return, counted among these."""
+    order = np.argsort(episodes.returns, kind="stable").tolist()
+    return [order[i] for i in sorted({0, len(order) // 2, len(order) - 1})] if order else []
 
 
-def _chart(learner: RewardOnly, store: EpisodeStore, number: int) -> str:
+def _chart(learner: RewardOnly, index: int) -> str:
     """An SVG: the reward of every step, and its running sum beside the progress."""
-    steps, whole = store.episode(number)
+    number = learner.held_out.numbers[index]
+    steps, whole = learner.held_out.episode(index)
     rewards = episode_rewards(learner.rrd, steps)
     running = [Line("running sum", rewards.cumsum(), "#c0392b")]
     progress = learner.config.progress

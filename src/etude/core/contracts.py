@@ -79,6 +79,16 @@ class ActionSpec:
         scaled: Array = np.minimum(np.maximum(center + unit * reach, low), high)
         return scaled
 
+    def from_env(self, actions: Array) -> Array:
+        """Actions [rows, n] of an environment's units as a policy takes them, in their place."""
+        if self.kind == "box":
+            if self._scale is not None:
+                center, reach, _, _ = self._scale
+                actions -= center
+                actions /= reach
+            np.clip(actions, np.float32(-1.0), np.float32(1.0), out=actions)
+        return actions
+
     @cached_property
     def _scale(self) -> tuple[Array, Array, Array, Array] | None:
         """Center, half width and bounds of the box, float32; None where it is [-1, 1] already."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import gymnasium
@@ -40,10 +43,31 @@ class GymConfig(EnvBase):
     )
 
 
+_WARNED: set[str] = set()
+
+
+@contextmanager
+def _warned_once() -> Iterator[None]:
+    """MuJoCo's remarks on a model are made once, and not again for every row that loads it."""
+    before = mujoco.get_mju_user_warning()
+
+    def warn(text: str) -> None:
+        if text not in _WARNED:
+            _WARNED.add(text)
+            print(f"MuJoCo: {text}", file=sys.stderr)
+
+    mujoco.set_mju_user_warning(warn)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
 def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
     """One instance, or one sentence about why there is none."""
     try:
-        return gymnasium.make(config.id, disable_env_checker=True, **config.kwargs)
+        with _warned_once():
+            return gymnasium.make(config.id, disable_env_checker=True, **config.kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f" Nearest: {', '.join(near)}." if near else ""

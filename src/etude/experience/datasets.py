@@ -23,18 +23,15 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from etude.experience.datasets_summary import Array, Contrast, DataError, Described, Summary
-from etude.experience.datasets_summary import contrast as contrast
+from etude.experience.datasets_summary import Array, DataError, Described, Summary
 
 __all__ = [
-    "Contrast",
     "DataError",
     "Dataset",
     "Limits",
     "ReadOptions",
     "SourceEpisode",
     "Summary",
-    "contrast",
     "open_dataset",
     "scan",
 ]

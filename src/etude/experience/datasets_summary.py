@@ -1,11 +1,11 @@
-"""What is known of a dataset from its small numbers, and whether its returns teach anything.
+"""What is known of a dataset from its small numbers.
 
 Nothing here loads h5py or torch: the process that opens strangers' files starts with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ import numpy as np
 from etude.core.errors import EtudeError
 
 Array = np.ndarray[Any, Any]
-_EQUAL = 1e-6
-"""Returns closer than this, relative to the largest, are the same."""
 
 
 class DataError(EtudeError):
@@ -69,44 +67,6 @@ class Described:
     def from_json(cls, document: dict[str, Any]) -> Described:
         fields = {n: Field(tuple(f["shape"]), f["dtype"]) for n, f in document["fields"].items()}
         return cls(**{**document, "fields": fields})
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """Whether returns differ: where they do not, a return decomposition learns nothing."""
-
-    enough: bool
-    sentence: str
-
-
-def contrast(returns: Array | Sequence[float]) -> Contrast:
-    """The verdict on the returns of a dataset, [episodes]."""
-    values = np.asarray(returns, np.float64)
-    if not values.size:
-        return Contrast(False, "There is no episode.")
-    low, high = float(values.min()), float(values.max())
-    if high - low <= _EQUAL * max(1.0, abs(high), abs(low)):
-        failures = (
-            "failures: import with --add-truncated N, or record some with `etude data record`."
-        )
-        missing = failures if high else "successes, such as `etude data record` makes."
-        return Contrast(
-            False,
-            f"Every return is {high:g}: a return decomposition learns nothing from this. Add "
-            f"{missing}",
-        )
-    common = float(np.isclose(values, np.median(values)).mean())
-    if common > 0.95:
-        return Contrast(
-            True,
-            f"Returns differ, but {common:.0%} of them are {np.median(values):g}: few episodes "
-            "carry all there is to learn. More failures would help: --add-truncated N.",
-        )
-    return Contrast(
-        True,
-        f"Returns differ ({low:g} to {high:g}, standard deviation {values.std():.3g}): a return "
-        "decomposition has something to learn from.",
-    )
 
 
 @dataclass

@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ from etude.experience.episodes_files import (
     read_json,
     write_json,
 )
-from etude.experience.episodes_geometry import INDEX, OBS, StoreGeometry
+from etude.experience.episodes_geometry import INDEX, OBS, StoreGeometry, record_of
 from etude.experience.episodes_index import EpisodeIndex
 from etude.experience.episodes_intake import Intake, Steps
 from etude.experience.episodes_log import DamagedStore, Disk, RecordLog
@@ -63,7 +63,13 @@ _LOGS = ("steps", "finals", "episodes")
 class EpisodeStore:
     """Steps and episodes of some lanes; see the module's text for how they are kept."""
 
-    def __init__(self, path: Path, geometry: StoreGeometry, disk: Disk | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        geometry: StoreGeometry,
+        disk: Disk | None,
+        reads: Collection[str] | None = None,
+    ) -> None:
         self.path, self.geometry = path, geometry
         self.verify = True
         """Whether `load_state_dict` reads every named block; sizes are checked in any case."""
@@ -72,8 +78,12 @@ class EpisodeStore:
         self._finals = RecordLog(path, "finals", geometry.final_record, episodes, disk)
         self._episodes = RecordLog(path, "episodes", INDEX, episodes, disk)
         self._logs = dict(zip(_LOGS, (self._steps, self._finals, self._episodes), strict=True))
-        self._columns = Columns(geometry.specs)
-        self._seen = Columns({n: s for n, s in geometry.specs.items() if n.startswith(OBS)})
+        fields = geometry.specs_read(reads)
+        seen = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
+        self._columns, self._seen = Columns(fields), Columns(seen)
+        self._names = [name.removeprefix(OBS) for name in seen]
+        whole = len(fields) == len(geometry.specs)
+        self._parts = (None, None) if whole else (record_of(fields), record_of(seen))
         self._disk, self._seal, self._failed = disk, "", False
         self._index = EpisodeIndex(geometry.lanes)
         self._open_starts: Array = np.zeros(geometry.lanes, np.int64)
@@ -100,10 +110,13 @@ class EpisodeStore:
         return cls(path, geometry, disk)
 
     @classmethod
-    def open(cls, path: Path) -> EpisodeStore:
-        """A sealed dataset, to read; sizes and index are checked, `check_blocks` reads the rest."""
+    def open(cls, path: Path, reads: Collection[str] | None = None) -> EpisodeStore:
+        """A sealed dataset, to read; sizes and index are checked, `check_blocks` reads the rest.
+
+        reads: the observations that steps come with, None for all. Others stay on the disk.
+        """
         path = Path(path)
-        store = cls(path, read_geometry(path), None)
+        store = cls(path, read_geometry(path), None, reads)
         if not os.path.lexists(path / SEAL):
             raise UsageError(f"{path} was never finished; import or record it again.")
         document = read_json(path / SEAL)
@@ -235,7 +248,7 @@ class EpisodeStore:
         if not self.num_transitions:
             raise UsageError(f"{self.path} holds no transition yet.")
         drawn = generator.integers(0, self.num_transitions, num)
-        return self._transitions(*self._index.locate(drawn))
+        return self.transitions(*self._index.locate(drawn))
 
     def sample_subsets(
         self, generator: np.random.Generator, num_subsets: int, num_steps: int
@@ -256,7 +269,7 @@ class EpisodeStore:
         """The same from given finished episodes [subsets], counted from the oldest held."""
         _, lengths = self._index.look_up(episodes)
         offsets = choose(generator, lengths, num_steps)
-        steps = self._transitions(episodes.repeat(num_steps), offsets.reshape(-1))
+        steps = self.transitions(episodes.repeat(num_steps), offsets.reshape(-1))
         return Subsets(steps.folded(offsets.shape), self._index.returns[episodes], lengths)
 
     def episode(self, number: int) -> tuple[Transitions, float]:
@@ -264,10 +277,10 @@ class EpisodeStore:
         if not 0 <= number < self.num_episodes:
             raise UsageError(f"{self.path} holds {self.num_episodes:,} episodes, not {number:,}.")
         length = int(self._index.look_up(np.array([number]))[1][0])
-        steps = self._transitions(np.full(length, number), np.arange(length))
+        steps = self.transitions(np.full(length, number), np.arange(length))
         return steps, float(self._index.returns[number])
 
-    def _transitions(self, places: Array, offsets: Array) -> Transitions:
+    def transitions(self, places: Array, offsets: Array) -> Transitions:
         """Steps `offsets` [n] of the episodes at `places` [n] of the index, and what followed."""
         starts, lengths = self._index.look_up(places)
         slots = starts + offsets * self.lanes
@@ -275,14 +288,15 @@ class EpisodeStore:
         (last,) = ((offsets == lengths - 1) & (places < self.num_episodes)).nonzero()
         after = slots + self.lanes
         after[last] = slots[last]  # any slot that exists; replaced below
-        records = self._steps.gather(np.concatenate((slots, after)))
+        step, final = self._parts
+        records = self._steps.gather(np.concatenate((slots, after)), step)
         flat = self._columns.fill(records[: len(slots)])
         seen = self._seen.fill(records[len(slots) :])
         if len(last):
-            finals = self._finals.gather(places[last] + self._index.first)
+            finals = self._finals.gather(places[last] + self._index.first, final)
             for name, array in seen.items():
                 array[last] = finals[name]
-        obs = {name: flat.pop(OBS + name) for name in self.geometry.observations}
+        obs = {name: flat.pop(OBS + name) for name in self._names}
         next_obs = {name: seen[OBS + name] for name in obs}
         return Transitions(obs=obs, next_obs=next_obs, **flat)
 

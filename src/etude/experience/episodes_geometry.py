@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -90,15 +90,20 @@ class StoreGeometry:
         """The specs of the observations alone, without the prefix."""
         return {n.removeprefix(OBS): s for n, s in self.specs.items() if n.startswith(OBS)}
 
+    def specs_read(self, names: Collection[str] | None) -> dict[str, ArraySpec]:
+        """The specs of what is read of a step by one who looks at these observations; None: all."""
+        wanted = {OBS + name for name in self.observations if names is None or name in names}
+        return {n: s for n, s in self.specs.items() if n in wanted or not n.startswith(OBS)}
+
     @cached_property
     def step_record(self) -> np.dtype[Any]:
         """One step of one lane on disk."""
-        return _record(self.specs)
+        return record_of(self.specs)
 
     @cached_property
     def final_record(self) -> np.dtype[Any]:
         """What one episode ended on, on disk."""
-        return _record({n: s for n, s in self.specs.items() if n.startswith(OBS)})
+        return record_of({n: s for n, s in self.specs.items() if n.startswith(OBS)})
 
     @property
     def block_slots(self) -> int:
@@ -186,7 +191,7 @@ def _check_specs(specs: Mapping[str, ArraySpec]) -> None:
             raise UsageError(f"An episode store cannot hold {name!r} of {size:,} numbers a step.")
 
 
-def _record(specs: Mapping[str, ArraySpec]) -> np.dtype[Any]:
+def record_of(specs: Mapping[str, ArraySpec]) -> np.dtype[Any]:
     """A fixed-size record; the widest numbers first, so that all are aligned without gaps."""
     names = sorted(specs, key=lambda name: (-np.dtype(specs[name].dtype).itemsize, name))
     formats, offsets, end = [], [], 0

@@ -12,6 +12,7 @@ it is cut back to the count a checkpoint names; what follows is void and overwri
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -81,6 +82,8 @@ class RecordLog:
         # Opaque bytes: numpy moves them whole, five times faster than field by field.
         self._raw = np.dtype((np.void, dtype.itemsize))
         self._maps: dict[int, Array] = {}
+        self._sparse = False
+        """Whether only parts of records are read."""
         self._sealed: dict[int, str] = {}
         self._running = hashlib.sha256()
         self._fd, self._open_block = -1, -1
@@ -125,13 +128,17 @@ class RecordLog:
             self._sealed[block] = self._running.hexdigest()
             self._running = hashlib.sha256()
 
-    def gather(self, positions: Array) -> Array:
+    def gather(self, positions: Array, part: np.dtype[Any] | None = None) -> Array:
         """The records at `positions` [m] int64, in that order: a copy of dtype [m].
 
         Block by block in the order of the file, which is kind to a disk, then put in order.
+        part: some of the fields, packed. Of large records only these bytes are read, so that
+        images nobody looks at stay on the disk; small ones come whole, which is faster.
         """
         order = positions.argsort()
         if self.dtype.itemsize >= _LARGE:
+            if part is not None:
+                return self._gather_part(positions, order, part)
             return self._gather_large(positions, order)
         sorted_positions = positions[order]
         lowest, highest = (int(sorted_positions[i]) // self.block_records for i in (0, -1))
@@ -157,6 +164,22 @@ class RecordLog:
             found[i : i + 1] = self._map(block)[inside : inside + 1]
         return np.ndarray(len(found), self.dtype, found)
 
+    def _gather_part(self, positions: Array, order: Array, part: np.dtype[Any]) -> Array:
+        """Some fields of large records: [m] of the dtype `part`."""
+        found: Array = np.empty(len(positions), part)
+        self._sparse = True
+        blocks, inside = np.divmod(positions[order], self.block_records)
+        begin = 0
+        while begin < len(order):
+            block = int(blocks[begin])
+            end = int(blocks.searchsorted(block, "right"))
+            mapped, rows = self._map(block), order[begin:end]
+            records = np.ndarray(len(mapped), self.dtype, mapped)
+            for name in part.names or ():
+                found[name][rows] = records[name][inside[begin:end]]
+            begin = end
+        return found
+
     def read(self, start: int, stop: int) -> Array:
         """Records start to stop: a copy of dtype [stop - start]."""
         parts = []
@@ -173,14 +196,16 @@ class RecordLog:
         found = self._maps.get(block)
         if found is None:
             path = self.path(block)
-            size = file_size(path)
-            if size < self.dtype.itemsize:
+            size, size_of = file_size(path), self.dtype.itemsize
+            if size < size_of:
                 raise DamagedStore(path, "is empty")
-            length = min(size // self.dtype.itemsize, self.block_records)
-            with clear_faults("map", path):
-                mapped = np.memmap(path, self._raw, "r", shape=(length,))
-            # A plain array: numpy asks a subclass what to do at every call.
-            found = self._maps[block] = mapped.view(np.ndarray)
+            length = min(size // size_of, self.block_records)
+            with clear_faults("map", path), open(path, "rb") as stream:
+                pages = mmap.mmap(stream.fileno(), length * size_of, access=mmap.ACCESS_READ)
+            if self._sparse and hasattr(mmap, "MADV_RANDOM"):
+                # Reading ahead would fetch what lies between the parts.
+                pages.madvise(mmap.MADV_RANDOM)
+            found = self._maps[block] = np.frombuffer(pages, self._raw)
         return found
 
     def sync(self) -> bool:

@@ -46,6 +46,16 @@ REPLAY_COLUMNS: tuple[Column, ...] = (
     ("R loss", "train/R_loss", 9, "{:.3g}"),
     *_TESTS,
 )
+OFFLINE_COLUMNS: tuple[Column, ...] = (
+    ("updates", "updates", 11, "{:,.0f}"),
+    ("cycle", "cycle", 6, "{:.0f}"),
+    ("Q", "train/q_mean", 9, "{:.3g}"),
+    ("Q loss", "train/critic_loss", 10, "{:.3g}"),
+    ("imitation", "train/behaviour_error", 10, "{:.3g}"),
+    ("R loss", "train/R_loss", 10, "{:.3g}"),
+    ("eval actions", "eval/action_error", 13, "{:.3g}"),
+    *_TESTS,
+)
 REWARD_COLUMNS: tuple[Column, ...] = (
     ("updates", "updates", 11, "{:,.0f}"),
     ("cycle", "cycle", 6, "{:.0f}"),
@@ -60,12 +70,15 @@ REWARD_COLUMNS: tuple[Column, ...] = (
 
 
 def columns_of(row: Mapping[str, float]) -> tuple[Column, ...]:
-    """What is worth showing of a run, by what it logs."""
+    """What is worth showing of a run, by what it logs: a buffer, a replay, or a dataset
+    that teaches a policy or a reward alone."""
     if "replay/transitions" in row:
         return REPLAY_COLUMNS
     if "amp/style_reward" in row:
         return STYLE_COLUMNS
-    return COLUMNS if row.get("timesteps") else REWARD_COLUMNS
+    if row.get("timesteps"):
+        return COLUMNS
+    return OFFLINE_COLUMNS if "train/critic_loss" in row else REWARD_COLUMNS
 
 
 ROWS_PER_HEADING = 20

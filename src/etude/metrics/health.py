@@ -135,9 +135,18 @@ def _success_stuck(rows: Sequence[Row], progress: float) -> Warning | None:
         return None
     return Warning(
         "success stuck",
-        f"success stays at {now:.0%}: more exploration (policy.init_std, algorithm.entropy_coef), "
-        "a denser reward, or an easier start",
+        f"success stays at {now:.0%}: more exploration ({_exploration(rows[-1])}), a denser "
+        "reward, or an easier start",
     )
+
+
+def _exploration(row: Row) -> str:
+    """The fields by which the algorithm that logs such rows explores."""
+    if "train/ent_coef" in row:
+        return "algorithm.target_entropy or algorithm.alpha, algorithm.warmup_steps"
+    if "train/critic_loss" in row:
+        return "algorithm.exploration, algorithm.warmup_steps"
+    return "policy.init_std, algorithm.entropy_coef"
 
 
 def _term_dominates(rows: Sequence[Row], progress: float) -> Warning | None:
@@ -196,6 +205,8 @@ _READ = frozenset(
         "amp/agent_accuracy",
         "amp/demo_accuracy",
         "amp/style_reward",
+        "train/ent_coef",
+        "train/critic_loss",
     }
 )
 

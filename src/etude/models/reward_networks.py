@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 from torch import nn
 from torch.nn import functional
 
-from etude.core.contracts import ActionSpec, ArraySpec
+from etude.core.contracts import ActionSpec, Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.recipe import Config
@@ -21,6 +22,8 @@ from etude.models.normalise import Normaliser
 
 CONTRACT_FORMAT, CONTRACT_KIND = 1, "reward"
 Named = dict[str, torch.Tensor]
+_CHUNK = 64
+"""Steps that are judged at a time."""
 
 
 class RewardNetworkConfig(Config):
@@ -144,6 +147,29 @@ def reward_network_from_contract(contract: dict[str, Any], arrays: Tree) -> Rewa
     network = RewardNetwork(config, observations, ActionSpec(**action), None)
     network.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
     return network
+
+
+def rewards_of(
+    network: RewardNetwork,
+    obs: dict[str, Array],
+    actions: Array,
+    next_obs: dict[str, Array],
+) -> Array:
+    """r(s, a, s') of steps as they are stored, [n] float64; obs may hold more than is read.
+
+    In pieces, which bounds the floats of images.
+    """
+    device, parts = network.shift.device, []
+    with torch.no_grad():
+        for start in range(0, len(actions), _CHUNK):
+            some = slice(start, start + _CHUNK)
+            here, after = (
+                {n: torch.from_numpy(o[n][some]).to(device) for n in network.observations}
+                for o in (obs, next_obs)
+            )
+            taken = torch.from_numpy(actions[some]).to(device)
+            parts.append(network(here, taken, after).double().cpu().numpy())
+    return np.concatenate(parts) if parts else np.empty(0)
 
 
 def _is_image(spec: ArraySpec) -> bool:

@@ -118,6 +118,10 @@ class Workers:
 class NoCollector:
     """For runs that learn from a dataset."""
 
+    def __init__(self, workers: Workers | None = None) -> None:
+        """workers: threads that only the tests use; they end with the run."""
+        self._workers = workers
+
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         return []
 
@@ -128,7 +132,8 @@ class NoCollector:
         pass
 
     def close(self) -> None:
-        pass
+        if self._workers is not None:
+            self._workers.close()
 
 
 class LocalCollector:

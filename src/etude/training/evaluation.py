@@ -132,8 +132,13 @@ class Evaluator:
 class HeldOut:
     """Asks what was learned to judge itself on data that was kept from it."""
 
-    def __init__(self, judge: Callable[[], dict[str, float]], score: str, episodes: int) -> None:
-        """`judge` gives the metrics, of which `score` is better the larger it is."""
+    def __init__(
+        self, judge: Callable[[], dict[str, float]], score: str | None, episodes: int
+    ) -> None:
+        """`judge` gives the metrics, of which `score` is better the larger it is.
+
+        None where no number says which is better: then the newest is the best.
+        """
         self._judge, self._score, self._episodes = judge, score, episodes
         self.best: tuple[float, float] | None = None
         self.num_done = 0
@@ -143,9 +148,11 @@ class HeldOut:
         metrics = self._judge()
         self.num_done += 1
         self.num_episodes += self._episodes
-        found = (metrics.get(self._score, -1.0), -metrics.get("eval/R_loss", 0.0))
+        value = -1.0 if self._score is None else metrics.get(self._score, -1.0)
+        found = (value, -metrics.get("eval/R_loss", 0.0))
         # Where nothing can be judged, what was learned longest is the best.
-        is_best = self.best is None or found > self.best or not metrics
+        blind = self._score is None or not metrics
+        is_best = blind or self.best is None or found > self.best
         if is_best:
             self.best = found
         return Verdict(metrics, is_best, {})

@@ -1,0 +1,230 @@
+"""Policies from a dataset: planned, trained, judged, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import etude
+from etude.algorithms.off_policy import OffPolicy
+from etude.app import cli, evaluating, recipes
+from etude.app.build import build
+from etude.app.offline import open_data
+from etude.app.plan import make_plan
+from etude.app.recipe import REWARDS as REWARD_KINDS
+from etude.app.recipe import Recipe
+from etude.app.run import Run, train
+from etude.core.contracts import EnvSpec
+from etude.core.errors import UsageError
+from etude.envs.catalog import make_env
+from etude.envs.gym import GymConfig
+from etude.envs.reach import ReachConfig
+from etude.experience.episodes import EpisodeStore, StoreGeometry
+from etude.experience.episodes_geometry import store_specs
+from etude.runs.files import Disk
+from etude.runs.folder import RunFolder
+from toys import changed, toy_dataset
+
+SIZES = {"rrd_batch_size": 32, "rrd_sample_size": 4}
+
+
+def small(dataset: Path, **sections: dict[str, Any]) -> Recipe:
+    """The recipe `offline` in a second."""
+    recipe = changed(
+        recipes.find("offline"),
+        policy={"hidden": (16, 16)},
+        algorithm={"dataset": str(dataset), "train_batches": 10, "batch_size": 32},
+        rewards=SIZES,
+        clock={"epochs": 2, "cycles": 2, "iterations": 2},
+        evaluation={"episodes": 4, "rows": 4, "group_rows": 2},
+    )
+    return changed(recipe, **sections)
+
+
+def random_dataset(path: Path, spec: EnvSpec, scale: float = 1.0) -> Path:
+    """Noise that fits an environment, some of it rewarded; actions up to about `scale`."""
+    plain = EnvSpec(spec.observations, spec.action, 20)
+    store = EpisodeStore.create(path, StoreGeometry(store_specs(plain), 1, 20), Disk())
+    stream = np.random.default_rng(0)
+    for i in range(20):
+        obs = {
+            name: stream.normal(size=(9, *s.shape)).astype(np.float32)
+            for name, s in spec.observations.items()
+        }
+        actions = scale * np.tanh(stream.normal(size=(8, *spec.action.array.shape)))
+        rewards = np.eye(8, dtype=np.float32)[-1] * (i % 2)
+        store.append_episode(obs, actions.astype(np.float32), rewards, True)
+    store.seal().close()
+    return path
+
+
+def spec_of(config: Any) -> EnvSpec:
+    env = make_env(config, 2)
+    env.close()
+    return env.spec
+
+
+@pytest.mark.parametrize("kind", ["rrd", "given", "ircr", "sac", "shards"])
+def test_a_run_does_what_its_plan_says(kind: str, tmp_path: Path) -> None:
+    recipe = small(toy_dataset(tmp_path / "data"))
+    if kind in ("given", "ircr"):
+        recipe = recipe.model_copy(update={"rewards": REWARD_KINDS[kind]()})
+    if kind == "sac":
+        algorithm = {"dataset": recipe.algorithm.dataset, "train_batches": 10, "batch_size": 32}
+        sac = recipes.find("sac")
+        recipe = recipe.model_copy(
+            update={
+                "policy": sac.policy.model_copy(update={"hidden": (16, 16)}),
+                "algorithm": type(sac.algorithm)(**algorithm),
+            }
+        )
+    if kind == "shards":
+        recipe = changed(recipe, learner={"shards": 2})
+    plan, run = make_plan(recipe), train(recipe, tmp_path / "run")
+    assert run.summary()["counts"] == plan.counts
+    assert plan.counts["updates"] == 80
+    assert plan.counts["timesteps"] == 0
+    rows = run.rows()
+    assert [row["updates"] for row in rows] == [20, 40, 60, 80]
+    assert {"eval/action_error", "eval/q_mean", "eval/q_data"} <= rows[-1].keys()
+    assert ("eval/R_loss" in rows[-1]) == (kind in ("rrd", "sac", "shards"))
+    saved = sum(f.stat().st_size for f in (run.path / "checkpoints/latest/").rglob("*.safetensors"))
+    assert saved < plan.bytes["checkpoint"] < 1.2 * saved + 20_000
+    note = any("Nothing holds the policy" in text for text in plan.notes)
+    assert note == (kind == "sac")
+
+
+def test_imitation_learns_what_was_done_and_eval_judges_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = small(
+        toy_dataset(tmp_path / "data"),
+        algorithm={"train_batches": 100, "behaviour_coef": 100.0, "learning_rate": 1e-3},
+    )
+    run = train(recipe, tmp_path / "run")
+    errors = [row["eval/action_error"] for row in run.rows() if "eval/action_error" in row]
+    # Half of the points walk away, which their places do not tell: no error is far below .01.
+    assert errors[-1] < 0.02
+    said: list[str] = []
+    found = evaluating.examine(run.recipe, run.path, 100, None, False, said.append)
+    assert found["eval/action_error"] == pytest.approx(errors[-1])
+    assert "4 episodes" in said[0]
+    assert cli.main(["eval", str(run.path)]) == 0
+    assert "squared error of actions" in capsys.readouterr().out
+    assert etude.load_policy(run.path).act(np.zeros(2)).shape == (2,)
+
+
+def learner(recipe: Recipe, path: Path) -> OffPolicy:
+    folder = RunFolder.create(path, recipes.dump(recipe), "", {}, {})
+    parts = build(recipe, folder)
+    assert isinstance(parts.algorithm, OffPolicy)
+    for _ in parts.algorithm.batches(parts.loop.clock, parts.loop.key):
+        pass
+    parts.close()
+    folder.close()
+    return parts.algorithm
+
+
+def test_observations_are_normalised_by_the_dataset_once(tmp_path: Path) -> None:
+    recipe = small(toy_dataset(tmp_path / "data"))
+    agent, data = learner(recipe, tmp_path / "run"), open_data(recipe)
+    states = np.concatenate(
+        [data.store.episode(int(n))[0].obs["state"] for n in data.learned]
+    ).astype(np.float64)
+    norm = agent.policy.normalisers["state"]
+    spread = states.std(0)
+    assert np.abs(norm.mean.numpy() - states.mean(0)).max() < 0.05 * spread.max()
+    assert float(norm.count) == 16_384
+    run = train(recipe, tmp_path / "whole")
+    assert float(run.policy().policy.normalisers["state"].count) == 16_384
+    EpisodeStore.create(tmp_path / "none", data.store.geometry, Disk()).seal().close()
+    with pytest.raises(UsageError, match="holds no episode to learn from"):
+        make_plan(small(tmp_path / "none"))
+
+
+def test_a_reward_of_an_earlier_run_says_what_steps_are_worth(tmp_path: Path) -> None:
+    data = toy_dataset(tmp_path / "data")
+    first = train(small(data), tmp_path / "first")
+    only = recipes.find("reward-only")
+    rrd = only.algorithm.rrd.model_dump(mode="json") | {"network": {"reads": ("state",)}}
+    second = train(
+        changed(
+            only,
+            algorithm={"dataset": str(data), "train_batches": 5, "rrd": rrd},
+            clock={"epochs": 1, "cycles": 1, "iterations": 2},
+        ),
+        tmp_path / "second",
+    )
+    steps, _ = EpisodeStore.open(data).episode(0)
+    for source in (first, second):
+        learned = REWARD_KINDS["learned"](run=str(source.path))
+        recipe = small(data).model_copy(update={"rewards": learned})
+        run = train(recipe, tmp_path / f"by-{source.path.name}")
+        assert run.summary()["counts"] == make_plan(recipe).counts
+        before, after = (
+            etude.load_reward(path).rewards(steps.obs, steps.actions, steps.next_obs)
+            for path in (source.path, run.path)
+        )
+        np.testing.assert_array_equal(before, after)  # it was used, and not trained
+        assert before.shape == (len(steps.rewards),)
+        assert "train/R_loss" not in run.rows()[-1]
+    with pytest.raises(UsageError, match="needs a run that learned them"):
+        make_plan(recipe.model_copy(update={"rewards": REWARD_KINDS["learned"]()}))
+
+
+def test_a_policy_is_tested_in_an_environment_that_fits(tmp_path: Path) -> None:
+    data = random_dataset(tmp_path / "data", spec_of(ReachConfig()))
+    recipe = small(data).model_copy(update={"env": ReachConfig(max_episode_steps=5)})
+    plan, run = make_plan(recipe), train(recipe, tmp_path / "run")
+    assert plan.exactness["exact"]
+    assert run.summary()["counts"] == plan.counts
+    assert plan.counts["evaluation_episodes"] == 8
+    assert run.rows()[-1]["eval/episodes"] == 4
+    assert Run(run.path).evaluate(2)["eval/episodes"] == 2
+    with pytest.raises(UsageError, match=r"'state', which is .* \(2,\) in .* choose observations"):
+        make_plan(small(toy_dataset(tmp_path / "toy")).model_copy(update={"env": ReachConfig()}))
+    config = GymConfig(id="Pendulum-v1")
+    other = random_dataset(tmp_path / "gym", spec_of(config))
+    assert make_plan(small(other).model_copy(update={"env": config})).counts["updates"] == 80
+
+
+def test_actions_of_an_environment_become_those_of_a_policy(tmp_path: Path) -> None:
+    config = GymConfig(id="Pendulum-v1")
+    data = random_dataset(tmp_path / "data", spec_of(config), scale=2.0)
+    with pytest.raises(UsageError, match=r"go up to .* name the one they are for"):
+        make_plan(small(data))
+    found = open_data(small(data).model_copy(update={"env": config}))
+    drawn = found.shards(1)[0].sample_transitions(np.random.default_rng(0), 500).actions
+    assert 0.9 < np.abs(drawn).max() <= 1.0
+
+
+def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="There is no dataset at ''"):
+        make_plan(recipes.find("offline"))
+    data = toy_dataset(tmp_path / "data")
+    with pytest.raises(UsageError, match=r"does not divide by learner\.shards 3: use 30"):
+        make_plan(small(data, learner={"shards": 3}))
+    with pytest.raises(UsageError, match="nothing to collect ahead"):
+        make_plan(small(data, collector={"lag": 1}))
+    with pytest.raises(UsageError, match="holds a policy to a dataset, and there is none"):
+        make_plan(small(data, algorithm={"dataset": ""}).model_copy(update={"env": ReachConfig()}))
+    equal = EpisodeStore.create(tmp_path / "equal", EpisodeStore.open(data).geometry, Disk())
+    for i in range(6):
+        obs = {"state": np.full((4, 2), i, np.float32), "progress": np.zeros((4, 1), np.float32)}
+        equal.append_episode(obs, np.zeros((3, 2), np.float32), np.eye(3, dtype="f4")[-1], True)
+    equal.seal().close()
+    with pytest.raises(UsageError, match="teaches no reward: all 5 returns are 1"):
+        make_plan(small(tmp_path / "equal"))
+    given = small(tmp_path / "equal").model_copy(update={"rewards": REWARD_KINDS["given"]()})
+    assert make_plan(given).counts["updates"] == 80
+
+
+def test_the_newest_is_the_best_where_nothing_is_played(tmp_path: Path) -> None:
+    run = train(small(toy_dataset(tmp_path / "data")), tmp_path / "run")
+    best = (run.path / "checkpoints/best").resolve().name
+    assert int(best) == 80
+    assert torch.isfinite(torch.tensor(run.rows()[-1]["eval/q_mean"]))
