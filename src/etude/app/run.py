@@ -156,7 +156,7 @@ def train(
     ) as folder:
         out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
         out.say(f"Run folder: {folder.path}")
-        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase)
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say)
         start_policy(recipe, parts.algorithm)
         _execute(parts, folder, out.say)
     return Run(target)
@@ -187,7 +187,7 @@ def resume(
         _warn_of_failures(folder, say)
         out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
         say = out.say
-        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase)
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say)
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
             if total_timesteps is not None:

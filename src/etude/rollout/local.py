@@ -22,14 +22,34 @@ T = TypeVar("T")
 
 
 class CollectorConfig(Config):
-    """Where rollouts run, and in what groups. Threads never change a result; groups do."""
+    """Where rollouts run, and in what groups. Only rows, groups and lag change a result."""
 
+    kind: Literal["local", "ray"] = Field(
+        "local", description="Threads of this process, or actors on a Ray cluster."
+    )
     rows: int = Field(256, ge=1, description="Environments in all.")
     group_rows: int = Field(64, ge=1, description="Environments in a group; divides rows.")
-    threads: int = Field(2, ge=1, description="Threads that groups are spread over.")
+    threads: int = Field(
+        2, ge=1, description="Threads that groups are spread over; with ray, in each actor."
+    )
     engine_threads: int = Field(1, ge=1, description="Physics threads inside each group.")
     lag: Literal[0, 1] = Field(
         0, description="1 collects the next iteration while this one trains, with older weights."
+    )
+
+    actors: int | None = Field(
+        None, ge=1, description="Ray actors that groups are spread over; default one per machine."
+    )
+    address: str = Field(
+        "local", description="The Ray cluster: host:port, auto, or local to start one for the run."
+    )
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds a fragment may take before its actor is replaced; default by measure.",
+    )
+    allow_inexact: bool = Field(
+        False, description="Let in actors that compute other bits, and mark the run not exact."
     )
 
     @property
@@ -121,6 +141,12 @@ class NoCollector:
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         return []
 
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        pass
+
+    def status(self) -> dict[str, float]:
+        return {}
+
     def state_dict(self) -> Tree:
         return {}
 
@@ -129,6 +155,16 @@ class NoCollector:
 
     def close(self) -> None:
         pass
+
+
+def group_state(snapshots: Sequence[Snapshot] | None) -> Tree:
+    """{"groups": {"000000": snapshot, ...}}, none of them before the first iteration."""
+    return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots or [])}}
+
+
+def group_snapshots(state: Tree) -> list[Snapshot] | None:
+    """The snapshots, in group order, of what `group_state` gave."""
+    return [snapshot for _, snapshot in sorted(state["groups"].items())] or None
 
 
 class LocalCollector:
@@ -175,14 +211,17 @@ class LocalCollector:
             ]
         )
 
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        """There is nothing to tell: what goes wrong in here is an error."""
+
+    def status(self) -> dict[str, float]:
+        return {}
+
     def state_dict(self) -> Tree:
-        """{"groups": {"000000": snapshot, ...}}, none of them before the first iteration."""
-        snapshots = self._snapshots or []
-        return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots)}}
+        return group_state(self._snapshots)
 
     def load_state_dict(self, state: Tree) -> None:
-        snapshots = [snapshot for _, snapshot in sorted(state["groups"].items())]
-        self._snapshots = snapshots or None
+        self._snapshots = group_snapshots(state)
 
     def close(self) -> None:
         self._workers.close()
