@@ -1,4 +1,4 @@
-"""The scheduling core: simulated workers that die, freeze, dawdle, repeat themselves, come and go."""
+"""The scheduling core: simulated workers that die, freeze, dawdle, repeat themselves and go."""
 
 from __future__ import annotations
 

@@ -46,6 +46,10 @@ def check_policy(recipe: Recipe, kinds: tuple[str, ...]) -> None:
 
 def look(recipe: Recipe) -> World:
     """One group of the recipe's environments."""
+    if recipe.collector.kind == "ray":
+        from etude.rollout.ray import check
+
+        check(recipe.collector.address)
     env = make_env(recipe.task, recipe.collector.group_rows, 1)
     spec, snapshot = env.spec, _snapshot(env, recipe)
     env.close()

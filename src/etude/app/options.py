@@ -50,6 +50,14 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
     return parsed
 
 
+def spelled_out(arguments: list[str]) -> list[str]:
+    """`--collector ray` is short for `--collector.kind ray`."""
+    return [
+        "--collector.kind" if a == "--collector" else a.replace("--collector=", "--collector.kind=")
+        for a in arguments
+    ]
+
+
 def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
     """The recipe with the environment and the reward source that options ask for: `--env.id`,
     `--env.task`, `--env.parallel`, `--rewards.kind`."""

@@ -61,6 +61,25 @@ class CollectorConfig(Config):
         return slice(group * self.group_rows, (group + 1) * self.group_rows)
 
 
+class Placement(Config):
+    """Where a run that goes on does its rollouts from now on; what is left out stays as it was."""
+
+    kind: Literal["local", "ray"] | None = Field(
+        None, description="Threads of this process, or actors on a Ray cluster."
+    )
+    threads: int | None = Field(None, ge=1, description="Threads; with ray, in each actor.")
+    actors: int | None = Field(None, ge=1, description="Ray actors; default one per machine.")
+    address: str | None = Field(None, description="The Ray cluster: host:port, auto or local.")
+    deadline: float | None = Field(None, gt=0, description="Seconds a fragment may take.")
+    allow_inexact: bool | None = Field(
+        None, description="Let in actors that compute other bits, and mark the run not exact."
+    )
+
+    def applied(self, config: CollectorConfig) -> CollectorConfig:
+        """The collector of a recipe, placed so."""
+        return config.model_copy(update=self.model_dump(exclude_none=True))
+
+
 _FIRST_USE = Lock()
 
 

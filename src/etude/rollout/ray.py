@@ -31,13 +31,15 @@ LOOK_SECONDS = 1.0
 """Between two looks at which machines there are."""
 
 
-def require() -> None:
-    """Refuse where Ray is missing."""
+def check(address: str) -> None:
+    """Refuse before anything is written what could not be collected on later."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
             "collector.kind is ray, but Ray is not installed: `pip install etude[ray]`, or train "
             "with --collector.kind local."
         )
+    if address != "local":
+        check_address(find_address(address))
 
 
 class Actor:
@@ -72,7 +74,7 @@ class RayFleet:
         self, blueprint: Blueprint, actors: int | None, address: str, store_bytes: int
     ) -> None:
         """`store_bytes`: what is on its way at once, at the most."""
-        require()
+        check(address)
         self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
         import ray
 
@@ -211,7 +213,9 @@ def _reason(error: Exception) -> str:
 
 def _environment() -> dict[str, str]:
     """What an actor's process must have in common with this one."""
-    kept = {k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "PYTHONPATH", "MUJOCO"))}
+    kept = {
+        k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "PYTHONPATH", "MUJOCO"))
+    }
     return {"OMP_NUM_THREADS": "1", **kept}
 
 

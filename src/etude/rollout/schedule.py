@@ -35,9 +35,9 @@ class Patience:
     def seconds(self) -> float:
         if self._fixed is not None:
             return self._fixed
-        if self._slowest is None:
-            return FIRST_PATIENCE * 2**self._doublings
-        return max(LEAST_PATIENCE, SLOWER * self._slowest) * 2**self._doublings
+        known = self._slowest is not None
+        usual = max(LEAST_PATIENCE, SLOWER * (self._slowest or 0.0)) if known else FIRST_PATIENCE
+        return usual * float(2**self._doublings)
 
     def learn(self, seconds: float) -> None:
         """A fragment came back after so long."""
