@@ -106,9 +106,11 @@ def make_collector(
 
     one = replace(buffers[0].spec, rows=groups.group_rows)
     blueprint = Blueprint(new_env, new_policy, one, key, groups.threads)
-    probe = Host(blueprint, workers).probe if exactness(recipe).exact else None
+    exact = exactness(recipe).exact
     # Fragments of an iteration on their way, and those before them not yet let go of.
-    fleet = RayFleet(blueprint, groups.actors, groups.address, 3 * buffers[0].spec.num_bytes)
+    room = 3 * buffers[0].spec.num_bytes
+    fleet = RayFleet(blueprint, groups.actors, groups.address, room, exact)
+    probe = Host(blueprint, workers).probe if exact else None
     schedule = Schedule(groups.num_groups, groups.threads, Patience(groups.deadline))
     return ElasticCollector(fleet, schedule, views, probe, groups.allow_inexact, workers.close)
 

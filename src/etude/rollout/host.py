@@ -134,8 +134,10 @@ class Host:
         self._seats: dict[int, _Seat] = {}
         self._spare: list[_Seat] = []
 
-    def hello(self, broadcast: Broadcast, host: str) -> Hello:
-        return Hello(os.getpid(), host, cpu_name(), self.probe(broadcast))
+    def hello(self, broadcast: Broadcast | None, host: str) -> Hello:
+        """`broadcast`: what the probe acts with; None where bits do not matter."""
+        probe = "" if broadcast is None else self.probe(broadcast)
+        return Hello(os.getpid(), host, cpu_name(), probe)
 
     def probe(self, broadcast: Broadcast) -> str:
         """SHA-256 of a few steps of one group, from its first episodes, and of where they end.

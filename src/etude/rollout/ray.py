@@ -50,7 +50,7 @@ class Actor:
             os.chdir(folder)
         self._host = Host(blueprint)
 
-    def hello(self, broadcast: Broadcast) -> Hello:
+    def hello(self, broadcast: Broadcast | None) -> Hello:
         import ray
 
         return self._host.hello(broadcast, ray.util.get_node_ip_address())
@@ -71,9 +71,15 @@ class RayFleet:
     """Actors on a cluster: a given number of them, or one on every machine."""
 
     def __init__(
-        self, blueprint: Blueprint, actors: int | None, address: str, store_bytes: int
+        self,
+        blueprint: Blueprint,
+        actors: int | None,
+        address: str,
+        store_bytes: int,
+        probed: bool = True,
     ) -> None:
-        """`store_bytes`: what is on its way at once, at the most."""
+        """`store_bytes`: what is on its way at once, at the most; `probed`: newcomers show that
+        they compute the same bits."""
         check(address)
         self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
         import ray
@@ -97,7 +103,7 @@ class RayFleet:
         self._barred: set[str] = set()
         self._looked = 0.0
         self._broadcast: list[Any] = []
-        self._probe: Any = None
+        self._probed, self._probe = probed, None
 
     @property
     def joining(self) -> int:
@@ -105,7 +111,7 @@ class RayFleet:
 
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
         self._broadcast = [self._ray.put(broadcast)]
-        if self._probe is None:
+        if self._probed and self._probe is None:
             self._probe = self._broadcast[0]
 
     def recruit(self) -> None:
