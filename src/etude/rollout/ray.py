@@ -207,6 +207,9 @@ class RayFleet:
 
 def _reason(error: Exception) -> str:
     """What happened to an actor, in words."""
+    lines = str(error).strip().splitlines()
+    if "creation task" in str(error):
+        return f"it could not start: {lines[-1].strip()}"
     known = {
         "ActorDiedError": "its process ended",
         "ActorUnavailableError": "it cannot be reached",
@@ -248,12 +251,17 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         words = " ".join(str(error).split())
         raise UsageError(f"The Ray cluster at {address} cannot be used: {words}") from error
-    if address == "local" and not _is_loopback(ray.util.get_node_ip_address()):
+    try:
+        # Ray has its own ways to find a cluster: it may be another than the one that was found.
+        at_home = check_address(ray.get_runtime_context().gcs_address)
+        if address == "local" and not at_home:
+            raise UsageError(
+                f"Ray would listen beyond this machine: set {LOOPBACK_ONLY}=0 before anything "
+                "imports ray."
+            )
+    except UsageError:
         ray.shutdown()
-        raise UsageError(
-            f"Ray would listen beyond this machine: set {LOOPBACK_ONLY}=0 before anything imports "
-            "ray."
-        )
+        raise
     return True
 
 
@@ -278,8 +286,9 @@ def find_address(address: str) -> str:
         )
     if address != "auto":
         return address
-    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    found = os.environ.get("RAY_ADDRESS") or (folder.read_text() if folder.exists() else "")
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    file = Path(folder) / "ray" / "ray_current_cluster"
+    found = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.exists() else "")
     if not found.strip():
         raise UsageError(
             "No Ray cluster runs on this machine: start one with `ray start --head`, or use "
