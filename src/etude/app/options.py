@@ -147,7 +147,7 @@ def _diagnose(
             )
         section = content
         for part in option.path[:-1]:
-            section = section[part]
+            section = section.setdefault(part, {})
         section[option.path[-1]] = not option.default if option.is_switch else option.value(texts)
     missing = [p for p in positionals if p not in content]
     if missing:

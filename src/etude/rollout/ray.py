@@ -222,10 +222,11 @@ def _reason(error: Exception) -> str:
 
 def _environment() -> dict[str, str]:
     """What an actor's process must have in common with this one."""
-    kept = {
-        k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "PYTHONPATH", "MUJOCO"))
-    }
-    return {"OMP_NUM_THREADS": "1", **kept}
+    kept = {k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "MUJOCO"))}
+    # Code that is not installed is found where this process finds it.
+    installed = (sys.prefix, sys.base_prefix)
+    paths = [path for path in sys.path if path and not path.startswith(installed)]
+    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def connect(address: str, cpus: int, store_bytes: int) -> bool:
