@@ -34,3 +34,6 @@ gate:  ## the measured promises; takes up to an hour, on an idle machine
 	python gates/train_spread.py
 	python gates/off_policy_speed.py
 	python gates/reward_speed.py
+	python gates/ray_speed.py
+	python gates/ray_faults.py --recipe reach-at-scale
+	python gates/ray_faults.py --recipe episodic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,15 @@ class PoisonedEnv(ToyEnv):
             else:
                 return result
             self._where = ""
+        return result
+
+
+class IndividualEnv(ToyEnv):
+    """A toy that is not the same in two processes."""
+
+    def step(self, actions: Array) -> StepResult:
+        result = super().step(actions)
+        result.reward[:] = os.getpid()
         return result
 
 

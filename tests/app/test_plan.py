@@ -345,3 +345,12 @@ def test_agents_are_not_parted_by_groups() -> None:
     recipe = changed(recipes.find("spread"), collector={"group_rows": 32})
     with pytest.raises(UsageError, match=r"collector\.group_rows 24 or 48"):
         make_plan(recipe)
+
+
+def test_a_plan_says_where_groups_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny_reach(collector={"kind": "ray", "actors": 2, "threads": 3})
+    assert "on Ray actors: 2 of 3 threads, local cluster" in make_plan(recipe).lines[0]
+    assert make_plan(recipe).counts == make_plan(tiny_reach()).counts
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install etude\[ray\]"):
+        make_plan(recipe)

@@ -85,3 +85,12 @@ def test_a_bad_field_of_a_task_is_named_as_on_the_command_line(tmp_path: Path) -
     path.write_text(recipes.dump(tiny_reach()).replace("tolerance: 0.02", "tolerance: -1"))
     with pytest.raises(UsageError, match=r"env\.tolerance"):
         recipes.find(str(path))
+
+
+def test_files_from_before_ray_are_read_as_they_were_meant(tmp_path: Path) -> None:
+    content = tiny_reach().model_dump(mode="json")
+    for name in ("kind", "actors", "address", "deadline", "allow_inexact"):
+        del content["collector"][name]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert recipes.find(str(path)) == tiny_reach()

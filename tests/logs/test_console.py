@@ -8,6 +8,7 @@ import math
 from log_points import rows_like_a_run
 
 from etude.logs.console import ConsoleTable
+from etude.logs.rows import bottleneck, fleet
 from etude.metrics.health import Health
 
 
@@ -47,3 +48,12 @@ def test_numbers_that_are_none_leave_a_gap() -> None:
     row = {"timesteps": 512, "cycle": 1, "epoch": 1, "time/fps": math.nan, "train/std": None}
     _, line = shown(table, stream, row)
     assert line.split() == ["512", "1"]
+
+
+def test_workers_and_the_bottleneck_are_named() -> None:
+    row = {"system/workers": 2.0, "system/groups": 8.0, "system/restarts": 3.0}
+    row |= {"system/bytes_per_second": 2.5e6, "time/collect": 3.0, "time/train": 1.0}
+    assert fleet(row) == ["2 workers, 8 groups, 3 restarts", "2.5 MB/s, bottleneck collection"]
+    assert bottleneck(row | {"time/transport": 2.0}) == "transport"
+    assert bottleneck(row | {"time/train": 4.0}) == "learning"
+    assert fleet({"time/collect": 3.0}) == []

@@ -208,3 +208,10 @@ def test_failure_report(tmp_path: Path) -> None:
     loaded = load_file(first / "reproduction.safetensors")
     assert loaded.keys() == {"obs/state", "net/w"}
     assert np.isnan(loaded["obs/state"][1])
+
+
+def test_a_run_that_is_not_exact_any_more_stays_so(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "", "", {}, {"exactness": "exact", "cpu": "x"}) as run:
+        run.mark_not_exact("worker 0 computes other bits")
+    again = RunFolder.open(tmp_path / "run", write=False).manifest()
+    assert again == {"exactness": "not exact: worker 0 computes other bits", "cpu": "x"}

@@ -106,12 +106,14 @@ def build(
     logs: Sequence[LogWriter] = (),
     callbacks: Sequence[Callback] = (),
     on_phase: Callable[[str], None] = lambda phase: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Parts:
     """All parts of a run, connected, at the state of a fresh start."""
     torch.set_num_threads(recipe.learner.threads)
     key, clock, metrics = Key(recipe.seed), Clock(nest(recipe)), folder.metrics_log()
     assembly = method_of(recipe).assemble(recipe, key, folder, clock)
     algorithm, collector, evaluator, spec = assembly
+    collector.report_to(say, folder.mark_not_exact)
     board = Board(spec.statistics)
     curriculum = make_curriculum(recipe, spec)
     state: dict[str, Stateful] = {

@@ -17,7 +17,7 @@ import tyro
 from pydantic import Field, ValidationError
 
 from etude.app import doctor, evaluating, plan_view, play, recipes
-from etude.app.options import parse, with_env
+from etude.app.options import parse, spelled_out, with_env
 from etude.app.plan import make_plan
 from etude.app.recipe import Recipe
 from etude.app.run import Run, resume, silent, train
@@ -26,6 +26,7 @@ from etude.core.explain import explain
 from etude.core.recipe import Config
 from etude.envs.catalog import env_agents, env_config, make_bare
 from etude.envs.check import check_env, render_findings
+from etude.rollout.local import Placement
 
 USAGE = """\
 etude trains robot skills.
@@ -87,6 +88,7 @@ class ResumeCommand(Config):
     total_timesteps: int | None = Field(
         None, ge=1, description="A larger budget of environment steps than the run was given."
     )
+    collector: Placement = Field(Placement(), description="Where rollouts run from now on.")
 
 
 class EvalCommand(Config):
@@ -169,7 +171,8 @@ def _target(verb: str, arguments: list[str]) -> tuple[Recipe, list[str]]:
     if not arguments or arguments[0].startswith("-"):
         names = ", ".join(recipes.CATALOG)
         raise UsageError(f"Name a recipe first: etude {verb} RECIPE ... (one of {names}).")
-    return with_env(recipes.find(arguments[0]), arguments[1:]), arguments[1:]
+    name, rest = arguments[0], spelled_out(arguments[1:])
+    return with_env(recipes.find(name), rest), rest
 
 
 def _list(arguments: list[str]) -> None:
@@ -227,8 +230,9 @@ def _train(arguments: list[str]) -> None:
 
 
 def _resume(arguments: list[str]) -> None:
-    command = parse("resume", ResumeCommand, arguments)
-    _done(resume(Path(command.run), command.total_timesteps, say=_say, console=True))
+    command = parse("resume", ResumeCommand, spelled_out(arguments))
+    path, budget, place = Path(command.run), command.total_timesteps, command.collector
+    _done(resume(path, budget, say=_say, console=True, collector=place))
 
 
 def _done(run: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,9 +19,12 @@ from etude.core.trees import Tree
 from etude.envs.catalog import env_agents, env_exactness, make_env
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import BasePolicy, make_policy
+from etude.rollout.elastic import ElasticCollector
 from etude.rollout.group import Group
+from etude.rollout.host import Blueprint, Host
 from etude.rollout.local import LocalCollector, Workers
 from etude.rollout.overlap import OverlappedCollector
+from etude.rollout.schedule import Patience, Schedule
 from etude.training.evaluation import Evaluator
 
 
@@ -41,6 +46,10 @@ def check_policy(recipe: Recipe, kinds: tuple[str, ...]) -> None:
 
 def look(recipe: Recipe) -> World:
     """One group of the recipe's environments."""
+    if recipe.collector.kind == "ray":
+        from etude.rollout.ray import check
+
+        check(recipe.collector.address)
     env = make_env(recipe.task, recipe.collector.group_rows, 1)
     spec, snapshot = env.spec, _snapshot(env, recipe)
     env.close()
@@ -94,20 +103,38 @@ def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
 
 def assemble(recipe: Recipe, learning: Learning, key: Key, clock: Clock, spec: EnvSpec) -> Assembly:
     """Environments, collector and evaluator around an algorithm."""
-    groups = recipe.collector
-    envs = [
-        make_env(recipe.task, groups.group_rows, groups.engine_threads)
-        for _ in range(groups.num_groups)
-    ]
-    workers = Workers(groups.threads)
-    views = [[b.part(groups.part(g)) for g in range(groups.num_groups)] for b in learning.buffers]
-    own = make_policy(recipe.policy, spec, None)
-    collector: Collector = LocalCollector(envs, own, key.child("collect"), workers, views)
-    if groups.lag:
+    workers = Workers(recipe.collector.threads)
+    collector = make_collector(recipe, learning.buffers, key.child("collect"), workers, spec)
+    if recipe.collector.lag:
         collector = OverlappedCollector(collector, lambda i: i < clock.nest.iterations)
     testing = make_policy(recipe.policy, spec, None)
     evaluator = make_evaluator(recipe, key, workers, testing)
     return Assembly(learning.algorithm, collector, evaluator, spec)
+
+
+def make_collector(
+    recipe: Recipe, buffers: Sequence[SegmentBuffer], key: Key, workers: Workers, spec: EnvSpec
+) -> Collector:
+    """The collector a recipe asks for; it closes the workers."""
+    groups = recipe.collector
+    views = [[b.part(groups.part(g)) for g in range(groups.num_groups)] for b in buffers]
+    new_env = partial(make_env, recipe.task, groups.group_rows, groups.engine_threads)
+    new_policy = partial(make_policy, recipe.policy, spec, None)
+    if groups.kind == "local":
+        envs = [new_env() for _ in range(groups.num_groups)]
+        return LocalCollector(envs, new_policy(), key, workers, views)
+    # Where nothing is sent anywhere, Ray is not loaded.
+    from etude.rollout.ray import RayFleet
+
+    one = replace(buffers[0].spec, rows=groups.group_rows)
+    blueprint = Blueprint(new_env, new_policy, one, key, groups.threads)
+    exact = exactness(recipe).exact
+    # Fragments of an iteration on their way, and those before them not yet let go of.
+    room = 3 * buffers[0].spec.num_bytes
+    fleet = RayFleet(blueprint, groups.actors, groups.address, room, exact)
+    probe = Host(blueprint, workers).probe if exact else None
+    schedule = Schedule(groups.num_groups, groups.threads, Patience(groups.deadline))
+    return ElasticCollector(fleet, schedule, views, probe, groups.allow_inexact, workers.close)
 
 
 def env_spec(recipe: Recipe) -> EnvSpec:

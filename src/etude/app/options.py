@@ -50,6 +50,14 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
     return parsed
 
 
+def spelled_out(arguments: list[str]) -> list[str]:
+    """`--collector ray` is short for `--collector.kind ray`."""
+    return [
+        "--collector.kind" if a == "--collector" else a.replace("--collector=", "--collector.kind=")
+        for a in arguments
+    ]
+
+
 def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
     """The recipe with the environment and the reward source that options ask for: `--env.id`,
     `--env.kind`, `--env.task`, `--env.parallel`, `--rewards.kind`."""
@@ -142,7 +150,7 @@ def _diagnose(
             )
         section = content
         for part in option.path[:-1]:
-            section = section[part]
+            section = section.setdefault(part, {})
         section[option.path[-1]] = not option.default if option.is_switch else option.value(texts)
     missing = [p for p in positionals if p not in content]
     if missing:

@@ -152,10 +152,12 @@ def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Nest) -> list[str]:
     rows, steps = f"{config.rows:,} environments", loops.steps_per_iteration // config.rows
     if agents > 1:
         rows = f"{config.rows // agents:,} environments x {agents} agents = {config.rows:,} rows"
-    return [
-        f"collect: {rows} ({config.num_groups:,} groups of {config.group_rows:,}) x {steps:,} "
-        f"steps = {loops.steps_per_iteration:,}"
-    ]
+    line = f"collect: {rows} ({config.num_groups:,} groups of {config.group_rows:,}) x {steps:,} "
+    line += f"steps = {loops.steps_per_iteration:,}"
+    if config.kind == "ray":
+        actors = f"{config.actors:,}" if config.actors else "one per machine,"
+        line += f"; on Ray actors: {actors} of {config.threads:,} threads, {config.address} cluster"
+    return [line]
 
 
 def _bytes(recipe: Recipe, world: World, sketch: Sketch) -> dict[str, int]:

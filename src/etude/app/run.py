@@ -22,6 +22,7 @@ from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree, digest
 from etude.models.policies import BasePolicy
 from etude.rollout.group import Inference, restart
+from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import RunFolder, default_path
 from etude.training.callbacks import Callback
@@ -159,7 +160,7 @@ def train(
     ) as folder:
         out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
         out.say(f"Run folder: {folder.path}")
-        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase)
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say)
         start_policy(recipe, parts.algorithm)
         _execute(parts, folder, out.say)
     return Run(target)
@@ -173,24 +174,29 @@ def resume(
     say: Say = silent,
     on_phase: Callable[[str], None] = silent,
     console: bool = False,
+    collector: Placement | None = None,
 ) -> Run:
     """Continue a run from its last good checkpoint, as if it had never stopped.
 
     `total_timesteps` gives it a larger budget first; schedules that follow the run's progress
-    then follow the new length. `console`: show the run on the screen.
+    then follow the new length. `console`: show the run on the screen. `collector`: where its
+    rollouts run this time, which changes no bit.
     """
     with RunFolder.open(Path(path)) as folder:
         recipe = recipes.load(folder.recipe)
         check(recipe.logs)
         if total_timesteps is not None:
             recipe = _extend(recipe, total_timesteps, folder)
+        if collector is not None:
+            placed = collector.applied(recipe.collector)
+            recipe = recipe.model_copy(update={"collector": placed})
         now = _manifest(recipe, make_plan(recipe, begun=True))
         for sentence in manifest.differences(folder.manifest(), now):
             say(f"Not as it was when the run started, so bits may differ: {sentence}")
         _warn_of_failures(folder, say)
         out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
         say = out.say
-        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase)
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say)
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
             if total_timesteps is not None:

@@ -7,7 +7,7 @@ is a pure function; exact resume, any number of workers and recovery of a lost o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -256,7 +256,8 @@ class Fragment:
     """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment, for
     every observation that the policy reads."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went: "physics", "environment" and "inference". Decides nothing."""
+    """Where the time went: "physics", "environment" and "inference"; "transport" where it came
+    from another process. Decides nothing."""
     restarted: bool = False
     """All rows began new episodes before the first step: it does not continue the fragment before,
     whose last episodes were left open."""
@@ -310,6 +311,14 @@ class Collector(Protocol):
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         """The next fragment of every group."""
+        ...
+
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        """Where to tell a person what happens on the way, and why the run is not exact any more."""
+        ...
+
+    def status(self) -> dict[str, float]:
+        """Its `system/` columns of a log row, since the last look. Decides nothing."""
         ...
 
     def state_dict(self) -> Tree: ...

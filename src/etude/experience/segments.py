@@ -14,6 +14,7 @@ import torch
 
 from etude.core.contracts import Array, ArraySpec, EnvSpec, Finals, Fragment, Observations
 from etude.core.errors import NonFinite
+from etude.core.trees import copy_arrays
 from etude.experience.division import check_division, nearest_divisor
 
 
@@ -175,6 +176,7 @@ class SegmentBuffer:
     """Preallocated memory for one iteration; a group writes straight into its own part."""
 
     def __init__(self, spec: BufferSpec) -> None:
+        self.spec = spec
         self.arrays = {n: aligned(s.shape, s.dtype) for n, s in spec.shapes().items()}
 
     def part(self, rows: slice) -> Fragment:
@@ -239,6 +241,29 @@ def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragm
     joined.episodes = _concatenate([f.episodes for f in fragments])
     joined.restarted = any(f.restarted for f in fragments)
     return joined
+
+
+def fill(part: Fragment, fragment: Fragment) -> int:
+    """Put a fragment that was written elsewhere into its place; the bytes that were copied.
+
+    Nothing of `part` shares memory with `fragment` afterwards.
+    """
+    count = 0
+    for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
+        getattr(part, name)[...] = getattr(fragment, name)
+        count += getattr(fragment, name).nbytes
+    for name in ("obs", "states", "last_obs", "last_state"):
+        for key, array in getattr(fragment, name).items():
+            getattr(part, name)[key][...] = array
+            count += array.nbytes
+    ends = fragment.finals
+    part.finals = Finals(
+        ends.rows.copy(), ends.steps.copy(), copy_arrays(ends.obs), copy_arrays(ends.state)
+    )
+    part.episodes = {name: array.copy() for name, array in fragment.episodes.items()}
+    part.moments = {name: copy_arrays(moments) for name, moments in fragment.moments.items()}
+    part.seconds = dict(fragment.seconds)
+    return count
 
 
 def _place(target: Array, source: Array) -> None:

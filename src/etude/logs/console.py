@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from etude.logs.rows import Judge, numbers
+from etude.logs.rows import Judge, fleet, numbers
 
 Column = tuple[str, str, int, str]
 """Heading, metric, width and format."""
@@ -132,6 +132,7 @@ class ConsoleTable:
         ):
             if metric in values:
                 parts.append(f"{name} {form.format(values[metric])}")
+        parts += fleet(values)
         warnings = judge.warnings
         for warning in warnings:
             known = warning.name in self._told

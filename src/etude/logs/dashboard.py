@@ -19,7 +19,7 @@ from rich.console import Console
 from etude.core.clock import Clock
 from etude.logs.curves import Curve, number, span_of
 from etude.logs.dashboard_view import Level, Shown, View, draw
-from etude.logs.rows import Judge, numbers
+from etude.logs.rows import Judge, fleet, numbers
 from etude.logs.screen import Redirect, Screen
 
 INTERVAL = 0.25
@@ -47,6 +47,7 @@ SECONDS = {
     "physics": "physics",
     "inference": "inference",
     "environment": "environment",
+    "transport": "transport",
     "train": "learning",
     "test": "evaluation",
     "save": "saving",
@@ -155,7 +156,7 @@ class Dashboard:
     def _split(self, values: dict[str, float]) -> dict[str, float]:
         """Seconds since the last row, by what they went to."""
         parts = {name: values.get(f"time/{key}", 0.0) for key, name in SECONDS.items()}
-        inside = parts["physics"] + parts["inference"] + parts["environment"]
+        inside = sum(parts[name] for name in ("physics", "inference", "environment", "transport"))
         parts["collecting"] = max(values.get("time/collect", 0.0) - inside, 0.0)
         elapsed = values.get("time/time_elapsed", 0.0)
         parts["other"] = max(elapsed - self._elapsed_row - sum(parts.values()), 0.0)
@@ -223,7 +224,7 @@ METRICS = frozenset(metric for _, metric, *_ in CURVES)
 
 def _system(values: dict[str, float]) -> list[str]:
     """The `system/` columns in words."""
-    words = []
+    words = fleet(values)
     if (cores := values.get("system/cpu_cores")) is not None:
         words.append(f"processor {cores:.2f} cores")
     for name, key in (("memory", "system/memory_mib"), ("GPU memory", "system/gpu_memory_mib")):

@@ -25,6 +25,7 @@ PARTS = (
     ("physics", "█", "blue"),
     ("inference", "▓", "cyan"),
     ("environment", "▒", "green"),
+    ("transport", "▚", "yellow"),
     ("collecting", "█", "blue"),
     ("learning", "▞", "magenta"),
     ("evaluation", "░", "yellow"),

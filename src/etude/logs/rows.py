@@ -26,6 +26,32 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def fleet(row: Mapping[str, float]) -> list[str]:
+    """Workers on other processes or machines, in words; [] where a run has none."""
+    if "system/workers" not in row:
+        return []
+    workers, restarts = int(row["system/workers"]), int(row.get("system/restarts", 0))
+    rate = row.get("system/bytes_per_second", 0.0) / 1e6
+    many = "" if workers == 1 else "s"
+    return [
+        f"{workers:,} worker{many}, {row['system/groups']:,.0f} groups, {restarts:,} restarts",
+        f"{rate:,.1f} MB/s, bottleneck {bottleneck(row)}",
+    ]
+
+
+def bottleneck(row: Mapping[str, float]) -> str:
+    """What most of the time went to."""
+    transport = row.get("time/transport", 0.0)
+    parts = {
+        "collection": row.get("time/collect", 0.0) - transport,
+        "transport": transport,
+        "learning": row.get("time/train", 0.0),
+        "evaluation": row.get("time/test", 0.0),
+        "saving": row.get("time/save", 0.0),
+    }
+    return max(parts, key=lambda name: parts[name])
+
+
 class Finding(Protocol):
     """One thing that looks wrong, and what to try."""
 

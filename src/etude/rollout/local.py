@@ -22,14 +22,34 @@ T = TypeVar("T")
 
 
 class CollectorConfig(Config):
-    """Where rollouts run, and in what groups. Threads never change a result; groups do."""
+    """Where rollouts run, and in what groups. Only rows, groups and lag change a result."""
 
+    kind: Literal["local", "ray"] = Field(
+        "local", description="Threads of this process, or actors on a Ray cluster."
+    )
     rows: int = Field(256, ge=1, description="Environments in all.")
     group_rows: int = Field(64, ge=1, description="Environments in a group; divides rows.")
-    threads: int = Field(2, ge=1, description="Threads that groups are spread over.")
+    threads: int = Field(
+        2, ge=1, description="Threads that groups are spread over; with ray, in each actor."
+    )
     engine_threads: int = Field(1, ge=1, description="Physics threads inside each group.")
     lag: Literal[0, 1] = Field(
         0, description="1 collects the next iteration while this one trains, with older weights."
+    )
+
+    actors: int | None = Field(
+        None, ge=1, description="Ray actors that groups are spread over; default one per machine."
+    )
+    address: str = Field(
+        "local", description="The Ray cluster: host:port, auto, or local to start one for the run."
+    )
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds a fragment may take before its actor is replaced; default by measure.",
+    )
+    allow_inexact: bool = Field(
+        False, description="Let in actors that compute other bits, and mark the run not exact."
     )
 
     @property
@@ -39,6 +59,25 @@ class CollectorConfig(Config):
     def part(self, group: int) -> slice:
         """The rows of one group."""
         return slice(group * self.group_rows, (group + 1) * self.group_rows)
+
+
+class Placement(Config):
+    """Where a run that goes on does its rollouts from now on; what is left out stays as it was."""
+
+    kind: Literal["local", "ray"] | None = Field(
+        None, description="Threads of this process, or actors on a Ray cluster."
+    )
+    threads: int | None = Field(None, ge=1, description="Threads; with ray, in each actor.")
+    actors: int | None = Field(None, ge=1, description="Ray actors; default one per machine.")
+    address: str | None = Field(None, description="The Ray cluster: host:port, auto or local.")
+    deadline: float | None = Field(None, gt=0, description="Seconds a fragment may take.")
+    allow_inexact: bool | None = Field(
+        None, description="Let in actors that compute other bits, and mark the run not exact."
+    )
+
+    def applied(self, config: CollectorConfig) -> CollectorConfig:
+        """The collector of a recipe, placed so."""
+        return config.model_copy(update=self.model_dump(exclude_none=True))
 
 
 _FIRST_USE = Lock()
@@ -125,6 +164,12 @@ class NoCollector:
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         return []
 
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        pass
+
+    def status(self) -> dict[str, float]:
+        return {}
+
     def state_dict(self) -> Tree:
         return {}
 
@@ -134,6 +179,16 @@ class NoCollector:
     def close(self) -> None:
         if self._workers is not None:
             self._workers.close()
+
+
+def group_state(snapshots: Sequence[Snapshot] | None) -> Tree:
+    """{"groups": {"000000": snapshot, ...}}, none of them before the first iteration."""
+    return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots or [])}}
+
+
+def group_snapshots(state: Tree) -> list[Snapshot] | None:
+    """The snapshots, in group order, of what `group_state` gave."""
+    return [snapshot for _, snapshot in sorted(state["groups"].items())] or None
 
 
 class LocalCollector:
@@ -180,14 +235,17 @@ class LocalCollector:
             ]
         )
 
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        """There is nothing to tell: what goes wrong in here is an error."""
+
+    def status(self) -> dict[str, float]:
+        return {}
+
     def state_dict(self) -> Tree:
-        """{"groups": {"000000": snapshot, ...}}, none of them before the first iteration."""
-        snapshots = self._snapshots or []
-        return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots)}}
+        return group_state(self._snapshots)
 
     def load_state_dict(self, state: Tree) -> None:
-        snapshots = [snapshot for _, snapshot in sorted(state["groups"].items())]
-        self._snapshots = snapshots or None
+        self._snapshots = group_snapshots(state)
 
     def close(self) -> None:
         self._workers.close()

@@ -51,6 +51,12 @@ class OverlappedCollector:
         assert self._start is not None
         self._flight = self._thread.submit(self._inner.collect, self._start[1], iteration)
 
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        self._inner.report_to(say, not_exact)
+
+    def status(self) -> dict[str, float]:
+        return self._inner.status()
+
     def state_dict(self) -> Tree:
         """{"groups": ..., "broadcast": {"version", "policy", "curriculum"}, or {} at the start}."""
         if self._start is None:

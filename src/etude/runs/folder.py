@@ -127,6 +127,11 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise EtudeError(f"Could not read {path}: {error}.") from error
 
+    def mark_not_exact(self, reason: str) -> None:
+        """Note in the manifest, for good, that the run's bits are not what its recipe promises."""
+        document = self.manifest() | {"exactness": f"not exact: {reason}"}
+        files.replace_file(self.path / MANIFEST, [_pretty(document).encode()])
+
     def write_failure(self, exception: BaseException, arrays: Tree, context: Tree) -> Path:
         """Keep what is needed to look into a failure: traceback, arrays and where it happened."""
         folder = _free(self.failures / datetime.now().strftime("%Y-%m-%d-%H%M%S"))

@@ -101,6 +101,11 @@ def _version(package: str) -> str | None:
         return None
 
 
+def cpu_name() -> str:
+    """The CPU and the instruction set torch uses on it: what decides the last bits."""
+    return f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
+
+
 def _cpu_model() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():

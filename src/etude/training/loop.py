@@ -131,4 +131,5 @@ class Loop:
             **metrics,
             **self.stopwatch.read(now.timesteps, now.iterations),
             **self.usage.read(),
+            **self.collector.status(),
         }

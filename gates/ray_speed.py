@@ -1,0 +1,88 @@
+"""Collected steps/s of Ray actors against threads of one process.
+
+    python gates/ray_speed.py [--rows 256] [--steps 32] [--rounds 15]
+
+Two actors of one thread each and a local collector of two threads have the same groups and
+alternate. Prints what part of a collection Ray takes, and the median of the rounds' ratios last;
+exits 1 when it is below 0.85, or 2 when the machine was too busy to judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import etude
+from etude.app.build import Parts, build
+from etude.app.recipes import Recipe
+from etude.app.run import RunFolder
+from machine import report_load
+
+GOAL = 0.85
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--group-rows", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=32, help="control steps of a round")
+    parser.add_argument("--workers", type=int, default=2, help="threads here, actors there")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    judged = report_load()
+    with tempfile.TemporaryDirectory() as scratch:
+        ratio = measure(options, Path(scratch))
+    print(f"ray_speed {ratio:.3f} (goal {GOAL})")
+    return 0 if ratio >= GOAL else (1 if judged else 2)
+
+
+def made(options: argparse.Namespace, folder: Path, **collector: Any) -> Parts:
+    recipe: Recipe = etude.recipes.reach()
+    sizes = {"rows": options.rows, "group_rows": options.group_rows, "engine_threads": 1}
+    recipe = recipe.model_copy(
+        update={
+            "collector": recipe.collector.model_copy(update=sizes | collector),
+            "algorithm": recipe.algorithm.model_copy(update={"rollout_steps": options.steps}),
+        }
+    )
+    return build(recipe, RunFolder.create(folder, "", "", {}, {}))
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> float:
+    """Alternate both; the median of the rounds' ratios."""
+    workers = options.workers
+    sides = {
+        "local": made(options, scratch / "local", threads=workers),
+        "ray": made(options, scratch / "ray", kind="ray", actors=workers, threads=1),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    shares, rate = [], 0.0
+    for i in range(options.rounds + 1):
+        for name, parts in sides.items():
+            broadcast = parts.loop.algorithm.broadcast(parts.loop.clock)
+            start = time.perf_counter()
+            fragments = parts.loop.collector.collect(broadcast, i)
+            seconds[name].append(time.perf_counter() - start)
+            if name == "ray":
+                spent = [sum(fragment.seconds.values()) for fragment in fragments]
+                shares.append(sum(f.seconds["transport"] for f in fragments) / sum(spent))
+                rate = parts.loop.collector.status()["system/bytes_per_second"]
+    for parts in sides.values():
+        parts.close()
+    for name, taken in seconds.items():
+        speed = options.rows * options.steps / np.median(taken[1:])
+        print(f"{name:5} {speed:10,.0f} steps/s  ({workers} workers, median of {options.rounds})")
+    print(f"Ray's share of a collection: {np.median(shares[1:]):.1%}; {rate / 1e6:.2f} MB/s")
+    ratios = np.array(seconds["local"][1:]) / np.array(seconds["ray"][1:])
+    print(f"ratio by round: {np.quantile(ratios, 0.25):.3f} to {np.quantile(ratios, 0.75):.3f}")
+    return float(np.median(ratios))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,380 @@
+"""A collector over workers that may die, freeze, come and go: the result does not show any of it.
+
+Where the workers are and how they are reached is a `Fleet`'s business; who does what is the
+schedule's. In here the two meet: snapshots and fragments are kept, and a person is told what
+happens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from etude.core.contracts import Broadcast, Fragment, Snapshot
+from etude.core.errors import EtudeError
+from etude.core.trees import Tree, copy_arrays, num_bytes
+from etude.experience.segments import fill
+from etude.rollout.host import Answer, Failure, Hello, Task, packed
+from etude.rollout.local import Closed, group_snapshots, group_state
+from etude.rollout.schedule import Order, Schedule
+from etude.runs.manifest import cpu_name
+
+TICK = 0.2
+"""Seconds after which a wait for news ends, to look at the time."""
+PULSE = 5.0
+"""Seconds after which a busy worker is asked whether it lives, and between two such questions."""
+QUIET = 10.0
+"""Seconds of silence that a person is told of."""
+GATHER = 15.0
+"""Seconds that a run waits, once it has a worker, for the others it asked for."""
+NOBODY = 300.0
+"""Seconds without any worker after which a run gives up."""
+MOST_FAILED = 5
+"""Workers in a row that fail to start before a run without any gives up."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A worker that was asked for is there."""
+
+    worker: int
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A worker has done its task."""
+
+    worker: int
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A worker said that it lives."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker is gone, or never came."""
+
+    worker: int
+    why: str
+
+
+Event = Joined | Answered | Heard | Lost
+
+
+class Fleet(Protocol):
+    """Workers by number; a number is never used twice."""
+
+    @property
+    def joining(self) -> int:
+        """Workers that were asked for and have not said hello."""
+        ...
+
+    def broadcast(self, serial: int, broadcast: Broadcast) -> None:
+        """What tasks with this serial number act with; newcomers are probed with the first."""
+        ...
+
+    def recruit(self) -> None:
+        """Ask for as many workers as are missing."""
+        ...
+
+    def send(self, worker: int, task: Task) -> None: ...
+
+    def ask(self, worker: int) -> None:
+        """Have it say that it lives."""
+        ...
+
+    def events(self, seconds: float) -> list[Event]:
+        """What happened, as soon as something has; [] after so many seconds."""
+        ...
+
+    def drop(self, worker: int, replace: bool = True) -> None:
+        """End it, whatever it does; without `replace` none is asked for in its place."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoWorkers(EtudeError):
+    """All are gone and none can be had."""
+
+
+@dataclass
+class _Known:
+    """A worker as a person is told of it."""
+
+    name: str
+    host: str
+    heard: float
+    asked: float = 0.0
+    told: float = -1.0
+    """The order (by its time) of which a person was told that it takes long."""
+    seconds: float = 0.0
+    """What it worked in this iteration."""
+
+
+class ElasticCollector:
+    """Groups on a fleet of workers; owns the newest snapshot of each at every boundary."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        schedule: Schedule,
+        parts: Sequence[Sequence[Fragment]],
+        probe: Callable[[Broadcast], str] | None,
+        allow_inexact: bool = False,
+        close: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`parts[b][g]` is where group g's fragment goes, the buffers b taking turns; `probe` is
+        this process's own answer to what newcomers are asked, None where bits do not matter;
+        `close` gives up what comes with the collector."""
+        self._fleet, self._schedule, self._parts = fleet, schedule, parts
+        self._probe, self._allow_inexact = probe, allow_inexact
+        self._close, self._now = close, now
+        self._expected: str | None = None
+        self._snapshots: list[Snapshot] | None = None
+        self._known: dict[int, _Known] = {}
+        self._say: Callable[[str], None] = lambda text: None
+        self._not_exact: Callable[[str], None] = lambda reason: None
+        self._serial = 0
+        self._gathered = False
+        self._present = self._recruited = 0.0
+        self._failed, self._why = 0, ""
+        self._refused = False  # the last one that came
+        self._restarts, self._bytes, self._read = 0, 0, now()
+        self._closed, self._running = False, Lock()
+
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        self._say, self._not_exact = say, not_exact
+
+    def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
+        with self._running:
+            return self._collect(packed(broadcast), iteration)
+
+    def _collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
+        self._serial += 1
+        self._fleet.broadcast(self._serial, broadcast)
+        if self._expected is None and self._probe is not None:
+            self._expected = self._probe(broadcast)
+        self._gather()
+        start, parts = self._now(), self._parts[iteration % len(self._parts)]
+        self._schedule.begin(iteration)
+        for known in self._known.values():
+            known.seconds = 0.0
+        ends: dict[int, Snapshot] = {}
+        failures: dict[int, EtudeError] = {}
+        busiest = 0.0
+        while not self._schedule.done:
+            for order in self._schedule.orders(self._now()):
+                self._send(order, broadcast)
+            for answered in self._news():
+                busiest = max(busiest, self._work(answered))
+                self._take(answered, parts, ends, failures)
+        if failures:
+            raise failures[min(failures)]
+        self._snapshots = [ends[group] for group in range(self._schedule.num_groups)]
+        _account(parts, busiest, self._now() - start)
+        return list(parts)
+
+    def _gather(self) -> None:
+        """Before the first rollout: wait for a worker, and a while for the others."""
+        first: float | None = None
+        self._present = self._now()
+        while not self._gathered:
+            self._news()
+            if not self._schedule.workers:
+                continue
+            first = self._now() if first is None else first
+            if not self._fleet.joining or self._now() - first > GATHER:
+                self._gathered = True
+                machines = len({known.host for known in self._known.values()})
+                self._say(
+                    f"Collecting {_count(self._schedule.num_groups, 'group')} on "
+                    f"{_count(len(self._known), 'worker')} on {_count(machines, 'machine')}."
+                )
+
+    def _send(self, order: Order, broadcast: Broadcast) -> None:
+        held = self._snapshots
+        snapshots = {} if held is None else {group: held[group] for group in order.send}
+        task = Task(
+            self._serial, order.iteration, order.groups, snapshots, order.release, held is None
+        )
+        self._bytes += num_bytes(broadcast.policy) + sum(num_bytes(s) for s in snapshots.values())
+        self._fleet.send(order.worker, task)
+
+    def _news(self) -> list[Answered]:
+        """Wait for what happens, and deal with all of it but the answers."""
+        if self._closed:
+            raise Closed
+        now = self._now()
+        if now >= self._recruited:
+            # Workers that cannot start are asked for less and less often.
+            self._recruited = now + min(2.0**self._failed, 60.0) - 1.0
+            self._fleet.recruit()
+        answers = []
+        for event in self._fleet.events(TICK):
+            if isinstance(event, Joined):
+                self._join(event.worker, event.hello)
+            elif isinstance(event, Lost):
+                self._lose(event.worker, event.why)
+            elif event.worker in self._known:
+                self._known[event.worker].heard = self._now()
+            if isinstance(event, Answered):
+                answers.append(event)
+        self._watch()
+        return answers
+
+    def _join(self, worker: int, hello: Hello) -> None:
+        name = f"worker {worker} (pid {hello.pid} on {hello.host})"
+        self._failed, self._refused = 0, False
+        if self._expected is not None and hello.probe != self._expected:
+            differs = (
+                f"{name} computes other bits than this process: its CPU is {hello.cpu}, and here "
+                f"it is {cpu_name()}"
+            )
+            if not self._allow_inexact:
+                self._refused = True
+                self._fleet.drop(worker, replace=False)
+                self._why = (
+                    f"{differs}. Use machines of one CPU type and the same versions, or "
+                    "--collector.allow-inexact, which marks the run not exact"
+                )
+                self._say(f"Refused: {self._why}.")
+                return
+            self._not_exact(differs)
+            self._say(f"The run is not exact any more: {differs}.")
+        self._known[worker] = _Known(name, hello.host, self._now())
+        self._schedule.join(worker)
+        if self._gathered:
+            self._say(f"{name} joined.")
+
+    def _lose(self, worker: int, why: str, late: bool = False) -> None:
+        known = self._known.pop(worker, None)
+        if known is None:  # It never came.
+            self._failed, self._why = self._failed + 1, why
+            return
+        self._restarts, self._refused = self._restarts + 1, False
+        self._why = f"{known.name} was lost: {why}"
+        groups = self._schedule.lose(worker, late)
+        others = f"; {_named(groups)} to others" if groups else ""
+        self._say(f"{self._why}{others}.")
+
+    def _watch(self) -> None:
+        """Give up who is overdue, ask who is silent, and end a run that nobody works for."""
+        now = self._now()
+        for worker in self._schedule.overdue(now):
+            self._fleet.drop(worker)
+            self._lose(worker, "it did not answer in time", late=True)
+        for worker, groups, since, due in self._schedule.busy():
+            known = self._known[worker]
+            if now - max(since, known.asked) > PULSE:
+                known.asked = now
+                self._fleet.ask(worker)
+            silent = now - max(since, known.heard)
+            if silent > QUIET and known.told != since:
+                known.told = since
+                self._say(
+                    f"{known.name} has said nothing for {silent:.0f} s; {_named(groups)} to "
+                    f"others at {due - since:.0f} s."
+                )
+        if self._schedule.workers:
+            self._present = now
+        elif (
+            self._failed >= MOST_FAILED
+            or now - self._present > NOBODY
+            or (self._refused and not self._fleet.joining)
+        ):
+            raise NoWorkers(
+                f"No worker is left and none can be had: {self._why or 'the cluster has no room'}. "
+                "The last checkpoint is untouched: `etude resume` continues from it."
+            )
+
+    def _work(self, answered: Answered) -> float:
+        """Seconds that a worker has worked in this iteration."""
+        known = self._known.get(answered.worker)
+        if known is None or answered.answer.iteration != self._schedule.iteration:
+            return 0.0
+        known.seconds += answered.answer.seconds
+        return known.seconds
+
+    def _take(
+        self,
+        answered: Answered,
+        parts: Sequence[Fragment],
+        ends: dict[int, Snapshot],
+        failures: dict[int, EtudeError],
+    ) -> None:
+        """Put what is wanted of an answer in its place."""
+        answer = answered.answer
+        for group, outcome in answer.outcomes.items():
+            wanted = self._schedule.take(answered.worker, answer.iteration, group, self._now())
+            if not wanted:
+                continue
+            if isinstance(outcome, Failure):
+                failures[group] = outcome.error(group, self._name(answered.worker))
+                continue
+            fragment, end = outcome
+            # Copies: what came may be shared memory that is wanted back.
+            ends[group] = copy_arrays(end)
+            self._bytes += fill(parts[group], fragment) + num_bytes(ends[group])
+
+    def _name(self, worker: int) -> str:
+        return self._known[worker].name if worker in self._known else f"worker {worker}"
+
+    def status(self) -> dict[str, float]:
+        now = self._now()
+        seconds, self._read = max(now - self._read, 1e-9), now
+        sent, self._bytes = self._bytes, 0
+        return {
+            "system/workers": float(len(self._known)),
+            "system/groups": float(self._schedule.num_groups),
+            "system/restarts": float(self._restarts),
+            "system/bytes_per_second": sent / seconds,
+        }
+
+    def state_dict(self) -> Tree:
+        return group_state(self._snapshots)
+
+    def load_state_dict(self, state: Tree) -> None:
+        self._snapshots = group_snapshots(state)
+        self._schedule.forget()
+
+    def close(self) -> None:
+        self._closed = True
+        with self._running:
+            self._fleet.close()
+        self._close()
+
+
+def _account(parts: Sequence[Fragment], busiest: float, wall: float) -> None:
+    """Tell the fragments what part of the time nobody computed: it went into the transport."""
+    spent = sum(sum(part.seconds.values()) for part in parts)
+    lost = max(wall - busiest, 0.0)
+    for part in parts:
+        part.seconds["transport"] = spent * lost / max(busiest, 1e-9) / len(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _named(groups: Sequence[int]) -> str:
+    """ "its group 4 goes", or "its groups 4-7 and 9 go"."""
+    spans: list[list[int]] = []
+    for group in sorted(groups):
+        if spans and group == spans[-1][1] + 1:
+            spans[-1][1] = group
+        else:
+            spans.append([group, group])
+    texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in spans]
+    listed = " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else "none"
+    return f"its group {listed} goes" if len(groups) == 1 else f"its groups {listed} go"

@@ -1,0 +1,238 @@
+"""Groups in one process of many: what a worker is, whoever started it and however it is reached.
+
+It is told which groups to roll out and from which snapshots, and answers with plain data: errors
+too, since an exception is not the same thing in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
+from etude.core.errors import EtudeError, NonFinite
+from etude.core.imports import describe
+from etude.core.keys import Key
+from etude.core.trees import Tree, copy_arrays, digest, map_arrays
+from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.rollout.group import Group
+from etude.rollout.local import Workers
+from etude.runs.manifest import cpu_name
+
+PROBE_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that a process must know to roll out groups of a run."""
+
+    make_env: Callable[[], BatchEnv]
+    """One group's environment. Functions travel by name: nothing here may be a lambda."""
+    make_policy: Callable[[], Policy]
+    part: BufferSpec
+    """What one group's fragment holds."""
+    key: Key
+    """The collector's; group g has `key.child("group", g)`."""
+    threads: int
+
+    def new_part(self) -> Fragment:
+        """An empty fragment of one group."""
+        return SegmentBuffer(self.part).part(slice(0, self.part.rows))
+
+
+@dataclass(frozen=True)
+class Task:
+    """An order with all that is needed to carry it out, but for the broadcast."""
+
+    serial: int
+    """Of the broadcast."""
+    iteration: int
+    groups: tuple[int, ...]
+    snapshots: dict[int, Snapshot]
+    """Of the groups that do not stand in this process."""
+    release: frozenset[int] = frozenset()
+    begin: bool = False
+    """The run's first rollout: there are no snapshots, and all rows start their first episode."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error in a rollout, as data."""
+
+    text: str
+    trace: str
+    where: str | None = None
+    """What was not finite, if that was the error."""
+    arrays: Tree = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        trace = "".join(traceback.format_exception(error))
+        if isinstance(error, NonFinite):
+            return cls(str(error), trace, error.where, error.arrays)
+        return cls(str(error) if isinstance(error, EtudeError) else describe(error), trace)
+
+    def error(self, group: int, worker: str) -> EtudeError:
+        """The exception that the run ends with."""
+        if self.where is not None:
+            made: EtudeError = NonFinite(self.where, self.arrays)
+        else:
+            made = EtudeError(f"The rollout of group {group} failed on {worker}: {self.text}.")
+        made.add_note(f"On {worker}:\n{self.trace}")
+        return made
+
+
+Outcome = tuple[Fragment, Snapshot] | Failure
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a task."""
+
+    iteration: int
+    outcomes: dict[int, Outcome]
+    """By group."""
+    seconds: float
+    """How long the process worked on it."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A worker's first words."""
+
+    pid: int
+    host: str
+    cpu: str
+    probe: str
+    """SHA-256 of a short rollout; the same where the bits are the same."""
+
+
+def packed(broadcast: Broadcast) -> Broadcast:
+    """The same with numpy arrays, which travel without a copy."""
+
+    def pack(leaf: object) -> object:
+        return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
+
+    return replace(broadcast, policy=map_arrays(pack, broadcast.policy))
+
+
+class Host:
+    """The groups that stand in this process, each on a seat of its own."""
+
+    def __init__(self, blueprint: Blueprint, workers: Workers | None = None) -> None:
+        """`workers`: threads that are there already."""
+        self._blueprint = blueprint
+        self._workers = workers or Workers(blueprint.threads)
+        self._policy = blueprint.make_policy()
+        self._serial = -1
+        self._curriculum: Tree = {}
+        self._seats: dict[int, _Seat] = {}
+        self._spare: list[_Seat] = []
+
+    def hello(self, broadcast: Broadcast | None, host: str) -> Hello:
+        """`broadcast`: what the probe acts with; None where bits do not matter."""
+        probe = "" if broadcast is None else self.probe(broadcast)
+        return Hello(os.getpid(), host, cpu_name(), probe)
+
+    def probe(self, broadcast: Broadcast) -> str:
+        """SHA-256 of a few steps of one group, from its first episodes, and of where they end.
+
+        The seed is always the same, and so are the shapes to those of the run: two processes that
+        agree here compute with the same instructions.
+        """
+        (found,) = self._workers.run([lambda: self._probe(broadcast)])
+        return found
+
+    def _probe(self, broadcast: Broadcast) -> str:
+        made, key = self._blueprint, Key(0, ("probe",))
+        policy, group = made.make_policy(), Group(made.make_env())
+        policy.load_state_dict(_unpacked(broadcast.policy))
+        group.follow(broadcast.curriculum)
+        short = replace(made.part, steps=PROBE_STEPS, horizon=PROBE_STEPS)
+        part = SegmentBuffer(short).part(slice(0, short.rows))
+        try:
+            fragment, end = group.rollout(policy, group.begin(policy, key), key, 0, part)
+        finally:
+            group.env.close()
+        named = {**vars(fragment), "finals": fragment.finals._asdict(), "end": end}
+        named["episodes"] = {n.replace("/", "."): a for n, a in fragment.episodes.items()}
+        del named["seconds"]
+        return digest(named)
+
+    def knows(self, serial: int) -> bool:
+        """Whether a broadcast has been followed already."""
+        return serial == self._serial
+
+    def follow(self, serial: int, broadcast: Broadcast) -> None:
+        """Act with these weights from now on."""
+        self._policy.load_state_dict(_unpacked(broadcast.policy))
+        self._serial, self._curriculum = serial, broadcast.curriculum
+
+    def run(self, task: Task) -> Answer:
+        """Roll out a task's groups side by side."""
+        if not self.knows(task.serial):
+            raise RuntimeError("the broadcast of this task was not followed")
+        start = time.perf_counter()
+        for group in task.release:
+            if group in self._seats:
+                self._spare.append(self._seats.pop(group))
+        for group in task.groups:
+            self._sit(group)
+        outcomes: dict[int, Outcome] = {}
+        self._workers.share([self._steps(task, group, outcomes) for group in task.groups])
+        return Answer(task.iteration, outcomes, time.perf_counter() - start)
+
+    def _steps(self, task: Task, group: int, outcomes: dict[int, Outcome]) -> Iterator[None]:
+        """One group's rollout; whatever happens in it becomes its outcome."""
+        try:
+            seat = self._seats[group]
+            seat.group.follow(self._curriculum)
+            key = self._blueprint.key.child("group", group)
+            snapshot = self._start(task, group, seat, key)
+            yield from seat.group.steps(self._policy, snapshot, key, task.iteration, seat.part)
+            seat.stands = task.iteration
+            outcomes[group] = (seat.part, seat.group.snapshot)
+        except Exception as error:
+            outcomes[group] = Failure.of(error)
+
+    def _start(self, task: Task, group: int, seat: _Seat, key: Key) -> Snapshot:
+        if task.begin:
+            return seat.group.begin(self._policy, key)
+        if group in task.snapshots:
+            # What came through shared memory cannot be written, and an environment may want to.
+            return copy_arrays(task.snapshots[group])
+        if seat.stands != task.iteration - 1:
+            raise RuntimeError(
+                f"group {group} stands after iteration {seat.stands} here, and iteration "
+                f"{task.iteration} is asked for"
+            )
+        return seat.group.snapshot
+
+    def _sit(self, group: int) -> None:
+        if group not in self._seats:
+            made, spare = self._blueprint, self._spare.pop() if self._spare else None
+            self._seats[group] = spare or _Seat(Group(made.make_env()), made.new_part())
+
+    def close(self) -> None:
+        self._workers.close()
+        for seat in (*self._seats.values(), *self._spare):
+            seat.group.env.close()
+
+
+@dataclass
+class _Seat:
+    """An environment, where it writes to, and the iteration after which it stands."""
+
+    group: Group
+    part: Fragment
+    stands: int = -1
+
+
+def _unpacked(policy: Tree) -> Tree:
+    """Tensors of their own memory: what came through shared memory cannot be written."""
+    return map_arrays(lambda a: a if torch.is_tensor(a) else torch.from_numpy(a.copy()), policy)

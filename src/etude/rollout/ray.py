@@ -1,0 +1,317 @@
+"""Workers as Ray actors. The only file that knows Ray.
+
+Ray serialises what travels between our own processes with pickle: that is transport, and nothing
+of it is kept. Whoever can reach a Ray cluster can run code on it, so a cluster beyond this machine
+is used only where it asks for a token.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from etude.core.contracts import Broadcast
+from etude.core.errors import EtudeError, UsageError
+from etude.rollout.elastic import Answered, Event, Heard, Joined, Lost
+from etude.rollout.host import Answer, Blueprint, Hello, Host, Task
+from etude.runs.manifest import PREFIXES
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Set to 0, Ray takes the loopback address for this machine's; it replaces it by an outer one
+otherwise, even where it is asked for. Read when Ray is imported."""
+LEAST_STORE = 128 << 20
+LOOK_SECONDS = 1.0
+"""Between two looks at which machines there are."""
+
+
+def check(address: str) -> None:
+    """Refuse before anything is written what could not be collected on later."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(
+            "collector.kind is ray, but Ray is not installed: `pip install etude[ray]`, or train "
+            "with --collector.kind local."
+        )
+    if address != "local":
+        check_address(find_address(address))
+
+
+class Actor:
+    """A host of groups in a process of Ray's."""
+
+    def __init__(self, blueprint: Blueprint, folder: str) -> None:
+        if os.path.isdir(folder):  # A task of one's own is found from there.
+            os.chdir(folder)
+        self._host = Host(blueprint)
+
+    def hello(self, broadcast: Broadcast | None) -> Hello:
+        import ray
+
+        return self._host.hello(broadcast, ray.util.get_node_ip_address())
+
+    def run(self, broadcast: list[Any], task: Task) -> Answer:
+        """`broadcast`: the one reference to it. It is fetched once per machine and serial."""
+        import ray
+
+        if not self._host.knows(task.serial):
+            self._host.follow(task.serial, ray.get(broadcast[0]))
+        return self._host.run(task)
+
+    def pulse(self) -> None:
+        """Answered beside whatever else is going on."""
+
+
+class RayFleet:
+    """Actors on a cluster: a given number of them, or one on every machine."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        actors: int | None,
+        address: str,
+        store_bytes: int,
+        probed: bool = True,
+    ) -> None:
+        """`store_bytes`: what is on its way at once, at the most; `probed`: newcomers show that
+        they compute the same bits."""
+        check(address)
+        self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
+        import ray
+
+        self._ray: Any = ray
+        self._threads, self._actors = blueprint.threads, actors
+        self._blueprint = ray.put(blueprint)
+        self._remote = ray.remote(Actor)
+        self._options = {
+            "num_cpus": blueprint.threads,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": 2,  # a task, and a pulse beside it
+            "runtime_env": {"env_vars": _environment()},
+        }
+        self._handles: dict[int, Any] = {}
+        self._nodes: dict[int, str] = {}
+        self._greeted: set[int] = set()
+        self._flights: dict[Any, tuple[str, int]] = {}
+        self._next = self._refused = 0
+        self._barred: set[str] = set()
+        self._looked = 0.0
+        self._broadcast: list[Any] = []
+        self._probed, self._probe = probed, None
+
+    @property
+    def joining(self) -> int:
+        return len(self._handles) - len(self._greeted)
+
+    def broadcast(self, serial: int, broadcast: Broadcast) -> None:
+        self._broadcast = [self._ray.put(broadcast)]
+        if self._probed and self._probe is None:
+            self._probe = self._broadcast[0]
+
+    def recruit(self) -> None:
+        if self._actors is not None:
+            while len(self._handles) + self._refused < self._actors:
+                self._hire("SPREAD", "")
+            return
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        pin = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        if not any(node["Resources"].get("CPU", 0) >= self._threads for node in nodes):
+            raise UsageError(
+                f"No machine of the Ray cluster has {self._threads} cores for an actor: lower "
+                "--collector.threads, or start Ray with more --num-cpus."
+            )
+        taken = {*self._nodes.values(), *self._barred}
+        for node in nodes:
+            if node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= self._threads:
+                self._hire(pin(node["NodeID"], soft=False), node["NodeID"])
+
+    def _hire(self, strategy: Any, node: str) -> None:
+        worker, self._next = self._next, self._next + 1
+        made = self._remote.options(**self._options, scheduling_strategy=strategy)
+        self._handles[worker] = handle = made.remote(self._blueprint, os.getcwd())
+        self._nodes[worker] = node
+        self._flights[handle.hello.remote(self._probe)] = ("hello", worker)
+
+    def send(self, worker: int, task: Task) -> None:
+        flight = self._handles[worker].run.remote(self._broadcast, task)
+        self._flights[flight] = ("run", worker)
+
+    def ask(self, worker: int) -> None:
+        if ("pulse", worker) not in self._flights.values():
+            self._flights[self._handles[worker].pulse.remote()] = ("pulse", worker)
+
+    def events(self, seconds: float) -> list[Event]:
+        flights = list(self._flights)
+        if not flights:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(flights, num_returns=1, timeout=seconds)
+        if ready and len(flights) > 1:
+            ready, _ = self._ray.wait(flights, num_returns=len(flights), timeout=0)
+        return [event for flight in ready if (event := self._landed(flight)) is not None]
+
+    def _landed(self, flight: Any) -> Event | None:
+        if flight not in self._flights:  # Its worker was lost by another one of them.
+            return None
+        kind, worker = self._flights.pop(flight)
+        errors = self._ray.exceptions
+        try:
+            value = self._ray.get(flight)
+        except errors.RayTaskError as error:
+            why = " ".join(str(error.cause or error).split())
+            if kind == "run":
+                raise EtudeError(f"Worker {worker} failed: {why}") from error
+            self._forget(worker)
+            return Lost(worker, why)
+        except errors.RayError as error:
+            self._forget(worker)
+            return Lost(worker, _reason(error))
+        if kind == "pulse":
+            return Heard(worker)
+        if kind == "run":
+            return Answered(worker, value)
+        self._greeted.add(worker)
+        return Joined(worker, value)
+
+    def drop(self, worker: int, replace: bool = True) -> None:
+        handle, node = self._handles.get(worker), self._nodes.get(worker)
+        self._forget(worker)
+        if handle is not None:
+            self._ray.kill(handle)
+        if not replace:
+            self._refused += 1
+            self._barred.add(node or "")
+
+    def _forget(self, worker: int) -> None:
+        self._handles.pop(worker, None)
+        self._nodes.pop(worker, None)
+        self._greeted.discard(worker)
+        self._flights = {f: of for f, of in self._flights.items() if of[1] != worker}
+
+    def close(self) -> None:
+        for worker in list(self._handles):
+            self.drop(worker)
+        self._broadcast, self._probe = [], None
+        if self._own:
+            self._ray.shutdown()
+
+
+def _reason(error: Exception) -> str:
+    """What happened to an actor, in words."""
+    lines = str(error).strip().splitlines()
+    if "creation task" in str(error):
+        return f"it could not start: {lines[-1].strip()}"
+    known = {
+        "ActorDiedError": "its process ended",
+        "ActorUnavailableError": "it cannot be reached",
+        "ActorUnschedulableError": "the cluster has no room for it",
+        "ObjectLostError": "its machine is gone",
+        "OwnerDiedError": "its machine is gone",
+    }
+    return known.get(type(error).__name__, f"Ray says {type(error).__name__}")
+
+
+def _environment() -> dict[str, str]:
+    """What an actor's process must have in common with this one."""
+    kept = {k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "MUJOCO"))}
+    # Code that is not installed is found where this process finds it.
+    installed = (sys.prefix, sys.base_prefix)
+    paths = [path for path in sys.path if path and not path.startswith(installed)]
+    return {"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def connect(address: str, cpus: int, store_bytes: int) -> bool:
+    """Reach the cluster, or start one on this machine; False where the process was connected."""
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        check_address(sys.modules["ray"].get_runtime_context().gcs_address)
+        return False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        _stay_home()
+        options |= {
+            "_node_ip_address": LOOPBACK,
+            "include_dashboard": False,
+            "num_cpus": cpus,
+            "object_store_memory": max(LEAST_STORE, store_bytes),
+        }
+    elif check_address(find_address(address)):
+        os.environ.setdefault(LOOPBACK_ONLY, "0")
+    import ray
+
+    try:
+        ray.init(address, **options)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"The Ray cluster at {address} cannot be used: {words}") from error
+    try:
+        # Ray has its own ways to find a cluster: it may be another than the one that was found.
+        at_home = check_address(ray.get_runtime_context().gcs_address)
+        if address == "local" and not at_home:
+            raise UsageError(
+                f"Ray would listen beyond this machine: set {LOOPBACK_ONLY}=0 before anything "
+                "imports ray."
+            )
+    except UsageError:
+        ray.shutdown()
+        raise
+    return True
+
+
+def _stay_home() -> None:
+    """Settings of a cluster of this machine's own; Ray reads them when it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if "ray" not in sys.modules:
+        os.environ[LOOPBACK_ONLY] = "0"
+        if "RAY_AUTH_MODE" not in os.environ:
+            # Of this run only, and never on disk: other users of the machine are kept out.
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def find_address(address: str) -> str:
+    """host:port of the cluster that is meant."""
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"{address} is a Ray Client address, and a run needs to be part of the cluster: start "
+            "it on one of its machines with --collector.address auto."
+        )
+    if address != "auto":
+        return address
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    file = Path(folder) / "ray" / "ray_current_cluster"
+    found = os.environ.get("RAY_ADDRESS") or (file.read_text() if file.exists() else "")
+    if not found.strip():
+        raise UsageError(
+            "No Ray cluster runs on this machine: start one with `ray start --head`, or use "
+            "--collector.address local."
+        )
+    return found.strip()
+
+
+def check_address(address: str) -> bool:
+    """Whether a cluster is on the loopback address; one beyond it must ask for a token."""
+    if _is_loopback(address.rpartition(":")[0]):
+        return True
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        raise UsageError(
+            f"The Ray cluster at {address} is open to whoever can reach it: start Ray and this "
+            "command with RAY_AUTH_MODE=token (see docs/cluster.md)."
+        )
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,246 @@
+"""Who does which group: workers come, die, freeze and come late, and nothing is lost or done twice.
+
+No threads, no clock and no network in here: it is told what happened and when, and answers with
+orders. Since a fragment is a pure function of (broadcast, snapshot, key), it does not matter who
+computes it or how often; the first result of an (iteration, group) counts and any other is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from etude.core.errors import EtudeError
+
+FIRST_PATIENCE = 600.0
+"""Seconds for a fragment while none has come back yet: machines may still load and compile."""
+LEAST_PATIENCE = 30.0
+SLOWER = 10.0
+"""How many times slower than the slowest so far a fragment may be, where no deadline is given."""
+MOST_DOUBLINGS = 3
+"""Of patience, while only late workers are heard of."""
+MOST_LOSSES = 10
+"""Workers that one group may cost in one iteration before it is taken for the cause."""
+
+
+class Patience:
+    """Seconds that a fragment may take: as told, or by what fragments took so far."""
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self._fixed = deadline
+        self._slowest: float | None = None
+        self._doublings = 0
+
+    @property
+    def seconds(self) -> float:
+        if self._fixed is not None:
+            return self._fixed
+        known = self._slowest is not None
+        usual = max(LEAST_PATIENCE, SLOWER * (self._slowest or 0.0)) if known else FIRST_PATIENCE
+        return usual * float(2**self._doublings)
+
+    def learn(self, seconds: float) -> None:
+        """A fragment came back after so long."""
+        self._slowest = max(seconds, self._slowest or 0.0)
+        self._doublings = 0
+
+    def lose(self) -> None:
+        """A worker was given up for being late. If all are, the machines have become slow."""
+        self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Work for one worker in one iteration."""
+
+    worker: int
+    iteration: int
+    groups: tuple[int, ...]
+    """Ascending."""
+    send: frozenset[int]
+    """Those whose snapshot it does not hold."""
+    release: frozenset[int]
+    """Groups that went to others since its last order: what it keeps of them is of no use."""
+    due: float
+    """When it is given up."""
+
+
+@dataclass
+class _Worker:
+    groups: set[int] = field(default_factory=set)
+    """Ordered and not answered."""
+    iteration: int = -1
+    """That of the order."""
+    issued: float = 0.0
+    due: float = 0.0
+    size: int = 1
+    """Fragments that one thread does one after the other for the order."""
+    held: set[int] = field(default_factory=set)
+    """Groups whose newest snapshot stands in its environments."""
+    release: set[int] = field(default_factory=set)
+
+
+class LostTooOften(EtudeError):
+    """A group that ends every worker it comes to."""
+
+
+class Schedule:
+    """Groups over workers, one iteration at a time.
+
+    A worker keeps the groups it has, so that a snapshot travels only where something happened; an
+    idle worker gets at most its share of what is open, so that nobody is left with all of it.
+    """
+
+    def __init__(self, num_groups: int, threads: int = 1, patience: Patience | None = None) -> None:
+        """`threads`: fragments that a worker computes side by side."""
+        self.num_groups = num_groups
+        self.patience = patience or Patience()
+        self._threads = threads
+        self._workers: dict[int, _Worker] = {}
+        self._holder: dict[int, int] = {}
+        self._iteration = -1
+        self._open: set[int] = set()
+        # Open groups that no worker has, and workers without groups, the longest waiting first.
+        self._free: dict[int, None] = {}
+        self._idle: dict[int, None] = {}
+        self._losses: dict[int, int] = {}
+
+    @property
+    def done(self) -> bool:
+        """Every group of the iteration has its fragment."""
+        return not self._open
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return tuple(self._workers)
+
+    @property
+    def iteration(self) -> int:
+        return self._iteration
+
+    def join(self, worker: int) -> None:
+        """A worker is ready; it holds nothing."""
+        self._workers[worker] = _Worker()
+        self._idle[worker] = None
+
+    def lose(self, worker: int, late: bool = False) -> tuple[int, ...]:
+        """A worker died, left, or was `late` and is given up; the open groups it had, now free."""
+        if worker not in self._workers:
+            return ()
+        gone = self._workers.pop(worker)
+        self._idle.pop(worker, None)
+        for group in gone.held:
+            del self._holder[group]
+        if late:
+            self.patience.lose()
+        back = sorted(gone.groups & self._open)
+        for group in back:
+            self._free[group] = None
+            self._losses[group] = self._losses.get(group, 0) + 1
+        worst = max(back, key=lambda group: self._losses[group], default=None)
+        if worst is not None and self._losses[worst] >= MOST_LOSSES:
+            raise LostTooOften(
+                f"Group {worst} of iteration {self._iteration} was given to {MOST_LOSSES} workers "
+                "and none of them came back: its environments may crash the process they run in. "
+                "The last checkpoint is untouched; try --collector.kind local to see the crash."
+            )
+        return tuple(back)
+
+    def forget(self) -> None:
+        """All groups stand elsewhere now: whatever workers hold is of another time."""
+        for group in list(self._holder):
+            self._let_go(group)
+
+    def begin(self, iteration: int) -> None:
+        """All groups are wanted, for this iteration. What was under way is not wanted any more."""
+        if not self.done:  # Some are further than the snapshots that this begins with.
+            self.forget()
+        self._iteration = iteration
+        self._open = set(range(self.num_groups))
+        self._free = dict.fromkeys(range(self.num_groups))
+        self._losses = {}
+
+    def orders(self, now: float) -> list[Order]:
+        """What the idle workers are to do next; [] where nobody is idle or nothing is open."""
+        if not self._free or not self._idle:
+            return []
+        share = -(-len(self._free) // len(self._workers))
+        chosen: dict[int, list[int]] = {}
+        moving: list[int] = []
+        for group in self._free:
+            holder = self._holder.get(group)
+            if holder in self._idle and len(chosen.get(holder, ())) < share:
+                chosen.setdefault(holder, []).append(group)
+            else:
+                moving.append(group)
+        self._spread(moving, chosen, share)
+        return [self._issue(worker, groups, now) for worker, groups in chosen.items()]
+
+    def _spread(self, moving: list[int], chosen: dict[int, list[int]], share: int) -> None:
+        """Groups without a place to those who have fewest."""
+        wait = iter(moving)
+        group = next(wait, None)
+        sizes: dict[int, list[int]] = {}
+        for worker in self._idle if moving else ():
+            sizes.setdefault(len(chosen.get(worker, ())), []).append(worker)
+        for size in range(share):
+            level = sizes.pop(size, [])
+            for worker in level:
+                if group is None:
+                    return
+                chosen.setdefault(worker, []).append(group)
+                sizes.setdefault(size + 1, []).append(worker)
+                group = next(wait, None)
+
+    def _issue(self, worker: int, groups: list[int], now: float) -> Order:
+        state = self._workers[worker]
+        for group in groups:
+            del self._free[group]
+        del self._idle[worker]
+        state.groups, state.iteration, state.issued = set(groups), self._iteration, now
+        state.size = -(-len(groups) // self._threads)
+        state.due = now + self.patience.seconds * state.size
+        release, state.release = frozenset(state.release.difference(groups)), set()
+        send = frozenset(groups) - state.held
+        return Order(worker, self._iteration, tuple(sorted(groups)), send, release, state.due)
+
+    def take(self, worker: int, iteration: int, group: int, now: float) -> bool:
+        """A result came; whether it is wanted. It is not if it came before, or is of another time.
+
+        One that was given up for late may still be the first: it is as good as any other.
+        """
+        state = self._workers.get(worker)
+        if state is not None and iteration == state.iteration and group in state.groups:
+            state.groups.discard(group)
+            if not state.groups:
+                self.patience.learn((now - state.issued) / state.size)
+                self._idle[worker] = None
+        if iteration != self._iteration or group not in self._open:
+            if state is not None and group not in state.held:
+                state.release.add(group)
+            return False
+        self._open.discard(group)
+        self._free.pop(group, None)
+        self._let_go(group)
+        if state is not None:
+            self._holder[group] = worker
+            state.held.add(group)
+            state.release.discard(group)
+        return True
+
+    def _let_go(self, group: int) -> None:
+        """Nobody holds the group's newest snapshot any more."""
+        holder = self._holder.pop(group, None)
+        if holder is not None:
+            self._workers[holder].held.discard(group)
+            self._workers[holder].release.add(group)
+
+    def busy(self) -> Iterable[tuple[int, tuple[int, ...], float, float]]:
+        """(worker, its open groups, since when, until when) of all that have orders."""
+        for worker, state in self._workers.items():
+            if worker not in self._idle:
+                yield worker, tuple(sorted(state.groups)), state.issued, state.due
+
+    def overdue(self, now: float) -> list[int]:
+        """Workers to give up: `lose(worker, late=True)`."""
+        return [worker for worker, _, _, due in self.busy() if due <= now]

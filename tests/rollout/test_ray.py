@@ -1,0 +1,322 @@
+"""The Ray collector on real clusters, all of them on 127.0.0.1: the same bits, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_nodes import actors_of, node, start  # isort: skip
+
+pytest.importorskip("ray")
+
+from etude.app import recipes
+from etude.app.recipes import Recipe
+from etude.app.run import Interrupted, Run, resume, train
+from etude.core.contracts import Broadcast, Fragment
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.experience.segments import BufferSpec
+from etude.rollout.elastic import ElasticCollector, NoWorkers
+from etude.rollout.host import Blueprint, Host
+from etude.rollout.local import Placement
+from etude.rollout.ray import RayFleet, check_address, find_address
+from etude.rollout.schedule import Schedule
+from etude.training.callbacks import Callback, Context
+from run_hash import run_hash
+from toys import IndividualEnv, ToyEnv, changed, toy_buffer, toy_policy
+
+LSTM = changed(recipes.find("reach-at-scale-short"), clock={"total_timesteps": 8 * 2_048})
+"""LSTM, priorities, two shards, and the next iteration collected while this one trains."""
+RRD = recipes.find("episodic-short")
+"""SAC, its replay, and learned rewards."""
+SLOW = pytest.mark.slow
+
+
+def named(value: Any) -> str | None:
+    return getattr(value, "name", None)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head node with room for four actors; tests add and remove others."""
+    made = start(4)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], dict[str, str]]:
+    """What a recipe gives on one thread of this process."""
+    known: dict[str, dict[str, str]] = {}
+
+    def of(recipe: Recipe) -> dict[str, str]:
+        if recipe.name not in known:
+            alone = changed(recipe, collector={"threads": 1})
+            known[recipe.name] = hashes(train(alone, tmp_path_factory.mktemp("untouched") / "run"))
+        return known[recipe.name]
+
+    return of
+
+
+def hashes(run: Run) -> dict[str, str]:
+    return {**run_hash(run.path), **run.fingerprint()}
+
+
+def on_ray(recipe: Recipe, cluster: Any, actors: int | None, **options: Any) -> Recipe:
+    placed = {"kind": "ray", "threads": 1, "actors": actors, "address": cluster.address}
+    return changed(recipe, collector={**placed, **options})
+
+
+class Strikes(Callback):
+    """Does something terrible in the middle of given iterations."""
+
+    def __init__(self, strikes: dict[int, Callable[[], None]]) -> None:
+        self.strikes, self.done = strikes, 0
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        strike = self.strikes.get(context.clock.now.iterations)
+        if strike is not None:
+            threading.Timer(0.02, self.strike, [strike]).start()
+
+    def strike(self, strike: Callable[[], None]) -> None:
+        strike()
+        self.done += 1
+
+
+def hit(cluster: Any, number: int) -> None:
+    """A signal to one of the actors, as soon as there is one."""
+    while not (found := actors_of(cluster)):
+        time.sleep(0.01)
+    os.kill(found[0], number)
+
+
+@SLOW
+def test_threads_do_not_matter_either(untouched: Any, tmp_path: Path) -> None:
+    recipe = changed(LSTM, collector={"threads": 4})
+    assert hashes(train(recipe, tmp_path / "run")) == untouched(LSTM)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "actors"),
+    [
+        pytest.param(LSTM, 1, marks=SLOW),
+        pytest.param(LSTM, 2, marks=SLOW),
+        pytest.param(LSTM, 4, marks=SLOW),
+        pytest.param(RRD, 1, marks=SLOW),
+        (RRD, 2),
+        pytest.param(RRD, 4, marks=SLOW),
+    ],
+    ids=named,
+)
+def test_actors_change_nothing(
+    recipe: Recipe, actors: int, cluster: Any, untouched: Any, tmp_path: Path
+) -> None:
+    run = train(on_ray(recipe, cluster, actors), tmp_path / "run")
+    assert hashes(run) == untouched(recipe)
+    last = run.rows()[-1]
+    assert last["system/workers"] == actors
+    assert last["system/restarts"] == 0.0
+    assert last["time/transport"] > 0.0
+
+
+@pytest.mark.parametrize("recipe", [LSTM, pytest.param(RRD, marks=SLOW)], ids=named)
+def test_killed_and_frozen_actors_change_nothing(
+    recipe: Recipe, cluster: Any, untouched: Any, tmp_path: Path
+) -> None:
+    kill, stop = (partial(hit, cluster, number) for number in (signal.SIGKILL, signal.SIGSTOP))
+    strikes, said = Strikes({1: kill, 3: stop, 4: kill, 6: kill}), []
+    run = train(
+        on_ray(recipe, cluster, 2, deadline=2.0),
+        tmp_path / "run",
+        callbacks=[strikes],
+        say=said.append,
+    )
+    assert hashes(run) == untouched(recipe)
+    assert strikes.done == 4
+    assert sum("its process ended" in text for text in said) >= 1
+    assert any("go to others" in text or "goes to others" in text for text in said)
+
+
+def test_a_node_that_is_removed_changes_nothing(
+    cluster: Any, untouched: Any, tmp_path: Path
+) -> None:
+    second, said = cluster.add_node(**node(1)), []
+    strikes = Strikes({3: lambda: cluster.remove_node(second)})
+    recipe = on_ray(LSTM, cluster, None)  # one actor per machine
+    run = train(recipe, tmp_path / "run", callbacks=[strikes], say=said.append)
+    assert hashes(run) == untouched(LSTM)
+    assert strikes.done == 1
+    assert said[1].startswith("Collecting 4 groups on 2 workers")
+    assert run.rows()[-1]["system/workers"] == 1.0
+    assert run.rows()[-1]["system/restarts"] == 1.0
+
+
+@SLOW
+def test_a_run_moves_to_a_cluster_when_it_is_resumed(
+    cluster: Any, untouched: Any, tmp_path: Path
+) -> None:
+    stop = Strikes({4: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    with pytest.raises(Interrupted):
+        train(LSTM, tmp_path / "run", callbacks=[stop])
+    placement = Placement(kind="ray", actors=1, address=cluster.address)
+    assert hashes(resume(tmp_path / "run", collector=placement)) == untouched(LSTM)
+
+
+def individual(cluster: Any, allow_inexact: bool) -> tuple[ElasticCollector, list[str]]:
+    env, said = IndividualEnv(2), []
+    part = BufferSpec(env.spec, {}, 2, 4, 1)
+    blueprint = Blueprint(partial(IndividualEnv, 2), partial(toy_policy, env), part, Key(0), 1)
+    fleet = RayFleet(blueprint, 1, cluster.address, 0)
+    views = [[toy_buffer(env.spec, 2, 4).part(slice(0, 2))]]
+    host = Host(blueprint)
+    made = ElasticCollector(fleet, Schedule(1), views, host.probe, allow_inexact, host.close)
+    made.report_to(said.append, lambda reason: said.append(f"marked: {reason}"))
+    return made, said
+
+
+@pytest.mark.parametrize("allow_inexact", [False, pytest.param(True, marks=SLOW)])
+def test_an_actor_with_other_bits_is_refused_or_marks_the_run(
+    allow_inexact: bool, cluster: Any
+) -> None:
+    collector, said = individual(cluster, allow_inexact)
+    weights = Broadcast(0, dict(toy_policy(ToyEnv(2)).state_dict()))
+    try:
+        if allow_inexact:
+            (fragment,) = collector.collect(weights, 0)
+            assert fragment.rewards[0, 0] != os.getpid()
+            assert said[0].startswith("marked: worker 0 (pid ")
+        else:
+            with pytest.raises(NoWorkers, match="computes other bits than this process: its CPU"):
+                collector.collect(weights, 0)
+            assert said[0].startswith("Refused: worker 0 (pid ")
+    finally:
+        collector.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "open_to_all"),
+    [
+        ("127.0.0.1:6379", "", False),
+        ("localhost:6379", "", False),
+        ("[::1]:6379", "", False),
+        ("10.0.0.5:6379", "", True),
+        ("10.0.0.5:6379", "disabled", True),
+        ("head.example:6379", "", True),
+        ("10.0.0.5:6379", "token", False),
+    ],
+)
+def test_a_cluster_beyond_this_machine_must_ask_for_a_token(
+    address: str, mode: str, open_to_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    if open_to_all:
+        with pytest.raises(UsageError, match="RAY_AUTH_MODE=token"):
+            check_address(address)
+    else:
+        check_address(address)
+
+
+def test_the_cluster_of_this_machine_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UsageError, match="`ray start --head`"):
+        find_address("auto")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.5:6379\n")
+    assert find_address("auto") == "10.0.0.5:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.6:6379")
+    assert find_address("auto") == "10.0.0.6:6379"
+    with pytest.raises(UsageError, match="Ray Client"):
+        find_address("ray://10.0.0.6:10001")
+
+
+def test_an_open_cluster_is_refused_before_a_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    recipe = changed(LSTM, collector={"kind": "ray", "address": "10.0.0.5:6379"})
+    with pytest.raises(UsageError, match="open to whoever can reach it"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def descendants(pid: int) -> set[int]:
+    """A process and all that it started, and they in turn."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def listening(pids: set[int]) -> dict[str, set[str]]:
+    """{"loopback": addresses, "beyond": addresses} that processes listen on."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+            except OSError:
+                continue
+    found: dict[str, set[str]] = {"loopback": set(), "beyond": set()}
+    home = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == state and columns[9] in inodes:
+                where = "loopback" if columns[1].partition(":")[0] in home else "beyond"
+                found[where].add(f"{table} {columns[1]}")
+    return found
+
+
+def test_nothing_listens_beyond_loopback_while_a_cluster_of_its_own_trains(
+    untouched: Any, tmp_path: Path
+) -> None:
+    """The command as a person types it, in an environment that knows nothing of Ray."""
+    (tmp_path / "recipe.yaml").write_text(recipes.dump(LSTM))
+    options = ["--collector", "ray", "--collector.actors", "1", "--evaluation.final-episodes", "0"]
+    command = ["train", str(tmp_path / "recipe.yaml"), "--folder", str(tmp_path / "run"), *options]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "etude", *command],
+        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    looks, processes = 0, {process.pid}
+    try:
+        while process.poll() is None:
+            mine = descendants(process.pid)
+            processes |= mine
+            sockets = listening(mine)
+            assert sockets["beyond"] == set()
+            looks += len(sockets["loopback"]) >= 4  # gcs, raylet, driver and actor at least
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        out, _ = process.communicate()
+    assert looks >= 3, out
+    assert "Collecting 4 groups on 1 worker on 1 machine." in out
+    result = run_hash(tmp_path / "run")
+    assert result.items() <= untouched(LSTM).items()
+    patience = time.monotonic() + 10.0
+    while any(Path(f"/proc/{pid}").exists() for pid in processes) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]  # nobody is left behind
