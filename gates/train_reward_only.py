@@ -50,7 +50,8 @@ def main() -> int:
         print(f"  {name:26} {value:.4g}")
     correlation = found["eval/pooled_correlation"]
     print(
-        f"train_reward_only: correlation {correlation:.3f} (goal {CORRELATION}), single episodes "
+        f"train_reward_only: correlation {correlation:.3f} (goal {CORRELATION}; mere time "
+        f"{found['eval/pooled_time_correlation']:.3f}), single episodes "
         f"{found['eval/rank_correlation']:.3f} (mere time {found['eval/time_correlation']:.3f}), "
         f"anonymous memory at most {memory / 2**30:.2f} GiB (goal 1.5), {seconds:.0f} s"
     )

@@ -146,10 +146,10 @@ def evaluate(rrd: RRD, episodes: EpisodesOf, progress: str | None) -> dict[str, 
     an episode, averaged over those in which there was any; "eval/time_correlation" is the same of
     the time gone by. The latter is what any constant reward above 0 gets: compare.
     "eval/pooled_correlation": over the steps of all episodes together, where it has to be known
-    which episode got further.
+    which episode got further; "eval/pooled_time_correlation" is that of the time gone by.
     """
-    losses, sums, own, time = [], [], [], []
-    pooled: tuple[list[Array], list[Array]] = ([], [])
+    losses, sums = [], []
+    followed: list[tuple[Array, Array, Array]] = []  # Running sum, time and progress, [T] each.
     for number in range(episodes.num_episodes):
         steps, whole = episodes.episode(number)
         rewards = episode_rewards(rrd, steps)
@@ -157,21 +157,19 @@ def evaluate(rrd: RRD, episodes: EpisodesOf, progress: str | None) -> dict[str, 
         sums.append(float(rewards.sum()))
         if progress is not None:
             done = steps.next_obs[progress].reshape(len(rewards)).astype(np.float64)
-            running = rewards.cumsum()
-            pooled[0].append(running)
-            pooled[1].append(done)
-            own.append(spearman(running, done))
-            time.append(spearman(np.arange(len(done)), done))
+            followed.append((rewards.cumsum(), np.arange(len(done)), done))
     if not losses:
         return {}
     metrics = {
         "eval/R_loss": float(np.mean(losses)),
         "eval/return_correlation": spearman(np.array(sums), episodes.returns),
-        "eval/rank_correlation": _mean(own),
-        "eval/time_correlation": _mean(time),
+        "eval/rank_correlation": _mean([spearman(running, done) for running, _, done in followed]),
+        "eval/time_correlation": _mean([spearman(time, done) for _, time, done in followed]),
     }
-    if pooled[0]:
-        metrics["eval/pooled_correlation"] = spearman(*map(np.concatenate, pooled))
+    if followed:
+        running, time, done = (np.concatenate(parts) for parts in zip(*followed, strict=True))
+        metrics["eval/pooled_correlation"] = spearman(running, done)
+        metrics["eval/pooled_time_correlation"] = spearman(time, done)
     return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 

@@ -32,6 +32,7 @@ _NAMES = {
     "eval/rank_correlation": "rank correlation of running sums with progress",
     "eval/time_correlation": "the same of the mere time",
     "eval/pooled_correlation": "over the steps of all episodes together",
+    "eval/pooled_time_correlation": "the same of the mere time",
 }
 
 
