@@ -68,7 +68,7 @@ class ImitationConfig(EnvBase):
     lead: float = Field(
         0.1, ge=0, description="How far ahead the clip's pose is aimed at, s: the servos' own lag."
     )
-    reach: float = Field(1.0, gt=0, description="How far a unit action turns a joint, rad.")
+    reach: float = Field(0.5, gt=0, description="How far a unit action turns a joint, rad.")
     terminate_at: float | None = Field(
         0.4, gt=0, description="An episode ends when any body is so far off, m; None: never."
     )
