@@ -112,6 +112,8 @@ def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
     parts = build(recipe, folder)
     loop, collector = parts.loop, recipe.collector
     env = loop.collector._groups[0].env
+    # There are no snapshots before the first rollout.
+    loop.collector.collect(loop.algorithm.broadcast(loop.clock), 0)
     groups = loop.collector.state_dict()["groups"].values()
     start = np.concatenate([s["env"]["simulation"]["state"] for s in groups])
     counts = {collector.threads * collector.engine_threads, os.cpu_count() or 1}
@@ -120,7 +122,7 @@ def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
     steps, ours, spent = recipe.algorithm.rollout_steps, [], []
     for i in range(rounds + 1):
         begin, before = time.perf_counter(), time.process_time()
-        loop.collector.collect(loop.algorithm.broadcast(loop.clock), i)
+        loop.collector.collect(loop.algorithm.broadcast(loop.clock), i + 1)
         ours.append(time.perf_counter() - begin)
         spent.append(time.process_time() - before)
         for rival in rivals:

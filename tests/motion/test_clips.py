@@ -129,6 +129,21 @@ def test_closing_takes_half_of_a_gap_from_each_end() -> None:
     np.testing.assert_allclose(clip.poses[0, HINGE_COLUMNS], clip.poses[-1, HINGE_COLUMNS])
 
 
+@needs_clips
+@pytest.mark.parametrize("name", ["walk", "run", "roll", "spinkick"])
+def test_the_speed_of_the_root_closes_too(name: str) -> None:
+    (raw,) = clips.load((name,))
+    gaps = []
+    for clip in (raw, clips.close(raw)):
+        path, step = clip.poses[:, :3], np.diff(clip.times)
+        speed = np.diff(path, axis=0) / step[:, None]
+        gaps.append(np.linalg.norm(speed[-1] - speed[0]))
+    assert gaps[1] < 0.35 * gaps[0]
+    shift = clips.close(raw).poses[:, :2] - raw.poses[:, :2]
+    assert 0.01 < np.linalg.norm(shift, axis=1).max() <= 0.0501
+    np.testing.assert_allclose(shift[[0, -1]], 0, atol=1e-12)
+
+
 def file_of(folder: Path, **changes: Any) -> Path:
     """A clip of a figure that stands still for three frames, with something changed."""
     frame = [0.1, 0.0, 0.9, 0.0, 1.0, 0.0, 0.0, 0.0]
