@@ -96,6 +96,28 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
     },
     "amp-walk-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
+    "imitate-walk": {
+        "env": {"evaluation_steps": 30},
+        "policy": {"hidden": (16,)},
+        "collector": {"rows": 16, "group_rows": 8},
+        "algorithm": {"minibatch_size": 128},
+        "clock": {"total_timesteps": 1_000, "iterations": 2, "cycles": 2},
+    },
+    "imitate-walk-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
+    "imitate-backflip": {
+        "env": {"evaluation_steps": 30},
+        "policy": {"hidden": (16,)},
+        "collector": {"rows": 16, "group_rows": 8},
+        "algorithm": {"minibatch_size": 128},
+        "clock": {"total_timesteps": 1_000, "iterations": 2, "cycles": 2},
+    },
+    "imitate-all": {
+        "env": {"evaluation_steps": 30},
+        "policy": {"hidden": (16,)},
+        "collector": {"rows": 32, "group_rows": 16},
+        "algorithm": {"minibatch_size": 256},
+        "clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 2},
+    },
     "ppo": {
         "algorithm": {"rollout_steps": 32, "update_epochs": 2},
         "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.models.adam import Adam
+from etude.models.networks import FlatParameters
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy, policy_from_contract
 from etude.rollout.group import moments
 from toys import ACTIONS, BOX, ToyEnv
@@ -46,6 +48,21 @@ def test_act_and_evaluate_agree(kind: str) -> None:
     assert answer.actions.shape == (6, *spec.shape)
     assert str(answer.actions.dtype) == f"torch.{spec.dtype}"
     assert judged.log_probs.shape == judged.values.shape == (6,)
+
+
+def test_a_std_that_is_not_learned_stays_where_it_is() -> None:
+    for learned in (True, False):
+        config = PolicyConfig(hidden=(8,), init_std=0.3, learn_std=learned)
+        policy = make_policy(config, ToyEnv(2, BOX).spec, Key(0))
+        flat = FlatParameters(policy)
+        optimizer, obs = Adam(flat.data, flat.grad, 1e-5), batch(policy)
+        judged = policy.evaluate(policy.prepare(obs), torch.ones(6, *BOX.array.shape), None)
+        (-judged.log_probs.mean()).backward()
+        optimizer.step(0.1)
+        kept = policy.log_std == torch.full_like(policy.log_std, np.log(0.3))
+        assert bool(kept.all()) != learned
+        assert flat.grad.abs().sum() > 0
+        assert "log_std" in policy.state_dict()
 
 
 def test_without_noise_the_most_likely_action() -> None:

@@ -12,28 +12,29 @@ from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
+NUM_CLIPS = 15
+"""Clips that come with pybullet."""
+
 
 def imitate_walk() -> Recipe:
-    """A humanoid walks like the person in a recorded clip, by joint servos under real physics."""
+    """A humanoid walks like the person in a recorded clip, by servos in its joints."""
     return Recipe(
         name="imitate-walk",
         env=ImitationConfig(clips=("walk",)),
-        policy=PolicyConfig(hidden=(256, 256), activation="silu", init_std=0.135, learn_std=False),
-        collector=CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=1),
+        policy=PolicyConfig(hidden=(256, 256), activation="silu", init_std=0.1, learn_std=False),
+        collector=CollectorConfig(rows=256, group_rows=128, threads=2),
         algorithm=PPOConfig(
-            rollout_steps=32,
-            minibatch_size=2048,
+            rollout_steps=16,
+            minibatch_size=1024,
             update_epochs=4,
             learning_rate=3e-4,
+            final_learning_rate=0.1,
             gamma=0.97,
-            gae_lambda=0.95,
             bound_coef=0.1,
             max_grad_norm=1.0,
         ),
-        clock=ClockConfig(total_timesteps=1_048_576, cycles=4, iterations=4),
-        evaluation=EvaluationConfig(
-            every="1 epoch", episodes=1, rows=1, group_rows=1, final_episodes=1
-        ),
+        clock=ClockConfig(total_timesteps=1_048_576, cycles=4, iterations=8),
+        evaluation=_once_each(1),
         checkpoint=CheckpointConfig(every="1 epoch"),
     )
 
@@ -101,4 +102,58 @@ def amp_walk_short() -> Recipe:
             "evaluation": EvaluationConfig(every="3 cycles", episodes=8, rows=8, group_rows=8),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
+    )
+
+
+def imitate_walk_short() -> Recipe:
+    """The same for a few seconds, saved and tested often: a run to kill and resume."""
+    full = imitate_walk()
+    return full.model_copy(
+        update={
+            "name": "imitate-walk-short",
+            "env": ImitationConfig(clips=("walk", "run"), evaluation_steps=30),
+            "policy": full.policy.model_copy(update={"hidden": (32, 32)}),
+            "collector": CollectorConfig(rows=32, group_rows=8, threads=2),
+            "algorithm": full.algorithm.model_copy(
+                update={"minibatch_size": 128, "update_epochs": 2}
+            ),
+            "clock": ClockConfig(total_timesteps=8_192, cycles=1, iterations=2),
+            "evaluation": _once_each(2, "2 cycles"),
+            "checkpoint": CheckpointConfig(every="1 cycle"),
+        }
+    )
+
+
+def imitate_backflip() -> Recipe:
+    """The same figure does backflips."""
+    walk = imitate_walk()
+    return walk.model_copy(
+        update={
+            "name": "imitate-backflip",
+            "env": ImitationConfig(clips=("backflip",), future=(1, 4)),
+            "clock": ClockConfig(total_timesteps=8_388_608, cycles=8, iterations=16),
+        }
+    )
+
+
+def imitate_all() -> Recipe:
+    """One policy for all 15 clips: walks, runs, jumps, flips, dances, rolls and gets up."""
+    walk = imitate_walk()
+    return walk.model_copy(
+        update={
+            "name": "imitate-all",
+            "env": ImitationConfig(clips=("all",), future=(1, 4, 10)),
+            "policy": walk.policy.model_copy(update={"hidden": (512, 256)}),
+            "collector": CollectorConfig(rows=512, group_rows=256, threads=2),
+            "algorithm": walk.algorithm.model_copy(update={"minibatch_size": 2048}),
+            "clock": ClockConfig(total_timesteps=25_165_824, cycles=8, iterations=16),
+            "evaluation": _once_each(NUM_CLIPS),
+        }
+    )
+
+
+def _once_each(clips: int, every: str = "1 epoch") -> EvaluationConfig:
+    """Each clip played once, which is enough: nothing is drawn in their evaluation."""
+    return EvaluationConfig(
+        every=every, episodes=clips, rows=clips, group_rows=clips, final_episodes=clips
     )

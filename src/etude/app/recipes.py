@@ -9,7 +9,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
-from etude.app.imitation_recipes import amp_walk, amp_walk_short, imitate_walk
+from etude.app.imitation_recipes import (
+    amp_walk,
+    amp_walk_short,
+    imitate_all,
+    imitate_backflip,
+    imitate_walk,
+    imitate_walk_short,
+)
 from etude.app.recipe import Recipe, dump, load, validated
 from etude.app.replay_recipes import (
     episodic,
@@ -291,6 +298,9 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "pick-place-anywhere": pick_place_anywhere,
     "pick-place-short": pick_place_short,
     "imitate-walk": imitate_walk,
+    "imitate-walk-short": imitate_walk_short,
+    "imitate-backflip": imitate_backflip,
+    "imitate-all": imitate_all,
     "amp-walk": amp_walk,
     "amp-walk-short": amp_walk_short,
     "ppo": ppo,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Self
 
 import numpy as np
@@ -20,7 +22,7 @@ from etude.envs.mujoco_batch import MujocoTask, Simulation
 from etude.envs.shot import Shot
 from etude.motion import clips, library
 from etude.motion import rotations as rot
-from etude.motion.library import Frames, MotionLibrary
+from etude.motion.library import Figure, Frames, MotionLibrary
 from etude.motion.skeleton import (
     BALL_COLUMNS,
     BALL_SPEED_COLUMNS,
@@ -30,11 +32,15 @@ from etude.motion.skeleton import (
     HINGES,
     NAMES,
     NUM_BODIES,
+    NUM_POSE,
+    NUM_SPEED,
 )
 
 _LAST_START = 10
 """Frames that a clip which does not loop has left at least, at a random start."""
 _MOVED = tuple(NAMES[i] for i in (*BALLS, *HINGES))
+_BODY_SHAPES = ((NUM_BODIES, 3), (NUM_BODIES, 4), (NUM_BODIES, 3), (NUM_BODIES, 3))
+_FIGURE_SHAPES = ((NUM_POSE,), (NUM_SPEED,), (NUM_BODIES, 3))
 NUM_ACTIONS = 3 * len(BALLS) + len(HINGES)
 
 
@@ -68,7 +74,7 @@ class ImitationConfig(EnvBase):
     lead: float = Field(
         0.1, ge=0, description="How far ahead the clip's pose is aimed at, s: the servos' own lag."
     )
-    reach: float = Field(1.0, gt=0, description="How far a unit action turns a joint, rad.")
+    reach: float = Field(0.5, gt=0, description="How far a unit action turns a joint, rad.")
     terminate_at: float | None = Field(
         0.4, gt=0, description="An episode ends when any body is so far off, m; None: never."
     )
@@ -152,7 +158,12 @@ class Imitation(MujocoTask[ImitationView]):
         self.library = motion_library(config)
         simulation = Simulation(humanoid(config.physics), num_rows, threads)
         self._bind(simulation)
-        self._ball_aims, self._hinge_aims = _aims(self.library.frames, config.lead)
+        frames = self.library.frames
+        self._ball_aims, self._hinge_aims = _aims(frames, config.lead)
+        # One table for what is looked up together: a lookup costs as much as what it copies.
+        self._bodies = _join(frames.position, frames.quaternion, frames.velocity, frames.spin)
+        self._figures = _join(*frames.figure)
+        self._phases = _phases(self.library)
         self._start = np.zeros(num_rows, np.int64)
         self._limits = np.full(num_rows, config.max_episode_steps)
         self._set_chances(np.ones(self.library.num_motions))
@@ -165,7 +176,7 @@ class Imitation(MujocoTask[ImitationView]):
         self._style: Array | None = None
         if config.style_window:
             self._style = np.zeros((num_rows, config.style_window, features.NUM_STYLE), np.float32)
-            self._style_table = features.style(self.library.frames)
+            self._style_table = features.style(frames.figure)
         super().__init__(
             simulation,
             view,
@@ -178,6 +189,13 @@ class Imitation(MujocoTask[ImitationView]):
             max_episode_steps=self._longest(),
         )
         self._limit = self._limits
+        self.spec = replace(self.spec, motions=self.library.names)
+
+    def reference_pose(self, row: int, step: int) -> Array:
+        """[43] the clip's pose so many steps after the start of a row's episode."""
+        frame = self.library.rows(self._motion[row], self._start[row] + step)
+        pose: Array = self.library.frames.pose[frame]
+        return pose
 
     def follow(self, curriculum: Tree) -> None:
         """Draw the clips of episodes to come by the curriculum's weights; evenly without any."""
@@ -240,18 +258,14 @@ class Imitation(MujocoTask[ImitationView]):
         time = self._start[rows] + self._elapsed[rows] + ahead
         return self.library.rows(self._motion[rows], time)
 
-    def _now(self, rows: Array | slice = slice(None)) -> Frames:
-        """The figure of rows [k]; velocities of its bodies from those of its centre of mass."""
-        position, twist = self._position[rows], self._twist[rows]
-        spin = twist[:, :, :3]
-        velocity = twist[:, :, 3:] + rot.cross(spin, position - self._center[rows])
-        pose, speed = self._pose[rows], self._speed[rows]
-        return Frames(pose, speed, position, self._quaternion[rows], velocity, spin)
+    def _now(self, rows: Array | slice = slice(None)) -> Figure:
+        """The figures of rows [k]."""
+        return Figure(self._pose[rows], self._speed[rows], self._position[rows])
 
     def _measure(self) -> None:
         view, now = self.view, self._now()
-        then = self.library.frames.at(self._rows_at(0))
-        self._compare(now, then)
+        position, *others = _split(self._bodies[self._rows_at(0)], _BODY_SHAPES)
+        self._compare(position, *others)
         np.divide(self._elapsed, self._limits, out=view.progress)
         view.height[:] = now.pose[:, 2]
         begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
@@ -260,37 +274,38 @@ class Imitation(MujocoTask[ImitationView]):
         for ends in self._terms.terminations.values():
             np.logical_or(view.ended, ends(view), out=view.ended)
         if self._meter is not None:
-            self._meter.add(now.position, then.position, self._elapsed)
+            self._meter.add(now.position, position, self._elapsed)
         if self._style is not None:
             self._style[:, :-1] = self._style[:, 1:]
             self._style[:, -1] = features.style(now)
         self._see(now, slice(None))
 
-    def _compare(self, now: Frames, then: Frames) -> None:
-        view = self.view
-        away = now.position - then.position
+    def _compare(self, position: Array, quaternion: Array, velocity: Array, spin: Array) -> None:
+        """The figures against the bodies of their references, [rows, 15, ...] each."""
+        view, own_spin = self.view, self._twist[:, :, :3]
+        away = self._position - position
         squares = np.einsum("ijk,ijk->ij", away, away)
-        np.mean(squares, axis=1, out=view.position_error)
-        distances = np.sqrt(squares)
-        np.mean(distances, axis=1, out=view.mean_distance)
-        np.max(distances, axis=1, out=view.largest_distance)
-        angles = rot.angle_between(now.quaternion, then.quaternion)
+        np.divide(np.add.reduce(squares, axis=1), NUM_BODIES, out=view.position_error)
+        distances = np.sqrt(squares, out=squares)
+        np.divide(np.add.reduce(distances, axis=1), NUM_BODIES, out=view.mean_distance)
+        np.maximum.reduce(distances, axis=1, out=view.largest_distance)
+        angles = rot.angle_between(self._quaternion, quaternion)
         np.divide(np.einsum("ij,ij->i", angles, angles), NUM_BODIES, out=view.turn_error)
-        for one, two, out in (
-            (now.velocity, then.velocity, view.velocity_error),
-            (now.spin, then.spin, view.spin_error),
-        ):
-            change = one - two
+        # MuJoCo gives the velocity at the figure's centre of mass, as if it were part of a body.
+        faster = rot.cross(own_spin, self._position - self._center)
+        faster += self._twist[:, :, 3:]
+        faster -= velocity
+        turning = own_spin - spin
+        for change, out in ((faster, view.velocity_error), (turning, view.spin_error)):
             np.divide(np.einsum("ijk,ijk->i", change, change), NUM_BODIES, out=out)
 
-    def _see(self, now: Frames, rows: Array | slice) -> None:
+    def _see(self, now: Figure, rows: Array | slice) -> None:
         """Bring the observation of rows up to date."""
-        ahead = [self.library.frames.at(self._rows_at(n, rows)) for n in self._config.future]
-        motion, time = self._motion[rows], self._start[rows] + self._elapsed[rows]
-        # A circle for loops; for other clips half of one, so that end and start differ.
-        circle = np.where(self.library.loops[motion], 2 * np.pi, np.pi)
-        angle = circle * time / self.library.cycles[motion]
-        phase = np.stack([np.sin(angle), np.cos(angle)], axis=1)
+        ahead = [
+            Figure(*_split(self._figures[self._rows_at(n, rows)], _FIGURE_SHAPES))
+            for n in self._config.future
+        ]
+        phase = self._phases[self._rows_at(0, rows)]
         if isinstance(rows, slice):
             features.observe(now, ahead, phase, self._seen)
         else:
@@ -340,6 +355,34 @@ class Imitation(MujocoTask[ImitationView]):
         if self._style is not None:
             memory["style"] = self._style
         return memory
+
+
+def _join(*arrays: Array) -> Array:
+    """[n, ...] each as the columns of one array."""
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+
+
+def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """Views of the arrays that were joined; their shapes are without the first axis."""
+    parts, at = [], 0
+    for shape in shapes:
+        end = at + math.prod(shape)
+        parts.append(joined[:, at:end].reshape(-1, *shape))
+        at = end
+    return parts
+
+
+def _phases(known: MotionLibrary) -> Array:
+    """[total, 2]: sine and cosine of how far along each frame is.
+
+    A circle for loops; for other clips half of one, so that end and start differ.
+    """
+    angles = [
+        np.arange(count) * ((2 if loops else 1) * np.pi / cycle)
+        for count, cycle, loops in zip(known.counts, known.cycles, known.loops, strict=True)
+    ]
+    angle = np.concatenate(angles)
+    return np.stack([np.sin(angle), np.cos(angle)], axis=1)
 
 
 def _aims(frames: Frames, lead: float) -> tuple[Array, Array]:

@@ -6,13 +6,14 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.motion import rotations as rot
-from etude.motion.library import Frames, MotionLibrary
+from etude.motion.library import Figure, MotionLibrary
 from etude.motion.skeleton import BALL_COLUMNS, ENDS, HINGE_COLUMNS, NUM_BODIES
 
 NUM_JOINT_SPEEDS = 28
-NUM_SELF = 1 + 6 + 6 + 3 * (NUM_BODIES - 1) + NUM_JOINT_SPEEDS
+_OWN_VECTORS, _AHEAD_VECTORS = 2 + 1 + NUM_BODIES - 1, NUM_BODIES + 1
+NUM_SELF = 3 * _OWN_VECTORS + 1 + 3 + NUM_JOINT_SPEEDS
 """Numbers about the figure itself."""
-NUM_AHEAD = 3 * NUM_BODIES + 3 + NUM_JOINT_SPEEDS + 6 + NUM_JOINT_SPEEDS
+NUM_AHEAD = 3 * _AHEAD_VECTORS + 3 * 9 + len(HINGE_COLUMNS) + 3 + NUM_JOINT_SPEEDS
 """Numbers about one moment of the reference."""
 NUM_STYLE = (
     1 + 6 + 6 + 6 * len(BALL_COLUMNS) + len(HINGE_COLUMNS) + NUM_JOINT_SPEEDS + 3 * len(ENDS)
@@ -20,92 +21,67 @@ NUM_STYLE = (
 """Numbers of one moment for a judge of style."""
 
 
-class Facing:
-    """The frame of the figure's heading: turns vectors of its rows [n] so that it faces x."""
-
-    def __init__(self, root: Array) -> None:
-        """root: [n, 4] quaternions."""
-        self._cosine, self._sine = rot.heading_free(root)
-
-    def __call__(self, vectors: Array) -> Array:
-        """[n, 3] or [n, k, 3]."""
-        if vectors.ndim == 2:
-            return rot.turn(vectors, self._cosine, self._sine)
-        return rot.turn(vectors, self._cosine[:, None], self._sine[:, None])
-
-    def axes(self, root: Array) -> Array:
-        """[n, 6]: where the root's x and z axes point."""
-        axes = rot.two_axes(root).reshape(-1, 2, 3)
-        return self(axes).reshape(-1, 6)
-
-
-def root_motion(now: Frames, facing: Facing, out: Array) -> None:
-    """Height, orientation, linear and angular velocity of the root into out [n, 13]."""
-    root = now.pose[:, 3:7]
-    out[:, 0] = now.pose[:, 2]
-    out[:, 1:7] = facing.axes(root)
-    out[:, 7:10] = facing(now.speed[:, :3])
-    out[:, 10:13] = facing(rot.rotate(root, now.speed[:, 3:6]))
-
-
-def observe(now: Frames, ahead: list[Frames], phase: Array, out: Array) -> None:
+def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:
     """All that a policy reads into out [n, NUM_SELF + len(ahead) * NUM_AHEAD + 2]; float32.
 
     now: the figure; ahead: the reference at later moments, as differences from the figure now;
     phase: [n, 2]. Without moments ahead there is no phase either: nothing tells of the reference.
     """
-    facing = Facing(now.pose[:, 3:7])
-    root_motion(now, facing, out[:, :13])
-    bodies = facing(now.position[:, 1:] - now.position[:, :1])
-    out[:, 13 : 13 + bodies[0].size] = bodies.reshape(len(bodies), -1)
-    out[:, NUM_SELF - NUM_JOINT_SPEEDS : NUM_SELF] = now.speed[:, 6:]
-    at = NUM_SELF
+    rows, root = len(out), now.pose[:, 3:7]
+    vectors = np.empty((rows, _OWN_VECTORS + _AHEAD_VECTORS * len(ahead), 3))
+    vectors[:, :2] = rot.two_axes(root).reshape(rows, 2, 3)
+    vectors[:, 2] = now.speed[:, :3]
+    np.subtract(now.position[:, 1:], now.position[:, :1], out=vectors[:, 3:_OWN_VECTORS])
+    at = _OWN_VECTORS
+    for then in ahead:
+        np.subtract(then.position, now.position, out=vectors[:, at : at + NUM_BODIES])
+        np.subtract(then.speed[:, :3], now.speed[:, :3], out=vectors[:, at + NUM_BODIES])
+        at += _AHEAD_VECTORS
+    # All that has a direction is turned at once: the calls cost more than the numbers.
+    width = vectors.shape[1] * 3
+    rot.turn(vectors, *_facing(root), out=out[:, :width].reshape(rows, -1, 3))
+    out[:, width] = now.pose[:, 2]
+    out[:, width + 1 : width + 4 + NUM_JOINT_SPEEDS] = now.speed[:, 3:]
+    at = width + 4 + NUM_JOINT_SPEEDS
     if not ahead:
         return
-    inverse = _inverse_rotations(now.pose)
+    inverse = rot.conjugate(now.pose[:, _ROTATION_COLUMNS])
     for then in ahead:
-        _observe_ahead(now, then, inverse, facing, out[:, at : at + NUM_AHEAD])
-        at += NUM_AHEAD
+        turns = rot.log(rot.multiply(inverse, then.pose[:, _ROTATION_COLUMNS]))
+        out[:, at : at + 27] = turns.reshape(rows, -1)
+        out[:, at + 27 : at + 31] = then.pose[:, HINGE_COLUMNS] - now.pose[:, HINGE_COLUMNS]
+        out[:, at + 31 : at + 34 + NUM_JOINT_SPEEDS] = then.speed[:, 3:] - now.speed[:, 3:]
+        at += 34 + NUM_JOINT_SPEEDS
     out[:, at:] = phase
 
 
-def _inverse_rotations(pose: Array) -> Array:
-    """[n, 9, 4]: those of the ball joints and, last, of the root."""
-    return rot.conjugate(_rotations(pose))
-
-
-def _rotations(pose: Array) -> Array:
-    return pose[:, _ROTATION_COLUMNS]
+def _facing(root: Array) -> tuple[Array, Array]:
+    """(cos, sin) [n, 1] of the turns that make figures face x."""
+    cosine, sine = rot.heading_free(root)
+    return cosine[:, None], sine[:, None]
 
 
 _ROTATION_COLUMNS = np.concatenate([BALL_COLUMNS, [[3, 4, 5, 6]]])
+"""[9, 4]: the ball joints and, last, the root."""
 
 
-def _observe_ahead(now: Frames, then: Frames, inverse: Array, facing: Facing, out: Array) -> None:
-    """How the reference differs from the figure, into out [n, NUM_AHEAD]."""
-    rows = len(out)
-    out[:, :45] = facing(then.position - now.position).reshape(rows, -1)
-    turns = rot.log(rot.multiply(inverse, _rotations(then.pose)))
-    out[:, 45:72] = turns.reshape(rows, -1)
-    out[:, 72:76] = then.pose[:, HINGE_COLUMNS] - now.pose[:, HINGE_COLUMNS]
-    np.subtract(then.speed[:, 6:], now.speed[:, 6:], out=out[:, 76:104], casting="same_kind")
-    out[:, 104:107] = facing(then.speed[:, :3] - now.speed[:, :3])
-    out[:, 107:110] = then.speed[:, 3:6] - now.speed[:, 3:6]
-
-
-def style(now: Frames) -> Array:
+def style(now: Figure) -> Array:
     """[n, NUM_STYLE] float32: a moment of motion, wherever it is and whichever way it faces."""
-    rows = len(now.pose)
+    rows, root = len(now.pose), now.pose[:, 3:7]
+    vectors = np.empty((rows, 4 + len(ENDS), 3))
+    vectors[:, :2] = rot.two_axes(root).reshape(rows, 2, 3)
+    vectors[:, 2] = now.speed[:, :3]
+    vectors[:, 3] = rot.rotate(root, now.speed[:, 3:6])
+    np.subtract(now.position[:, ENDS], now.position[:, :1], out=vectors[:, 4:])
     out = np.empty((rows, NUM_STYLE), np.float32)
-    facing = Facing(now.pose[:, 3:7])
-    root_motion(now, facing, out[:, :13])
-    balls = 13 + 6 * len(BALL_COLUMNS)
+    ends = 1 + 3 * (4 + len(ENDS))
+    balls = ends + 6 * len(BALL_COLUMNS)
     hinges = balls + len(HINGE_COLUMNS)
-    speeds = hinges + NUM_JOINT_SPEEDS
-    out[:, 13:balls] = rot.two_axes(now.pose[:, BALL_COLUMNS]).reshape(rows, -1)
+    out[:, 0] = now.pose[:, 2]
+    rot.turn(vectors, *_facing(root), out=out[:, 1:ends].reshape(rows, -1, 3))
+    out[:, ends:balls] = rot.two_axes(now.pose[:, BALL_COLUMNS]).reshape(rows, -1)
     out[:, balls:hinges] = now.pose[:, HINGE_COLUMNS]
-    out[:, hinges:speeds] = now.speed[:, 6:]
-    out[:, speeds:] = facing(now.position[:, ENDS] - now.position[:, :1]).reshape(rows, -1)
+    out[:, hinges:] = now.speed[:, 6:]
     return out
 
 
@@ -124,5 +100,5 @@ def reference_windows(library: MotionLibrary, window: int) -> Array:
     """[N, window, NUM_STYLE] float32: the window that ends in each frame of each motion."""
     motion = np.repeat(np.arange(library.num_motions), library.cycles)
     time = np.concatenate([np.arange(count) for count in library.cycles])
-    windows: Array = style(library.frames)[window_rows(library, motion, time, window)]
+    windows: Array = style(library.frames.figure)[window_rows(library, motion, time, window)]
     return windows

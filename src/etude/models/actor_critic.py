@@ -155,11 +155,8 @@ class ActorCritic(BasePolicy):
         if action.kind == "box":
             log_std = float(np.log(config.init_std))
             start = torch.full((self.num_outputs,), log_std)
-            self.log_std: torch.Tensor
-            if config.learn_std:
-                self.log_std = nn.Parameter(start)
-            else:
-                self.register_buffer("log_std", start)
+            # Without a gradient it stays among the parameters, and the optimizer leaves it alone.
+            self.log_std = nn.Parameter(start, requires_grad=config.learn_std)
 
     @abstractmethod
     def _step(

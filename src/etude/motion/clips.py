@@ -51,6 +51,8 @@ _FAR, _LONG = 1e3, 10.0
 """m and s: beyond them a number is damage, not motion."""
 _UNIT_ERROR = 0.5
 """How far from 1 a quaternion's length may be; published clips have up to 0.42."""
+_MOST_SHIFT = 0.05
+"""m: how far a root's path may be moved to close its speed."""
 _TURNING = np.pi / 4
 """A cycle that ends turned by more than this goes on turning; by less, it was meant straight."""
 
@@ -203,7 +205,9 @@ def close(clip: Clip) -> Clip:
 
     Recorded cycles do not close: a walk's shoulder is 28 degrees off. Half of each gap is taken
     from either end and less towards the middle, at an even rate, so that no joint's speed changes
-    by more than its gap over the length of the clip.
+    by more than its gap over the length of the clip. Nor does the speed of the root close: a walk
+    sways to the left at its end and to the right at its start, and a figure put there with the
+    mean of both, which is none, falls over.
     """
     if not clip.loops:
         return clip
@@ -216,7 +220,28 @@ def close(clip: Clip) -> Clip:
         poses[:, columns] = rot.multiply(poses[:, columns], rot.exp(share[:, None] * gap))
     for column in (2, *HINGE_COLUMNS.tolist()):
         poses[:, column] += share * (poses[-1, column] - poses[0, column])
+    if not clip.turn:
+        poses[:, :3] += _close_speed(clip, poses[:, :3])
     return replace(clip, poses=poses)
+
+
+def _close_speed(clip: Clip, path: Array) -> Array:
+    """[frames, 3] m: what, added to a root's path, makes it end as fast as it began.
+
+    Speed is taken from one end and given to the other, less with the time from either, over as
+    long as it takes for a shift of `_MOST_SHIFT` at most.
+    """
+    times = clip.times
+    first = (path[1] - path[0]) / (times[1] - times[0])
+    last = (path[-1] - path[-2]) / (times[-1] - times[-2])
+    gap = last - first
+    size = float(np.linalg.norm(gap))
+    if size == 0.0:
+        return np.zeros_like(path)
+    ramp = min(clip.seconds / 2, 4 * _MOST_SHIFT / size)
+    near = np.minimum(np.minimum(times, clip.seconds - times), ramp)
+    shift: Array = (near - near * near / (2 * ramp))[:, None] * gap / 2
+    return shift
 
 
 def sample(clip: Clip, times: Array) -> Array:

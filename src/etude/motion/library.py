@@ -26,6 +26,17 @@ _LIFT_FRAMES = 4
 """Frames on either side over which being lifted out of the floor is spread."""
 
 
+class Figure(NamedTuple):
+    """What a figure is doing, [n, ...] float64: all that follows from a state without a model."""
+
+    pose: Array
+    """[n, 43]."""
+    speed: Array
+    """[n, 34]."""
+    position: Array
+    """[n, 15, 3] m."""
+
+
 class Frames(NamedTuple):
     """Moments of motion, [..., n] float64 each, z up."""
 
@@ -45,6 +56,10 @@ class Frames(NamedTuple):
     def at(self, rows: Array | slice) -> Frames:
         """Those of some of the rows."""
         return Frames(*(array[rows] for array in self))
+
+    @property
+    def figure(self) -> Figure:
+        return Figure(self.pose, self.speed, self.position)
 
 
 @dataclass(frozen=True)
@@ -78,8 +93,7 @@ class MotionLibrary:
 
     def frame(self, motion: Array, time: Array) -> Frames:
         """The frames [..., n] of motions [...] at times [...]."""
-        rows = self.rows(motion, time)
-        return Frames(*(array[rows] for array in self.frames))
+        return self.frames.at(self.rows(motion, time))
 
 
 def build(clips: Sequence[Clip], rate: float, continue_for: int) -> MotionLibrary:

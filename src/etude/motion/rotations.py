@@ -117,10 +117,10 @@ def heading_free(quaternion: Array) -> tuple[Array, Array]:
     return cosine, sine
 
 
-def turn(vector: Array, cosine: Array, sine: Array) -> Array:
+def turn(vector: Array, cosine: Array, sine: Array, out: Array | None = None) -> Array:
     """Vectors [..., 3] turned about the vertical; cosine and sine broadcast to [...]."""
     x, y = vector[..., 0], vector[..., 1]
-    turned = np.empty_like(vector)
+    turned = np.empty_like(vector) if out is None else out
     turned[..., 0] = cosine * x - sine * y
     turned[..., 1] = sine * x + cosine * y
     turned[..., 2] = vector[..., 2]

@@ -157,7 +157,7 @@ def forward(pose: Array) -> tuple[Array, Array]:
 
 
 def lowest(positions: Array, quaternions: Array) -> Array:
-    """[...] m: of the lowest point of any shape of bodies [..., 15, 3], turned by [..., 15, 4]."""
+    """[...] m: how low any shape reaches, of bodies at [..., 15, 3] turned by [..., 15, 4]."""
     heights = []
     for i, body in enumerate(BODIES):
         for shape in body.shapes:
