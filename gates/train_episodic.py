@@ -37,7 +37,7 @@ T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8:
 """Student's t, 97.5 %, by degrees of freedom."""
 REACH = ("episodic", "--collector.threads", "1")
 CHEETAH = (
-    *("sac", "--env.id", "HalfCheetah-v5", "--env.episodic", "True"),
+    *("sac", "--env.id", "HalfCheetah-v5", "--env.episodic"),
     *("--clock.total-timesteps", "100000", "--evaluation.every", "20000 steps"),
     *("--evaluation.final-episodes", "0", "--algorithm.train-batches", "50"),
 )
