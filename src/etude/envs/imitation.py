@@ -143,6 +143,7 @@ def style_windows(config: ImitationConfig) -> Array:
 class Imitation(MujocoTask[ImitationView]):
     """Actions: [rows, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles."""
 
+    aims = False
     shot = Shot(
         look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
     )
@@ -164,6 +165,7 @@ class Imitation(MujocoTask[ImitationView]):
         ahead = len(config.future)
         width = features.NUM_SELF + ahead * features.NUM_AHEAD + 2 * bool(ahead)
         self._seen = np.zeros((num_rows, width), np.float32)
+        self._first_sights = self._look_ahead(width)
         view = _make_view(num_rows)
         self._motion = view.motion
         self._meter = ErrorMeter(view, num_rows, NUM_BODIES) if config.measure else None
@@ -184,6 +186,15 @@ class Imitation(MujocoTask[ImitationView]):
         )
         self._limit = self._limits
 
+    def _look_ahead(self, width: int) -> Array:
+        """[total, width] float32: the observation of a figure that is where each frame has it."""
+        known, seen = self.library, np.zeros((len(self._phases), width), np.float32)
+        motion = np.repeat(np.arange(known.num_motions), known.counts)
+        time = np.arange(len(motion)) - known.starts[motion]
+        figures = [known.frame(motion, time + n).figure for n in self._config.future]
+        features.observe(known.frames.figure, figures, self._phases, seen)
+        return seen
+
     def follow(self, curriculum: Tree) -> None:
         """Draw the clips of episodes to come by the curriculum's weights; evenly without any."""
         count = self.library.num_motions
@@ -200,8 +211,9 @@ class Imitation(MujocoTask[ImitationView]):
         self._pose, self._speed = simulation.bind("qpos"), simulation.bind("qvel")
         self._control = simulation.bind("ctrl")
         at = {name: int(model.actuator_ctrladr[model.actuator(name).id]) for name in _MOVED}
-        self._ball_controls = np.array([[at[NAMES[i]] + k for k in range(4)] for i in BALLS])
-        self._hinge_controls = np.array([at[NAMES[i]] for i in HINGES])
+        balls = [at[NAMES[i]] + k for i in BALLS for k in range(4)]
+        # Where each control comes from, among the balls' numbers and then the hinges'.
+        self._control_order = np.argsort([*balls, *(at[NAMES[i]] for i in HINGES)])
         # Body 0 is the world.
         self._position, self._quaternion = (simulation.bind(n)[:, 1:] for n in ("xpos", "xquat"))
         self._twist, self._center = (
@@ -233,20 +245,15 @@ class Imitation(MujocoTask[ImitationView]):
             rows = self._rows_at(1)
             balls = rot.multiply(self._ball_aims[rows], balls)
             hinges = hinges + self._hinge_aims[rows]
-        self._control[:, self._ball_controls] = balls
-        self._control[:, self._hinge_controls] = hinges
+        told = np.concatenate([balls.reshape(self.num_rows, -1), hinges], axis=1)
+        np.take(told, self._control_order, axis=1, out=self._control)
 
-    def _rows_at(self, ahead: int, rows: Array | slice = slice(None)) -> Array:
-        """[k] where the library has the frames so many steps from now."""
-        time = self._start[rows] + self._elapsed[rows] + ahead
-        return self.library.rows(self._motion[rows], time)
-
-    def _now(self, rows: Array | slice = slice(None)) -> Figure:
-        """The figures of rows [k]."""
-        return Figure(self._pose[rows], self._speed[rows], self._position[rows])
+    def _rows_at(self, ahead: int) -> Array:
+        """[rows] where the library has the frames so many steps from now."""
+        return self.library.rows(self._motion, self._start + self._elapsed + ahead)
 
     def _measure(self) -> None:
-        view, now = self.view, self._now()
+        view, now = self.view, Figure(self._pose, self._speed, self._position)
         position, *others = _split(self._bodies[self._rows_at(0)], _BODY_SHAPES)
         self._compare(position, *others)
         np.divide(self._elapsed, self._limits, out=view.progress)
@@ -259,7 +266,7 @@ class Imitation(MujocoTask[ImitationView]):
         if self._style is not None:
             self._style[:, :-1] = self._style[:, 1:]
             self._style[:, -1] = features.style(now)
-        self._see(now, slice(None))
+        self._see(now)
 
     def _compare(self, position: Array, quaternion: Array, velocity: Array, spin: Array) -> None:
         """The figures against the bodies of their references, [rows, 15, ...] each."""
@@ -280,19 +287,13 @@ class Imitation(MujocoTask[ImitationView]):
         for change, out in ((faster, view.velocity_error), (turning, view.spin_error)):
             np.divide(np.einsum("ijk,ijk->i", change, change), NUM_BODIES, out=out)
 
-    def _see(self, now: Figure, rows: Array | slice) -> None:
-        """Bring the observation of rows up to date."""
+    def _see(self, now: Figure) -> None:
+        """Bring the observation of all rows up to date."""
         ahead = [
-            Figure(*_split(self._figures[self._rows_at(n, rows)], _FIGURE_SHAPES))
+            Figure(*_split(self._figures[self._rows_at(n)], _FIGURE_SHAPES))
             for n in self._config.future
         ]
-        phase = self._phases[self._rows_at(0, rows)]
-        if isinstance(rows, slice):
-            features.observe(now, ahead, phase, self._seen)
-        else:
-            seen = np.empty((len(rows), self._seen.shape[1]), np.float32)
-            features.observe(now, ahead, phase, seen)
-            self._seen[rows] = seen
+        features.observe(now, ahead, self._phases[self._rows_at(0)], self._seen)
 
     def _observe(self) -> Observations:
         shown = {"state": self._seen.copy()}
@@ -316,17 +317,16 @@ class Imitation(MujocoTask[ImitationView]):
         self._pose[rows], self._speed[rows] = known.frames.pose[frames], known.frames.speed[frames]
 
     def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        now = self._now(rows)
-        self._see(now, rows)
+        # An episode begins on its reference, and what that looks like is known.
+        motion, start = self._motion[rows], self._start[rows]
+        frames = self.library.rows(motion, start)
+        self._seen[rows] = self._first_sights[frames]
         if self._meter is not None:
-            frames = self._rows_at(0, rows)
-            self._meter.begin(rows, now.position, self.library.frames.position[frames])
+            position = self.library.frames.position[frames]
+            self._meter.begin(rows, position, position)
         if self._style is not None:
-            window = self._style.shape[1]
-            frames = features.window_rows(
-                self.library, self._motion[rows], self._start[rows], window
-            )
-            self._style[rows] = self._style_table[frames]
+            before = features.window_rows(self.library, motion, start, self._style.shape[1])
+            self._style[rows] = self._style_table[before]
 
     def _memory(self) -> dict[str, Array]:
         # The rest of the view follows from these and from the simulation.
