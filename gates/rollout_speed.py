@@ -11,11 +11,14 @@ machine changes less; exits 1 when it is below 0.85, or 2 when the machine was t
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -67,39 +70,52 @@ BOUND = {
     "imitation": ("qpos", "qvel", "ctrl", "xpos", "xquat", "cvel", "subtree_com"),
 }
 """What each task reads and writes."""
-UPRIGHT = 8
-"""Steps after which a humanoid is put back: one that fell would lie on many contacts."""
 
 
 class Bare:
-    """`Batch.step` and nothing else: same model, rows, substeps and stage."""
+    """`Batch.step` and nothing else, from the very states that the collector stepped.
 
-    def __init__(self, model: mujoco.MjModel, start: np.ndarray, threads: int, kind: str) -> None:
-        self._batch = Batch(model, len(start), threads)
-        for name in BOUND[kind]:
-            self._batch.bind(name)
-        self._start, self._kind = start, kind
+    Contacts decide what a step costs, and an arm or a figure left to itself would have others.
+    """
+
+    def __init__(self, model: mujoco.MjModel, states: list[np.ndarray], threads: int) -> None:
+        """states: [rows, n] each, controls among them; what was set at resets is in them."""
+        self._batch = Batch(model, len(states[0]), threads)
+        self._states = states
         self.threads = threads
         self.seconds: list[float] = []
         self.processor: list[float] = []
 
-    def run(self, steps: int, substeps: int) -> None:
-        batch, walks = self._batch, self._kind == "imitation"
-        batch.state[...] = self._start
-        control = batch.bind("ctrl")
-        # A humanoid's servos hold the pose of its start; their controls are laid out like it.
-        first = 7 if walks else 0
-        home = batch.bind("qpos")[:, first : first + control.shape[1]].copy()
-        rng = np.random.default_rng(0)
+    def bind(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._batch.bind(name)
+
+    def run(self, substeps: int) -> None:
+        batch = self._batch
         begin, spent = time.perf_counter(), time.process_time()
-        for step in range(steps):
-            if walks and step % UPRIGHT == 0:
-                batch.state[...] = self._start
-            # The arm moves about as it does under the policy: joint targets around its start.
-            control[...] = home if walks else home + rng.uniform(-0.3, 0.3, home.shape)
+        for state in self._states:
+            batch.state[...] = state
             batch.step(nstep=substeps, stage=int(mujoco.mjtStage.mjSTAGE_VEL))
         self.seconds.append(time.perf_counter() - begin)
         self.processor.append(time.process_time() - spent)
+
+
+def record(collector: Any, collect: Callable[[], None]) -> list[np.ndarray]:
+    """Every state [rows, n] that a rollout steps, all groups side by side."""
+    recorded: list[list[np.ndarray]] = []
+    for group in collector._groups:
+        simulation, states = group.env.simulation, []
+        recorded.append(states)
+
+        def step(substeps: int, simulation: Any = simulation, states: Any = states) -> float:
+            states.append(simulation.state.copy())
+            return float(type(simulation).step(simulation, substeps))
+
+        simulation.step = step
+    collect()
+    for group in collector._groups:
+        del group.env.simulation.step
+    return [np.concatenate(parts) for parts in zip(*recorded, strict=True)]
 
 
 def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
@@ -112,31 +128,35 @@ def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
     parts = build(recipe, folder)
     loop, collector = parts.loop, recipe.collector
     env = loop.collector._groups[0].env
-    # There are no snapshots before the first rollout.
-    loop.collector.collect(loop.algorithm.broadcast(loop.clock), 0)
-    groups = loop.collector.state_dict()["groups"].values()
-    start = np.concatenate([s["env"]["simulation"]["state"] for s in groups])
-    counts = {collector.threads * collector.engine_threads, os.cpu_count() or 1}
-    kind = recipe.task.kind
-    rivals = [Bare(env.simulation.model, start, threads, kind) for threads in sorted(counts)]
-    steps, ours, spent = recipe.algorithm.rollout_steps, [], []
-    for i in range(rounds + 1):
+    number, weights = itertools.count(), loop.algorithm.broadcast(loop.clock)
+
+    def collect() -> None:
+        loop.collector.collect(weights, next(number))
+
+    collect()
+    states = record(loop.collector, collect)
+    threads = {collector.threads * collector.engine_threads, os.cpu_count() or 1}
+    rivals = [Bare(env.simulation.model, states, many) for many in sorted(threads)]
+    ours, spent = [], []
+    for rival in rivals:
+        rival.bind(BOUND[recipe.task.kind])
+    for _ in range(rounds + 1):
         begin, before = time.perf_counter(), time.process_time()
-        loop.collector.collect(loop.algorithm.broadcast(loop.clock), i + 1)
+        collect()
         ours.append(time.perf_counter() - begin)
         spent.append(time.process_time() - before)
         for rival in rivals:
-            rival.run(steps, env.spec.substeps)
+            rival.run(env.spec.substeps)
     parts.close()
-    count = collector.rows * steps
+    done = collector.rows * recipe.algorithm.rollout_steps
     best = min(rivals, key=lambda rival: float(np.median(rival.seconds[1:])))
     print(
-        f"collector {count / np.median(ours[1:]):10,.0f} steps/s  "
+        f"collector {done / np.median(ours[1:]):10,.0f} steps/s  "
         f"({collector.threads} threads x {collector.engine_threads}, groups of "
         f"{collector.group_rows}, median of {rounds})"
     )
     for rival in rivals:
-        speed = count / np.median(rival.seconds[1:])
+        speed = done / np.median(rival.seconds[1:])
         print(f"bare      {speed:10,.0f} steps/s  ({rival.threads} threads)")
     # Round by round: the machine's speed drifts more than the two sides differ.
     ratios = np.array(best.seconds[1:]) / np.array(ours[1:])

@@ -124,7 +124,11 @@ def test_commands(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
         ("  gamma: 0.95", "  gamma: high", "algorithm.gamma must be a number, not 'high'."),
         ("  gamma: 0.95", "  gamma: .nan", "algorithm.gamma must be a finite number, not nan."),
         ("  rows: 32", "  rows: -3", "collector.rows must be at least 1, not -3."),
-        ("kind: reach", "kind: fly", "env must be of kind 'reach', 'pick-place', 'gym'"),
+        (
+            "kind: reach",
+            "kind: fly",
+            "env must be of kind 'reach', 'pick-place', 'imitation', 'gym'",
+        ),
         ("  kind: reach\n", "", "env must say its kind"),
         ("clock:", "clok:", "clock is missing: add it; there is no field clok"),
         ("name: reach-short", "name: 3", "name must be text, not 3."),

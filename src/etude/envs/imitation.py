@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
@@ -17,18 +16,15 @@ from etude.core.trees import Tree
 from etude.envs import imitation_features as features
 from etude.envs.episodic import EnvBase
 from etude.envs.humanoid import CONTROL_RATE, Physics, humanoid, substeps
-from etude.envs.imitation_terms import ERRORS, ErrorMeter, ImitationView, imitation_terms
+from etude.envs.imitation_tables import aims, join, phases, split
+from etude.envs.imitation_terms import ErrorMeter, ImitationView, empty_view, imitation_terms
 from etude.envs.mujoco_batch import MujocoTask, Simulation
 from etude.envs.shot import Shot
 from etude.motion import clips, library
 from etude.motion import rotations as rot
-from etude.motion.library import Figure, Frames, MotionLibrary
+from etude.motion.library import Figure, MotionLibrary
 from etude.motion.skeleton import (
-    BALL_COLUMNS,
-    BALL_SPEED_COLUMNS,
     BALLS,
-    HINGE_COLUMNS,
-    HINGE_SPEED_COLUMNS,
     HINGES,
     NAMES,
     NUM_BODIES,
@@ -149,6 +145,7 @@ def style_windows(config: ImitationConfig) -> Array:
 class Imitation(MujocoTask[ImitationView]):
     """Actions: [rows, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles."""
 
+    aims = False
     shot = Shot(
         look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
     )
@@ -159,18 +156,19 @@ class Imitation(MujocoTask[ImitationView]):
         simulation = Simulation(humanoid(config.physics), num_rows, threads)
         self._bind(simulation)
         frames = self.library.frames
-        self._ball_aims, self._hinge_aims = _aims(frames, config.lead)
+        self._ball_aims, self._hinge_aims = aims(frames, config.lead)
         # One table for what is looked up together: a lookup costs as much as what it copies.
-        self._bodies = _join(frames.position, frames.quaternion, frames.velocity, frames.spin)
-        self._figures = _join(*frames.figure)
-        self._phases = _phases(self.library)
+        self._bodies = join(frames.position, frames.quaternion, frames.velocity, frames.spin)
+        self._figures = join(*frames.figure)
+        self._phases = phases(self.library)
         self._start = np.zeros(num_rows, np.int64)
         self._limits = np.full(num_rows, config.max_episode_steps)
         self._set_chances(np.ones(self.library.num_motions))
         ahead = len(config.future)
         width = features.NUM_SELF + ahead * features.NUM_AHEAD + 2 * bool(ahead)
         self._seen = np.zeros((num_rows, width), np.float32)
-        view = _make_view(num_rows)
+        self._first_sights = self._look_ahead(width)
+        view = empty_view(num_rows)
         self._motion = view.motion
         self._meter = ErrorMeter(view, num_rows, NUM_BODIES) if config.measure else None
         self._style: Array | None = None
@@ -197,6 +195,15 @@ class Imitation(MujocoTask[ImitationView]):
         pose: Array = self.library.frames.pose[frame]
         return pose
 
+    def _look_ahead(self, width: int) -> Array:
+        """[total, width] float32: the observation of a figure that is where each frame has it."""
+        known, seen = self.library, np.zeros((len(self._phases), width), np.float32)
+        motion = np.repeat(np.arange(known.num_motions), known.counts)
+        time = np.arange(len(motion)) - known.starts[motion]
+        figures = [known.frame(motion, time + n).figure for n in self._config.future]
+        features.observe(known.frames.figure, figures, self._phases, seen)
+        return seen
+
     def follow(self, curriculum: Tree) -> None:
         """Draw the clips of episodes to come by the curriculum's weights; evenly without any."""
         count = self.library.num_motions
@@ -217,8 +224,9 @@ class Imitation(MujocoTask[ImitationView]):
         self._pose, self._speed = simulation.bind("qpos"), simulation.bind("qvel")
         self._control = simulation.bind("ctrl")
         at = {name: int(model.actuator_ctrladr[model.actuator(name).id]) for name in _MOVED}
-        self._ball_controls = np.array([[at[NAMES[i]] + k for k in range(4)] for i in BALLS])
-        self._hinge_controls = np.array([at[NAMES[i]] for i in HINGES])
+        balls = [at[NAMES[i]] + k for i in BALLS for k in range(4)]
+        # Where each control comes from, among the balls' numbers and then the hinges'.
+        self._control_order = np.argsort([*balls, *(at[NAMES[i]] for i in HINGES)])
         # Body 0 is the world.
         self._position, self._quaternion = (simulation.bind(n)[:, 1:] for n in ("xpos", "xquat"))
         self._twist, self._center = (
@@ -250,21 +258,16 @@ class Imitation(MujocoTask[ImitationView]):
             rows = self._rows_at(1)
             balls = rot.multiply(self._ball_aims[rows], balls)
             hinges = hinges + self._hinge_aims[rows]
-        self._control[:, self._ball_controls] = balls
-        self._control[:, self._hinge_controls] = hinges
+        told = np.concatenate([balls.reshape(self.num_rows, -1), hinges], axis=1)
+        np.take(told, self._control_order, axis=1, out=self._control)
 
-    def _rows_at(self, ahead: int | Array, rows: Array | slice = slice(None)) -> Array:
-        """[k] where the library has the frames so many steps from now."""
-        time = self._start[rows] + self._elapsed[rows] + ahead
-        return self.library.rows(self._motion[rows], time)
-
-    def _now(self, rows: Array | slice = slice(None)) -> Figure:
-        """The figures of rows [k]."""
-        return Figure(self._pose[rows], self._speed[rows], self._position[rows])
+    def _rows_at(self, ahead: int | Array) -> Array:
+        """[rows] where the library has the frames so many steps from now."""
+        return self.library.rows(self._motion, self._start + self._elapsed + ahead)
 
     def _measure(self) -> None:
-        view, now = self.view, self._now()
-        position, *others = _split(self._bodies[self._rows_at(0)], _BODY_SHAPES)
+        view, now = self.view, Figure(self._pose, self._speed, self._position)
+        position, *others = split(self._bodies[self._rows_at(0)], _BODY_SHAPES)
         self._compare(position, *others)
         np.divide(self._elapsed, self._limits, out=view.progress)
         view.height[:] = now.pose[:, 2]
@@ -278,7 +281,7 @@ class Imitation(MujocoTask[ImitationView]):
         if self._style is not None:
             self._style[:, :-1] = self._style[:, 1:]
             self._style[:, -1] = features.style(now)
-        self._see(now, slice(None))
+        self._see(now)
 
     def _compare(self, position: Array, quaternion: Array, velocity: Array, spin: Array) -> None:
         """The figures against the bodies of their references, [rows, 15, ...] each."""
@@ -299,19 +302,13 @@ class Imitation(MujocoTask[ImitationView]):
         for change, out in ((faster, view.velocity_error), (turning, view.spin_error)):
             np.divide(np.einsum("ijk,ijk->i", change, change), NUM_BODIES, out=out)
 
-    def _see(self, now: Figure, rows: Array | slice) -> None:
-        """Bring the observation of rows up to date."""
+    def _see(self, now: Figure) -> None:
+        """Bring the observation of all rows up to date."""
         ahead = [
-            Figure(*_split(self._figures[self._rows_at(n, rows)], _FIGURE_SHAPES))
+            Figure(*split(self._figures[self._rows_at(n)], _FIGURE_SHAPES))
             for n in self._config.future
         ]
-        phase = self._phases[self._rows_at(0, rows)]
-        if isinstance(rows, slice):
-            features.observe(now, ahead, phase, self._seen)
-        else:
-            seen = np.empty((len(rows), self._seen.shape[1]), np.float32)
-            features.observe(now, ahead, phase, seen)
-            self._seen[rows] = seen
+        features.observe(now, ahead, self._phases[self._rows_at(0)], self._seen)
 
     def _observe(self) -> Observations:
         shown = {"state": self._seen.copy()}
@@ -335,17 +332,16 @@ class Imitation(MujocoTask[ImitationView]):
         self._pose[rows], self._speed[rows] = known.frames.pose[frames], known.frames.speed[frames]
 
     def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        now = self._now(rows)
-        self._see(now, rows)
+        # An episode begins on its reference, and what that looks like is known.
+        motion, start = self._motion[rows], self._start[rows]
+        frames = self.library.rows(motion, start)
+        self._seen[rows] = self._first_sights[frames]
         if self._meter is not None:
-            frames = self._rows_at(0, rows)
-            self._meter.begin(rows, now.position, self.library.frames.position[frames])
+            position = self.library.frames.position[frames]
+            self._meter.begin(rows, position, position)
         if self._style is not None:
-            window = self._style.shape[1]
-            frames = features.window_rows(
-                self.library, self._motion[rows], self._start[rows], window
-            )
-            self._style[rows] = self._style_table[frames]
+            before = features.window_rows(self.library, motion, start, self._style.shape[1])
+            self._style[rows] = self._style_table[before]
 
     def _memory(self) -> dict[str, Array]:
         # The rest of the view follows from these and from the simulation.
@@ -355,65 +351,3 @@ class Imitation(MujocoTask[ImitationView]):
         if self._style is not None:
             memory["style"] = self._style
         return memory
-
-
-def _join(*arrays: Array) -> Array:
-    """[n, ...] each as the columns of one array."""
-    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
-
-
-def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """Views of the arrays that were joined; their shapes are without the first axis."""
-    parts, at = [], 0
-    for shape in shapes:
-        end = at + math.prod(shape)
-        parts.append(joined[:, at:end].reshape(-1, *shape))
-        at = end
-    return parts
-
-
-def _phases(known: MotionLibrary) -> Array:
-    """[total, 2]: sine and cosine of how far along each frame is.
-
-    A circle for loops; for other clips half of one, so that end and start differ.
-    """
-    angles = [
-        np.arange(count) * ((2 if loops else 1) * np.pi / cycle)
-        for count, cycle, loops in zip(known.counts, known.cycles, known.loops, strict=True)
-    ]
-    angle = np.concatenate(angles)
-    return np.stack([np.sin(angle), np.cos(angle)], axis=1)
-
-
-def _aims(frames: Frames, lead: float) -> tuple[Array, Array]:
-    """What servos are told to follow the clip: [total, 8, 4] and [total, 4].
-
-    A servo pulls to its target and brakes all speed; sent ahead by damping / stiffness times the
-    clip's speed, it brakes only what differs from that speed.
-    """
-    ahead = rot.exp(lead * frames.speed[:, BALL_SPEED_COLUMNS])
-    balls = rot.multiply(frames.pose[:, BALL_COLUMNS], ahead)
-    hinges = frames.pose[:, HINGE_COLUMNS] + lead * frames.speed[:, HINGE_SPEED_COLUMNS]
-    return balls, hinges
-
-
-def _make_view(rows: int) -> ImitationView:
-    def numbers() -> Array:
-        return np.zeros(rows)
-
-    return ImitationView(
-        position_error=numbers(),
-        turn_error=numbers(),
-        velocity_error=numbers(),
-        spin_error=numbers(),
-        mean_distance=numbers(),
-        largest_distance=numbers(),
-        height=numbers(),
-        travelled=numbers(),
-        effort=numbers(),
-        motion=np.zeros(rows, np.int64),
-        progress=numbers(),
-        ended=np.zeros(rows, np.bool_),
-        errors=np.zeros((len(ERRORS), rows)),
-        worst=numbers(),
-    )

@@ -47,7 +47,7 @@ def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:
         return
     inverse = rot.conjugate(now.pose[:, _ROTATION_COLUMNS])
     for then in ahead:
-        turns = rot.log(rot.multiply(inverse, then.pose[:, _ROTATION_COLUMNS]))
+        turns = rot.small_turn(rot.multiply(inverse, then.pose[:, _ROTATION_COLUMNS]))
         out[:, at : at + 27] = turns.reshape(rows, -1)
         out[:, at + 27 : at + 31] = then.pose[:, HINGE_COLUMNS] - now.pose[:, HINGE_COLUMNS]
         out[:, at + 31 : at + 34 + NUM_JOINT_SPEEDS] = then.speed[:, 3:] - now.speed[:, 3:]

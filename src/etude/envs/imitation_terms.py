@@ -50,6 +50,30 @@ class ImitationView:
     """m: the largest mean distance so far in the episode."""
 
 
+def empty_view(rows: int) -> ImitationView:
+    """A view of so many rows, all zero."""
+
+    def numbers() -> Array:
+        return np.zeros(rows)
+
+    return ImitationView(
+        position_error=numbers(),
+        turn_error=numbers(),
+        velocity_error=numbers(),
+        spin_error=numbers(),
+        mean_distance=numbers(),
+        largest_distance=numbers(),
+        height=numbers(),
+        travelled=numbers(),
+        effort=numbers(),
+        motion=np.zeros(rows, np.int64),
+        progress=numbers(),
+        ended=np.zeros(rows, np.bool_),
+        errors=np.zeros((len(ERRORS), rows)),
+        worst=numbers(),
+    )
+
+
 def position(view: ImitationView) -> Array:
     """1 where all bodies are in place, 0.37 where they are 10 cm off."""
     return np.exp(-100.0 * view.position_error)

@@ -212,6 +212,8 @@ class MujocoTask(ABC, Generic[View]):
 
     shot = Shot()
     """How pictures show the task."""
+    aims = True
+    """Whether `_aim` and the first observation read derived fields of rows just placed."""
 
     def __init__(
         self,
@@ -360,7 +362,8 @@ class MujocoTask(ABC, Generic[View]):
         self._sums[:, rows] = 0.0
         self.simulation.reset(rows)
         self._place(rows, generators)
-        self.simulation.forward(rows)
+        if self.aims:
+            self.simulation.forward(rows)
         self._aim(rows, generators)
 
     def snapshot(self) -> Tree:

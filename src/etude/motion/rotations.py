@@ -68,11 +68,18 @@ def log(quaternion: Array) -> Array:
 def exp(vector: Array) -> Array:
     """Unit quaternions [..., 4] of rotation vectors [..., 3]."""
     angle = np.sqrt(np.einsum("...i,...i->...", vector, vector))
+    half = angle / 2
     quaternion = np.empty((*vector.shape[:-1], 4), vector.dtype)
-    quaternion[..., 0] = np.cos(angle / 2)
-    # sin(x / 2) / x, which numpy's sinc knows at 0 as well.
-    quaternion[..., 1:] = (np.sinc(angle / (2 * np.pi)) / 2)[..., None] * vector
+    np.cos(half, out=quaternion[..., 0])
+    scale = np.where(angle > _TINY, np.sin(half) / np.maximum(angle, _TINY), 0.5)
+    np.multiply(vector, scale[..., None], out=quaternion[..., 1:])
     return quaternion
+
+
+def small_turn(quaternion: Array) -> Array:
+    """[..., 3]: nearly the rotation vector where the angle is small; 2 sin(angle / 2) long."""
+    turned: Array = quaternion[..., 1:] * np.copysign(2.0, quaternion[..., :1])
+    return turned
 
 
 def slerp(one: Array, two: Array, share: Array) -> Array:
