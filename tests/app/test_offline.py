@@ -228,3 +228,27 @@ def test_the_newest_is_the_best_where_nothing_is_played(tmp_path: Path) -> None:
     best = (run.path / "checkpoints/best").resolve().name
     assert int(best) == 80
     assert torch.isfinite(torch.tensor(run.rows()[-1]["eval/q_mean"]))
+
+
+class Accident(etude.Callback):
+    """Ends a run in the middle of an iteration's updates, some time after a checkpoint."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def batch_end(self, context: Any, metrics: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            raise RuntimeError("an accident")
+
+
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    recipe = small(toy_dataset(tmp_path / "data"), learner={"shards": 2})
+    whole = train(recipe, tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="an accident"):
+        train(recipe, tmp_path / "cut", callbacks=[Accident(55)])
+    said: list[str] = []
+    cut = etude.resume(tmp_path / "cut", say=said.append)
+    assert any("Resuming" in text for text in said)
+    assert cut.fingerprint() == whole.fingerprint()
+    assert cut.summary() == whole.summary()
