@@ -15,6 +15,7 @@ os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_AUTH_TOKEN=secrets.token_hex(16),
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_worker_niceness="0",
 )
 
 
