@@ -250,9 +250,11 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
 
     try:
         ray.init(address, **options)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises plain ones too
         words = " ".join(str(error).split())
-        raise UsageError(f"The Ray cluster at {address} cannot be used: {words}") from error
+        what = "No Ray cluster could be started" if address == "local" else "The Ray cluster"
+        at = "" if address == "local" else f" at {address} cannot be used"
+        raise EtudeError(f"{what}{at}: {words}") from error
     try:
         # Ray has its own ways to find a cluster: it may be another than the one that was found.
         at_home = check_address(ray.get_runtime_context().gcs_address)
