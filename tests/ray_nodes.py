@@ -15,6 +15,7 @@ os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_AUTH_TOKEN=secrets.token_hex(16),
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_worker_niceness="0",
 )
 
 
@@ -30,8 +31,11 @@ def start(cpus: int) -> Any:
     return Cluster(initialize_head=True, head_node_args=node(cpus))
 
 
+STARTING = ("ray::Actor.__init__", "ray::Actor.hello")
+
+
 def actors_of(cluster: Any) -> list[int]:
-    """Process ids of the actors on a cluster's nodes that run, by age."""
+    """Process ids of the actors on a cluster's nodes that have started and are not stopped."""
     nodes = [cluster.head_node, *cluster.worker_nodes]
     raylets = {node.all_processes["raylet"][0].process.pid for node in nodes}
     found = []
@@ -41,6 +45,7 @@ def actors_of(cluster: Any) -> list[int]:
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue
-        if title.startswith("ray::Actor") and int(parent) in raylets and state not in "ZT":
+        started = title.startswith("ray::Actor") and not title.startswith(STARTING)
+        if started and int(parent) in raylets and state not in "ZT":
             found.append(int(path.parent.name))
     return sorted(found)

@@ -123,16 +123,17 @@ class RayFleet:
             return
         self._looked = time.monotonic()
         pin = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        if not any(node["Resources"].get("CPU", 0) >= self._threads for node in nodes):
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        large = [n["NodeID"] for n in alive if n["Resources"].get("CPU", 0) >= self._threads]
+        if not large and not self._next:
             raise UsageError(
                 f"No machine of the Ray cluster has {self._threads} cores for an actor: lower "
                 "--collector.threads, or start Ray with more --num-cpus."
             )
         taken = {*self._nodes.values(), *self._barred}
-        for node in nodes:
-            if node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= self._threads:
-                self._hire(pin(node["NodeID"], soft=False), node["NodeID"])
+        for node in large:
+            if node not in taken:
+                self._hire(pin(node, soft=False), node)
 
     def _hire(self, strategy: Any, node: str) -> None:
         worker, self._next = self._next, self._next + 1
@@ -249,9 +250,11 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
 
     try:
         ray.init(address, **options)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises plain ones too
         words = " ".join(str(error).split())
-        raise UsageError(f"The Ray cluster at {address} cannot be used: {words}") from error
+        what = "No Ray cluster could be started" if address == "local" else "The Ray cluster"
+        at = "" if address == "local" else f" at {address} cannot be used"
+        raise EtudeError(f"{what}{at}: {words}") from error
     try:
         # Ray has its own ways to find a cluster: it may be another than the one that was found.
         at_home = check_address(ray.get_runtime_context().gcs_address)
@@ -270,6 +273,8 @@ def _stay_home() -> None:
     """Settings of a cluster of this machine's own; Ray reads them when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray has its workers wait for everything else on the machine, and the learner waits for them.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if "ray" not in sys.modules:
         os.environ[LOOPBACK_ONLY] = "0"
         if "RAY_AUTH_MODE" not in os.environ:
