@@ -66,6 +66,7 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
     "name",
     [
         "pick-place-short",  # curriculum and randomisation
+        "imitate-walk-short",  # many clips
         pytest.param(EVERYTHING, marks=pytest.mark.slow),
         "amp-walk-short",  # a discriminator and its replay, LSTM, two shards, collection ahead
         pytest.param("episodic-short", marks=pytest.mark.slow),  # SAC, its replay, learned rewards
