@@ -1,6 +1,6 @@
 """Kill a run again and again; the completed run must equal the untouched one, bit for bit.
 
-    python gates/exact_resume.py --recipe reach --kills 300
+    python gates/exact_resume.py --recipe reach|recipe.yaml --kills 300
 
 Runs the recipe's short preset in child processes and ends them with SIGKILL: at random times
 after the first iteration, in the middle of saves, and in the middle of evaluations. Every chain
