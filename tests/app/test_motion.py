@@ -1,0 +1,52 @@
+"""`etude motion` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from etude.app.cli import main
+from etude.envs import offscreen
+
+pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")
+
+
+def test_all_clips_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["motion", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 16
+    assert "lowest m" in lines[0]
+    assert main(["motion", "list", "--json"]) == 0
+    walk = next(row for row in json.loads(capsys.readouterr().out) if row["clip"] == "walk")
+    assert walk == {
+        "clip": "walk",
+        "frames": 39,
+        "seconds": 1.267,
+        "loops": True,
+        "lowest": -0.005,
+        "speed": 0.98,
+    }
+
+
+def test_a_strip_is_drawn(tmp_path: Path) -> None:
+    try:
+        offscreen.backend()
+    except offscreen.NoPictures as error:
+        pytest.skip(str(error))
+    out = tmp_path / "walk.png"
+    assert main(["motion", "show", "walk", "--out", str(out)]) == 0
+    assert out.stat().st_size > 10_000
+
+
+def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments, told in (
+        (["motion", "lst"], "Did you mean 'list'"),
+        (["motion", "show", "swim"], "There is no clip 'swim'; there are backflip"),
+        (["motion", "list", "--folder", str(tmp_path / "none")], "There is no folder"),
+    ):
+        assert main(arguments) == 2
+        assert told in capsys.readouterr().err
+    assert main(["motion"]) == 0
+    assert "etude motion show CLIP" in capsys.readouterr().out
