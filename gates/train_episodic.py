@@ -88,7 +88,7 @@ def train(kind: str, seed: int, cheetah: bool, scratch: Path) -> Trained:
     success = float(np.mean([float(row.get("is_success", "nan")) for row in rows]))
     print(
         f"{kind} seed {seed}: return {returns.mean():.2f} ± "
-        f"{1.96 * returns.std(ddof=1) / math.sqrt(len(returns)):.2f}, success {success:.1%}, "
+        f"{1.96 * returns.std(ddof=1) / math.sqrt(len(returns)):.2f}{succeeded(success)}, "
         f"{seconds:.0f} s",
         flush=True,
     )
@@ -102,7 +102,12 @@ def summary(runs: list[Trained]) -> str:
     if len(runs) > 1:
         half = T95[len(runs) - 1] * means.std(ddof=1) / math.sqrt(len(runs))
         text += f" ± {half:.2f} (95 %, {len(runs)} seeds)"
-    return f"{text}, success {np.mean([run.success for run in runs]):.1%}"
+    return text + succeeded(float(np.mean([run.success for run in runs])))
+
+
+def succeeded(share: float) -> str:
+    """In words, where the task knows what success is."""
+    return "" if math.isnan(share) else f", success {share:.1%}"
 
 
 def beats(ours: list[Trained], theirs: list[Trained], name: str) -> bool:
