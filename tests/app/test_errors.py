@@ -84,7 +84,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--compare learner.shrds=1", "did you mean --learner.shards?"),
     ],
 )
-def test_options(options: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options(
+    options: str,
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # Other tests start clusters.
     assert sentence in say(["plan", "reach", *options.split()], capsys)
 
 
