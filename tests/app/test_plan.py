@@ -147,13 +147,9 @@ def shrunk(name: str, folder: Path) -> Recipe:
         levels = {"epochs": 2, "cycles": 2, "iterations": 3}
         return changed(recipe, algorithm=data, clock=levels, evaluation={"every": "1 epoch"})
     if name == "offline":
-        return changed(
-            recipe,
-            policy={"hidden": (16,)},
-            algorithm={"dataset": str(toy_dataset(folder / "data")), "train_batches": 4},
-            rewards=FROM_DATA,
-            clock={"epochs": 2, "cycles": 2, "iterations": 3},
-        )
+        data = {"dataset": str(toy_dataset(folder / "data")), "train_batches": 10, "batch_size": 32}
+        levels = {"epochs": 2, "cycles": 2, "iterations": 3}
+        return changed(recipe, algorithm=data, rewards=FROM_DATA, clock=levels)
     if name not in SHRUNK:
         pytest.fail(f"add a short form of the recipe '{name}' to SHRUNK")
     return changed(recipe, **SHRUNK[name])
