@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -82,8 +82,10 @@ class Sketch:
 class Method(Protocol):
     """One kind of algorithm."""
 
-    takes_ranks: ClassVar[bool]
-    """Whether several processes can share its shards."""
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether several processes can share its shards."""
+        ...
 
     def nest(self, recipe: Recipe) -> Nest:
         """The loops; refuses sizes that do not divide."""

@@ -102,7 +102,6 @@ ALONE = Alone()
 
 def raise_first(ranks: Ranks, faults: Sequence[NonFinite | None]) -> None:
     """Raise the first shard's fault, on every rank; `faults` are those of this rank's shards."""
-    told = [None if fault is None else [fault.where, fault.arrays] for fault in faults]
-    for fault in ranks.gather(told):
-        if fault is not None:
-            raise NonFinite(*fault)
+    told = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
+    for where, arrays in filter(None, told):
+        raise NonFinite(where, arrays)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import TCPStore
 
 from etude.core.ranks import ALONE, LostRank, Ranks, ToldElsewhere
 from etude.training.messages import decode, encode
@@ -93,7 +94,7 @@ def _loopback_interface() -> str:
     return next((name for name in names if name.startswith("lo")), "lo")
 
 
-def _loopback_store(host: str, port: int, rank: int, size: int) -> distributed.TCPStore:
+def _loopback_store(host: str, port: int, rank: int, size: int) -> TCPStore:
     """Torch's own would listen on every interface: it is given a socket that does not."""
     listener: int | None = None
     if rank == 0:
@@ -106,7 +107,7 @@ def _loopback_store(host: str, port: int, rank: int, size: int) -> distributed.T
             raise LostRank(f"Ranks cannot meet at {host}:{port}: {error.strerror}.") from error
         door.listen(size)
         listener = door.detach()
-    return distributed.TCPStore(
+    return TCPStore(
         host, port, size, rank == 0, timeout=timedelta(minutes=5), master_listen_fd=listener
     )
 
