@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.keys import Key
-from etude.experience.returns import explained_variance, generalised_advantages, next_values
+from etude.experience.returns import (
+    explained_variance,
+    generalised_advantages,
+    moments_of,
+    next_values,
+)
 
 ROWS, STEPS = 3, 7
 
@@ -166,9 +171,19 @@ def test_values_of_what_each_step_led_to() -> None:
 
 
 def test_explained_variance() -> None:
+    def explained(values: torch.Tensor, returns: torch.Tensor) -> float:
+        return explained_variance(moments_of(returns - values), moments_of(returns))
+
     returns = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
-    assert explained_variance(returns, returns) == 1.0
-    assert explained_variance(returns + 5.0, returns) == pytest.approx(1.0)
-    assert explained_variance(torch.zeros(2, 2), returns) == pytest.approx(0.0)
-    assert explained_variance(-returns, returns) == pytest.approx(-3.0)
-    assert explained_variance(returns, torch.ones(2, 2)) == 0.0
+    assert explained(returns, returns) == 1.0
+    assert explained(returns + 5.0, returns) == pytest.approx(1.0)
+    assert explained(torch.zeros(2, 2), returns) == pytest.approx(0.0)
+    assert explained(-returns, returns) == pytest.approx(-3.0)
+    assert explained(returns, torch.ones(2, 2)) == 0.0
+
+
+def test_moments_are_of_all_numbers() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    assert moments_of(x) == {"count": 4.0, "mean": 3.0, "m2": 14.0}
+    assert moments_of(x[:0]) == {"count": 0.0, "mean": 0.0, "m2": 0.0}
+    assert x.sum() == 12.0

@@ -13,11 +13,9 @@ from etude.envs.pick_place_scene import TABLE_CENTER
 from etude.training.curriculum import CurriculumConfig, NoCurriculum, SuccessCurriculum
 
 
-class Episodes:
-    """As much of a fragment as a curriculum looks at."""
-
-    def __init__(self, *success: float) -> None:
-        self.episodes = {"is_success": np.array(success)}
+def ended(*success: float) -> dict[str, Any]:
+    """A group's finished episodes, as much of them as a curriculum looks at."""
+    return {"is_success": np.array(success)}
 
 
 def make(**fields: Any) -> SuccessCurriculum:
@@ -28,20 +26,20 @@ def make(**fields: Any) -> SuccessCurriculum:
 
 def test_the_level_rises_only_with_enough_success() -> None:
     ladder = make(start=0.25, step=0.5)
-    assert ladder.update([Episodes(1, 1), Episodes(1)]) == {"curriculum/level": 0.25}  # 3 of 3
-    assert ladder.update([Episodes(0)]) == {"curriculum/level": 0.75}  # 3 of 4
-    assert ladder.update([Episodes(1, 1, 0, 0)]) == {"curriculum/level": 0.75}  # 2 of 4
-    assert ladder.update([Episodes(1, 1, 1, 1)]) == {"curriculum/level": 1.0}  # never beyond 1
-    assert ladder.update([Episodes()]) == {"curriculum/level": 1.0}
+    assert ladder.update([ended(1, 1), ended(1)]) == {"curriculum/level": 0.25}  # 3 of 3
+    assert ladder.update([ended(0)]) == {"curriculum/level": 0.75}  # 3 of 4
+    assert ladder.update([ended(1, 1, 0, 0)]) == {"curriculum/level": 0.75}  # 2 of 4
+    assert ladder.update([ended(1, 1, 1, 1)]) == {"curriculum/level": 1.0}  # never beyond 1
+    assert ladder.update([ended()]) == {"curriculum/level": 1.0}
     assert ladder.broadcast() == {"level": 1.0}
 
 
 def test_a_judgement_in_progress_survives_a_round_trip() -> None:
     ladder, other = make(), make()
-    ladder.update([Episodes(1, 1, 1)])
+    ladder.update([ended(1, 1, 1)])
     other.load_state_dict(ladder.state_dict())
     for each in (ladder, other):
-        each.update([Episodes(1)])
+        each.update([ended(1)])
     assert ladder.level == other.level == 0.5
 
 

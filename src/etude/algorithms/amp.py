@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,6 +42,7 @@ from torch.nn import functional
 from etude.core.contracts import Array, BatchMetrics, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
+from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.recipe import Config
 from etude.core.trees import Tree, digest, num_bytes
 from etude.experience.returns import next_values
@@ -155,17 +157,22 @@ class AMP:
         reference: Array,
         shards: int,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """reference: [n, frames, features] float32, every window of the motion to be like."""
+        """reference: [n, frames, features] float32, every window of the motion to be like.
+
+        shards: those of all ranks; this one has windows and rings of its own only.
+        """
         config.check(shards)
         self.config, self.device, self.shards = config, device, shards
+        self.ranks, self.own = ranks, ranks.part(shards)
         self.network = network.to(device)
         self.flat = FlatParameters(self.network)
         self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
         self.reference = reference
         where = torch.device("meta") if device.type == "meta" else None
         capacity = config.replay_capacity // shards
-        self.rings = [WindowRing(capacity, window_shape(reference), where) for _ in range(shards)]
+        self.rings = [WindowRing(capacity, window_shape(reference), where) for _ in self.own]
         self._windows: list[StepWindows] = []
         self._of_reference = moments(reference)
         self._digest = digest({"reference": reference})
@@ -182,17 +189,15 @@ class AMP:
                 )
         self._windows = [StepWindows(part, STYLE) for part in parts]
         styles = [self.style(part) for part in parts]
-        for s, style in enumerate(styles):
-            if not np.isfinite(style.sum(dtype=np.float64)):
-                row, step = np.argwhere(~np.isfinite(style))[0].tolist()
-                raise NonFinite(f"the style reward of row {row}, step {step} (shard {s})")
+        faults = [_fault(s, style) for s, style in zip(self.own, styles, strict=True)]
+        raise_first(self.ranks, faults)
         config = self.config
         mixed = [
             (config.task_weight * part.rewards + config.style_weight * style).astype(np.float32)
             for part, style in zip(parts, styles, strict=True)
         ]
-        mean = sum(float(style.mean(dtype=np.float64)) for style in styles) / len(styles)
-        return mixed, {"amp/style_reward": mean}
+        means = self.ranks.gather([float(style.mean(dtype=np.float64)) for style in styles])
+        return mixed, {"amp/style_reward": sum(means) / len(means)}
 
     def style(self, part: Fragment) -> Array:
         """[rows, steps] float32: the style reward of the window each step led to."""
@@ -223,23 +228,21 @@ class AMP:
             windows.draw(
                 key.child("replay", s).generator(), config.replay_per_iteration // self.shards
             )
-            for s, windows in enumerate(self._windows)
+            for s, windows in zip(self.own, self._windows, strict=True)
         ]
         self._look(kept)
         for i in range(config.updates):
-            yield BatchMetrics(
-                self.learn([self._draw(s, key.child("batch", i, s)) for s in range(self.shards)])
-            )
+            keys = [key.child("batch", i, s) for s in self.own]
+            yield BatchMetrics(self.learn([self._draw(at, k) for at, k in enumerate(keys)]))
         for ring, windows in zip(self.rings, kept, strict=True):
             ring.add(windows)
         self._windows = []
 
     def _look(self, windows: Sequence[Array]) -> None:
         """The normaliser takes in policy windows, and the reference with the same weight."""
-        seen = no_moments(self.reference.shape[-1])
-        for some in windows:
-            seen = merge_moments(seen, moments(some))
-        count = sum(len(some) for some in windows)
+        seen, count = no_moments(self.reference.shape[-1]), 0
+        for number, some in self.ranks.gather([(len(some), moments(some)) for some in windows]):
+            seen, count = merge_moments(seen, some), count + number
         self.network.normaliser.absorb(merge_moments(seen, self._reference_moments(count)))
 
     def _reference_moments(self, num_windows: int) -> Tree:
@@ -249,25 +252,27 @@ class AMP:
         share = count / whole["count"]
         return {"count": np.asarray(count), "mean": whole["mean"], "m2": whole["m2"] * share}
 
-    def _draw(self, shard: int, key: Key) -> Drawn:
-        """Half of the policy's windows from the ring, once there are any."""
+    def _draw(self, at: int, key: Key) -> Drawn:
+        """For one of this rank's shards; half of the policy's from the ring, once there are any."""
         generator, size, ring = key.generator(), self.config.batch_size // self.shards, self.rings
-        old = size // 2 if len(ring[shard]) else 0
-        agent = self._windows[shard].draw(generator, size - old)
+        old = size // 2 if len(ring[at]) else 0
+        agent = self._windows[at].draw(generator, size - old)
         if old:
-            agent = np.concatenate([agent, ring[shard].draw(generator, old)])
+            agent = np.concatenate([agent, ring[at].draw(generator, old)])
         demo = self.reference[generator.integers(0, len(self.reference), size)]
         return Drawn(*(torch.from_numpy(x).to(self.device) for x in (agent, demo)))
 
     def learn(self, drawn: Sequence[Drawn]) -> dict[str, float]:
         """One gradient step on given windows, one `Drawn` per shard; a bad one is not taken."""
-        self.flat.grad.zero_()
         total = torch.zeros(len(self.METRICS), dtype=torch.float64, device=self.device)
-        for some in drawn:
+
+        def add(some: Drawn) -> None:
             loss, metrics = discriminator_loss(self.network, some, self.config)
-            (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
-            total += metrics.double()
-        values = dict(zip(self.METRICS, (total / len(drawn)).tolist(), strict=True))
+            (loss / self.shards).backward()  # type: ignore[no-untyped-call]
+            total.add_(metrics.double())
+
+        self.ranks.ordered_sum((self.flat.grad, total), [partial(add, some) for some in drawn])
+        values = dict(zip(self.METRICS, (total / self.shards).tolist(), strict=True))
         if not (math.isfinite(values["amp/loss"]) and math.isfinite(float(self.flat.grad.norm()))):
             raise self._culprit(drawn)
         self.optimizer.step(self.config.learning_rate)
@@ -276,7 +281,7 @@ class AMP:
     def _culprit(self, drawn: Sequence[Drawn]) -> NonFinite:
         """What was not finite first, on the way from the windows to the gradient."""
         arrays: dict[str, torch.Tensor] = {}
-        for s, some in enumerate(drawn):
+        for s, some in enumerate(map(Drawn._make, self.ranks.gather(list(drawn)))):
             arrays |= {f"shard{s}_{name}": windows for name, windows in some._asdict().items()}
             for name, windows in (("the policy", some.agent), ("the reference", some.demo)):
                 if not bool(windows.isfinite().all()):
@@ -294,10 +299,11 @@ class AMP:
 
     def state_dict(self) -> Tree:
         """The reference is the environment's and not kept, only what it was known by."""
+        rings = [ring.state_dict() for ring in self.rings]
         return {
             "network": dict(self.network.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "rings": {f"{s:06d}": ring.state_dict() for s, ring in enumerate(self.rings)},
+            "rings": {f"{s:06d}": ring for s, ring in enumerate(self.ranks.gather(rings))},
             "reference_sha256": self._digest,
         }
 
@@ -310,8 +316,16 @@ class AMP:
         arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
         self.network.load_state_dict(arrays)
         self.optimizer.load_state_dict(state["optimizer"])
-        for s, ring in enumerate(self.rings):
+        for s, ring in zip(self.own, self.rings, strict=True):
             ring.load_state_dict(state["rings"][f"{s:06d}"])
+
+
+def _fault(shard: int, style: Array) -> NonFinite | None:
+    """What is wrong with a shard's style rewards [rows, steps], if anything."""
+    if np.isfinite(style.sum(dtype=np.float64)):
+        return None
+    row, step = np.argwhere(~np.isfinite(style))[0].tolist()
+    return NonFinite(f"the style reward of row {row}, step {step} (shard {shard})")
 
 
 def bytes_by_part(amp: AMP) -> dict[str, int]:

@@ -13,15 +13,18 @@ An iteration, top to bottom:
 
 The buffer is cut into shards, each owning fixed rows. Every sum over the buffer (moments,
 advantage statistics, gradients) is taken in shard order, so one process with all shards and
-several processes that share them agree bit for bit.
+several ranks that share them agree bit for bit: a rank knows only its own shards and what the
+others tell of theirs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial, reduce
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -31,10 +34,11 @@ from etude.core.clock import Clock
 from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
+from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.recipe import Config
 from etude.core.trees import Tree, copy_arrays
-from etude.experience.returns import explained_variance
-from etude.experience.segments import SegmentBuffer, SegmentGeometry, check_finite, join
+from etude.experience.returns import explained_variance, moments_of
+from etude.experience.segments import SegmentBuffer, SegmentGeometry, join, non_finite
 from etude.models.adam import Adam
 from etude.models.networks import FlatParameters
 from etude.models.normalise import RewardScaler, merge_moments
@@ -101,6 +105,10 @@ class LearnerConfig(Config):
     shards: int = Field(1, ge=1, description="Parts of the buffer whose sums are taken in order.")
     threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where learning happens.")
+    reduce: Literal["exact", "fast"] = Field(
+        "exact",
+        description="How ranks add gradients: in shard order, or as their number makes fastest.",
+    )
 
 
 class PPO:
@@ -114,14 +122,19 @@ class PPO:
         buffers: Sequence[SegmentBuffer],
         device: torch.device,
         rewards: OnPolicyRewards = GIVEN,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`buffers` are filled in turn; a second one lets the next fill while this one trains."""
+        """`buffers` are filled in turn; a second one lets the next fill while this one trains.
+
+        They hold the rows of this rank's shards.
+        """
         self.config = config
         self.policy = policy.to(device)
         self.geometry = geometry
         self.buffers = buffers
         self.device = device
         self.rewards = rewards
+        self.ranks, self.own = ranks, ranks.part(geometry.shards)
         self.flat = FlatParameters(self.policy)
         self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
         self.initial = self.flat.data.clone()
@@ -135,32 +148,41 @@ class PPO:
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Experience becomes shards with values, advantages and returns."""
-        per_shard = len(fragments) // self.geometry.shards
+        per_shard = len(fragments) // len(self.own)
         buffer = self.buffers[clock.now.iterations % len(self.buffers)]
-        parts = []
-        for s in range(self.geometry.shards):
-            own = fragments[s * per_shard : (s + 1) * per_shard]
-            parts.append(join(own, buffer, self.geometry.shard_rows(s)))
-            check_finite(parts[s], self.geometry.shard_rows(s).start)
-        self._moments = fragments[0].moments
-        for fragment in fragments[1:]:
-            self._moments = {
-                name: merge_moments(self._moments[name], fragment.moments[name])
-                for name in self._moments
-            }
+        rows = [self.geometry.shard_rows(s) for s in self.own]
+        parts = [
+            join(fragments[i * per_shard : (i + 1) * per_shard], buffer, some)
+            for i, some in enumerate(rows)
+        ]
+        faults = [non_finite(part, r.start) for part, r in zip(parts, rows, strict=True)]
+        raise_first(self.ranks, faults)
+        self._moments = reduce(
+            lambda left, right: {name: merge_moments(left[name], right[name]) for name in left},
+            self.ranks.gather([fragment.moments for fragment in fragments]),
+        )
         rewards, metrics = self.rewards.rewards(parts)
         if self.config.normalise_rewards:
-            for s, part in enumerate(parts):
-                done = part.terminated | part.truncated
-                rows = self.geometry.shard_rows(s)
-                self.scaler.absorb(
-                    self.scaler.observe(rows, rewards[s], done, part.present, part.restarted)
-                )
+            seen = [
+                self.scaler.observe(r, x, p.terminated | p.truncated, p.present, p.restarted)
+                for r, x, p in zip(rows, rewards, parts, strict=True)
+            ]
+            for moments in self.ranks.gather(seen):
+                self.scaler.absorb(moments)
         self.shards = [self._shard(*known) for known in zip(parts, rewards, strict=True)]
-        _normalise_advantages(self.shards)
-        values = torch.cat([shard.seen(shard.values) for shard in self.shards])
-        returns = torch.cat([shard.seen(shard.returns) for shard in self.shards])
-        return {**metrics, "train/explained_variance": explained_variance(values, returns)}
+        _normalise_advantages(self.shards, self.geometry.buffer_steps, self.ranks)
+        return {**metrics, "train/explained_variance": self._explained()}
+
+    def _explained(self) -> float:
+        """How much of the returns' variance the values know."""
+        spreads = self.ranks.gather(
+            [
+                [moments_of(s.seen(s.returns - s.values)), moments_of(s.seen(s.returns))]
+                for s in self.shards
+            ]
+        )
+        errors, returns = (reduce(merge_moments, parts) for parts in zip(*spreads, strict=True))
+        return explained_variance(errors, returns)
 
     def _shard(self, part: Fragment, rewards: Array) -> Shard:
         config, cut = self.config, self.geometry
@@ -180,7 +202,7 @@ class PPO:
         for epoch in range(config.update_epochs):
             draws = [
                 shard.draw(key.child("permutation", epoch, s), count, size, config, beta)
-                for s, shard in enumerate(self.shards)
+                for s, shard in zip(self.own, self.shards, strict=True)
             ]
             for b in range(count):
                 chosen = [s.minibatch(draw, b) for s, draw in zip(self.shards, draws, strict=True)]
@@ -195,12 +217,16 @@ class PPO:
 
     def _gradient(self, chosen: list[Minibatch]) -> tuple[float, dict[str, float]]:
         """Sum every shard's gradient of the mean loss into `flat.grad`, in shard order."""
-        self.flat.grad.zero_()
+        count = self.geometry.shards
         total = torch.zeros(1 + len(Shard.METRICS), device=self.device)
-        for shard, some in zip(self.shards, chosen, strict=True):
+
+        def add(shard: Shard, some: Minibatch) -> None:
             loss, metrics = shard.loss(self.policy, some, self.config)
-            (loss / len(self.shards)).backward()  # type: ignore[no-untyped-call]
-            total += torch.cat([loss.detach().reshape(1), metrics]) / len(self.shards)
+            (loss / count).backward()  # type: ignore[no-untyped-call]
+            total.add_(torch.cat([loss.detach().reshape(1), metrics]) / count)
+
+        parts = [partial(add, *part) for part in zip(self.shards, chosen, strict=True)]
+        self.ranks.ordered_sum((self.flat.grad, total), parts)
         mean_loss, *values = total.tolist()
         return mean_loss, dict(zip(Shard.METRICS, values, strict=True))
 
@@ -220,19 +246,24 @@ class PPO:
 
     def _culprit(self, chosen: list[Minibatch]) -> NonFinite:
         arrays: dict[str, torch.Tensor] = {}
-        for s, (shard, some) in enumerate(zip(self.shards, chosen, strict=True)):
-            arrays |= {f"shard{s}_{k}": v for k, v in shard.minibatch_arrays(some).items()}
-            loss, _ = shard.loss(self.policy, some, self.config)
-            if not bool(loss.isfinite()):
+        looks = [self._examined(*part) for part in zip(self.shards, chosen, strict=True)]
+        for s, (is_bad, own) in enumerate(self.ranks.gather(looks)):
+            arrays |= {f"shard{s}_{name}": array for name, array in own.items()}
+            if is_bad:
                 return NonFinite(f"the loss of a minibatch (shard {s})", arrays)
         name = self.flat.first_bad_gradient()
         return NonFinite(f"the gradient of '{name}'" if name else "the gradient's norm", arrays)
+
+    def _examined(self, shard: Shard, some: Minibatch) -> tuple[bool, dict[str, torch.Tensor]]:
+        """Whether a shard's loss is not finite, and its minibatch."""
+        loss, _ = shard.loss(self.policy, some, self.config)
+        return not bool(loss.isfinite()), shard.minibatch_arrays(some)
 
     def end_iteration(self) -> dict[str, float]:
         self.policy.absorb(self._moments)
         metrics = {}
         if self.config.sampling == "prioritised":
-            drawn = [float(shard.drawn.mean()) for shard in self.shards]
+            drawn = self.ranks.gather([float(shard.drawn.mean()) for shard in self.shards])
             metrics["train/coverage"] = sum(drawn) / len(drawn)
         if self.policy.action.kind == "box":
             metrics["train/std"] = float(self.policy.log_std.detach().exp().mean())
@@ -244,6 +275,9 @@ class PPO:
 
     def state_dict(self) -> Tree:
         """The policy's own arrays are kept beside this, in `policy/`."""
+        # Each rank has followed its own rows: here all come together.
+        own = [self.scaler.running[self.geometry.shard_rows(s)] for s in self.own]
+        self.scaler.running = np.concatenate(self.ranks.gather(own))
         return {
             "optimizer": self.optimizer.state_dict(),
             "initial": self.initial,
@@ -271,18 +305,19 @@ class PPO:
         pass
 
 
-def _normalise_advantages(shards: list[Shard]) -> None:
+def _normalise_advantages(shards: list[Shard], size: int, ranks: Ranks) -> None:
     """To mean 0 and spread 1 over the whole buffer; float64 sums, in shard order.
 
     Once per iteration rather than once per minibatch: an advantage then means the same in every
     minibatch, and learners on several machines need no exchange before each gradient. For the
-    same reason steps without an agent are taken out by weights that average 1 over the buffer.
+    same reason steps without an agent are taken out by weights that average 1 over the buffer,
+    which holds `size` steps.
     """
-    size = sum(shard.advantages.numel() for shard in shards)
     seen = [shard.seen(shard.advantages).double() for shard in shards]
-    count = sum(len(x) for x in seen)
-    mean = sum(float(x.sum()) for x in seen) / max(count, 1)
-    square = sum(float(x.sub_(mean).square_().sum()) for x in seen)
+    sums = ranks.gather([(len(x), float(x.sum())) for x in seen])
+    count = sum(number for number, _ in sums)
+    mean = sum(total for _, total in sums) / max(count, 1)
+    square = sum(ranks.gather([float(x.sub_(mean).square_().sum()) for x in seen]))
     spread = (square / max(count, 1)) ** 0.5
     for shard in shards:
         shard.advantages = (shard.advantages - mean).div_(spread + 1e-8)

@@ -30,6 +30,7 @@ from etude.core.contracts import (
 )
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import Tree
 from etude.metrics.board import Board
 from etude.runs.folder import RunFolder
@@ -68,6 +69,31 @@ def method_of(recipe: Recipe) -> Method:
     return METHODS[config.kind]
 
 
+def check_ranks(recipe: Recipe, size: int) -> None:
+    """Refuse a number of ranks that cannot share the recipe's shards."""
+    if size == 1:
+        return
+    shards = recipe.learner.shards
+    if shards % size:
+        fitting = [str(n) for n in range(1, shards + 1) if shards % n == 0]
+        several = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
+        raise UsageError(
+            f"{size:,} ranks cannot share learner.shards {shards:,} evenly: start {several} of "
+            "them (torchrun --nproc-per-node), or train a run of other --learner.shards, which "
+            "is another result."
+        )
+    if not method_of(recipe).takes_ranks:
+        raise UsageError(
+            f"{recipe.algorithm.kind} learns in one process, and {size:,} ranks were started: "
+            "start it without torchrun. Ranks share the shards of ppo."
+        )
+    if recipe.collector.kind != "local":
+        raise UsageError(
+            f"Each of {size:,} ranks collects with threads of its own: use --collector.kind local, "
+            f"or one process with --collector.kind {recipe.collector.kind}."
+        )
+
+
 def nest(recipe: Recipe) -> Nest:
     """The nest of loops; refuses sizes that do not divide."""
     return method_of(recipe).nest(recipe)
@@ -80,7 +106,9 @@ class Parts:
     loop: Loop
     algorithm: Algorithm
     spec: EnvSpec
-    metrics: MetricsLog
+    metrics: MetricsLog | None
+    """The first rank's."""
+    ranks: Ranks
     close: Callable[[], None]
 
 
@@ -107,11 +135,13 @@ def build(
     callbacks: Sequence[Callback] = (),
     on_phase: Callable[[str], None] = lambda phase: None,
     say: Callable[[str], None] = lambda text: None,
+    ranks: Ranks = ALONE,
 ) -> Parts:
-    """All parts of a run, connected, at the state of a fresh start."""
+    """All parts of a run, or this rank's of them, connected, at the state of a fresh start."""
     torch.set_num_threads(recipe.learner.threads)
-    key, clock, metrics = Key(recipe.seed), Clock(nest(recipe)), folder.metrics_log()
-    assembly = method_of(recipe).assemble(recipe, key, folder, clock)
+    ranks = ranks.adding(exactly=recipe.learner.reduce == "exact")
+    key, clock = Key(recipe.seed), Clock(nest(recipe))
+    assembly = method_of(recipe).assemble(recipe, key, folder, clock, ranks)
     algorithm, collector, evaluator, spec = assembly
     collector.report_to(say, folder.mark_not_exact)
     board = Board(spec.statistics)
@@ -123,11 +153,14 @@ def build(
         "curriculum": curriculum,
         "evaluator": evaluator,
         "board": board,
-        "metrics": metrics,
     }
-    if recipe.evaluation.stop_at_success is not None:
-        callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
-    state |= _with_memory(callbacks)
+    metrics = None
+    if ranks.is_first:
+        metrics = state["metrics"] = folder.metrics_log()
+        logs = [RowsLog(metrics), *logs]
+        if recipe.evaluation.stop_at_success is not None:
+            callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
+        state |= _with_memory(callbacks)
     loop = Loop(
         key=key,
         clock=clock,
@@ -137,17 +170,18 @@ def build(
         evaluate_every=Interval.parse(recipe.evaluation.every),
         curriculum=curriculum,
         board=board,
-        logs=[RowsLog(metrics), *logs],
-        saver=Saver(folder, recipe.checkpoint, algorithm, state),
+        logs=logs,
+        saver=Saver(folder, recipe.checkpoint, algorithm, state, ranks),
         callbacks=callbacks,
         stopwatch=Stopwatch(on_phase),
+        ranks=ranks,
     )
 
     closing = ExitStack()  # Closes the rest where one of them fails.
     closers = (evaluator.close, algorithm.close, collector.close)
     for close in (*closers, *(log.close for log in reversed(loop.logs))):
         closing.callback(close)
-    return Parts(loop, algorithm, spec, metrics, closing.close)
+    return Parts(loop, algorithm, spec, metrics, ranks, closing.close)
 
 
 def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:

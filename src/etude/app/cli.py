@@ -23,10 +23,12 @@ from etude.app.recipe import Recipe
 from etude.app.run import Run, resume, silent, train
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
+from etude.core.ranks import ToldElsewhere
 from etude.core.recipe import Config
 from etude.envs.catalog import env_agents, env_config, make_bare
 from etude.envs.check import check_env, render_findings
 from etude.rollout.local import Placement
+from etude.training.distributed import writes
 
 USAGE = """\
 etude trains robot skills.
@@ -151,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UsageError.exit_code
     try:
         return VERBS[verb](rest) or 0
+    except ToldElsewhere as error:
+        return error.exit_code
     except EtudeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -226,13 +230,16 @@ def _train(arguments: list[str]) -> None:
     if command.source is not None:
         chosen = chosen.model_copy(update={"start_from": str(Path(command.source).resolve())})
     run = train(chosen, command.folder, say=_say, console=True)
-    _done(run)
+    if writes():
+        _done(run)
 
 
 def _resume(arguments: list[str]) -> None:
     command = parse("resume", ResumeCommand, spelled_out(arguments))
     path, budget, place = Path(command.run), command.total_timesteps, command.collector
-    _done(resume(path, budget, say=_say, console=True, collector=place))
+    run = resume(path, budget, say=_say, console=True, collector=place)
+    if writes():
+        _done(run)
 
 
 def _done(run: Run) -> None:

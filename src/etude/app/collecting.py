@@ -15,6 +15,7 @@ from etude.core.clock import Clock
 from etude.core.contracts import Algorithm, BatchEnv, Collector, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.envs.catalog import env_agents, env_exactness, make_env
 from etude.experience.segments import BufferSpec, SegmentBuffer
@@ -26,6 +27,7 @@ from etude.rollout.local import LocalCollector, Workers
 from etude.rollout.overlap import OverlappedCollector
 from etude.rollout.schedule import Patience, Schedule
 from etude.training.evaluation import Evaluator
+from etude.training.sharing import FirstTests, SharedCollector
 
 
 class Learning(NamedTuple):
@@ -90,6 +92,8 @@ def exactness(recipe: Recipe) -> Exactness:
     """Whether a run of the recipe resumes bit for bit."""
     if device(recipe).type != "cpu":
         return Exactness(False, "learning happens on a GPU, where bits may differ between runs")
+    if recipe.learner.reduce == "fast":
+        return Exactness(False, "learner.reduce fast adds gradients as the number of ranks has it")
     return env_exactness(recipe.task)
 
 
@@ -101,28 +105,38 @@ def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
     return group.rollout(policy, begun, key, 0, two.part(slice(0, env.num_rows)))[1]
 
 
-def assemble(recipe: Recipe, learning: Learning, key: Key, clock: Clock, spec: EnvSpec) -> Assembly:
+def assemble(
+    recipe: Recipe, learning: Learning, key: Key, clock: Clock, spec: EnvSpec, ranks: Ranks
+) -> Assembly:
     """Environments, collector and evaluator around an algorithm."""
-    workers = Workers(recipe.collector.threads)
-    collector = make_collector(recipe, learning.buffers, key.child("collect"), workers, spec)
+    workers, own = Workers(recipe.collector.threads), ranks.part(recipe.collector.num_groups)
+    collector = make_collector(recipe, learning.buffers, key.child("collect"), workers, spec, own)
     if recipe.collector.lag:
         collector = OverlappedCollector(collector, lambda i: i < clock.nest.iterations)
-    testing = make_policy(recipe.policy, spec, None)
-    evaluator = make_evaluator(recipe, key, workers, testing)
-    return Assembly(learning.algorithm, collector, evaluator, spec)
+    evaluator = None
+    if ranks.is_first:
+        testing = make_policy(recipe.policy, spec, None)
+        evaluator = make_evaluator(recipe, key, workers, testing)
+    shared = SharedCollector(ranks, collector), FirstTests(ranks, evaluator)
+    return Assembly(learning.algorithm, *shared, spec)
 
 
 def make_collector(
-    recipe: Recipe, buffers: Sequence[SegmentBuffer], key: Key, workers: Workers, spec: EnvSpec
+    recipe: Recipe,
+    buffers: Sequence[SegmentBuffer],
+    key: Key,
+    workers: Workers,
+    spec: EnvSpec,
+    own: range,
 ) -> Collector:
-    """The collector a recipe asks for; it closes the workers."""
+    """The collector a recipe asks for, of this rank's own groups; it closes the workers."""
     groups = recipe.collector
-    views = [[b.part(groups.part(g)) for g in range(groups.num_groups)] for b in buffers]
+    views = [[b.part(groups.part(g)) for g in own] for b in buffers]
     new_env = partial(make_env, recipe.task, groups.group_rows, groups.engine_threads)
     new_policy = partial(make_policy, recipe.policy, spec, None)
     if groups.kind == "local":
-        envs = [new_env() for _ in range(groups.num_groups)]
-        return LocalCollector(envs, new_policy(), key, workers, views)
+        envs = [new_env() for _ in own]
+        return LocalCollector(envs, new_policy(), key, workers, views, own.start)
     # Where nothing is sent anywhere, Ray is not loaded.
     from etude.rollout.ray import RayFleet
 

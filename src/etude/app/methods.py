@@ -13,6 +13,7 @@ from etude.core.clock import Clock, Nest
 from etude.core.contracts import Algorithm, Collector, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import Tester
@@ -81,6 +82,11 @@ class Sketch:
 class Method(Protocol):
     """One kind of algorithm."""
 
+    @property
+    def takes_ranks(self) -> bool:
+        """Whether several processes can share its shards."""
+        ...
+
     def nest(self, recipe: Recipe) -> Nest:
         """The loops; refuses sizes that do not divide."""
         ...
@@ -93,8 +99,10 @@ class Method(Protocol):
         """Its part of the plan."""
         ...
 
-    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
-        """Its parts of a run, at the state of a fresh start."""
+    def assemble(
+        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
+    ) -> Assembly:
+        """Its parts of a run, or this rank's of them, at the state of a fresh start."""
         ...
 
 

@@ -23,6 +23,7 @@ from etude.core.clock import Clock, Nest
 from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import Ranks
 from etude.envs.catalog import env_exactness, make_env
 from etude.experience.episodes import EpisodeStore
 from etude.models.policies import BasePolicy, make_policy
@@ -132,6 +133,8 @@ def _said(spec: ArraySpec | None) -> str:
 class Offline:
     """A `Method`: what `Replay` learns from its replay, learned from a dataset."""
 
+    takes_ranks = False
+
     def __init__(self, kind: type[SAC] | type[TD3], *policies: str) -> None:
         self._kind = kind
         self._policies = policies
@@ -192,7 +195,9 @@ class Offline:
         store.close()
         return sketch
 
-    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
+    def assemble(
+        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
+    ) -> Assembly:
         data = open_data(recipe)
         algorithm = self.learner(recipe, data, key)
         if recipe.env is None:

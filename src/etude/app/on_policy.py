@@ -16,6 +16,7 @@ from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
 from etude.envs.catalog import env_agents
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
@@ -64,6 +65,8 @@ def geometry(recipe: Recipe) -> SegmentGeometry:
 class OnPolicy:
     """A `Method`: a buffer is filled, learned from, and given up."""
 
+    takes_ranks = True
+
     def nest(self, recipe: Recipe) -> Nest:
         collecting.check_policy(recipe, ("mlp", "lstm", "gru"))
         cut = geometry(recipe)
@@ -74,19 +77,22 @@ class OnPolicy:
     def look(self, recipe: Recipe) -> World:
         return collecting.look(recipe)
 
-    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
+    def assemble(
+        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
+    ) -> Assembly:
         env = collecting.env_spec(recipe)
-        learning = self._learner(recipe, env, key, folder)
-        return collecting.assemble(recipe, learning, key, clock, env)
+        learning = self._learner(recipe, env, key, ranks)
+        return collecting.assemble(recipe, learning, key, clock, env, ranks)
 
-    def _learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
+    def _learner(self, recipe: Recipe, env: EnvSpec, key: Key, ranks: Ranks) -> Learning:
         policy = make_policy(recipe.policy, env, key.child("policy"))
         assert isinstance(policy, ActorCritic)
         contents = _contents(recipe, env, policy)
-        buffers = [SegmentBuffer(contents) for _ in range(1 + recipe.collector.lag)]
+        cut, own = geometry(recipe), ranks.part(contents.rows)
+        buffers = [SegmentBuffer(contents, own) for _ in range(1 + recipe.collector.lag)]
         where = device(recipe)
-        rewards = on_policy_rewards.make(recipe, env, key.child("rewards"), where)
-        algorithm = PPO(_config(recipe), policy, geometry(recipe), buffers, where, rewards)
+        rewards = on_policy_rewards.make(recipe, env, key.child("rewards"), where, ranks)
+        algorithm = PPO(_config(recipe), policy, cut, buffers, where, rewards, ranks)
         return Learning(algorithm, buffers)
 
     def sketch(self, recipe: Recipe, world: World) -> Sketch:

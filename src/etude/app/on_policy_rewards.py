@@ -11,6 +11,7 @@ from etude.app.recipe import Recipe
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import ALONE, Ranks
 from etude.envs.catalog import style_windows
 from etude.models.discriminator import make_discriminator, window_shape
 
@@ -36,7 +37,13 @@ def num_updates(recipe: Recipe) -> int:
     return recipe.rewards.updates if isinstance(recipe.rewards, AMPConfig) else 0
 
 
-def make(recipe: Recipe, env: EnvSpec, key: Key | None, where: torch.device) -> OnPolicyRewards:
+def make(
+    recipe: Recipe,
+    env: EnvSpec,
+    key: Key | None,
+    where: torch.device,
+    ranks: Ranks = ALONE,
+) -> OnPolicyRewards:
     """The reward source a recipe asks for; without a key its weights are not drawn."""
     config = recipe.rewards
     if not isinstance(config, AMPConfig):
@@ -44,7 +51,7 @@ def make(recipe: Recipe, env: EnvSpec, key: Key | None, where: torch.device) -> 
     windows = _reference(recipe, env)
     with torch.device("meta" if key is None else "cpu"):
         network = make_discriminator(window_shape(windows), config.hidden, key)
-    return AMP(config, network, windows, recipe.learner.shards, where)
+    return AMP(config, network, windows, recipe.learner.shards, where, ranks)
 
 
 def _reference(recipe: Recipe, env: EnvSpec) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from etude.app import memory
-from etude.app.build import build, make_curriculum, method_of, nest, start_arrays
+from etude.app.build import build, check_ranks, make_curriculum, method_of, nest, start_arrays
 from etude.app.methods import Sketch, World
 from etude.app.recipe import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
@@ -68,11 +68,13 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Plan:
+def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False, ranks: int = 1) -> Plan:
     """Work out a recipe's plan; what does not add up is refused here.
 
     `begun`: the run exists already, so that the policy it started from is no longer needed.
+    `ranks`: processes that share its shards.
     """
+    check_ranks(recipe, ranks)
     loops, method = nest(recipe), method_of(recipe)
     world = method.look(recipe)
     spec = world.spec
@@ -113,7 +115,12 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False) -> Pla
         usage=sketch.usage,
         bytes=_bytes(recipe, world, sketch),
         data=sketch.data,
-        notes=[*_notes(recipe, spec), *sketch.notes, *_length_notes(recipe, loops)],
+        notes=[
+            *_notes(recipe, spec),
+            *rank_notes(recipe, ranks),
+            *sketch.notes,
+            *_length_notes(recipe, loops),
+        ],
         seconds=_measure(recipe, loops, evaluations, checkpoints) if measure else {},
     )
 
@@ -236,6 +243,22 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             "exact, but not that of another number of shards."
         )
     return notes
+
+
+def rank_notes(recipe: Recipe, ranks: int) -> list[str]:
+    """Who has which shards, where there are several ranks."""
+    if ranks == 1:
+        return []
+    shards, fast = recipe.learner.shards, recipe.learner.reduce == "fast"
+    own = shards // ranks
+    which = [f"{r * own}" if own == 1 else f"{r * own}-{(r + 1) * own - 1}" for r in range(ranks)]
+    listed = [f"{shard} on rank {r}" for r, shard in enumerate(which)]
+    if ranks > 8:
+        listed[2:-1] = ["..."]
+    return [
+        f"{ranks:,} ranks share {shards:,} learner shards: {', '.join(listed)}. Rank 0 writes and "
+        f"evaluates. Another number of ranks gives {'other' if fast else 'the same'} bits."
+    ]
 
 
 def _length_notes(recipe: Recipe, loops: Nest) -> list[str]:

@@ -27,6 +27,7 @@ from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
 from etude.experience.episodes import EpisodeStore, StoreGeometry
 from etude.experience.segments import BufferSpec, SegmentBuffer
@@ -63,6 +64,8 @@ def geometry(recipe: Recipe) -> ReplayGeometry:
 class Replay:
     """A `Method`: what is collected is kept on disk, and learned from again and again."""
 
+    takes_ranks = False
+
     def __init__(self, kind: type[SAC] | type[TD3], *policies: str) -> None:
         self._kind = kind
         self._policies = policies
@@ -81,10 +84,12 @@ class Replay:
     def look(self, recipe: Recipe) -> World:
         return collecting.look(recipe)
 
-    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
+    def assemble(
+        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
+    ) -> Assembly:
         env = collecting.env_spec(recipe)
         learning = self._learner(recipe, env, key, folder)
-        return collecting.assemble(recipe, learning, key, clock, env)
+        return collecting.assemble(recipe, learning, key, clock, env, ranks)
 
     def _learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
         cut, config, where = geometry(recipe), _config(recipe), folder.path / "replay"

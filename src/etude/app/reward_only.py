@@ -14,6 +14,7 @@ from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import Ranks
 from etude.experience.episodes import EpisodeStore
 from etude.models.reward_networks import make_reward_network
 from etude.rollout.local import NoCollector
@@ -34,6 +35,8 @@ def _spec(config: RewardOnlyConfig, store: EpisodeStore) -> EnvSpec:
 
 class RewardOnlyMethod:
     """A `Method`: nothing is collected, and what is learned is a reward."""
+
+    takes_ranks = False
 
     def nest(self, recipe: Recipe) -> Nest:
         if recipe.learner.shards > 1:
@@ -93,7 +96,9 @@ class RewardOnlyMethod:
         store.close()
         return sketch
 
-    def assemble(self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock) -> Assembly:
+    def assemble(
+        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
+    ) -> Assembly:
         config = _config(recipe)
         store = from_data.open_dataset(config, config.reads)
         algorithm = make_reward_only(config, store, device(recipe), key.child("reward"))

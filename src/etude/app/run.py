@@ -14,11 +14,12 @@ import torch
 from etude.app import fresh, recipes
 from etude.app.build import Parts, build, nest, start_policy
 from etude.app.logs import Outputs, check, open_logs
-from etude.app.plan import Plan, make_plan
+from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, LogWriter
 from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.ranks import LostRank, Ranks, ToldElsewhere
 from etude.core.trees import Tree, digest
 from etude.models.policies import BasePolicy
 from etude.rollout.group import Inference, restart
@@ -26,6 +27,7 @@ from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import RunFolder, default_path
 from etude.training.callbacks import Callback
+from etude.training.distributed import joined, was_restarted
 from etude.training.evaluation import summarise
 
 Say = Callable[[str], None]
@@ -150,20 +152,53 @@ def train(
 ) -> Run:
     """Plan, then train a recipe in a new run folder.
 
-    `console`: show the run on the screen, as the recipe's `logs.console` says.
+    `console`: show the run on the screen, as the recipe's `logs.console` says. Processes that
+    torchrun started together share the run's shards, and the first of them writes it; where
+    torchrun has started them again, the run in the folder `path` goes on.
     """
+    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    with joined() as ranks:
+        if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
+            assert path is not None
+            return _resume(ranks, Path(path), asked, console)
+        with _folder(ranks, lambda: _create(recipe, path, ranks)) as folder:
+            out = _outputs(recipe, folder, console, asked, ranks)
+            out.say(f"Run folder: {folder.path}")
+            for note in rank_notes(recipe, ranks.size):
+                out.say(note)
+            parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+            start_policy(recipe, parts.algorithm)
+            _execute(parts, folder, out.say)
+        return Run(folder.path)
+
+
+def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks) -> RunFolder:
     check(recipe.logs)
-    plan = make_plan(recipe)
+    plan = make_plan(recipe, ranks=ranks.size)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
-    with RunFolder.create(
-        target, recipes.dump(recipe), render(plan), plan.to_json(), _manifest(recipe, plan)
-    ) as folder:
-        out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
-        out.say(f"Run folder: {folder.path}")
-        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say)
-        start_policy(recipe, parts.algorithm)
-        _execute(parts, folder, out.say)
-    return Run(target)
+    document = _manifest(recipe, plan, ranks)
+    return RunFolder.create(target, recipes.dump(recipe), render(plan), plan.to_json(), document)
+
+
+def _is_begun(path: str | Path | None) -> bool:
+    if path is None:
+        raise UsageError(
+            "torchrun has started this run again and cannot know its folder: name one with "
+            "--folder, or continue with `etude resume RUN`."
+        )
+    return Path(path).exists()
+
+
+def _folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
+    """The run's folder: the first rank makes or opens it, and the others look at it."""
+    made: list[RunFolder] = []
+
+    def first() -> str:
+        made.append(make())
+        return str(made[0].path.absolute())
+
+    path = ranks.from_first(first)
+    return made[0] if made else RunFolder.open(Path(path), write=False)
 
 
 def resume(
@@ -180,23 +215,31 @@ def resume(
 
     `total_timesteps` gives it a larger budget first; schedules that follow the run's progress
     then follow the new length. `console`: show the run on the screen. `collector`: where its
-    rollouts run this time, which changes no bit.
+    rollouts run this time, which changes no bit; nor does the number of ranks it goes on with.
     """
-    with RunFolder.open(Path(path)) as folder:
-        recipe = recipes.load(folder.recipe)
-        check(recipe.logs)
-        if total_timesteps is not None:
-            recipe = _extend(recipe, total_timesteps, folder)
-        if collector is not None:
-            placed = collector.applied(recipe.collector)
-            recipe = recipe.model_copy(update={"collector": placed})
-        now = _manifest(recipe, make_plan(recipe, begun=True))
-        for sentence in manifest.differences(folder.manifest(), now):
-            say(f"Not as it was when the run started, so bits may differ: {sentence}")
-        _warn_of_failures(folder, say)
-        out = _outputs(recipe, folder, console, Outputs(say, on_phase, [*logs], [*callbacks]))
+    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    with joined() as ranks:
+        return _resume(ranks, Path(path), asked, console, total_timesteps, collector)
+
+
+def _resume(
+    ranks: Ranks,
+    path: Path,
+    asked: Outputs,
+    console: bool,
+    total_timesteps: int | None = None,
+    collector: Placement | None = None,
+) -> Run:
+    with _folder(ranks, lambda: RunFolder.open(path)) as folder:
+
+        def continued() -> Tree:
+            recipe = _continued(folder, ranks, asked.say, total_timesteps, collector)
+            return recipe.model_dump(mode="json")
+
+        recipe = recipes.validated(ranks.from_first(continued), str(folder.recipe))
+        out = _outputs(recipe, folder, console, asked, ranks)
         say = out.say
-        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say)
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
             if total_timesteps is not None:
@@ -204,17 +247,46 @@ def resume(
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
-            parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
+            if parts.metrics is not None:
+                parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
             start_policy(recipe, parts.algorithm)
             say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
         if clock.finished:
             say("The run is finished already.")
+        for note in rank_notes(recipe, ranks.size):
+            say(note)
         _execute(parts, folder, say)
     return Run(path)
 
 
-def _outputs(recipe: Recipe, folder: RunFolder, console: bool, asked: Outputs) -> Outputs:
-    """The logs of the recipe, with what the caller asked for."""
+def _continued(
+    folder: RunFolder,
+    ranks: Ranks,
+    say: Say,
+    total_timesteps: int | None,
+    collector: Placement | None,
+) -> Recipe:
+    """The recipe a run goes on with; says what is not as it was."""
+    recipe = recipes.load(folder.recipe)
+    check(recipe.logs)
+    if total_timesteps is not None:
+        recipe = _extend(recipe, total_timesteps, folder)
+    if collector is not None:
+        placed = collector.applied(recipe.collector)
+        recipe = recipe.model_copy(update={"collector": placed})
+    now = _manifest(recipe, make_plan(recipe, begun=True, ranks=ranks.size), ranks)
+    for sentence in manifest.differences(folder.manifest(), now):
+        say(f"Not as it was when the run started, so bits may differ: {sentence}")
+    _warn_of_failures(folder, say)
+    return recipe
+
+
+def _outputs(
+    recipe: Recipe, folder: RunFolder, console: bool, asked: Outputs, ranks: Ranks
+) -> Outputs:
+    """The logs of the recipe, with what the caller asked for; only the first rank has any."""
+    if not ranks.is_first:
+        return Outputs(silent, silent)
     plain = recipe.model_dump(mode="json")
     return open_logs(recipe.logs, folder.path, plain, nest(recipe).iterations, console, asked)
 
@@ -250,18 +322,23 @@ class Interrupted(EtudeError):
 
 def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     """Run the loop; any failure leaves the last good checkpoint and a report."""
-    loop = parts.loop
+    loop, ranks = parts.loop, parts.ranks
     try:
         with loop.stop:
-            finished = loop.run(rows_of(folder))
+            finished = loop.run(rows_of(folder) if ranks.is_first else [])
+    except (LostRank, ToldElsewhere):
+        raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
+        if isinstance(error, NonFinite) and not ranks.is_first:
+            raise ToldElsewhere(error.exit_code) from error  # All ranks have found the same.
         _report(error, loop.clock.state_dict(), folder, say)
         raise
     finally:
         parts.close()
     if not finished:
-        raise Interrupted(folder.path, loop.stop.signal or 0)
-    _summarise(parts, folder)
+        stopped = Interrupted(folder.path, loop.stop.signal or 0)
+        raise stopped if ranks.is_first else ToldElsewhere(stopped.exit_code)
+    ranks.from_first(lambda: _summarise(parts, folder))
 
 
 def _report(error: Exception, counters: Tree, folder: RunFolder, say: Say) -> None:
@@ -297,11 +374,13 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     files.replace_file(folder.path / "summary.json", [text.encode()])
 
 
-def _manifest(recipe: Recipe, plan: Plan) -> Tree:
+def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
     torch.set_num_threads(recipe.learner.threads)
     verdict = "exact" if plan.exactness["exact"] else "not exact"
     return manifest.collect(
-        f"{verdict}: {plan.exactness['reason']}", {"learner": recipe.learner.threads}
+        f"{verdict}: {plan.exactness['reason']}",
+        {"learner": recipe.learner.threads},
+        ranks=ranks.size,
     )
 
 

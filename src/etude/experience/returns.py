@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from etude.core.trees import Tree
+
 
 def generalised_advantages(
     rewards: torch.Tensor,
@@ -63,7 +65,14 @@ def next_values(
     return following
 
 
-def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns), of the same samples; 0 where returns are equal."""
-    total = float(returns.var(correction=0))
-    return 1.0 - float((returns - values).var(correction=0)) / total if total > 0 else 0.0
+def moments_of(x: torch.Tensor) -> Tree:
+    """{"count", "mean", "m2"} of all numbers in x, as such moments are merged: sums in float64."""
+    x = x.double()
+    mean = float(x.sum()) / max(x.numel(), 1)
+    return {"count": float(x.numel()), "mean": mean, "m2": float((x - mean).square_().sum())}
+
+
+def explained_variance(errors: Tree, returns: Tree) -> float:
+    """1 - Var(returns - values) / Var(returns), of their moments; 0 where returns are equal."""
+    total = float(returns["m2"])
+    return 1.0 - float(errors["m2"]) / total if total > 0 else 0.0

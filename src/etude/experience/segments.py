@@ -7,7 +7,7 @@ same memory: a segment never mixes two rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -130,6 +130,10 @@ def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:
     return specs
 
 
+ALIGNMENT = 64
+"""Bytes; and so many rows of anything are a multiple of it."""
+
+
 def aligned(shape: tuple[int, ...], dtype: str) -> Array:
     """A zeroed array at an address of 64 bytes.
 
@@ -175,13 +179,20 @@ class BufferSpec:
 class SegmentBuffer:
     """Preallocated memory for one iteration; a group writes straight into its own part."""
 
-    def __init__(self, spec: BufferSpec) -> None:
-        self.spec = spec
-        self.arrays = {n: aligned(s.shape, s.dtype) for n, s in spec.shapes().items()}
+    def __init__(self, spec: BufferSpec, rows: range | None = None) -> None:
+        """rows: those of the buffer that are needed here; all if left out.
+
+        Some before them are held as well, so that every row is aligned as in a whole buffer.
+        """
+        rows = range(spec.rows) if rows is None else rows
+        self._first = rows.start - rows.start % ALIGNMENT
+        self.spec = replace(spec, rows=rows.stop - self._first)
+        self.arrays = {n: aligned(s.shape, s.dtype) for n, s in self.spec.shapes().items()}
 
     def part(self, rows: slice) -> Fragment:
         """An empty fragment whose arrays are views of these rows."""
-        view = {name: array[rows] for name, array in self.arrays.items()}
+        held = slice(rows.start - self._first, rows.stop - self._first)
+        view = {name: array[held] for name, array in self.arrays.items()}
         nothing: Array = np.zeros(0, np.int64)
         return Fragment(
             obs=_under("obs/", view),
@@ -277,6 +288,12 @@ def _concatenate(parts: list[Observations]) -> Observations:
 
 def check_finite(fragment: Fragment, first_row: int) -> None:
     """Refuse experience with a NaN or infinity in it, naming the first in time."""
+    if fault := non_finite(fragment, first_row):
+        raise fault
+
+
+def non_finite(fragment: Fragment, first_row: int) -> NonFinite | None:
+    """The first NaN or infinity in time, if there is one."""
     named = {f"observation '{name}'": array for name, array in fragment.obs.items()}
     named |= {"action": fragment.actions, "log-probability": fragment.log_probs}
     named |= {"reward": fragment.rewards}
@@ -287,13 +304,10 @@ def check_finite(fragment: Fragment, first_row: int) -> None:
         for name, array in named.items()
         if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64))
     ]
-    if bad:
-        raise _non_finite(fragment, named, bad, first_row)
+    return _first_of(fragment, named, bad, first_row) if bad else None
 
 
-def _non_finite(
-    fragment: Fragment, named: Observations, bad: list[str], first_row: int
-) -> NonFinite:
+def _first_of(fragment: Fragment, named: Observations, bad: list[str], first_row: int) -> NonFinite:
     """The first of the bad arrays' bad numbers, by step and then by the order of `named`."""
     found: list[tuple[int, int, str]] = []
     for name in bad:

@@ -192,7 +192,7 @@ def group_snapshots(state: Tree) -> list[Snapshot] | None:
 
 
 class LocalCollector:
-    """Steps all groups of a run; holds their snapshots between iterations."""
+    """Steps the groups of a run, or some in a row; holds their snapshots between iterations."""
 
     def __init__(
         self,
@@ -201,11 +201,12 @@ class LocalCollector:
         key: Key,
         workers: Workers,
         parts: Sequence[Sequence[Fragment]],
+        first_group: int = 0,
     ) -> None:
-        """`policy` is this collector's own copy; group g writes into `parts[b][g]`, the buffers b
-        taking turns."""
+        """`policy` is this collector's own copy; the g-th group here writes into `parts[b][g]`, the
+        buffers b taking turns. `first_group`: its number in the run."""
         self._groups = [Group(env) for env in envs]
-        self._keys = [key.child("group", g) for g in range(len(envs))]
+        self._keys = [key.child("group", first_group + g) for g in range(len(envs))]
         self._policy = policy
         self._workers = workers
         self._parts = parts

@@ -27,17 +27,21 @@ _NAMES = {
     "git/changed": "whether the project has uncommitted changes",
     "exactness": "the exactness statement",
 }
-_HARMLESS = ("cpu/count",)
-"""Recorded for people; the same bits come out on any number of cores."""
+_HARMLESS = ("cpu/count", "learner/ranks")
+"""Recorded for people; the same bits come out on any number of cores and of ranks."""
 
 
 def collect(
-    exactness: str, threads: dict[str, int] | None = None, project: Path | None = None
+    exactness: str,
+    threads: dict[str, int] | None = None,
+    project: Path | None = None,
+    ranks: int = 1,
 ) -> Tree:
     """The manifest of a run starting now, as a tree of JSON values.
 
     `exactness` is the statement the plan made; `threads` adds the recipe's own counts to those of
-    torch; `project` is the folder whose git commit is recorded, by default the current one.
+    torch; `project` is the folder whose git commit is recorded, by default the current one;
+    `ranks` the number of learner processes.
     """
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -52,6 +56,7 @@ def collect(
             "capability": torch.backends.cpu.get_cpu_capability(),
         },
         "threads": {"torch": torch.get_num_threads()} | (threads or {}),
+        "learner": {"ranks": ranks},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES)},
         "git": _git(project or Path.cwd()),
         "exactness": exactness,

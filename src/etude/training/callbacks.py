@@ -27,7 +27,10 @@ class Context:
 
 
 class Callback:
-    """Does nothing; override what you need. One with memory is also `Stateful`."""
+    """Does nothing; override what you need. One with memory is also `Stateful`.
+
+    Of several ranks only the first has callbacks; its `fragments` are those of its own groups.
+    """
 
     def run_start(self, context: Context) -> None: ...
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from etude.core.clock import Clock
-from etude.core.contracts import Array, Fragment
+from etude.core.contracts import Array
 from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.motion.curriculum import motion_weights, remember
@@ -43,8 +43,8 @@ class Curriculum(Protocol):
         """For the next rollouts. Another "round" than before makes every row begin anew."""
         ...
 
-    def update(self, fragments: list[Fragment]) -> dict[str, float]:
-        """An iteration was collected; metrics."""
+    def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
+        """An iteration was collected in which these ended, {name: [k]} of each group; metrics."""
         ...
 
     def judged(self, episodes: dict[str, Array]) -> None:
@@ -66,7 +66,7 @@ class NoCurriculum:
     def broadcast(self) -> Tree:
         return {}
 
-    def update(self, fragments: list[Fragment]) -> dict[str, float]:
+    def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
         return {}
 
     def judged(self, episodes: dict[str, Array]) -> None:
@@ -94,10 +94,10 @@ class SuccessCurriculum:
     def broadcast(self) -> Tree:
         return {"level": self.level}
 
-    def update(self, fragments: list[Fragment]) -> dict[str, float]:
+    def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
         """Count finished episodes, in group order; metrics."""
-        for fragment in fragments:
-            success = fragment.episodes["is_success"]
+        for group in episodes:
+            success = group["is_success"]
             self._seen += len(success)
             self._won += int(success.sum())
         if self._seen >= self._config.episodes:
@@ -133,7 +133,7 @@ class MotionCurriculum:
         """{"weights": [motions] float64, together 1; "round": how often they were renewed}."""
         return {"weights": self.weights.copy(), "round": self.round}
 
-    def update(self, fragments: list[Fragment]) -> dict[str, float]:
+    def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
         """Training begins anywhere in a motion, so that its ends say little about the whole."""
         return {}
 

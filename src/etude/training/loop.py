@@ -13,6 +13,7 @@ from typing import Any
 from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, Collector, LogWriter
 from etude.core.keys import Key
+from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board
 from etude.metrics.usage import Usage
 from etude.training.callbacks import Callback, Context
@@ -39,6 +40,7 @@ class Loop:
     saver: Saver
     callbacks: Sequence[Callback]
     stopwatch: Stopwatch
+    ranks: Ranks = ALONE
     usage: Usage = field(default_factory=Usage)
     stop: StopRequest = field(default_factory=StopRequest)
 
@@ -56,16 +58,28 @@ class Loop:
             callback.run_start(context)
         while not self.clock.finished:
             self._iterate(context)
+            self._agree()
             self._test(context)
+            self._agree()
             self.board.record(self.curriculum.turn(self.clock))
             self._log(context)
+            stopping = self._agree()
             with self.stopwatch.phase("save"):
-                self.saver.save_if_due(self.clock, urgent=self.stop.requested)
-            if self.stop.requested and not self.clock.finished:
+                self.saver.save_if_due(self.clock, urgent=stopping)
+            if stopping and not self.clock.finished:
                 return False
         for callback in self.callbacks:
             callback.run_end(context)
         return True
+
+    def _agree(self) -> bool:
+        """Follow the first rank, whose callbacks may have ended the run; whether it shall stop."""
+        ended, stopping = self.ranks.from_first(
+            lambda: (self.clock.ended_early, self.stop.requested)
+        )
+        if ended and not self.clock.ended_early:
+            self.clock.end_here()
+        return stopping
 
     def _iterate(self, context: Context) -> None:
         """Fill the buffer, update from it, then let the normaliser take in what was collected."""
@@ -84,11 +98,14 @@ class Loop:
                 for callback in self.callbacks:
                     callback.batch_end(context, metrics)
             self.board.record(self.algorithm.end_iteration())
-        self.board.record(self.curriculum.update(fragments))
-        for fragment in fragments:
-            self.board.window.add(fragment.episodes)
-            self.stopwatch.split("collect", fragment.seconds)
-        self.clock.advance(updates, sum(len(f.finals.rows) for f in fragments))
+        reports = self.ranks.gather(
+            [(f.episodes, len(f.finals.rows), f.seconds) for f in fragments]
+        )
+        self.board.record(self.curriculum.update([episodes for episodes, _, _ in reports]))
+        for episodes, _, seconds in reports:
+            self.board.window.add(episodes)
+            self.stopwatch.split("collect", seconds)
+        self.clock.advance(updates, sum(count for _, count, _ in reports))
         self.board.record({"train/n_updates": float(self.clock.now.updates)})
         for callback in self.callbacks:
             callback.iteration_end(context, fragments)

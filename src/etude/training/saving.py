@@ -12,6 +12,7 @@ from pydantic import Field
 from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.contracts import Algorithm, Stateful
 from etude.core.errors import UsageError
+from etude.core.ranks import ALONE, Ranks
 from etude.core.recipe import Config
 from etude.core.trees import Tree, without_arrays
 from etude.runs import checkpoint
@@ -32,7 +33,11 @@ class CheckpointConfig(Config):
 
 
 class Saver:
-    """Writes checkpoints at boundaries and puts a run back to the last good one."""
+    """Writes checkpoints at boundaries and puts a run back to the last good one.
+
+    All ranks come here together, since what is saved is in parts with each of them; the first one
+    alone reads and writes.
+    """
 
     def __init__(
         self,
@@ -40,6 +45,7 @@ class Saver:
         config: CheckpointConfig,
         algorithm: Algorithm,
         parts: Mapping[str, Stateful],
+        ranks: Ranks = ALONE,
     ) -> None:
         """`parts` is everything with memory, by name; who they are does not matter here."""
         self._folder = folder
@@ -47,6 +53,7 @@ class Saver:
         self._every = Interval.parse(config.every)
         self._algorithm = algorithm
         self._parts = parts
+        self._ranks = ranks
         self._last_save = time.monotonic()
         # What the algorithm told each checkpoint that can be resumed.
         self._saved: dict[str, Tree] = {}
@@ -60,30 +67,36 @@ class Saver:
 
     def save_if_due(self, clock: Clock, urgent: bool = False) -> None:
         """Save if the clock, the wall clock, the run's end or an urgent stop asks for it."""
-        seconds = self._config.seconds
-        late = seconds is not None and time.monotonic() - self._last_save >= seconds
+        late = self._config.seconds is not None and self._ranks.from_first(self._is_late)
         due = clock.finished or clock.is_due(self._every)
         # Saves that no schedule asked for are not counted: the count is state, and a run that
         # was stopped must end as one that was not.
         self.num_saved += due
         if urgent or late or due:
             self._save(clock)
-        elif self._best_is_new:
+        elif self._best_is_new and self._ranks.is_first:
             folder, policy = self._folder.checkpoints, self._algorithm.policy_parts()
             checkpoint.save(folder, step_of(clock), policy, training=None)
-        if self._best_is_new and self._best is not None:
+        self._mark_best()
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._last_save >= (self._config.seconds or 0.0)
+
+    def _mark_best(self) -> None:
+        if self._best_is_new and self._best is not None and self._ranks.is_first:
             checkpoint.mark(self._folder.checkpoints, "best", self._best)
-            self._best_is_new = False
+        self._best_is_new = False
 
     def _save(self, clock: Clock) -> None:
         folder, step = self._folder.checkpoints, step_of(clock)
         training = self.training_state()
+        if not self._ranks.is_first:
+            return
         path = checkpoint.save(folder, step, self._algorithm.policy_parts(), training)
         self._remember(path.name, training)
         if clock.finished:
             checkpoint.mark(folder, "final", step)
-        if self._best_is_new and self._best is not None:
-            checkpoint.mark(folder, "best", self._best)
+        self._mark_best()
         checkpoint.retain(folder, self._config.keep_last, self._config.keep_every)
         self._retire()
         self._last_save = time.monotonic()
@@ -113,11 +126,11 @@ class Saver:
 
     def restore(self, clock: Clock, say: Callable[[str], None]) -> bool:
         """Put every part back to the newest checkpoint that verifies; False if there is none."""
-        folder = self._folder.checkpoints
-        path = checkpoint.newest_verified(folder, say)
-        if path is None:
+        found = self._ranks.from_first(lambda: self._newest(say))
+        if found is None:
             return False
-        arrays, _, training = checkpoint.load_training(path)
+        name, arrays, training = found
+        path = self._folder.checkpoints / name
         missing = sorted(self._parts.keys() - training.keys())
         if missing:
             raise UsageError(
@@ -127,15 +140,28 @@ class Saver:
         self._algorithm.load_policy(arrays)
         for name, part in self._parts.items():
             part.load_state_dict(training[name])
-        self._remember_all(path, training)
         self._best = training["saver"]["best"]
         self.num_saved = int(training["saver"]["num_saved"])
-        # A kill may have come between the save and the marks that belong to it.
+        if self._ranks.is_first:
+            self._remember_all(path, training)
+            self._mark_again(clock)
+        return True
+
+    def _newest(self, say: Callable[[str], None]) -> tuple[str, Tree, Tree] | None:
+        """Name, policy and training state of the newest checkpoint that verifies."""
+        path = checkpoint.newest_verified(self._folder.checkpoints, say)
+        if path is None:
+            return None
+        arrays, _, training = checkpoint.load_training(path)
+        return path.name, arrays, training
+
+    def _mark_again(self, clock: Clock) -> None:
+        """A kill may have come between the save and the marks that belong to it."""
+        folder = self._folder.checkpoints
         if self._best is not None and checkpoint.exists(folder, self._best):
             checkpoint.mark(folder, "best", self._best)
         if clock.finished:
             checkpoint.mark(folder, "final", step_of(clock))
-        return True
 
 
 def step_of(clock: Clock) -> int:

@@ -1,0 +1,107 @@
+"""Learner processes that share a run's shards: what each may ask of the others.
+
+Of R ranks, rank r has shards r * S / R up to (r + 1) * S / R and the groups that fill them. What
+goes over all shards is told to every rank in shard order and added up there in that order, so that
+the result does not depend on R. The first rank alone writes, tests and decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from etude.core.errors import EtudeError, NonFinite
+
+T = TypeVar("T")
+
+
+class LostRank(EtudeError):
+    """Another rank has gone: killed, failed, or its machine with it."""
+
+
+class ToldElsewhere(EtudeError):
+    """Something that the first rank says; the others only leave."""
+
+    def __init__(self, exit_code: int = EtudeError.exit_code) -> None:
+        super().__init__("")
+        self.exit_code = exit_code
+
+
+class Ranks(Protocol):
+    """All ranks call the same methods in the same order, or wait for each other in vain."""
+
+    rank: int
+    size: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes, tests and decides."""
+        ...
+
+    def part(self, count: int) -> range:
+        """This rank's of `count` shards or groups, which the ranks divide."""
+        ...
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` gives on the first rank, the only one to call it.
+
+        Plain data: dicts, lists, numbers, strings, arrays; tuples arrive as lists.
+        """
+        ...
+
+    def gather(self, parts: list[T]) -> list[T]:
+        """The parts of all ranks, in their order; plain data."""
+        ...
+
+    def ordered_sum(
+        self, totals: Sequence[torch.Tensor], shards: Sequence[Callable[[], object]]
+    ) -> None:
+        """Let `totals` become the sums over all shards, in shard order.
+
+        Each of this rank's `shards` is called once, in order, and adds its part to `totals`.
+        """
+        ...
+
+    def adding(self, exactly: bool) -> Ranks:
+        """The same ranks, whose sums are taken in shard order, or in whichever is fastest."""
+        ...
+
+
+class Alone:
+    """One process with all shards."""
+
+    rank = 0
+    size = 1
+    is_first = True
+
+    def part(self, count: int) -> range:
+        return range(count)
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def gather(self, parts: list[T]) -> list[T]:
+        return parts
+
+    def ordered_sum(
+        self, totals: Sequence[torch.Tensor], shards: Sequence[Callable[[], object]]
+    ) -> None:
+        for total in totals:
+            total.zero_()
+        for add in shards:
+            add()
+
+    def adding(self, exactly: bool) -> Ranks:
+        return self
+
+
+ALONE = Alone()
+
+
+def raise_first(ranks: Ranks, faults: Sequence[NonFinite | None]) -> None:
+    """Raise the first shard's fault, on every rank; `faults` are those of this rank's shards."""
+    told = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
+    for where, arrays in filter(None, told):
+        raise NonFinite(where, arrays)

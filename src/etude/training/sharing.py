@@ -1,0 +1,76 @@
+"""Parts of a run that ranks have between them, as the loop and the checkpoint see them: whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from etude.core.contracts import Broadcast, Collector, Fragment
+from etude.core.ranks import Ranks
+from etude.core.trees import Tree
+from etude.rollout.local import group_snapshots, group_state
+from etude.training.evaluation import Tester, Verdict
+
+
+class SharedCollector:
+    """Each rank collects the groups of its own shards; a checkpoint holds those of all."""
+
+    def __init__(self, ranks: Ranks, own: Collector) -> None:
+        self._ranks, self._own = ranks, own
+
+    def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
+        """The next fragment of every group of this rank."""
+        return self._own.collect(broadcast, iteration)
+
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        self._own.report_to(say, not_exact)
+
+    def status(self) -> dict[str, float]:
+        return self._own.status()
+
+    def state_dict(self) -> Tree:
+        own = self._own.state_dict()
+        return {**own, **group_state(self._ranks.gather(group_snapshots(own) or []))}
+
+    def load_state_dict(self, state: Tree) -> None:
+        groups = group_snapshots(state) or []
+        mine = self._ranks.part(len(groups))
+        self._own.load_state_dict({**state, **group_state(groups[mine.start : mine.stop])})
+
+    def close(self) -> None:
+        self._own.close()
+
+
+class FirstTests:
+    """A tester that only the first rank has; all are told what it found."""
+
+    def __init__(self, ranks: Ranks, tester: Tester | None) -> None:
+        self._ranks, self._tester = ranks, tester
+        self.best: tuple[float, float] | None = None
+        self.num_done = 0
+        self.num_episodes = 0
+
+    def test(self, broadcast: Broadcast) -> Verdict:
+        def verdict() -> Verdict:
+            assert self._tester is not None
+            return self._tester.test(broadcast)
+
+        found = Verdict(*self._ranks.from_first(verdict))
+        self._look()
+        return found
+
+    def _look(self) -> None:
+        if self._tester is not None:
+            self.best, self.num_done = self._tester.best, self._tester.num_done
+            self.num_episodes = self._tester.num_episodes
+
+    def state_dict(self) -> Tree:
+        return {} if self._tester is None else self._tester.state_dict()
+
+    def load_state_dict(self, state: Tree) -> None:
+        if self._tester is not None:
+            self._tester.load_state_dict(state)
+            self._look()
+
+    def close(self) -> None:
+        if self._tester is not None:
+            self._tester.close()

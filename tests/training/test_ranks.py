@@ -1,0 +1,140 @@
+"""Several learner processes give the bits of one, and outlive nobody whom they need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from etude.app import recipes
+from etude.app.build import check_ranks
+from etude.app.plan import make_plan
+from etude.app.recipes import Recipe
+from etude.app.run import Run
+from etude.core.errors import UsageError
+from etude.core.ranks import ALONE
+from etude.core.trees import leaves
+from etude.experience.segments import SegmentBuffer
+from etude.runs import manifest
+from etude.training.distributed import Distributed
+from etude.training.messages import decode, encode
+from run_hash import run_hash
+from toys import ToyEnv, changed, tiny_motions, tiny_reach, toy_buffer
+
+TESTS = Path(__file__).parents[1]
+
+
+def script(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(TESTS / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_sums_are_taken_in_shard_order(size: int) -> None:
+    script("rank_sums.py", str(size))
+
+
+def shared_run(recipe: Recipe, folder: Path, kills: int, seed: int) -> list[dict[str, Any]]:
+    """Runs of a recipe on 1, 2 and 4 ranks, and one whose ranks are killed: all the same."""
+    (folder / "recipe.yaml").write_text(recipes.dump(recipe))
+    told = script("rank_driver.py", str(folder / "recipe.yaml"), str(folder), str(kills), str(seed))
+    result = json.loads(told)
+    one, *others = map(Path, result["runs"])
+    expected, whole = run_hash(one), Run(one)
+    assert len(others) >= 2 + (kills > 0)
+    for other in others:
+        assert run_hash(other) == expected
+        assert Run(other).fingerprint() == whole.fingerprint()
+        assert Run(other).summary() == whole.summary()
+    for hit in result["hits"]:
+        left = [code for rank, code in enumerate(hit["codes"]) if rank != hit["rank"]]
+        assert left == [1] * (hit["ranks"] - 1), hit  # not 0, not killed: they said why
+    return list(result["hits"])
+
+
+def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
+    """An LSTM, collection ahead, and a curriculum that goes by evaluations on the first rank."""
+    recipe = tiny_motions(1, learner={"shards": 4})
+    hits = shared_run(recipe, tmp_path, kills=1, seed=1)
+    assert len(hits) == 1
+    ranks = Run(tmp_path / "ranks-4")
+    assert ranks.folder.manifest()["learner"] == {"ranks": 4}
+    assert "4 ranks share 4 learner shards: 0 on rank 0" in (ranks.path / "plan.txt").read_text()
+    assert not list((ranks.path / "failures").iterdir())
+    lone = Run(tmp_path / "ranks-1").folder.manifest()
+    assert manifest.differences(lone, ranks.folder.manifest()) == []
+
+
+def test_an_mlp_without_collection_ahead_too(tmp_path: Path) -> None:
+    shared_run(tiny_reach(4, learner={"shards": 4}), tmp_path, kills=0, seed=0)
+
+
+@pytest.mark.slow
+def test_priorities_and_vtrace_too(tmp_path: Path) -> None:
+    recipe = changed(recipes.find("reach-at-scale-short"), learner={"shards": 4})
+    shared_run(recipe, tmp_path, kills=3, seed=2)
+
+
+def test_ranks_that_do_not_divide_the_shards_are_refused() -> None:
+    recipe = tiny_reach(2, learner={"shards": 4})
+    for size in (1, 2, 4):
+        check_ranks(recipe, size)
+    with pytest.raises(UsageError, match=r"3 ranks cannot share .* start 1, 2 or 4 of"):
+        check_ranks(recipe, 3)
+    with pytest.raises(UsageError, match=r"2 ranks cannot share learner\.shards 1 evenly: start 1"):
+        make_plan(tiny_reach(2), ranks=2)
+    with pytest.raises(UsageError, match="sac learns in one process"):
+        check_ranks(changed(recipes.find("sac"), learner={"shards": 2}), 2)
+    with pytest.raises(UsageError, match=r"use --collector\.kind local"):
+        check_ranks(changed(recipe, collector={"kind": "ray"}), 2)
+
+
+def test_a_fast_sum_is_not_called_exact() -> None:
+    assert make_plan(tiny_reach(2)).exactness["exact"]
+    fast = make_plan(tiny_reach(2, learner={"reduce": "fast", "shards": 2}), ranks=2)
+    assert not fast.exactness["exact"]
+    assert any("gives other bits" in note for note in fast.notes)
+
+
+def test_ranks_have_shards_in_a_row() -> None:
+    assert [list(Distributed(r, 2).part(4)) for r in range(2)] == [[0, 1], [2, 3]]
+    assert list(ALONE.part(3)) == [0, 1, 2]
+
+
+def test_rows_of_a_rank_are_aligned_as_in_a_whole_buffer() -> None:
+    """Kernels may round by alignment."""
+    whole = toy_buffer(ToyEnv(1).spec, rows=240, steps=3)
+    for rows in (slice(0, 80), slice(80, 160), slice(160, 240)):
+        own = SegmentBuffer(whole.spec, range(rows.start, rows.stop))
+        assert own.spec.rows <= 80 + 63
+        for name in ("actions", "rewards", "terminated", "log_probs"):
+            mine, all_of = getattr(own.part(rows), name), getattr(whole.part(rows), name)
+            assert mine.shape == all_of.shape
+            assert mine.ctypes.data % 64 == all_of.ctypes.data % 64
+
+
+def test_messages_arrive_as_they_were_sent() -> None:
+    sent = {
+        "a/b": [1, 2.5, float("inf"), None, True, "text", {}],
+        "array": {"dict": np.arange(3), "empty": np.zeros((0, 2), np.float32)},
+        "scalar": np.float64(0.1),
+        "nested": [{"tensor": torch.arange(4, dtype=torch.float16)}, np.array(True), []],
+    }
+    there = decode(encode(sent))
+    assert there["a/b"] == sent["a/b"]
+    assert there["scalar"] == 0.1
+    for name, array in leaves(sent["array"]):
+        assert there["array"][name].dtype == array.dtype
+        assert np.array_equal(there["array"][name], array)
+    assert torch.equal(there["nested"][0]["tensor"], sent["nested"][0]["tensor"])
+    assert there["nested"][1].dtype == np.bool_
+    assert there["nested"][1].shape == ()
+    assert decode(encode((1, (2,)))) == [1, [2]]
