@@ -19,9 +19,11 @@ from etude.logs.tensorboard import TensorBoardLog
 from etude.logs.wandb import WandbLog
 from etude.metrics.health import Health
 from etude.training.callbacks import Callback, Context
-from etude.training.progress import DashboardCallback
+from etude.training.progress import DashboardCallback, LossLines
 
 Say = Callable[[str], None]
+LOSS_BATCHES = 100
+"""Batches of one line, where lines are wanted of batches."""
 
 
 class LogsConfig(Config):
@@ -36,6 +38,11 @@ class LogsConfig(Config):
     console: Literal["auto", "dashboard", "table", "none"] = Field(
         "auto",
         description="What commands show; auto is a dashboard in a terminal, a table in a pipe.",
+    )
+    losses: Literal["cycle", "iteration", "batches"] = Field(
+        "cycle",
+        description="What a learned reward's loss is shown for: log rows, iterations too, or "
+        "every 100 batches too.",
     )
 
 
@@ -71,6 +78,9 @@ def open_logs(
             _add_dashboard(out, screen, recipe["name"], folder, Health(iterations))
         else:
             screen = [ConsoleTable(judge=Health(iterations))]
+        if config.losses != "cycle":
+            every = LOSS_BATCHES if config.losses == "batches" else None
+            out.callbacks.append(LossLines(out.say, every))
     if config.tensorboard:
         out.logs.append(TensorBoardLog(folder / "tensorboard"))
     if config.wandb:

@@ -7,6 +7,7 @@ from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.algorithms.td3 import TD3Config
+from etude.app.logs import LogsConfig
 from etude.app.recipe import Recipe
 from etude.core.clock import ClockConfig
 from etude.envs.gym import GymConfig
@@ -111,6 +112,7 @@ def reward_only() -> Recipe:
         clock=ClockConfig(epochs=10, cycles=100, iterations=100),
         evaluation=EvaluationConfig(every="10 cycles", final_episodes=0),
         checkpoint=CheckpointConfig(every="1 cycle"),
+        logs=LogsConfig(losses="iteration"),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from statistics import fmean
 from typing import Protocol
 
 from etude.core.clock import Clock
@@ -33,3 +35,32 @@ class DashboardCallback(Callback):
 
     def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
         self._display.iteration()
+
+
+class LossLines(Callback):
+    """Says what a learned reward's loss was, on average, in every iteration.
+
+    With `every`, also in every so many batches of the run.
+    """
+
+    def __init__(self, say: Callable[[str], None], every: int | None = None) -> None:
+        self._say, self._every = say, every
+        self._iteration: list[float] = []
+        self._recent: list[float] = []
+
+    def batch_end(self, context: Context, metrics: BatchMetrics) -> None:
+        if "train/R_loss" not in metrics.values:
+            return
+        self._iteration.append(metrics.values["train/R_loss"])
+        self._recent.append(metrics.values["train/R_loss"])
+        batch = context.clock.now.updates + len(self._iteration)
+        if self._every and batch % self._every == 0:
+            self._say(f"    batch {batch:,}: R loss {fmean(self._recent):.4g}")
+            self._recent = []
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        if self._iteration:
+            count, mean = len(self._iteration), fmean(self._iteration)
+            number = context.clock.now.iterations
+            self._say(f"  iteration {number:,}: R loss {mean:.4g}, mean of {count:,} batches")
+        self._iteration = []
