@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ import torch
 from etude.app import recipes
 from etude.app.build import check_ranks
 from etude.app.plan import make_plan
-from etude.app.recipes import Recipe
 from etude.app.run import Run, train
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
@@ -27,41 +24,15 @@ from etude.experience.segments import SegmentBuffer
 from etude.runs import manifest
 from etude.training.distributed import Distributed
 from etude.training.messages import decode, encode
+from rank_runs import script, shared_run
 from run_hash import run_hash
 from sockets import descendants, listening
 from toys import ToyEnv, changed, tiny_motions, tiny_reach, toy_buffer
-
-TESTS = Path(__file__).parents[1]
-
-
-def script(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(TESTS / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_sums_are_taken_in_shard_order(size: int) -> None:
     script("rank_sums.py", str(size))
-
-
-def shared_run(recipe: Recipe, folder: Path, kills: int, seed: int) -> list[dict[str, Any]]:
-    """Runs of a recipe on 1, 2 and 4 ranks, and one whose ranks are killed: all the same."""
-    (folder / "recipe.yaml").write_text(recipes.dump(recipe))
-    told = script("rank_driver.py", str(folder / "recipe.yaml"), str(folder), str(kills), str(seed))
-    result = json.loads(told)
-    one, *others = map(Path, result["runs"])
-    expected, whole = run_hash(one), Run(one)
-    assert len(others) >= 2 + (kills > 0)
-    for other in others:
-        assert run_hash(other) == expected
-        assert Run(other).fingerprint() == whole.fingerprint()
-        assert Run(other).summary() == whole.summary()
-    for hit in result["hits"]:
-        left = [code for rank, code in enumerate(hit["codes"]) if rank != hit["rank"]]
-        assert left == [1] * (hit["ranks"] - 1), hit  # not 0, not killed: they said why
-    return list(result["hits"])
 
 
 def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
