@@ -24,6 +24,7 @@ from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
+from rank_runs import shared_run
 from run_hash import run_hash
 from toys import changed
 
@@ -141,3 +142,7 @@ def test_style_alone_teaches_a_point_the_speed_of_the_reference(tmp_path: Path) 
     rows = train(recipe, tmp_path / "run").rows()
     assert abs(rows[0]["rollout/speed"]) < 0.25
     assert rows[-1]["eval/speed"] == pytest.approx(glide.SPEED, abs=0.06)
+
+
+def test_ranks_that_share_a_discriminator_change_nothing(tmp_path: Path) -> None:
+    shared_run(styled(4, learner={"shards": 4}), tmp_path, kills=0, seed=0)

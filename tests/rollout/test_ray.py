@@ -33,6 +33,7 @@ from etude.rollout.ray import RayFleet, check_address, find_address
 from etude.rollout.schedule import Schedule
 from etude.training.callbacks import Callback, Context
 from run_hash import run_hash
+from sockets import descendants, listening
 from toys import IndividualEnv, ToyEnv, changed, toy_buffer, toy_policy
 
 LSTM = changed(recipes.find("reach-at-scale-short"), clock={"total_timesteps": 8 * 2_048})
@@ -250,40 +251,6 @@ def test_an_open_cluster_is_refused_before_a_folder_is_made(
     with pytest.raises(UsageError, match="open to whoever can reach it"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def descendants(pid: int) -> set[int]:
-    """A process and all that it started, and they in turn."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def listening(pids: set[int]) -> dict[str, set[str]]:
-    """{"loopback": addresses, "beyond": addresses} that processes listen on."""
-    inodes = set()
-    for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
-            except OSError:
-                continue
-    found: dict[str, set[str]] = {"loopback": set(), "beyond": set()}
-    home = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == state and columns[9] in inodes:
-                where = "loopback" if columns[1].partition(":")[0] in home else "beyond"
-                found[where].add(f"{table} {columns[1]}")
-    return found
 
 
 def test_nothing_listens_beyond_loopback_while_a_cluster_of_its_own_trains(

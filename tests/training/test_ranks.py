@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,7 @@ import torch
 from etude.app import recipes
 from etude.app.build import check_ranks
 from etude.app.plan import make_plan
-from etude.app.recipes import Recipe
-from etude.app.run import Run
+from etude.app.run import Run, train
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
 from etude.core.trees import leaves
@@ -24,40 +24,15 @@ from etude.experience.segments import SegmentBuffer
 from etude.runs import manifest
 from etude.training.distributed import Distributed
 from etude.training.messages import decode, encode
+from rank_runs import script, shared_run
 from run_hash import run_hash
+from sockets import descendants, listening
 from toys import ToyEnv, changed, tiny_motions, tiny_reach, toy_buffer
-
-TESTS = Path(__file__).parents[1]
-
-
-def script(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(TESTS / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_sums_are_taken_in_shard_order(size: int) -> None:
     script("rank_sums.py", str(size))
-
-
-def shared_run(recipe: Recipe, folder: Path, kills: int, seed: int) -> list[dict[str, Any]]:
-    """Runs of a recipe on 1, 2 and 4 ranks, and one whose ranks are killed: all the same."""
-    (folder / "recipe.yaml").write_text(recipes.dump(recipe))
-    told = script("rank_driver.py", str(folder / "recipe.yaml"), str(folder), str(kills), str(seed))
-    result = json.loads(told)
-    one, *others = map(Path, result["runs"])
-    expected, whole = run_hash(one), Run(one)
-    assert len(others) >= 2 + (kills > 0)
-    for other in others:
-        assert run_hash(other) == expected
-        assert Run(other).fingerprint() == whole.fingerprint()
-        assert Run(other).summary() == whole.summary()
-    for hit in result["hits"]:
-        left = [code for rank, code in enumerate(hit["codes"]) if rank != hit["rank"]]
-        assert left == [1] * (hit["ranks"] - 1), hit  # not 0, not killed: they said why
-    return list(result["hits"])
 
 
 def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
@@ -81,6 +56,59 @@ def test_an_mlp_without_collection_ahead_too(tmp_path: Path) -> None:
 def test_priorities_and_vtrace_too(tmp_path: Path) -> None:
     recipe = changed(recipes.find("reach-at-scale-short"), learner={"shards": 4})
     shared_run(recipe, tmp_path, kills=3, seed=2)
+
+
+TORCHRUN = ["--nproc-per-node", "2", "--max-restarts", "1", "--local-addr", "127.0.0.1"]
+
+
+def rank_of(pid: int) -> str | None:
+    """The rank that a process was started as."""
+    try:
+        settings = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        return None
+    return next((text.removeprefix("RANK=") for text in settings if text.startswith("RANK=")), None)
+
+
+def test_torchrun_starts_a_killed_rank_again_and_nothing_listens_beyond_loopback(
+    tmp_path: Path,
+) -> None:
+    """The command as a person types it, with torchrun's own meeting point in a file."""
+    recipe = tiny_motions(learner={"shards": 2}, evaluation={"final_episodes": 0})
+    (tmp_path / "recipe.yaml").write_text(recipes.dump(recipe))
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", str(tmp_path / "meet")]
+    meet += ["--rdzv-conf", "store_type=file", "--rdzv-id", "one"]
+    run = tmp_path / "run"
+    command = ["-m", "etude", "train", str(tmp_path / "recipe.yaml"), "--folder", str(run)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *TORCHRUN, *meet, *command],
+        env=os.environ
+        | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    looks, killed = 0, False
+    try:
+        while process.poll() is None:
+            mine = descendants(process.pid)
+            sockets = listening(mine)
+            assert sockets["beyond"] == set()
+            looks += len(sockets["loopback"]) >= 3  # where they meet, and both ranks
+            second = [pid for pid in mine if rank_of(pid) == "1"]
+            if not killed and second and list(run.glob("checkpoints/0*")):
+                os.kill(second[0], signal.SIGKILL)
+                killed = True
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        out, _ = process.communicate()
+    assert process.returncode == 0, out
+    assert killed
+    assert looks >= 3, out
+    assert out.count("2 ranks share 2 learner shards: 0 on rank 0, 1 on rank 1.") == 2
+    assert out.count("Done in ") == 1
+    assert run_hash(run) == run_hash(train(recipe, tmp_path / "alone").path)
 
 
 def test_ranks_that_do_not_divide_the_shards_are_refused() -> None:
