@@ -141,6 +141,7 @@ def test_csv_has_a_line_for_every_episode() -> None:
 def test_what_is_imitated_is_shown_beside_the_policy(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("imageio_ffmpeg")
     pose = np.linspace(0.2, 0.8, 7)
 
     def reference_pose(task: Reach, row: int, step: int) -> Array:

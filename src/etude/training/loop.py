@@ -63,10 +63,10 @@ class Loop:
             self._agree()
             self.board.record(self.curriculum.turn(self.clock))
             self._log(context)
-            stopping = self._agree()
             with self.stopwatch.phase("save"):
-                self.saver.save_if_due(self.clock, urgent=stopping)
-            if stopping and not self.clock.finished:
+                saved = self.saver.save_if_due(self.clock, urgent=self._agree())
+            # A signal that came too late for this boundary is met at the next, where it is saved.
+            if saved and self._agree() and not self.clock.finished:
                 return False
         for callback in self.callbacks:
             callback.run_end(context)

@@ -65,19 +65,24 @@ class Saver:
         """The policy at this boundary is the best so far: keep it."""
         self._best, self._best_is_new = step_of(clock), True
 
-    def save_if_due(self, clock: Clock, urgent: bool = False) -> None:
-        """Save if the clock, the wall clock, the run's end or an urgent stop asks for it."""
+    def save_if_due(self, clock: Clock, urgent: bool = False) -> bool:
+        """Save if the clock, the wall clock, the run's end or an urgent stop asks for it.
+
+        Whether it was: a run that ends here can then be resumed from here.
+        """
         late = self._config.seconds is not None and self._ranks.from_first(self._is_late)
         due = clock.finished or clock.is_due(self._every)
         # Saves that no schedule asked for are not counted: the count is state, and a run that
         # was stopped must end as one that was not.
         self.num_saved += due
-        if urgent or late or due:
+        wanted = urgent or late or due
+        if wanted:
             self._save(clock)
         elif self._best_is_new and self._ranks.is_first:
             folder, policy = self._folder.checkpoints, self._algorithm.policy_parts()
             checkpoint.save(folder, step_of(clock), policy, training=None)
         self._mark_best()
+        return wanted
 
     def _is_late(self) -> bool:
         return time.monotonic() - self._last_save >= (self._config.seconds or 0.0)
