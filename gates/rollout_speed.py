@@ -127,14 +127,15 @@ def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
     folder = RunFolder.create(scratch / "run", "", "", {}, {})
     parts = build(recipe, folder)
     loop, collector = parts.loop, recipe.collector
-    env = loop.collector._groups[0].env
+    own = loop.collector._own
+    env = own._groups[0].env
     number, weights = itertools.count(), loop.algorithm.broadcast(loop.clock)
 
     def collect() -> None:
         loop.collector.collect(weights, next(number))
 
     collect()
-    states = record(loop.collector, collect)
+    states = record(own, collect)
     threads = {collector.threads * collector.engine_threads, os.cpu_count() or 1}
     rivals = [Bare(env.simulation.model, states, many) for many in sorted(threads)]
     ours, spent = [], []

@@ -16,7 +16,7 @@ from etude.core.trees import Tree
 from etude.envs import imitation_features as features
 from etude.envs.episodic import EnvBase
 from etude.envs.humanoid import CONTROL_RATE, Physics, humanoid, substeps
-from etude.envs.imitation_tables import aims, join, phases, split
+from etude.envs.imitation_tables import aims, join, phases, single, split
 from etude.envs.imitation_terms import ErrorMeter, ImitationView, empty_view, imitation_terms
 from etude.envs.mujoco_batch import MujocoTask, Simulation
 from etude.envs.shot import Shot
@@ -157,7 +157,8 @@ class Imitation(MujocoTask[ImitationView]):
         self._bind(simulation)
         frames = self.library.frames
         self._ball_aims, self._hinge_aims = aims(frames, config.lead)
-        # One table for what is looked up together: a lookup costs as much as what it copies.
+        # One table for what is looked up together, in single precision, which is a micrometre
+        # here: a lookup costs as much as what it copies.
         self._bodies = join(frames.position, frames.quaternion, frames.velocity, frames.spin)
         self._figures = join(*frames.figure)
         self._phases = phases(self.library)
@@ -251,7 +252,7 @@ class Imitation(MujocoTask[ImitationView]):
 
     def _act(self, actions: Array) -> None:
         np.divide(np.einsum("ij,ij->i", actions, actions), NUM_ACTIONS, out=self.view.effort)
-        turns = actions.astype(np.float64) * self._config.reach
+        turns = actions * np.float32(self._config.reach)
         balls = rot.exp(turns[:, : 3 * len(BALLS)].reshape(self.num_rows, -1, 3))
         hinges = turns[:, 3 * len(BALLS) :]
         if self._config.control == "residual":
@@ -259,44 +260,47 @@ class Imitation(MujocoTask[ImitationView]):
             balls = rot.multiply(self._ball_aims[rows], balls)
             hinges = hinges + self._hinge_aims[rows]
         told = np.concatenate([balls.reshape(self.num_rows, -1), hinges], axis=1)
-        np.take(told, self._control_order, axis=1, out=self._control)
+        self._control[...] = told[:, self._control_order]
 
     def _rows_at(self, ahead: int | Array) -> Array:
         """[rows] where the library has the frames so many steps from now."""
         return self.library.rows(self._motion, self._start + self._elapsed + ahead)
 
     def _measure(self) -> None:
-        view, now = self.view, Figure(self._pose, self._speed, self._position)
-        position, *others = split(self._bodies[self._rows_at(0)], _BODY_SHAPES)
-        self._compare(position, *others)
+        view, rows = self.view, self._rows_at(0)
+        now = Figure(*map(single, (self._pose, self._speed, self._position)))
+        self._compare(now.position, *split(self._bodies[rows], _BODY_SHAPES))
         np.divide(self._elapsed, self._limits, out=view.progress)
-        view.height[:] = now.pose[:, 2]
-        begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
-        view.travelled[:] = np.linalg.norm(now.pose[:, :2] - begun[:, :2], axis=1)
+        view.height[:] = self._pose[:, 2]
         view.ended[:] = False
         for ends in self._terms.terminations.values():
             np.logical_or(view.ended, ends(view), out=view.ended)
         if self._meter is not None:
-            self._meter.add(now.position, position, self._elapsed)
+            self._meter.add(self._position, self.library.frames.position[rows], self._elapsed)
+            begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
+            view.travelled[:] = np.linalg.norm(self._pose[:, :2] - begun[:, :2], axis=1)
         if self._style is not None:
             self._style[:, :-1] = self._style[:, 1:]
             self._style[:, -1] = features.style(now)
         self._see(now)
 
-    def _compare(self, position: Array, quaternion: Array, velocity: Array, spin: Array) -> None:
-        """The figures against the bodies of their references, [rows, 15, ...] each."""
-        view, own_spin = self.view, self._twist[:, :, :3]
-        away = self._position - position
+    def _compare(
+        self, own: Array, position: Array, quaternion: Array, velocity: Array, spin: Array
+    ) -> None:
+        """Bodies of the figures against those of their references, [rows, 15, ...] each."""
+        view, twist = self.view, single(self._twist)
+        own_spin = twist[:, :, :3]
+        away = own - position
         squares = np.einsum("ijk,ijk->ij", away, away)
         np.divide(np.add.reduce(squares, axis=1), NUM_BODIES, out=view.position_error)
         distances = np.sqrt(squares, out=squares)
         np.divide(np.add.reduce(distances, axis=1), NUM_BODIES, out=view.mean_distance)
         np.maximum.reduce(distances, axis=1, out=view.largest_distance)
-        angles = rot.angle_between(self._quaternion, quaternion)
+        angles = rot.angle_between(single(self._quaternion), quaternion)
         np.divide(np.einsum("ij,ij->i", angles, angles), NUM_BODIES, out=view.turn_error)
         # MuJoCo gives the velocity at the figure's centre of mass, as if it were part of a body.
-        faster = rot.cross(own_spin, self._position - self._center)
-        faster += self._twist[:, :, 3:]
+        faster = rot.cross(own_spin, own - single(self._center))
+        faster += twist[:, :, 3:]
         faster -= velocity
         turning = own_spin - spin
         for change, out in ((faster, view.velocity_error), (turning, view.spin_error)):

@@ -28,7 +28,7 @@ def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:
     phase: [n, 2]. Without moments ahead there is no phase either: nothing tells of the reference.
     """
     rows, root = len(out), now.pose[:, 3:7]
-    vectors = np.empty((rows, _OWN_VECTORS + _AHEAD_VECTORS * len(ahead), 3))
+    vectors = np.empty((rows, _OWN_VECTORS + _AHEAD_VECTORS * len(ahead), 3), np.float32)
     vectors[:, :2] = rot.two_axes(root).reshape(rows, 2, 3)
     vectors[:, 2] = now.speed[:, :3]
     np.subtract(now.position[:, 1:], now.position[:, :1], out=vectors[:, 3:_OWN_VECTORS])
@@ -68,7 +68,7 @@ _ROTATION_COLUMNS = np.concatenate([BALL_COLUMNS, [[3, 4, 5, 6]]])
 def style(now: Figure) -> Array:
     """[n, NUM_STYLE] float32: a moment of motion, wherever it is and whichever way it faces."""
     rows, root = len(now.pose), now.pose[:, 3:7]
-    vectors = np.empty((rows, 4 + len(ENDS), 3))
+    vectors = np.empty((rows, 4 + len(ENDS), 3), np.float32)
     vectors[:, :2] = rot.two_axes(root).reshape(rows, 2, 3)
     vectors[:, 2] = now.speed[:, :3]
     vectors[:, 3] = rot.rotate(root, now.speed[:, 3:6])

@@ -18,9 +18,14 @@ from etude.motion.skeleton import (
 )
 
 
+def single(array: Array) -> Array:
+    """The same in single precision, contiguous."""
+    return np.ascontiguousarray(array, np.float32)
+
+
 def join(*arrays: Array) -> Array:
-    """[n, ...] each as the columns of one array."""
-    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+    """[n, ...] each as the columns of one float32 array."""
+    return single(np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1))
 
 
 def split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
@@ -34,7 +39,7 @@ def split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 
 def phases(known: MotionLibrary) -> Array:
-    """[total, 2]: sine and cosine of how far along each frame is.
+    """[total, 2] float32: sine and cosine of how far along each frame is.
 
     A circle for loops; for other clips half of one, so that end and start differ.
     """
@@ -43,11 +48,11 @@ def phases(known: MotionLibrary) -> Array:
         for count, cycle, loops in zip(known.counts, known.cycles, known.loops, strict=True)
     ]
     angle = np.concatenate(angles)
-    return np.stack([np.sin(angle), np.cos(angle)], axis=1)
+    return single(np.stack([np.sin(angle), np.cos(angle)], axis=1))
 
 
 def aims(frames: Frames, lead: float) -> tuple[Array, Array]:
-    """What servos are told to follow the clip: [total, 8, 4] and [total, 4].
+    """What servos are told to follow the clip: [total, 8, 4] and [total, 4], float32.
 
     A servo pulls to its target and brakes all speed; sent ahead by damping / stiffness times the
     clip's speed, it brakes only what differs from that speed.
@@ -55,4 +60,4 @@ def aims(frames: Frames, lead: float) -> tuple[Array, Array]:
     ahead = rot.exp(lead * frames.speed[:, BALL_SPEED_COLUMNS])
     balls = rot.multiply(frames.pose[:, BALL_COLUMNS], ahead)
     hinges = frames.pose[:, HINGE_COLUMNS] + lead * frames.speed[:, HINGE_SPEED_COLUMNS]
-    return balls, hinges
+    return single(balls), single(hinges)
