@@ -157,6 +157,31 @@ def test_errors_are_those_of_the_episode() -> None:
     np.testing.assert_array_equal(played["is_success"], 1)
 
 
+@pytest.mark.parametrize(
+    ("late", "far", "once", "once_25"),
+    [(1, 0.6, 1, 1), (0, 0.6, 0, 0), (-5, 0.3, 1, 0), (1, 0.3, 1, 1)],
+)
+def test_once_through_is_told_however_long_a_clip_loops(
+    late: int, far: float, once: int, once_25: int
+) -> None:
+    config = ImitationConfig(clips=("walk",), evaluation_steps=60).for_evaluation()
+    env = Imitation(config, 1)
+    keep_on_reference(env)
+    measure, strays = env._measure, int(env.library.cycles[0]) + late
+
+    def aside() -> None:
+        env.library.frames.pose[:, 1] += far * (env._elapsed[0] == strays)
+        measure()
+
+    env._measure = aside  # type: ignore[method-assign]
+    env.reset(KEY)
+    result = env.step(still(env))
+    while not result.final_rows.size:
+        result = env.step(still(env))
+    assert result.episodes["is_success"] == (far < 0.5)
+    assert (result.episodes["once"], result.episodes["once_25"]) == (once, once_25)
+
+
 def test_motions_are_drawn_by_weight() -> None:
     env = make(600, max_episode_steps=1, terminate_at=None)
     for weights, chances in (

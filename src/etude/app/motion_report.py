@@ -18,11 +18,13 @@ ALL, SUCCESSES = "all", "successes only"
 _TITLES = {
     "is_success": "success",
     "success_25": "at .25 m",
+    "once": "once",
+    "once_25": "at .25 m",
     **dict.fromkeys(ERRORS, ""),
     "progress": "progress",
 }
 """Statistics of the table in its order, by what they are called there; "" for their own name."""
-_RATES = ("is_success", "success_25", "progress")
+_RATES = ("is_success", "success_25", "once", "once_25", "progress")
 
 
 class MotionReport:

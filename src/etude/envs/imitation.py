@@ -276,8 +276,10 @@ class Imitation(MujocoTask[ImitationView]):
         for ends in self._terms.terminations.values():
             np.logical_or(view.ended, ends(view), out=view.ended)
         if self._meter is not None:
-            self._meter.add(self._position, self.library.frames.position[rows], self._elapsed)
-            begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
+            known = self.library
+            cycles = np.minimum(known.cycles[self._motion], self._limits)
+            self._meter.add(self._position, known.frames.position[rows], self._elapsed, cycles)
+            begun = known.frames.pose[self._rows_at(-self._elapsed)]
             view.travelled[:] = np.linalg.norm(self._pose[:, :2] - begun[:, :2], axis=1)
         if self._style is not None:
             self._style[:, :-1] = self._style[:, 1:]

@@ -48,6 +48,10 @@ class ImitationView:
     """[5, rows] mm: means over the episode so far of `ERRORS`."""
     worst: Array
     """m: the largest mean distance so far in the episode."""
+    first_worst: Array
+    """m: likewise, up to when the clip first came to its end."""
+    once: Array
+    """bool: it has come to its end once."""
 
 
 def empty_view(rows: int) -> ImitationView:
@@ -71,6 +75,8 @@ def empty_view(rows: int) -> ImitationView:
         ended=np.zeros(rows, np.bool_),
         errors=np.zeros((len(ERRORS), rows)),
         worst=numbers(),
+        first_worst=numbers(),
+        once=np.zeros(rows, np.bool_),
     )
 
 
@@ -125,6 +131,8 @@ def imitation_terms(
         statistics |= {name: _error(index) for index, name in enumerate(ERRORS)}
         statistics["travelled"] = lambda view: view.travelled
         statistics["success_25"] = lambda view: ~view.ended & (view.worst <= STRICT)
+        statistics["once"] = lambda view: view.once
+        statistics["once_25"] = lambda view: view.once & (view.first_worst <= STRICT)
     return Terms(
         observations={},
         rewards={
@@ -155,12 +163,16 @@ class ErrorMeter:
         """Rows [k] start with bodies [k, bodies, 3]."""
         self._sums[rows] = 0.0
         self._view.errors[:, rows] = 0.0
-        self._view.worst[rows] = 0.0
+        self._view.worst[rows] = self._view.first_worst[rows] = 0.0
         self._last[rows, :, 0] = figure[:, None]
         self._last[rows, :, 1] = reference[:, None]
 
-    def add(self, figure: Array, reference: Array, steps: Array) -> None:
-        """One more frame of all rows, [rows, bodies, 3] each, steps [rows] after the start."""
+    def add(self, figure: Array, reference: Array, steps: Array, cycles: Array) -> None:
+        """One more frame of all rows, [rows, bodies, 3] each, steps [rows] after the start.
+
+        cycles: [rows] the steps after which a clip has come to its end.
+        """
+        view = self._view
         one, two = self._last[:, 0], self._last[:, 1]
         accelerates = steps >= 2
         found = (
@@ -175,12 +187,19 @@ class ErrorMeter:
         )
         self._sums += np.stack(found, axis=1)
         counts = np.maximum(steps, 1)
-        self._view.errors[:4] = self._sums[:, :4].T / counts
-        self._view.errors[4] = self._sums[:, 4] / np.maximum(counts - 1, 1)
-        np.maximum(self._view.worst, self._view.mean_distance, out=self._view.worst)
+        view.errors[:4] = self._sums[:, :4].T / counts
+        view.errors[4] = self._sums[:, 4] / np.maximum(counts - 1, 1)
+        np.maximum(view.worst, view.mean_distance, out=view.worst)
+        np.copyto(view.first_worst, view.worst, where=steps <= cycles)
+        np.copyto(view.once, (steps > cycles) | ((steps == cycles) & ~view.ended))
         self._last[:, 1] = self._last[:, 0]
         self._last[:, 0, 0], self._last[:, 0, 1] = figure, reference
 
     def memory(self) -> dict[str, Array]:
         """What decides the figures to come; live."""
-        return {"error_sums": self._sums, "last_bodies": self._last, "worst": self._view.worst}
+        return {
+            "error_sums": self._sums,
+            "last_bodies": self._last,
+            "worst": self._view.worst,
+            "first_worst": self._view.first_worst,
+        }
