@@ -93,6 +93,9 @@ class ImitationConfig(EnvBase):
         "fast", description="checked: smaller steps, another integrator, limited torques."
     )
     reward: ImitationReward = Field(ImitationReward(), description="Weights of the terms.")
+    sharpness: float = Field(
+        1.0, gt=0, description="How fast the reward falls with distances; less leads from farther."
+    )
 
     @field_validator("clips")
     @classmethod
@@ -180,7 +183,11 @@ class Imitation(MujocoTask[ImitationView]):
             simulation,
             view,
             imitation_terms(
-                config.terminate_at, config.terminate_mean, config.terminate_below, config.measure
+                config.terminate_at,
+                config.terminate_mean,
+                config.terminate_below,
+                config.sharpness,
+                config.measure,
             ),
             weights=config.reward.model_dump(),
             action=ActionSpec("box", low=(-1.0,) * NUM_ACTIONS, high=(1.0,) * NUM_ACTIONS),

@@ -80,22 +80,9 @@ def empty_view(rows: int) -> ImitationView:
     )
 
 
-def position(view: ImitationView) -> Array:
-    """1 where all bodies are in place, 0.37 where they are 10 cm off."""
-    return np.exp(-100.0 * view.position_error)
-
-
-def turn(view: ImitationView) -> Array:
-    """0.37 where all bodies are turned by 18 degrees."""
-    return np.exp(-10.0 * view.turn_error)
-
-
-def velocity(view: ImitationView) -> Array:
-    return np.exp(-0.1 * view.velocity_error)
-
-
-def spin(view: ImitationView) -> Array:
-    return np.exp(-0.1 * view.spin_error)
+def _near(error: Callable[[ImitationView], Array], rate: float) -> Callable[[ImitationView], Array]:
+    """1 without an error, 0.37 where it is 1 / rate."""
+    return lambda view: np.exp(-rate * error(view))
 
 
 def effort(view: ImitationView) -> Array:
@@ -119,9 +106,12 @@ def _error(index: int) -> Callable[[ImitationView], Array]:
 
 
 def imitation_terms(
-    far: float | None, astray: float | None, low: float | None, measure: bool
+    far: float | None, astray: float | None, low: float | None, sharpness: float, measure: bool
 ) -> Terms[ImitationView]:
-    """Terms with the terminations that have a bound, and the errors where they are measured."""
+    """Terms with the terminations that have a bound, and the errors where they are measured.
+
+    At sharpness 1 a reward has fallen to 0.37 where bodies are 10 cm off, or turned by 18 degrees.
+    """
     bounds = {"far": (_far, far), "astray": (_astray, astray), "fallen": (_fallen, low)}
     statistics: dict[str, Callable[[ImitationView], Array]] = {
         "motion": lambda view: view.motion,
@@ -136,10 +126,10 @@ def imitation_terms(
     return Terms(
         observations={},
         rewards={
-            "position": position,
-            "turn": turn,
-            "velocity": velocity,
-            "spin": spin,
+            "position": _near(lambda view: view.position_error, 100.0 * sharpness),
+            "turn": _near(lambda view: view.turn_error, 10.0 * sharpness),
+            "velocity": _near(lambda view: view.velocity_error, 0.1),
+            "spin": _near(lambda view: view.spin_error, 0.1),
             "effort": effort,
         },
         terminations={
