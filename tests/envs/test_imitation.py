@@ -232,7 +232,7 @@ def test_style_on_the_reference_is_the_references_style(window: int) -> None:
     config = ImitationConfig(clips=MANY, style_window=window, max_episode_steps=60)
     reference = style_windows(config)
     env = Imitation(config, 12)
-    assert reference.shape == (env.library.cycles.sum(), window, NUM_STYLE)
+    assert reference.shape[1:] == (window, NUM_STYLE)
     assert reference.dtype == np.float32
     keep_on_reference(env)
     seen = env.reset(KEY)["style"]
@@ -241,6 +241,20 @@ def test_style_on_the_reference_is_the_references_style(window: int) -> None:
         time = (env._start + env._elapsed) % env.library.cycles[env.view.motion]
         np.testing.assert_allclose(seen, reference[first[env.view.motion] + time], atol=1e-5)
         seen = env.step(still(env)).obs["style"]
+
+
+def test_style_between_frames_is_between_their_styles() -> None:
+    config = ImitationConfig(clips=("walk",), style_window=3, max_episode_steps=60)
+    windows = style_windows(config)
+    count = len(windows) // 5
+    on_frames, finer = windows[:count], windows[count:]
+    assert len(finer) == 4 * count
+    # Velocities are not among them: they come of finer differences.
+    placed = [*range(7), *range(13, 25)]
+    np.testing.assert_allclose(finer[::4][..., placed], on_frames[..., placed], atol=0.004)
+    halfway = (on_frames + np.roll(on_frames, -1, axis=0)) / 2
+    np.testing.assert_allclose(finer[2::4][..., placed], halfway[..., placed], atol=0.01)
+    assert np.abs(finer[2::4][..., placed] - on_frames[..., placed]).max() > 0.05
 
 
 def test_style_knows_neither_place_nor_heading() -> None:
