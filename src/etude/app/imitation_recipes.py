@@ -76,11 +76,14 @@ def amp_walk() -> Recipe:
 
 
 def amp_walk_short() -> Recipe:
-    """The same with a memory for a few seconds, saved and tested often: to kill and resume."""
+    """The same with a memory and a curriculum over two clips for a few seconds, saved and tested
+    often: to kill and resume."""
     full = amp_walk()
     return full.model_copy(
         update={
             "name": "amp-walk-short",
+            "env": full.task.model_copy(update={"clips": ("walk", "run")}),
+            "motions": MotionCurriculumConfig(enabled=True),
             "policy": PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.06),
             "collector": CollectorConfig(rows=32, group_rows=8, threads=2, lag=1),
             "algorithm": PPOConfig(
@@ -99,8 +102,8 @@ def amp_walk_short() -> Recipe:
                 replay_per_iteration=128,
             ),
             "learner": LearnerConfig(shards=2),
-            "clock": ClockConfig(total_timesteps=6_144, cycles=1, iterations=2),
-            "evaluation": EvaluationConfig(every="3 cycles", episodes=8, rows=8, group_rows=8),
+            "clock": ClockConfig(total_timesteps=6_144, cycles=2, iterations=1),
+            "evaluation": EvaluationConfig(every="1 epoch", episodes=8, rows=8, group_rows=8),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )

@@ -125,7 +125,7 @@ def _continued(clip: Clip, rate: float, frames: int) -> Frames:
 
 
 def grounded(poses: Array, rate: float) -> Array:
-    """Poses [n, 43] in a row, so many a second, lifted where they are in the floor, and smoothly so.
+    """Poses [n, 43], so many a second, lifted smoothly where they are in the floor.
 
     Lifted as a whole by its one lowest point, a clip whose toe dips 10 cm would hover by as much
     for the rest of its time. So every frame is lifted by the mean, over some frames around it, of
