@@ -231,7 +231,7 @@ def measure_head(options: argparse.Namespace, address: str, scratch: Path) -> di
     # Two equations: so many fragments and bytes each.
     amounts = [[few, fragments + snapshots], [groups, thin + snapshots]]
     fragment, byte = np.linalg.solve(amounts, [cost["large"] - order, cost["small"] - order])
-    wire = max(float(np.median(lost[1:])) - cost["large"], 0.0) / float(np.median(crossed[1:]))
+    wire = max(float(np.median(lost[1:])) - cost["large"], 0.0) / (fragments + snapshots)
     return {
         "step_bytes": fragments / (rows * STEPS),
         "row_bytes": snapshots / rows,
@@ -301,8 +301,12 @@ def check(options: argparse.Namespace, k: Constants, cores: int, address: str, a
 
 
 def carry(k: Constants) -> None:
-    """The model far beyond what was measured, for the networks assumed above."""
-    k = replace(k, wire=1 / TEN_GIGABIT, rank_wire=1 / TEN_GIGABIT, message=MESSAGE)
+    """The model far beyond what was measured, for the networks assumed above.
+
+    To the head nothing travels faster than Ray was seen to send it.
+    """
+    wire = max(k.wire, 1 / TEN_GIGABIT)
+    k = replace(k, wire=wire, rank_wire=1 / TEN_GIGABIT, message=MESSAGE)
     ways = {
         "Ray, one learner on one core": lambda n: (k, on_ray(n)),
         "Ray, a learner that is never waited for": lambda n: (
