@@ -93,12 +93,12 @@ class Timed:
         algorithm.end_iteration()
         clock.advance(0, 0)
 
-    def block(self) -> tuple[float, list[float]]:
+    def block(self, count: int) -> tuple[float, list[float]]:
         """A short run with lag 1: seconds of one iteration without lag, and of those with it."""
         clock = self.loop.clock
-        clock.continue_to(replace(clock.nest, iterations=clock.now.iterations + BLOCK))
+        clock.continue_to(replace(clock.nest, iterations=clock.now.iterations + count))
         times = [time.perf_counter()]
-        for _ in range(BLOCK):
+        for _ in range(count):
             for part in (self.collect, self.learn):
                 part()
                 times.append(time.perf_counter())
@@ -282,8 +282,9 @@ def check(options: argparse.Namespace, k: Constants, cores: int, address: str, a
     taken: dict[tuple[int, int], list[float]] = {}
     for round_number in range(options.rounds + 1):
         for actors, run in runs.items():
-            without, within = run.block()
-            if round_number:  # The first one starts the actors.
+            # The first one starts the actors.
+            without, within = run.block(BLOCK if round_number else 1)
+            if round_number:
                 taken.setdefault((0, actors), []).append(without)
                 taken.setdefault((1, actors), []).extend(within)
     for run in runs.values():
