@@ -56,18 +56,18 @@ def amp_walk() -> Recipe:
         policy=PolicyConfig(hidden=(256, 256), activation="silu", init_std=0.06),
         collector=CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=1),
         algorithm=PPOConfig(
-            rollout_steps=32,
-            minibatch_size=2048,
+            rollout_steps=16,
+            minibatch_size=1024,
             update_epochs=4,
-            learning_rate=2e-4,
-            final_learning_rate=0.2,
+            learning_rate=5e-4,
+            final_learning_rate=0.1,
             gamma=0.97,
             gae_lambda=0.95,
             bound_coef=0.1,
             max_grad_norm=1.0,
         ),
         rewards=AMPConfig(task_weight=0.0),
-        clock=ClockConfig(total_timesteps=8_388_608, cycles=8, iterations=8),
+        clock=ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
         evaluation=EvaluationConfig(
             every="1 epoch", episodes=8, rows=8, group_rows=8, final_episodes=8
         ),
