@@ -102,7 +102,7 @@ def test_an_interval_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["trian", "reach"], "There is no command 'trian'. Did you mean 'train'?"),
+        (["trian", "reach"], "There is no command 'etude trian'. Did you mean 'train'?"),
         (["train"], "Name a recipe first"),
         (["train", "reech"], "There is no recipe 'reech'; did you mean 'reach'?"),
         (["train", "nowhere.yaml"], "There is no file nowhere.yaml; check the path."),

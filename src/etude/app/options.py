@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,23 @@ from etude.core.recipe import Config
 from etude.envs.catalog import ENVS
 
 C = TypeVar("C", bound=Config)
+Verbs = dict[str, Callable[[list[str]], int | None]]
+"""What each verb of a program does with the arguments after it."""
+
+
+def run_verb(program: str, usage: str, verbs: Verbs, arguments: list[str]) -> int:
+    """Do what the first argument says; the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage, end="")
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb not in verbs:
+        near = difflib.get_close_matches(verb, verbs, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise UsageError(
+            f"There is no command '{program} {verb}'.{hint} `{program} --help` shows them."
+        )
+    return verbs[verb](rest) or 0
 
 
 def parse(verb: str, command: type[C], arguments: list[str], default: C | None = None) -> C:
