@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,12 @@ def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path
         assert told in capsys.readouterr().err
     assert main(["motion"]) == 0
     assert "etude motion show CLIP" in capsys.readouterr().out
+
+
+def test_without_pybullet_its_own_option_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pybullet_data", None)
+    for arguments in (["motion", "list"], ["motion", "show", "walk"]):
+        assert main(arguments) == 2
+        assert "name a folder of clips (--folder FOLDER)" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def facts(clip: clips.Clip) -> dict[str, Any]:
 
 def _list(arguments: list[str]) -> None:
     command = parse("motion list", ListCommand, arguments)
-    rows = [facts(clip) for clip in clips.load(("all",), command.folder)]
+    rows = [facts(clip) for clip in clips.load(("all",), command.folder, "--folder")]
     if command.json_output:
         print(json.dumps(rows, indent=2))
         return
@@ -80,7 +80,7 @@ def _list(arguments: list[str]) -> None:
 
 def _show(arguments: list[str]) -> None:
     command = parse("motion show", ShowCommand, arguments)
-    (clip,) = clips.load((command.clip,), command.folder)
+    (clip,) = clips.load((command.clip,), command.folder, "--folder")
     # OpenGL is loaded only where something is drawn.
     from etude.app import motion_view
 
