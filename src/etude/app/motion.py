@@ -11,6 +11,7 @@ import tyro
 from pydantic import Field
 
 from etude.app.options import Verbs, parse, run_verb
+from etude.core.errors import UsageError
 from etude.core.recipe import Config
 from etude.motion import clips
 
@@ -80,6 +81,8 @@ def _list(arguments: list[str]) -> None:
 
 def _show(arguments: list[str]) -> None:
     command = parse("motion show", ShowCommand, arguments)
+    if command.clip == "all":
+        raise UsageError("Clips are shown one at a time: name one that `etude motion list` has.")
     (clip,) = clips.load((command.clip,), command.folder, "--folder")
     # OpenGL is loaded only where something is drawn.
     from etude.app import motion_view
