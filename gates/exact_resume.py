@@ -24,6 +24,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import etude
+from etude.app.recipes import CATALOG, find
+from results import fingerprint
+
 PHASES = ("", "collect", "train", "test", "save")
 ITERATIONS = 1  # byte of the phase file that counts collects, up to 255
 AIMS = ("any", "save", "test")
@@ -31,9 +35,6 @@ AIMS = ("any", "save", "test")
 
 def child(recipe_name: str, folder: Path, phase_file: Path) -> None:
     """Train or resume, writing the current phase where the parent can see it."""
-    import etude
-    from etude.app.recipes import find
-
     with phase_file.open("r+b") as stream:
         shared = mmap.mmap(stream.fileno(), 16)
 
@@ -46,12 +47,6 @@ def child(recipe_name: str, folder: Path, phase_file: Path) -> None:
             etude.resume(folder, on_phase=on_phase)
         else:
             etude.train(find(recipe_name), folder, on_phase=on_phase)
-
-
-def fingerprint(folder: Path) -> str:
-    import etude
-
-    return " ".join(value[:16] for value in etude.Run(folder).fingerprint().values())
 
 
 class Chain(threading.Thread):
@@ -115,8 +110,6 @@ class Gate:
     """What all chains share."""
 
     def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
-        from etude.app.recipes import CATALOG
-
         self.options = options
         self.scratch = scratch
         short = f"{options.recipe}-short"
