@@ -28,6 +28,7 @@ gate:  ## the measured promises; takes up to an hour, on an idle machine
 	python gates/exact_resume.py --recipe pick-place --kills 100
 	python gates/exact_resume.py --recipe reach-at-scale --kills 100
 	python gates/exact_resume.py --recipe episodic --kills 100
+	python gates/exact_resume.py --recipe reward-only --kills 100
 	python gates/memory.py --iterations 2
 	python gates/scaling.py
 	python gates/train_memory.py

@@ -1,8 +1,9 @@
 """Kill a run again and again; the completed run must equal the untouched one, bit for bit.
 
-    python gates/exact_resume.py --recipe reach|recipe.yaml --kills 300
+    python gates/exact_resume.py --recipe reach|reward-only|recipe.yaml --kills 300
 
-Runs the recipe's short preset in child processes and ends them with SIGKILL: at random times
+Runs the recipe's short preset (of reward-only, one that learns from pictures the gate records) in
+child processes and ends them with SIGKILL: at random times
 after the first iteration, in the middle of saves, and in the middle of evaluations. Every chain
 of kills ends with a completed run, whose SHA-256 over weights, optimizer, normaliser, snapshots
 and metrics.jsonl (but for `time/` and `system/`) is held against the untouched run's. Prints the
@@ -24,6 +25,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import etude
+from etude.app.recipes import CATALOG, dump, find
+from etude.core.clock import ClockConfig
+from recorded import record
+from results import fingerprint
+
 PHASES = ("", "collect", "train", "test", "save")
 ITERATIONS = 1  # byte of the phase file that counts collects, up to 255
 AIMS = ("any", "save", "test")
@@ -31,9 +38,6 @@ AIMS = ("any", "save", "test")
 
 def child(recipe_name: str, folder: Path, phase_file: Path) -> None:
     """Train or resume, writing the current phase where the parent can see it."""
-    import etude
-    from etude.app.recipes import find
-
     with phase_file.open("r+b") as stream:
         shared = mmap.mmap(stream.fileno(), 16)
 
@@ -48,10 +52,25 @@ def child(recipe_name: str, folder: Path, phase_file: Path) -> None:
             etude.train(find(recipe_name), folder, on_phase=on_phase)
 
 
-def fingerprint(folder: Path) -> str:
-    import etude
-
-    return " ".join(value[:16] for value in etude.Run(folder).fingerprint().values())
+def from_pictures(scratch: Path) -> Path:
+    """A recipe that learns a reward from pictures in a few seconds, and tests and saves often."""
+    record(scratch / "data", episodes=24, image_size=32)
+    full = find("reward-only")
+    network = full.algorithm.rrd.network.model_copy(update={"reads": ("image", "proprio")})
+    learned = {
+        "dataset": str(scratch / "data"),
+        "progress": "progress",
+        "train_batches": 4,
+        "rrd": full.algorithm.rrd.model_copy(update={"network": network, "rrd_sample_size": 8}),
+    }
+    changes = {
+        "algorithm": full.algorithm.model_copy(update=learned),
+        "clock": ClockConfig(epochs=4, cycles=4, iterations=2),
+        "evaluation": full.evaluation.model_copy(update={"every": "2 cycles"}),
+    }
+    file = scratch / "recipe.yaml"
+    file.write_text(dump(full.model_copy(update=changes)))
+    return file
 
 
 class Chain(threading.Thread):
@@ -115,12 +134,12 @@ class Gate:
     """What all chains share."""
 
     def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
-        from etude.app.recipes import CATALOG
-
         self.options = options
         self.scratch = scratch
         short = f"{options.recipe}-short"
         self.recipe = short if short in CATALOG else options.recipe
+        if options.recipe == "reward-only":
+            self.recipe = str(from_pictures(scratch))
         self.hits: Counter[str] = Counter()
         self.failures: list[str] = []
         self.runs = 0

@@ -18,14 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import etude
 from etude.app import recipes
+from results import fingerprint
 
 DRIVER = Path(__file__).parents[1] / "tests" / "rank_driver.py"
-
-
-def fingerprint(run: str) -> str:
-    return " ".join(value[:16] for value in etude.Run(run).fingerprint().values())
 
 
 def judge(options: argparse.Namespace, scratch: Path) -> int:

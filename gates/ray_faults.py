@@ -27,6 +27,7 @@ from ray_nodes import actors_of, node, start  # isort: skip
 
 import etude
 from etude.app.recipes import CATALOG, Recipe, find
+from results import fingerprint
 
 DEADLINE = 3.0
 """Seconds after which a frozen actor is given up."""
@@ -77,14 +78,10 @@ def placed(recipe: Recipe, **collector: Any) -> Recipe:
     return recipe.model_copy(update={"collector": chosen})
 
 
-def fingerprint(run: etude.Run) -> str:
-    return " ".join(value[:16] for value in run.fingerprint().values())
-
-
 def judge(options: argparse.Namespace, scratch: Path) -> int:
     short = f"{options.recipe}-short"
     recipe = find(short if short in CATALOG else options.recipe)
-    reference = fingerprint(etude.train(placed(recipe, threads=1), scratch / "untouched"))
+    reference = fingerprint(etude.train(placed(recipe, threads=1), scratch / "untouched").path)
     print(f"untouched {recipe.name}: {reference}", flush=True)
     cluster, chance, failures = start(2), random.Random(options.seed), 0
     wanted, hits, runs = Counter(kill=options.kills, stop=options.stops), Counter[str](), 0
@@ -97,7 +94,7 @@ def judge(options: argparse.Namespace, scratch: Path) -> int:
         run = etude.train(placed(recipe, **ray, address=cluster.address), path)
         done = torment.end()
         hits, runs = hits + done, runs + 1
-        result = fingerprint(run)
+        result = fingerprint(run.path)
         failures += result != reference
         verdict = "equal" if result == reference else f"DIFFERENT: {result}"
         counted = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items())) or "nothing"

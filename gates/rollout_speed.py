@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
@@ -27,6 +26,7 @@ from mujoco.batch import Batch
 from etude.app.build import build
 from etude.app.recipes import Recipe, find
 from etude.app.run import RunFolder
+from etude.envs.mujoco_batch import Simulation
 from machine import report_load
 
 GOAL = 0.85
@@ -100,22 +100,22 @@ class Bare:
         self.processor.append(time.process_time() - spent)
 
 
-def record(collector: Any, collect: Callable[[], None]) -> list[np.ndarray]:
-    """Every state [rows, n] that a rollout steps, all groups side by side."""
-    recorded: list[list[np.ndarray]] = []
-    for group in collector._groups:
-        simulation, states = group.env.simulation, []
-        recorded.append(states)
+def record(collect: Callable[[], None]) -> tuple[mujoco.MjModel, int, list[np.ndarray]]:
+    """The model, its substeps and every state [rows, n] of a rollout, all groups side by side."""
+    recorded: dict[Simulation, list[np.ndarray]] = {}
+    plain, seen = Simulation.step, set()
 
-        def step(substeps: int, simulation: Any = simulation, states: Any = states) -> float:
-            states.append(simulation.state.copy())
-            return float(type(simulation).step(simulation, substeps))
+    def step(simulation: Simulation, substeps: int) -> float:
+        recorded.setdefault(simulation, []).append(simulation.state.copy())
+        seen.add(substeps)
+        return plain(simulation, substeps)
 
-        simulation.step = step
+    Simulation.step = step
     collect()
-    for group in collector._groups:
-        del group.env.simulation.step
-    return [np.concatenate(parts) for parts in zip(*recorded, strict=True)]
+    Simulation.step = plain
+    states = [np.concatenate(parts) for parts in zip(*recorded.values(), strict=True)]
+    (substeps,) = seen
+    return next(iter(recorded)).model, substeps, states
 
 
 def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
@@ -127,17 +127,15 @@ def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
     folder = RunFolder.create(scratch / "run", "", "", {}, {})
     parts = build(recipe, folder)
     loop, collector = parts.loop, recipe.collector
-    own = loop.collector._own
-    env = own._groups[0].env
     number, weights = itertools.count(), loop.algorithm.broadcast(loop.clock)
 
     def collect() -> None:
         loop.collector.collect(weights, next(number))
 
     collect()
-    states = record(own, collect)
+    model, substeps, states = record(collect)
     threads = {collector.threads * collector.engine_threads, os.cpu_count() or 1}
-    rivals = [Bare(env.simulation.model, states, many) for many in sorted(threads)]
+    rivals = [Bare(model, states, many) for many in sorted(threads)]
     ours, spent = [], []
     for rival in rivals:
         rival.bind(BOUND[recipe.task.kind])
@@ -147,7 +145,7 @@ def measure(recipe: Recipe, rounds: int, scratch: Path) -> float:
         ours.append(time.perf_counter() - begin)
         spent.append(time.process_time() - before)
         for rival in rivals:
-            rival.run(env.spec.substeps)
+            rival.run(substeps)
     parts.close()
     done = collector.rows * recipe.algorithm.rollout_steps
     best = min(rivals, key=lambda rival: float(np.median(rival.seconds[1:])))

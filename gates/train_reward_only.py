@@ -1,51 +1,68 @@
 """Reward-only at size: memory, and how well the learned reward follows the true progress.
 
     python gates/train_reward_only.py [--dataset FOLDER] [--updates 15000]
+    python gates/train_reward_only.py --reads state --updates 1000 [--loss unbiased] [--sample 4]
 
 Learns from at least 100,000 transitions of pick-and-place with 128-pixel images, successes and
 failures both, recorded first (`etude data record pick-place FOLDER --episodes 2500`, some ten
 minutes) unless a folder is given. Every return is 1 or 0. The reward reads the image and the arm's
-own joints, never the state or the progress. The real command runs in a process of its own,
-whose anonymous resident memory is read four times a second; pages of the mapped data are the
-system's, which takes them back when it needs them.
+own joints, never the progress, and never the state unless `--reads` says so; where no image is
+read, none is recorded. The real command runs in a process of its own, whose anonymous resident
+memory is read four times a second; pages of the mapped data are the system's, which takes them
+back when it needs them.
 
 Progress is judged on held-out episodes: Spearman's correlation of the running sum of the learned
-reward with progress, over all their steps together, and the mean over single episodes. Beside it
-stands what mere time gets, which any constant reward equals. Exits 1 when the first is below .8,
-anonymous memory reaches 1.5 GiB or training takes over 30 minutes; 2 when only time failed and the
-machine was busy.
+reward with progress, over all their steps together, and the mean over single episodes, also of the
+successes and of the failures alone. Beside it stands what mere time gets, which any constant
+reward equals. Exits 1 when the first is below .8, anonymous memory reaches 1.5 GiB or training
+takes over 30 minutes; 2 when only time failed and the machine was busy, or when there was less
+data than that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import torch
+
+from etude.algorithms.held_out import EpisodesOf
+from etude.algorithms.reward_model import evaluate, make_reward_only
+from etude.app.loading import policy_parts
+from etude.app.run import Run
 from etude.experience.episodes import EpisodeStore
 from machine import report_load
+from recorded import record
 
 CORRELATION, MEMORY, SECONDS = 0.8, 1.5 * 2**30, 1800.0
+TRANSITIONS = 100_000
 ITERATIONS, BATCHES = 5, 50
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, help="made by etude data record pick-place")
+    parser.add_argument("--episodes", type=int, default=2_500, help="to record without a dataset")
     parser.add_argument("--updates", type=int, default=15_000)
+    parser.add_argument("--reads", nargs="+", default=["image", "proprio"], help="or state")
     parser.add_argument("--loss", default="biased")
     parser.add_argument("--sample", type=int, default=8, help="steps of one subset")
     options = parser.parse_args()
     judged = report_load()
     with tempfile.TemporaryDirectory() as scratch:
-        data = options.dataset or record(Path(scratch) / "data")
-        describe(data)
-        seconds, memory = train(data, Path(scratch) / "run", options)
-        found = last_test(Path(scratch) / "run")
+        data, folder = options.dataset or Path(scratch) / "data", Path(scratch) / "run"
+        if options.dataset is None:
+            record(data, options.episodes, 128 if "image" in options.reads else 0)
+        enough = describe(data)
+        seconds, memory = train(data, folder, options)
+        found = last_test(folder)
+        by_outcome(folder)
     for name, value in sorted(found.items()):
         print(f"  {name:26} {value:.4g}")
     correlation = found["eval/pooled_correlation"]
@@ -55,18 +72,16 @@ def main() -> int:
         f"{found['eval/rank_correlation']:.3f} (mere time {found['eval/time_correlation']:.3f}), "
         f"anonymous memory at most {memory / 2**30:.2f} GiB (goal 1.5), {seconds:.0f} s"
     )
+    if not enough:
+        print(f"TOO LITTLE TO JUDGE: fewer than {TRANSITIONS:,} transitions.")
+        return 2
     if correlation < CORRELATION or memory >= MEMORY:
         return 1
     return 0 if seconds <= SECONDS else (1 if judged else 2)
 
 
-def record(folder: Path) -> Path:
-    command = ["data", "record", "pick-place", str(folder), "--episodes", "2500"]
-    subprocess.run([sys.executable, "-m", "etude", *command], check=True)
-    return folder
-
-
-def describe(folder: Path) -> None:
+def describe(folder: Path) -> bool:
+    """Print what the dataset holds; whether that is enough."""
     store = EpisodeStore.open(folder)
     size = sum(file.stat().st_size for file in folder.iterdir())
     good = int((store.returns > 0).sum())
@@ -75,9 +90,8 @@ def describe(folder: Path) -> None:
         f"good, {size / 2**30:.1f} GiB",
         flush=True,
     )
-    if store.num_transitions < 100_000:
-        raise SystemExit("Give a dataset of at least 100,000 transitions.")
     store.close()
+    return store.num_transitions >= TRANSITIONS
 
 
 def train(data: Path, folder: Path, options: argparse.Namespace) -> tuple[float, int]:
@@ -88,7 +102,7 @@ def train(data: Path, folder: Path, options: argparse.Namespace) -> tuple[float,
         *("--algorithm.dataset", str(data), "--algorithm.progress", "progress"),
         *("--algorithm.rrd.loss", options.loss),
         *("--algorithm.rrd.rrd-sample-size", str(options.sample)),
-        *("--algorithm.rrd.network.reads", "image", "proprio"),
+        *("--algorithm.rrd.network.reads", *options.reads),
         *("--algorithm.train-batches", str(BATCHES), "--clock.iterations", str(ITERATIONS)),
         *("--clock.cycles", str(cycles), "--clock.epochs", "1"),
         *("--evaluation.every", f"{max(cycles // 4, 1)} cycles"),
@@ -126,6 +140,22 @@ def last_test(folder: Path) -> dict[str, float]:
                 f"single episodes {tested['eval/rank_correlation']:.3f}"
             )
     return found
+
+
+def by_outcome(folder: Path) -> None:
+    """Print how well progress is followed inside successes, and inside failures."""
+    config = Run(folder).recipe.algorithm
+    store = EpisodeStore.open(Path(config.dataset), config.reads)
+    learner = make_reward_only(config, store, torch.device("cpu"), None)
+    learner.load_policy(policy_parts(folder / "checkpoints" / "latest")[0])
+    numbers, good = learner.held_out.numbers, learner.held_out.returns > 0
+    for name, chosen in (("successes", numbers[good]), ("failures", numbers[~good])):
+        found = evaluate(learner.rrd, EpisodesOf(store, chosen), config.progress)
+        print(
+            f"  inside {name}: {found.get('eval/rank_correlation', math.nan):.3f} "
+            f"(mere time {found.get('eval/time_correlation', math.nan):.3f})"
+        )
+    store.close()
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_a_damaged_store_is_named(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["inspct"], "no command 'data inspct'. Did you mean 'inspect'?"),
+        (["inspct"], "no command 'etude data inspct'. Did you mean 'inspect'?"),
         (["inspect", "nowhere.hdf5"], "no such file or folder"),
         (["import", "x.hdf5"], "Name the out first"),
         (["import", "x.hdf5", "y", "--ob", "z"], "did you mean --obs?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,19 @@ def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path
     for arguments, told in (
         (["motion", "lst"], "Did you mean 'list'"),
         (["motion", "show", "swim"], "There is no clip 'swim'; there are backflip"),
+        (["motion", "show", "all"], "one at a time: name one that `etude motion list` has."),
         (["motion", "list", "--folder", str(tmp_path / "none")], "There is no folder"),
     ):
         assert main(arguments) == 2
         assert told in capsys.readouterr().err
     assert main(["motion"]) == 0
     assert "etude motion show CLIP" in capsys.readouterr().out
+
+
+def test_without_pybullet_its_own_option_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pybullet_data", None)
+    for arguments in (["motion", "list"], ["motion", "show", "walk"]):
+        assert main(arguments) == 2
+        assert "name a folder of clips (--folder FOLDER)" in capsys.readouterr().err

@@ -215,5 +215,5 @@ def test_names_and_folders_that_do_not_exist(tmp_path: Path) -> None:
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pybullet_data", None)
-    with pytest.raises(UsageError, match=r"pip install 'etude\[mocap\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'etude\[mocap\]', .* \(--env.folder F"):
         clips.find()

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 
 from etude.algorithms.off_policy import OffPolicyConfig
-from etude.algorithms.sac import SAC
-from etude.algorithms.td3 import TD3
 from etude.app.loading import policy_parts
 from etude.app.methods import Method
 from etude.app.offline import Offline
@@ -48,24 +46,17 @@ from etude.training.stopwatch import Stopwatch
 
 METHODS: dict[str, Method] = {
     "ppo": OnPolicy(),
-    "sac": Replay(SAC, "squashed"),
-    "td3": Replay(TD3, "deterministic"),
+    "sac": Replay(),
+    "td3": Replay(),
     "reward-only": RewardOnlyMethod(),
 }
-
-
-OFFLINE: dict[str, Offline] = {
-    "sac": Offline(SAC, "squashed"),
-    "td3": Offline(TD3, "deterministic"),
-}
-"""Of those that replay, where they learn from a dataset."""
 
 
 def method_of(recipe: Recipe) -> Method:
     """How the recipe's algorithm is planned and built."""
     config = recipe.algorithm
     if isinstance(config, OffPolicyConfig) and (config.dataset or recipe.env is None):
-        return OFFLINE[config.kind]
+        return Offline()
     return METHODS[config.kind]
 
 

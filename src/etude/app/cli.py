@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,7 @@ import tyro
 from pydantic import Field, ValidationError
 
 from etude.app import doctor, evaluating, plan_view, play, recipes
-from etude.app.options import parse, spelled_out, with_env
+from etude.app.options import Verbs, parse, run_verb, spelled_out, with_env
 from etude.app.plan import make_plan
 from etude.app.recipe import Recipe
 from etude.app.run import Run, resume, silent, train
@@ -141,18 +140,8 @@ class DoctorCommand(Config):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return 0
-    verb, rest = arguments[0], arguments[1:]
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        print(f"There is no command '{verb}'.{hint} `etude --help` shows them.", file=sys.stderr)
-        return UsageError.exit_code
     try:
-        return VERBS[verb](rest) or 0
+        return run_verb("etude", USAGE, VERBS, list(sys.argv[1:] if argv is None else argv))
     except ToldElsewhere as error:
         return error.exit_code
     except EtudeError as error:
@@ -324,7 +313,7 @@ def _doctor(arguments: list[str]) -> None:
         print(doctor.render(findings, width, color=sys.stdout.isatty()), end="")
 
 
-VERBS: dict[str, Callable[[list[str]], int | None]] = {
+VERBS: Verbs = {
     "list": _list,
     "plan": _plan,
     "train": _train,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shutil
 import time
@@ -17,7 +16,7 @@ from etude.app import recipes
 from etude.app.data_import import import_dataset, is_store, validate_store
 from etude.app.data_view import bar, folder_size, render, source_facts, store_facts
 from etude.app.doctor import usable_cores
-from etude.app.options import parse
+from etude.app.options import Verbs, parse, run_verb
 from etude.core.errors import UsageError
 from etude.core.recipe import Config
 from etude.experience.datasets import Limits, ReadOptions, Summary, open_dataset, scan
@@ -104,16 +103,7 @@ class RecordCommand(Config):
 
 def data_main(arguments: list[str]) -> int:
     """Run `etude data ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return 0
-    verb, rest = arguments[0], arguments[1:]
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise UsageError(f"There is no command 'data {verb}'.{hint} `etude data` shows them.")
-    VERBS[verb](rest)
-    return 0
+    return run_verb("etude data", USAGE, VERBS, arguments)
 
 
 def _inspect(arguments: list[str]) -> None:
@@ -235,7 +225,7 @@ def _width() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-VERBS: dict[str, Callable[[list[str]], None]] = {
+VERBS: Verbs = {
     "inspect": _inspect,
     "import": _import,
     "validate": _validate,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +10,7 @@ import numpy as np
 import tyro
 from pydantic import Field
 
-from etude.app.options import parse
+from etude.app.options import Verbs, parse, run_verb
 from etude.core.errors import UsageError
 from etude.core.recipe import Config
 from etude.motion import clips
@@ -50,18 +48,7 @@ class ShowCommand(Config):
 
 def motion_main(arguments: list[str]) -> int:
     """Run `etude motion ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return 0
-    verb, rest = arguments[0], arguments[1:]
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise UsageError(
-            f"There is no command 'motion {verb}'.{hint} `etude motion --help` shows them."
-        )
-    VERBS[verb](rest)
-    return 0
+    return run_verb("etude motion", USAGE, VERBS, arguments)
 
 
 def facts(clip: clips.Clip) -> dict[str, Any]:
@@ -78,7 +65,7 @@ def facts(clip: clips.Clip) -> dict[str, Any]:
 
 def _list(arguments: list[str]) -> None:
     command = parse("motion list", ListCommand, arguments)
-    rows = [facts(clip) for clip in clips.load(("all",), command.folder)]
+    rows = [facts(clip) for clip in clips.load(("all",), command.folder, "--folder")]
     if command.json_output:
         print(json.dumps(rows, indent=2))
         return
@@ -94,7 +81,9 @@ def _list(arguments: list[str]) -> None:
 
 def _show(arguments: list[str]) -> None:
     command = parse("motion show", ShowCommand, arguments)
-    (clip,) = clips.load((command.clip,), command.folder)
+    if command.clip == "all":
+        raise UsageError("Clips are shown one at a time: name one that `etude motion list` has.")
+    (clip,) = clips.load((command.clip,), command.folder, "--folder")
     # OpenGL is loaded only where something is drawn.
     from etude.app import motion_view
 
@@ -106,4 +95,4 @@ def _show(arguments: list[str]) -> None:
     print(f"{clip.name} is in {path}")
 
 
-VERBS: dict[str, Callable[[list[str]], None]] = {"list": _list, "show": _show}
+VERBS: Verbs = {"list": _list, "show": _show}

@@ -10,15 +10,15 @@ import torch
 
 from etude.algorithms.held_out import EpisodesOf, refuse_equal_returns, split_store
 from etude.algorithms.learned import LearnedConfig
-from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.offline import judge
 from etude.algorithms.rrd import RRDConfig
-from etude.algorithms.sac import SAC
-from etude.algorithms.td3 import TD3, TD3Config
+from etude.algorithms.td3 import TD3Config
 from etude.app import collecting, from_data, replay
 from etude.app.loading import load_taught
 from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
+from etude.app.replay import config_of
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
@@ -33,11 +33,6 @@ from etude.training.evaluation import HeldOut, Tester
 
 _PROBE = 4_096
 """Steps whose actions are looked at where no environment says what they may be."""
-
-
-def _config(recipe: Recipe) -> OffPolicyConfig:
-    assert isinstance(recipe.algorithm, OffPolicyConfig)
-    return recipe.algorithm
 
 
 class Data(NamedTuple):
@@ -65,7 +60,7 @@ class Data(NamedTuple):
 
 def open_data(recipe: Recipe) -> Data:
     """The dataset, held against the environment where the recipe names one."""
-    config = _config(recipe)
+    config = config_of(recipe)
     reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *_reward_reads(recipe)}
     store = from_data.open_dataset(config, reads)
     learned, held_out = split_store(store, config.held_out)
@@ -135,14 +130,10 @@ class Offline:
 
     takes_ranks = False
 
-    def __init__(self, kind: type[SAC] | type[TD3], *policies: str) -> None:
-        self._kind = kind
-        self._policies = policies
-
     def nest(self, recipe: Recipe) -> Nest:
-        collecting.check_policy(recipe, self._policies)
+        replay.check_policy(recipe)
         from_data.refuse_collection(recipe)
-        config, shards = _config(recipe), recipe.learner.shards
+        config, shards = config_of(recipe), recipe.learner.shards
         if config.batch_size % shards:
             raise UsageError(
                 f"algorithm.batch_size {config.batch_size:,} does not divide by learner.shards "
@@ -153,7 +144,7 @@ class Offline:
         return Nest.of(recipe.clock, 0, config.train_batches)
 
     def look(self, recipe: Recipe) -> World:
-        config, data = _config(recipe), open_data(recipe)
+        config, data = config_of(recipe), open_data(recipe)
         if isinstance(recipe.rewards, RRDConfig) and not config.allow_equal_returns:
             refuse_equal_returns(data.store, config.held_out)
         with torch.device("meta"):
@@ -163,11 +154,11 @@ class Offline:
         return World(data.spec, _exactness(recipe), policy, {}, 0, tests)
 
     def sketch(self, recipe: Recipe, world: World) -> Sketch:
-        config, data, loops = _config(recipe), open_data(recipe), self.nest(recipe)
+        config, data, loops = config_of(recipe), open_data(recipe), self.nest(recipe)
         policy, store = world.deployed, data.store
         assert isinstance(policy, BasePolicy)
         stores = data.shards(recipe.learner.shards)
-        training = replay.planned_state(self._kind, recipe, policy, stores, data.spec)
+        training = replay.planned_state(recipe, policy, stores, data.spec)
         num_passes = from_data.passes(store, config, loops, config.batch_size)
         sizes = {"batch_size": config.batch_size, "train_batches": config.train_batches}
         held_out = data.held_out.num_episodes
@@ -199,7 +190,7 @@ class Offline:
         self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
     ) -> Assembly:
         data = open_data(recipe)
-        algorithm = self.learner(recipe, data, key)
+        algorithm = make_learner(recipe, data, key)
         if recipe.env is None:
             tests: Tester = HeldOut(
                 lambda: judge(algorithm, data.held_out), None, data.held_out.num_episodes
@@ -210,11 +201,12 @@ class Offline:
         tests = collecting.make_evaluator(recipe, key, workers, own)
         return Assembly(algorithm, NoCollector(workers), tests, data.spec)
 
-    def learner(self, recipe: Recipe, data: Data, key: Key) -> OffPolicy:
-        """A new one, on the recipe's device."""
-        policy = make_policy(recipe.policy, data.spec, key.child("policy"))
-        stores, where = data.shards(recipe.learner.shards), device(recipe)
-        return replay.make_algorithm(self._kind, recipe, policy, stores, data.spec, key, where)
+
+def make_learner(recipe: Recipe, data: Data, key: Key) -> OffPolicy:
+    """A new one, on the recipe's device."""
+    policy = make_policy(recipe.policy, data.spec, key.child("policy"))
+    stores, where = data.shards(recipe.learner.shards), device(recipe)
+    return replay.make_algorithm(recipe, policy, stores, data.spec, key, where)
 
 
 def _exactness(recipe: Recipe) -> Exactness:
@@ -224,7 +216,7 @@ def _exactness(recipe: Recipe) -> Exactness:
 
 
 def _notes(recipe: Recipe) -> list[str]:
-    config = _config(recipe)
+    config = config_of(recipe)
     notes = []
     if not isinstance(config, TD3Config) or config.behaviour_coef is None:
         notes.append(

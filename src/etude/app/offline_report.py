@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.offline import judge
-from etude.app.build import OFFLINE
 from etude.app.evaluation_report import new_folder
-from etude.app.offline import open_data
+from etude.app.offline import make_learner, open_data
 from etude.app.recipe import Recipe
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -32,7 +31,7 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
         raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
     arrays, _, training = checkpoint.load_training(newest)
     data = open_data(recipe)
-    learner = OFFLINE[recipe.algorithm.kind].learner(recipe, data, Key(recipe.seed))
+    learner = make_learner(recipe, data, Key(recipe.seed))
     learner.load_policy(arrays)
     learner.load_state_dict(training["algorithm"])
     metrics = judge(learner, data.held_out)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,23 @@ from etude.core.recipe import Config
 from etude.envs.catalog import ENVS
 
 C = TypeVar("C", bound=Config)
+Verbs = dict[str, Callable[[list[str]], int | None]]
+"""What each verb of a program does with the arguments after it."""
+
+
+def run_verb(program: str, usage: str, verbs: Verbs, arguments: list[str]) -> int:
+    """Do what the first argument says; the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage, end="")
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb not in verbs:
+        near = difflib.get_close_matches(verb, verbs, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise UsageError(
+            f"There is no command '{program} {verb}'.{hint} `{program} --help` shows them."
+        )
+    return verbs[verb](rest) or 0
 
 
 def parse(verb: str, command: type[C], arguments: list[str], default: C | None = None) -> C:
@@ -97,12 +115,20 @@ class Option:
     def is_switch(self) -> bool:
         return self.annotation is bool
 
+    @property
+    def origin(self) -> Any:
+        return typing.get_origin(self.annotation) or self.annotation
+
+    def take(self, texts: list[str]) -> tuple[list[str], list[str]]:
+        """Of what was typed after it, its own, and what is left for positionals."""
+        own = len(texts) if self.origin in (tuple, list, dict) else int(not self.is_switch)
+        return texts[:own], texts[own:]
+
     def value(self, texts: list[str]) -> Any:
         """What was typed, in the shape the config takes."""
-        origin = typing.get_origin(self.annotation) or self.annotation
-        if origin in (tuple, list):
+        if self.origin in (tuple, list):
             return texts
-        if origin is dict:
+        if self.origin is dict:
             return dict(zip(texts[::2], texts[1::2], strict=True))
         return None if texts == ["None"] else texts[0]
 
@@ -132,16 +158,21 @@ def _diagnose(
     content: dict[str, Any] = {} if default is None else default.model_dump()
     positionals = [n for n, f in command.model_fields.items() if tyro.conf.Positional in f.metadata]
     for name, texts in _given(arguments):
-        if name is None:
-            expected, spare = texts[: len(positionals)], texts[len(positionals) :]
-            content |= dict(zip(positionals, expected, strict=False))
-            if spare:
-                return _stray(spare[0])
-            continue
-        wrong = _wrong_name(verb, name, options) or _wrong_count(name, texts, options)
+        wrong = None if name is None else _wrong_name(verb, name, options)
         if wrong:
             return wrong
-        option = options.get(name) or options[_switched(name)]
+        option = None if name is None else options.get(name) or options[_switched(name)]
+        texts, loose = ([], texts) if option is None else option.take(texts)
+        awaited = [p for p in positionals if p not in content]
+        content |= dict(zip(awaited, loose, strict=False))
+        if len(loose) > len(awaited):
+            follows_switch = option is not None and option.is_switch and not awaited
+            return _stray(loose[len(awaited)], name if follows_switch else None)
+        if option is None or name is None:
+            continue
+        wrong = _wrong_count(name, texts, option)
+        if wrong:
+            return wrong
         if name == "env.kind" and texts != [option.default]:
             return (
                 f"--env.kind is {option.default} in this recipe: --env.id ID, --env.task "
@@ -197,28 +228,34 @@ def _wrong_name(verb: str, name: str, options: dict[str, Option]) -> str | None:
     inside = [known for known in options if known.startswith(f"{name}.")]
     if inside:
         return f"--{name} is a section: give one of its fields, such as --{inside[0]}."
-    near = nearest(name, options)
-    hint = f"did you mean --{near}? " if near else ""
+    meant = " or ".join(f"--{option}" for option in _meant(name, options))
+    hint = f"did you mean {meant}? " if meant else ""
     return f"There is no option --{name}; {hint}`etude {verb} --help` shows them all."
 
 
-def _wrong_count(name: str, texts: list[str], options: dict[str, Option]) -> str | None:
-    """Too few or too many values for an option that is there."""
-    option = options.get(name)
-    if option is None or option.is_switch:
-        return _stray(texts[0]) if texts else None
-    origin = typing.get_origin(option.annotation) or option.annotation
-    if origin is dict:
+def _meant(name: str, options: dict[str, Option]) -> list[str]:
+    """What a name most likely stands for; without a section it may be a field of several."""
+    near = nearest(name, options)
+    if near is None or "." in name:
+        return [near] if near else []
+    field = near.rpartition(".")[2]
+    return [option for option in options if option.rpartition(".")[2] == field]
+
+
+def _wrong_count(name: str, texts: list[str], option: Option) -> str | None:
+    """Too few values for an option that is there."""
+    if option.origin is dict:
         pairs = "names and values in turn, such as"
         return f"--{name} takes {pairs} --{name} a 1 b 2." if len(texts) % 2 else None
-    if not texts:
+    if not texts and not option.is_switch:
         return f"--{name} needs a value: it is {option.default!r} if left out."
-    if len(texts) > 1 and origin not in (tuple, list):
-        return _stray(texts[1])
     return None
 
 
-def _stray(text: str) -> str:
+def _stray(text: str, switch: str | None) -> str:
+    """Of a text that nothing takes, typed after a switch or elsewhere."""
+    if switch is not None:
+        return f"--{switch} takes no value, not '{text}': write it alone, or leave it out."
     return f"'{text}' belongs to no option: options are written --section.field value."
 
 

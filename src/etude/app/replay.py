@@ -36,15 +36,27 @@ from etude.models.reward_networks import make_reward_network
 from etude.runs import files
 from etude.runs.folder import RunFolder
 
+_KINDS: dict[str, tuple[type[SAC] | type[TD3], str]] = {
+    "sac": (SAC, "squashed"),
+    "td3": (TD3, "deterministic"),
+}
+"""Each algorithm, and the kind of policy it trains."""
 
-def _config(recipe: Recipe) -> OffPolicyConfig:
+
+def config_of(recipe: Recipe) -> OffPolicyConfig:
+    """The recipe's algorithm, which is one of `_KINDS`."""
     assert isinstance(recipe.algorithm, OffPolicyConfig)
     return recipe.algorithm
 
 
+def check_policy(recipe: Recipe) -> None:
+    """Refuse a policy that the algorithm cannot train."""
+    collecting.check_policy(recipe, _KINDS[recipe.algorithm.kind][1:])
+
+
 def geometry(recipe: Recipe) -> ReplayGeometry:
     """How groups and batches divide over shards; refuses what does not."""
-    config = _config(recipe)
+    config = config_of(recipe)
     if isinstance(recipe.rewards, AMPConfig):
         raise UsageError(
             "rewards.kind amp judges the motion of the policy that acts, and "
@@ -66,13 +78,9 @@ class Replay:
 
     takes_ranks = False
 
-    def __init__(self, kind: type[SAC] | type[TD3], *policies: str) -> None:
-        self._kind = kind
-        self._policies = policies
-
     def nest(self, recipe: Recipe) -> Nest:
-        collecting.check_policy(recipe, self._policies)
-        cut, config = geometry(recipe), _config(recipe)
+        check_policy(recipe)
+        cut, config = geometry(recipe), config_of(recipe)
         if isinstance(config, TD3Config) and config.behaviour_coef is not None:
             raise UsageError(
                 "algorithm.behaviour_coef holds a policy to a dataset, and there is none: name one "
@@ -92,7 +100,7 @@ class Replay:
         return collecting.assemble(recipe, learning, key, clock, env, ranks)
 
     def _learner(self, recipe: Recipe, env: EnvSpec, key: Key, folder: RunFolder) -> Learning:
-        cut, config, where = geometry(recipe), _config(recipe), folder.path / "replay"
+        cut, config, where = geometry(recipe), config_of(recipe), folder.path / "replay"
         files.make_folder(where)
         shape = cut.store(env, config.capacity)
         stores = [
@@ -100,7 +108,7 @@ class Replay:
             for s in range(recipe.learner.shards)
         ]
         policy = make_policy(recipe.policy, env, key.child("policy"))
-        algorithm = make_algorithm(self._kind, recipe, policy, stores, env, key, device(recipe))
+        algorithm = make_algorithm(recipe, policy, stores, env, key, device(recipe))
         staging = BufferSpec(env, {}, cut.rows, cut.steps, cut.steps)
         buffers = [SegmentBuffer(staging) for _ in range(1 + recipe.collector.lag)]
         return Learning(algorithm, buffers)
@@ -108,12 +116,12 @@ class Replay:
     def sketch(self, recipe: Recipe, world: World) -> Sketch:
         env, snapshot, policy = world.spec, world.snapshot, world.deployed
         assert isinstance(policy, BasePolicy)
-        cut, config, loops = geometry(recipe), _config(recipe), self.nest(recipe)
+        cut, config, loops = geometry(recipe), config_of(recipe), self.nest(recipe)
         _refuse(recipe, world)
         shape, total = cut.store(env, config.capacity), loops.total
         planned = [PlannedStore(shape, total.timesteps // cut.shards) for _ in range(cut.shards)]
         stores = cast(list[EpisodeStore], planned)
-        training = planned_state(self._kind, recipe, policy, stores, env)
+        training = planned_state(recipe, policy, stores, env)
         staging = BufferSpec(env, {}, cut.rows, cut.steps, cut.steps).num_bytes
         samples = config.train_batches * config.batch_size / cut.steps_per_iteration
         return Sketch(
@@ -185,7 +193,6 @@ def _log_state(count: int, held: int, block: int) -> Tree:
 
 
 def make_algorithm(
-    kind: type[SAC] | type[TD3],
     recipe: Recipe,
     policy: BasePolicy,
     stores: Sequence[EpisodeStore | EpisodesOf],
@@ -195,22 +202,18 @@ def make_algorithm(
 ) -> OffPolicy:
     """A new learner with its reward source; without a key on the meta device, to be counted."""
     rewards = make_rewards(recipe, env, None if key is None else key.child("rewards"), where)
-    make: Any = kind  # Who calls has asked which kinds of policy come here.
+    make: Any = _KINDS[recipe.algorithm.kind][0]  # `check_policy` has seen that they fit.
     critics = (key or Key(0)).child("critics")
     made: OffPolicy = make(recipe.algorithm, policy, stores, rewards, critics, where)
     return made
 
 
 def planned_state(
-    kind: type[SAC] | type[TD3],
-    recipe: Recipe,
-    policy: BasePolicy,
-    stores: Sequence[EpisodeStore | EpisodesOf],
-    env: EnvSpec,
+    recipe: Recipe, policy: BasePolicy, stores: Sequence[EpisodeStore | EpisodesOf], env: EnvSpec
 ) -> Tree:
     """The shape of a learner's state in a checkpoint; `policy` is on the meta device."""
     meta = torch.device("meta")
-    return make_algorithm(kind, recipe, policy, stores, env, None, meta).state_dict()
+    return make_algorithm(recipe, policy, stores, env, None, meta).state_dict()
 
 
 def learner_bytes(policy: BasePolicy, training: Tree) -> dict[str, int]:
@@ -225,7 +228,7 @@ def learner_bytes(policy: BasePolicy, training: Tree) -> dict[str, int]:
 
 def workspace(recipe: Recipe) -> int:
     """About what a gradient step keeps for its way back, in bytes."""
-    return 32 * _config(recipe).batch_size * sum(recipe.policy.hidden) * 4
+    return 32 * config_of(recipe).batch_size * sum(recipe.policy.hidden) * 4
 
 
 def make_rewards(
@@ -251,7 +254,7 @@ def make_rewards(
 
 
 def _geometry(recipe: Recipe, cut: ReplayGeometry) -> dict[str, int]:
-    config = _config(recipe)
+    config = config_of(recipe)
     sizes = {
         "rollout_steps": cut.steps,
         "batch_size": cut.batch_size,
@@ -271,7 +274,7 @@ def reward_sizes(recipe: Recipe) -> dict[str, int]:
 
 def update_lines(recipe: Recipe) -> list[str]:
     """What the updates of an iteration are."""
-    config, rewards = _config(recipe), recipe.rewards
+    config, rewards = config_of(recipe), recipe.rewards
     lines = [f"update: {config.train_batches:,} batches of {config.batch_size:,} transitions"]
     if isinstance(rewards, RRDConfig):
         subsets = rewards.rrd_batch_size // rewards.rrd_sample_size
@@ -296,7 +299,7 @@ def _shapes(env: EnvSpec, config: OffPolicyConfig) -> dict[str, Any]:
 
 
 def _notes(recipe: Recipe, loops: Nest) -> list[str]:
-    config = _config(recipe)
+    config = config_of(recipe)
     notes = [
         "The replay is on disk and memory-mapped; kept checkpoints hold back what was evicted "
         "since the oldest of them."

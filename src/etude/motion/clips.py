@@ -92,9 +92,12 @@ class Clip:
         return turned if self.loops and abs(turned) > _TURNING else 0.0
 
 
-def find(folder: str | None = None) -> dict[str, Path]:
-    """{name: file} of the clips in a folder, or of those that come with `pybullet_data`."""
-    where = _installed() if folder is None else Path(folder).expanduser()
+def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, Path]:
+    """{name: file} of the clips in a folder, or of those that come with `pybullet_data`.
+
+    `option` is how a person who has no pybullet names a folder.
+    """
+    where = _installed(option) if folder is None else Path(folder).expanduser()
     if not where.is_dir():
         raise UsageError(f"There is no folder {where} with motion clips; check the path.")
     files = sorted([*where.glob("*.txt"), *where.glob("*.json")])
@@ -105,20 +108,22 @@ def find(folder: str | None = None) -> dict[str, Path]:
     return {file.stem.removeprefix(PREFIX): file for file in named}
 
 
-def _installed() -> Path:
+def _installed(option: str) -> Path:
     try:
         package: Any = importlib.import_module("pybullet_data")
     except ImportError as error:
         raise UsageError(
             "The motion clips come with pybullet, which is not installed: pip install "
-            "'etude[mocap]', or name a folder of clips (--env.folder FOLDER)."
+            f"'etude[mocap]', or name a folder of clips ({option} FOLDER)."
         ) from error
     return Path(package.getDataPath()) / "data" / "motions"
 
 
-def load(names: tuple[str, ...], folder: str | None = None) -> tuple[Clip, ...]:
-    """The named clips, or all for ("all",), in the order named."""
-    known = find(folder)
+def load(
+    names: tuple[str, ...], folder: str | None = None, option: str = "--env.folder"
+) -> tuple[Clip, ...]:
+    """The named clips, or all for ("all",), in the order named; the rest as for `find`."""
+    known = find(folder, option)
     wanted = tuple(known) if names == ("all",) else names
     for name in wanted:
         if name not in known:
