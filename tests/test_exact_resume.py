@@ -68,7 +68,7 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
         "pick-place-short",  # curriculum and randomisation
         "imitate-walk-short",  # many clips
         pytest.param(EVERYTHING, marks=pytest.mark.slow),
-        "amp-walk-short",  # a discriminator and its replay, LSTM, two shards, collection ahead
+        "amp-walk-short",  # AMP, its replay, LSTM, curriculum, two shards, lag
         pytest.param("episodic-short", marks=pytest.mark.slow),  # SAC, its replay, learned rewards
     ],
 )

@@ -157,6 +157,31 @@ def test_errors_are_those_of_the_episode() -> None:
     np.testing.assert_array_equal(played["is_success"], 1)
 
 
+@pytest.mark.parametrize(
+    ("late", "far", "once", "once_25"),
+    [(1, 0.6, 1, 1), (0, 0.6, 0, 0), (-5, 0.3, 1, 0), (1, 0.3, 1, 1)],
+)
+def test_once_through_is_told_however_long_a_clip_loops(
+    late: int, far: float, once: int, once_25: int
+) -> None:
+    config = ImitationConfig(clips=("walk",), evaluation_steps=60).for_evaluation()
+    env = Imitation(config, 1)
+    keep_on_reference(env)
+    measure, strays = env._measure, int(env.library.cycles[0]) + late
+
+    def aside() -> None:
+        env.library.frames.pose[:, 1] += far * (env._elapsed[0] == strays)
+        measure()
+
+    env._measure = aside  # type: ignore[method-assign]
+    env.reset(KEY)
+    result = env.step(still(env))
+    while not result.final_rows.size:
+        result = env.step(still(env))
+    assert result.episodes["is_success"] == (far < 0.5)
+    assert (result.episodes["once"], result.episodes["once_25"]) == (once, once_25)
+
+
 def test_motions_are_drawn_by_weight() -> None:
     env = make(600, max_episode_steps=1, terminate_at=None)
     for weights, chances in (
@@ -207,7 +232,7 @@ def test_style_on_the_reference_is_the_references_style(window: int) -> None:
     config = ImitationConfig(clips=MANY, style_window=window, max_episode_steps=60)
     reference = style_windows(config)
     env = Imitation(config, 12)
-    assert reference.shape == (env.library.cycles.sum(), window, NUM_STYLE)
+    assert reference.shape[1:] == (window, NUM_STYLE)
     assert reference.dtype == np.float32
     keep_on_reference(env)
     seen = env.reset(KEY)["style"]
@@ -216,6 +241,20 @@ def test_style_on_the_reference_is_the_references_style(window: int) -> None:
         time = (env._start + env._elapsed) % env.library.cycles[env.view.motion]
         np.testing.assert_allclose(seen, reference[first[env.view.motion] + time], atol=1e-5)
         seen = env.step(still(env)).obs["style"]
+
+
+def test_style_between_frames_is_between_their_styles() -> None:
+    config = ImitationConfig(clips=("walk",), style_window=3, max_episode_steps=60)
+    windows = style_windows(config)
+    count = len(windows) // 5
+    on_frames, finer = windows[:count], windows[count:]
+    assert len(finer) == 4 * count
+    # Velocities are not among them: they come of finer differences.
+    placed = [*range(7), *range(13, 25)]
+    np.testing.assert_allclose(finer[::4][..., placed], on_frames[..., placed], atol=0.004)
+    halfway = (on_frames + np.roll(on_frames, -1, axis=0)) / 2
+    np.testing.assert_allclose(finer[2::4][..., placed], halfway[..., placed], atol=0.01)
+    assert np.abs(finer[2::4][..., placed] - on_frames[..., placed]).max() > 0.05
 
 
 def test_style_knows_neither_place_nor_heading() -> None:

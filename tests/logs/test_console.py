@@ -34,7 +34,8 @@ def test_an_epoch_ends_with_a_line_about_it() -> None:
 def test_a_warning_says_what_to_try_once() -> None:
     stream = io.StringIO()
     table = ConsoleTable(stream, Health(100))
-    bad = [{**row, "epoch": i, "train/approx_kl": 0.5} for i, row in enumerate(rows_like_a_run(6))]
+    wrong = {"train/approx_kl": 0.5, "rollout/ep_rew_mean": 0.0, "rollout/success_rate": 0.0}
+    bad = [{**row, "epoch": i, **wrong} for i, row in enumerate(rows_like_a_run(6))]
     table.begin(bad[:2])  # a resume: the third in a row is the first it prints
     first, second = (shown(table, stream, row)[-1] for row in bad[2:4])
     assert "WARNING KL too high (" in first

@@ -55,3 +55,27 @@ def test_a_hint_names_fields_the_algorithm_has(own: dict[str, float], fields: st
     (warning,) = health.warnings
     assert warning.name == "success stuck"
     assert fields in warning.text
+
+
+@pytest.mark.parametrize(
+    ("returns", "success", "told"),
+    [
+        ([1, 2, 3, 4, 5, 6], 0.1, False),  # large steps that go up
+        ([1, 2, 9, 4, 5, 6], 0.1, True),  # it was better before
+        ([6, 5, 4, 3, 2, 1], 0.1, True),
+        ([6, 5, 4, 3, 2, 1], 0.9, False),
+    ],
+)
+def test_large_steps_are_wrong_only_where_they_lead_nowhere(
+    returns: list[float], success: float, told: bool
+) -> None:
+    health = Health(100)
+    for value in returns:
+        health.add(
+            {
+                "train/approx_kl": 0.2,
+                "rollout/ep_rew_mean": value,
+                "rollout/success_rate": success,
+            }
+        )
+    assert ("KL too high" in [warning.name for warning in health.warnings]) == told

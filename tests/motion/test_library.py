@@ -50,7 +50,7 @@ def test_dips_are_lifted_smoothly_and_the_rest_stays() -> None:
     poses[:, 2] -= ground  # its soles on the floor
     poses[30, 2] -= 0.1
     poses[40:, 2] += 0.05
-    lifted = library.grounded(poses)
+    lifted = library.grounded(poses, 30)
     low = lowest(*forward(lifted))
     assert low.min() >= -1e-12
     change = lifted[:, 2] - poses[:, 2]

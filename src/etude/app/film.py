@@ -140,7 +140,9 @@ def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Imag
     """Pictures side by side over the whole episode, each with its step; the title above."""
     (width, height), positions = STRIP_SIZE, task.simulation.model.nq
     steps = moments(recording, positions)
-    tall = height * len(figures(recording, 0, positions))
+    rows = len(figures(recording, 0, positions))
+    tall = height * rows
+    title += "; above the motion that it imitates" if rows > 1 else ""
     sheet = Image.new("RGB", (STRIP_FRAMES * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
     pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")

@@ -18,11 +18,14 @@ ALL, SUCCESSES = "all", "successes only"
 _TITLES = {
     "is_success": "success",
     "success_25": "at .25 m",
-    **dict.fromkeys(ERRORS, ""),
+    "once": "once",
+    "once_25": "at .25 m",
+    **{name: name.removesuffix("_dist").removeprefix("mpjpe_") for name in ERRORS},
     "progress": "progress",
 }
-"""Statistics of the table in its order, by what they are called there; "" for their own name."""
-_RATES = ("is_success", "success_25", "progress")
+"""Statistics of the table in its order, by what they are called there."""
+_CAPTION = "g, l, pa: mean distance of joints in mm, in the world, from the root, at best fit"
+_RATES = ("is_success", "success_25", "once", "once_25", "progress")
 
 
 class MotionReport:
@@ -79,10 +82,11 @@ class MotionReport:
 
     def table(self) -> Table:
         """Errors in mm; velocities and accelerations in mm per frame and per frame squared."""
-        table = Table(box=None, pad_edge=False, header_style="dim")
+        table = Table(box=None, pad_edge=False, header_style="dim", caption=_CAPTION)
+        table.caption_justify = "left"
         table.add_column("motion")
         for name in self.statistics:
-            table.add_column(_TITLES[name] or name.replace("_", " "), justify="right")
+            table.add_column(_TITLES[name], justify="right", no_wrap=True)
         for name, means in self.motions().items():
             table.add_row(name, *_cells(means))
         for name, values in self.averages().items():

@@ -34,6 +34,8 @@ from etude.motion.skeleton import (
 
 _LAST_START = 10
 """Frames that a clip which does not loop has left at least, at a random start."""
+_BETWEEN = 4
+"""Moments of a frame at which windows for a judge of style may begin."""
 _MOVED = tuple(NAMES[i] for i in (*BALLS, *HINGES))
 _BODY_SHAPES = ((NUM_BODIES, 3), (NUM_BODIES, 4), (NUM_BODIES, 3), (NUM_BODIES, 3))
 _FIGURE_SHAPES = ((NUM_POSE,), (NUM_SPEED,), (NUM_BODIES, 3))
@@ -93,6 +95,9 @@ class ImitationConfig(EnvBase):
         "fast", description="checked: smaller steps, another integrator, limited torques."
     )
     reward: ImitationReward = Field(ImitationReward(), description="Weights of the terms.")
+    sharpness: float = Field(
+        1.0, gt=0, description="How fast the reward falls with distances; less leads from farther."
+    )
 
     @field_validator("clips")
     @classmethod
@@ -127,19 +132,24 @@ class ImitationConfig(EnvBase):
         )
 
 
-def motion_library(config: ImitationConfig) -> MotionLibrary:
-    """The config's clips at the control rate, continued for as long as an episode takes."""
+def motion_library(config: ImitationConfig, finer: int = 1) -> MotionLibrary:
+    """The config's clips at the control rate, or a finer one, for as long as an episode takes."""
     ahead = max(config.future, default=0)
     found = clips.load(config.clips, config.folder)
-    return library.build(found, CONTROL_RATE, config.max_episode_steps + ahead + 1)
+    frames = config.max_episode_steps + ahead + 1
+    return library.build(found, finer * CONTROL_RATE, finer * frames)
 
 
 def style_windows(config: ImitationConfig) -> Array:
     """[N, window, n] float32: every window of the reference clips, newest frame last.
 
-    They are what the observation "style" shows of a figure that moves exactly as its clip.
+    They are what the observation "style" shows of a figure that moves exactly as its clip, and of
+    one that does so a fraction of a frame later: a judge that knows a few dozen windows by heart
+    would call all others false.
     """
-    return features.reference_windows(motion_library(config), config.style_window)
+    window, between = config.style_window, _BETWEEN
+    finer = features.reference_windows(motion_library(config, between), window, between)
+    return np.concatenate([features.reference_windows(motion_library(config), window), finer])
 
 
 class Imitation(MujocoTask[ImitationView]):
@@ -180,7 +190,11 @@ class Imitation(MujocoTask[ImitationView]):
             simulation,
             view,
             imitation_terms(
-                config.terminate_at, config.terminate_mean, config.terminate_below, config.measure
+                config.terminate_at,
+                config.terminate_mean,
+                config.terminate_below,
+                config.sharpness,
+                config.measure,
             ),
             weights=config.reward.model_dump(),
             action=ActionSpec("box", low=(-1.0,) * NUM_ACTIONS, high=(1.0,) * NUM_ACTIONS),
@@ -276,8 +290,10 @@ class Imitation(MujocoTask[ImitationView]):
         for ends in self._terms.terminations.values():
             np.logical_or(view.ended, ends(view), out=view.ended)
         if self._meter is not None:
-            self._meter.add(self._position, self.library.frames.position[rows], self._elapsed)
-            begun = self.library.frames.pose[self._rows_at(-self._elapsed)]
+            known = self.library
+            cycles = np.minimum(known.cycles[self._motion], self._limits)
+            self._meter.add(self._position, known.frames.position[rows], self._elapsed, cycles)
+            begun = known.frames.pose[self._rows_at(-self._elapsed)]
             view.travelled[:] = np.linalg.norm(self._pose[:, :2] - begun[:, :2], axis=1)
         if self._style is not None:
             self._style[:, :-1] = self._style[:, 1:]

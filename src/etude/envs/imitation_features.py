@@ -85,20 +85,24 @@ def style(now: Figure) -> Array:
     return out
 
 
-def window_rows(library: MotionLibrary, motion: Array, time: Array, window: int) -> Array:
+def window_rows(
+    library: MotionLibrary, motion: Array, time: Array, window: int, apart: int = 1
+) -> Array:
     """[n, window] int64: frames of the library up to and with times [n] of motions [n].
 
     What came before the start of a looping clip is the end of its cycle, as the features of a
     moment do not depend on where it happens; another clip has stood still in its first frame.
+    apart: how many frames of the library lie between those of a window.
     """
-    before = time[:, None] - np.arange(window - 1, -1, -1)
+    before = time[:, None] - apart * np.arange(window - 1, -1, -1)
     earlier = np.where(library.loops[motion][:, None], before % library.cycles[motion][:, None], 0)
     return library.rows(motion[:, None], np.where(before < 0, earlier, before))
 
 
-def reference_windows(library: MotionLibrary, window: int) -> Array:
+def reference_windows(library: MotionLibrary, window: int, apart: int = 1) -> Array:
     """[N, window, NUM_STYLE] float32: the window that ends in each frame of each motion."""
     motion = np.repeat(np.arange(library.num_motions), library.cycles)
     time = np.concatenate([np.arange(count) for count in library.cycles])
-    windows: Array = style(library.frames.figure)[window_rows(library, motion, time, window)]
+    rows = window_rows(library, motion, time, window, apart)
+    windows: Array = style(library.frames.figure)[rows]
     return windows

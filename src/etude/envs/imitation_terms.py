@@ -48,6 +48,10 @@ class ImitationView:
     """[5, rows] mm: means over the episode so far of `ERRORS`."""
     worst: Array
     """m: the largest mean distance so far in the episode."""
+    first_worst: Array
+    """m: likewise, up to when the clip first came to its end."""
+    once: Array
+    """bool: it has come to its end once."""
 
 
 def empty_view(rows: int) -> ImitationView:
@@ -71,25 +75,14 @@ def empty_view(rows: int) -> ImitationView:
         ended=np.zeros(rows, np.bool_),
         errors=np.zeros((len(ERRORS), rows)),
         worst=numbers(),
+        first_worst=numbers(),
+        once=np.zeros(rows, np.bool_),
     )
 
 
-def position(view: ImitationView) -> Array:
-    """1 where all bodies are in place, 0.37 where they are 10 cm off."""
-    return np.exp(-100.0 * view.position_error)
-
-
-def turn(view: ImitationView) -> Array:
-    """0.37 where all bodies are turned by 18 degrees."""
-    return np.exp(-10.0 * view.turn_error)
-
-
-def velocity(view: ImitationView) -> Array:
-    return np.exp(-0.1 * view.velocity_error)
-
-
-def spin(view: ImitationView) -> Array:
-    return np.exp(-0.1 * view.spin_error)
+def _near(error: Callable[[ImitationView], Array], rate: float) -> Callable[[ImitationView], Array]:
+    """1 without an error, 0.37 where it is 1 / rate."""
+    return lambda view: np.exp(-rate * error(view))
 
 
 def effort(view: ImitationView) -> Array:
@@ -113,9 +106,12 @@ def _error(index: int) -> Callable[[ImitationView], Array]:
 
 
 def imitation_terms(
-    far: float | None, astray: float | None, low: float | None, measure: bool
+    far: float | None, astray: float | None, low: float | None, sharpness: float, measure: bool
 ) -> Terms[ImitationView]:
-    """Terms with the terminations that have a bound, and the errors where they are measured."""
+    """Terms with the terminations that have a bound, and the errors where they are measured.
+
+    At sharpness 1 a reward has fallen to 0.37 where bodies are 10 cm off, or turned by 18 degrees.
+    """
     bounds = {"far": (_far, far), "astray": (_astray, astray), "fallen": (_fallen, low)}
     statistics: dict[str, Callable[[ImitationView], Array]] = {
         "motion": lambda view: view.motion,
@@ -125,13 +121,15 @@ def imitation_terms(
         statistics |= {name: _error(index) for index, name in enumerate(ERRORS)}
         statistics["travelled"] = lambda view: view.travelled
         statistics["success_25"] = lambda view: ~view.ended & (view.worst <= STRICT)
+        statistics["once"] = lambda view: view.once
+        statistics["once_25"] = lambda view: view.once & (view.first_worst <= STRICT)
     return Terms(
         observations={},
         rewards={
-            "position": position,
-            "turn": turn,
-            "velocity": velocity,
-            "spin": spin,
+            "position": _near(lambda view: view.position_error, 100.0 * sharpness),
+            "turn": _near(lambda view: view.turn_error, 10.0 * sharpness),
+            "velocity": _near(lambda view: view.velocity_error, 0.1),
+            "spin": _near(lambda view: view.spin_error, 0.1),
             "effort": effort,
         },
         terminations={
@@ -155,12 +153,16 @@ class ErrorMeter:
         """Rows [k] start with bodies [k, bodies, 3]."""
         self._sums[rows] = 0.0
         self._view.errors[:, rows] = 0.0
-        self._view.worst[rows] = 0.0
+        self._view.worst[rows] = self._view.first_worst[rows] = 0.0
         self._last[rows, :, 0] = figure[:, None]
         self._last[rows, :, 1] = reference[:, None]
 
-    def add(self, figure: Array, reference: Array, steps: Array) -> None:
-        """One more frame of all rows, [rows, bodies, 3] each, steps [rows] after the start."""
+    def add(self, figure: Array, reference: Array, steps: Array, cycles: Array) -> None:
+        """One more frame of all rows, [rows, bodies, 3] each, steps [rows] after the start.
+
+        cycles: [rows] the steps after which a clip has come to its end.
+        """
+        view = self._view
         one, two = self._last[:, 0], self._last[:, 1]
         accelerates = steps >= 2
         found = (
@@ -175,12 +177,19 @@ class ErrorMeter:
         )
         self._sums += np.stack(found, axis=1)
         counts = np.maximum(steps, 1)
-        self._view.errors[:4] = self._sums[:, :4].T / counts
-        self._view.errors[4] = self._sums[:, 4] / np.maximum(counts - 1, 1)
-        np.maximum(self._view.worst, self._view.mean_distance, out=self._view.worst)
+        view.errors[:4] = self._sums[:, :4].T / counts
+        view.errors[4] = self._sums[:, 4] / np.maximum(counts - 1, 1)
+        np.maximum(view.worst, view.mean_distance, out=view.worst)
+        np.copyto(view.first_worst, view.worst, where=steps <= cycles)
+        np.copyto(view.once, (steps > cycles) | ((steps == cycles) & ~view.ended))
         self._last[:, 1] = self._last[:, 0]
         self._last[:, 0, 0], self._last[:, 0, 1] = figure, reference
 
     def memory(self) -> dict[str, Array]:
         """What decides the figures to come; live."""
-        return {"error_sums": self._sums, "last_bodies": self._last, "worst": self._view.worst}
+        return {
+            "error_sums": self._sums,
+            "last_bodies": self._last,
+            "worst": self._view.worst,
+            "first_worst": self._view.first_worst,
+        }

@@ -91,9 +91,17 @@ def _recent(rows: Sequence[Row], name: str) -> list[float]:
     return values if len(values) == RECENT else []
 
 
+def _fares_well(rows: Sequence[Row]) -> bool:
+    """Nearly all episodes succeed, or the return is the highest so far."""
+    success, returns = (_recent(rows, f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
+    before = _series(rows[:-RECENT], "rollout/ep_rew_mean")
+    rises = bool(returns and before) and fmean(returns) > max(before)
+    return rises or (bool(success) and fmean(success) > 0.8)
+
+
 def _kl_high(rows: Sequence[Row], progress: float) -> Warning | None:
     values = _recent(rows, "train/approx_kl")
-    if not values or min(values) < 0.06:
+    if not values or min(values) < 0.06 or _fares_well(rows):
         return None
     return Warning(
         "KL too high",

@@ -22,8 +22,8 @@ from etude.motion.skeleton import (
     lowest,
 )
 
-_LIFT_FRAMES = 4
-"""Frames on either side over which being lifted out of the floor is spread."""
+_LIFT_SECONDS = 4 / 30
+"""On either side, over which being lifted out of the floor is spread."""
 
 
 class Figure(NamedTuple):
@@ -117,15 +117,15 @@ def build(clips: Sequence[Clip], rate: float, continue_for: int) -> MotionLibrar
 
 def _continued(clip: Clip, rate: float, frames: int) -> Frames:
     if not clip.loops:
-        return measured(grounded(clip_files.resample(clip, rate, 0, frames)), rate)
+        return measured(grounded(clip_files.resample(clip, rate, 0, frames), rate), rate)
     # With some frames more on either side, so that neither floor nor velocities know of a seam.
-    more = 2 * _LIFT_FRAMES + 1
+    more = 2 * round(_LIFT_SECONDS * rate) + 1
     poses = clip_files.resample(clip, rate, -more, frames + 2 * more)
-    return measured(grounded(poses), rate).at(slice(more, -more))
+    return measured(grounded(poses, rate), rate).at(slice(more, -more))
 
 
-def grounded(poses: Array) -> Array:
-    """Poses [n, 43] in a row, lifted where they are in the floor, and smoothly so.
+def grounded(poses: Array, rate: float) -> Array:
+    """Poses [n, 43], so many a second, lifted smoothly where they are in the floor.
 
     Lifted as a whole by its one lowest point, a clip whose toe dips 10 cm would hover by as much
     for the rest of its time. So every frame is lifted by the mean, over some frames around it, of
@@ -133,14 +133,15 @@ def grounded(poses: Array) -> Array:
     """
     depth = np.maximum(-lowest(*forward(poses)), 0.0)
     lifted = poses.copy()
-    lifted[:, 2] += _around(_around(depth).max(axis=1)).mean(axis=1)
+    near = round(_LIFT_SECONDS * rate)
+    lifted[:, 2] += _around(_around(depth, near).max(axis=1), near).mean(axis=1)
     return lifted
 
 
-def _around(values: Array) -> Array:
-    """[n, 2 k + 1]: each of values [n] with the k before and after it."""
-    padded = np.pad(values, _LIFT_FRAMES, mode="edge")
-    windows: Array = np.lib.stride_tricks.sliding_window_view(padded, 2 * _LIFT_FRAMES + 1)
+def _around(values: Array, near: int) -> Array:
+    """[n, 2 near + 1]: each of values [n] with those before and after it."""
+    padded = np.pad(values, near, mode="edge")
+    windows: Array = np.lib.stride_tricks.sliding_window_view(padded, 2 * near + 1)
     return windows
 
 

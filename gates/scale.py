@@ -1,0 +1,397 @@
+"""The constants of the cost model of docs/scale.md, its check at 1, 2 and 4 actors, and its tables.
+
+    python gates/scale.py [--rows 1024] [--group-rows 128] [--rounds 3]
+
+Measures `reach-at-scale` with a smaller buffer: rollout and learner alone by the processor's time;
+the head's part, bytes and transfer on a Ray cluster of two nodes on 127.0.0.1, of which the first
+has the learner and the second all actors, so that everything crosses a socket; ranks with gloo.
+From these the model predicts the seconds of an iteration with 1, 2 and 4 actors, with lag 0 and 1,
+and the three take turns. Prints constants, predicted beside measured, what the model says of 10^2
+to 10^4 cores, and the prediction that is furthest off last; exits 1 when that is beyond 20 %, or 2
+when the machine was too busy to judge. Under four minutes on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from rank_driver import free_port  # isort: skip
+from ray_nodes import node, start  # isort: skip
+
+import numpy as np
+import torch
+
+import etude
+from etude.app.build import build
+from etude.app.plan_view import duration
+from etude.app.recipes import Recipe
+from etude.app.run import RunFolder
+from etude.core.keys import Key
+from etude.rollout.host import packed
+from etude.rollout.schedule import Schedule
+from etude.training.distributed import joined
+from machine import report_load
+from scale_model import Constants, Setup, iteration, speed, with_learners
+
+GOAL = 0.20
+ACTORS = (1, 2, 4)
+STEPS = 64
+MINIBATCHES = 8
+BLOCK = 4
+"""Iterations of a run in the check: the first collects alone, the last learns alone."""
+TEN_GIGABIT = 1.25e9
+"""Bytes per second, assumed of the head's network."""
+MESSAGE = 50e-6
+"""Seconds of a small message between two machines, assumed."""
+MACHINE_CORES = 32
+
+
+def recipe_of(
+    rows: int, group_rows: int, steps: int = STEPS, minibatches: int = MINIBATCHES, **collector: Any
+) -> Recipe:
+    """`reach-at-scale` with another buffer, and nothing that a model of an iteration leaves out."""
+    full = etude.recipes.reach_at_scale()
+    sizes = {"rows": rows, "group_rows": group_rows, "threads": 1} | collector
+    cut = {"rollout_steps": steps, "horizon": steps, "minibatch_size": rows * steps // minibatches}
+    return full.model_copy(
+        update={
+            "collector": full.collector.model_copy(update=sizes),
+            "algorithm": full.algorithm.model_copy(update=cut),
+            "learner": full.learner.model_copy(update={"shards": 1}),
+        }
+    )
+
+
+class Timed:
+    """A run whose iterations are timed, one at a time."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self.parts = build(recipe, RunFolder.create(folder, "", "", {}, {}))
+        self.loop = self.parts.loop
+        self.fragments: list[Any] = []
+
+    def collect(self) -> None:
+        loop = self.loop
+        broadcast = loop.algorithm.broadcast(loop.clock)
+        self.fragments = loop.collector.collect(broadcast, loop.clock.now.iterations)
+
+    def learn(self) -> None:
+        algorithm, clock = self.loop.algorithm, self.loop.clock
+        algorithm.ingest(self.fragments, clock)
+        for _ in algorithm.batches(clock, Key(clock.now.iterations)):
+            pass
+        algorithm.end_iteration()
+        clock.advance(0, 0)
+
+    def block(self, count: int) -> tuple[float, list[float]]:
+        """A short run with lag 1: seconds of one iteration without lag, and of those with it."""
+        clock = self.loop.clock
+        clock.continue_to(replace(clock.nest, iterations=clock.now.iterations + count))
+        times = [time.perf_counter()]
+        for _ in range(count):
+            for part in (self.collect, self.learn):
+                part()
+                times.append(time.perf_counter())
+        collect, learn = np.diff(times)[::2], np.diff(times)[1::2]
+        return float(collect[0] + learn[-1]), list((collect + learn)[1:-1])
+
+    def close(self) -> None:
+        self.parts.close()
+
+
+def spent(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    begin = clock()
+    work()
+    return clock() - begin
+
+
+def in_turns(works: list[Callable[[], float]], rounds: int) -> list[float]:
+    """The median of each over the rounds, after one to warm up."""
+    taken = [[work() for work in works] for _ in range(rounds + 1)]
+    return [float(value) for value in np.median(taken[1:], axis=0)]
+
+
+def measure_alone(options: argparse.Namespace, cores: int, scratch: Path) -> dict[str, float]:
+    """Rollout and learner in this process, nothing else going on, by the processor's time."""
+    rows, group_rows, small = options.rows, options.group_rows, 16 * MINIBATCHES
+    one = Timed(recipe_of(rows, group_rows, lag=0), scratch / "one")
+    all_cores = Timed(
+        recipe_of(rows, group_rows, minibatches=small, lag=0, threads=cores), scratch / "all"
+    )
+    works = [one.collect, all_cores.collect, one.learn, all_cores.learn]
+    found = in_turns([lambda w=w: spent(w, time.process_time) for w in works], options.rounds)
+    for run in (one, all_cores):
+        run.close()
+    steps = rows * STEPS
+    update = max(found[3] - found[2], 0.0) / (small - MINIBATCHES)
+    return {
+        "step": found[0] / steps,
+        "crowding": max(found[1] / found[0], 1.0),
+        "sample": (found[2] - MINIBATCHES * update) / steps,
+        "update": update,
+    }
+
+
+def exchange(rank: int, port: int, sizes: list[int], results: Any) -> None:
+    """One of two ranks that add gradients of these sizes in shard order."""
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {**where, "RANK": str(rank), "WORLD_SIZE": "2"}
+    torch.set_num_threads(1)
+    found = []
+    with joined() as ranks:
+        for size in sizes:
+            total, taken = torch.zeros(size), []
+            for _ in range(50):
+                begin = time.perf_counter()
+                ranks.ordered_sum((total,), [lambda t=total: t.add_(1.0)])
+                taken.append(time.perf_counter() - begin)
+            found.append(float(np.median(taken)))
+    if rank == 0:
+        results.put(found)
+
+
+def measure_ranks(gradient_bytes: float) -> dict[str, float]:
+    """Seconds per message and per byte between two ranks, with gloo on the loopback address."""
+    context, port = multiprocessing.get_context("spawn"), free_port()
+    results = context.Queue()
+    sizes = [8, int(gradient_bytes)]  # The second is four times as large: its bytes are seen.
+    two = [context.Process(target=exchange, args=(rank, port, sizes, results)) for rank in range(2)]
+    for process in two:
+        process.start()
+    least, most = results.get(timeout=600)
+    for process in two:
+        process.join()
+    # Two messages each; half of the gradient is sent in the first, and half of the sums after it.
+    return {"message": least / 2, "rank_wire": max(most - least, 0.0) / (4 * gradient_bytes)}
+
+
+def loopback_bytes() -> int:
+    """Bytes that this machine has sent to itself."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.strip().startswith("lo:"))
+
+
+def pickled_bytes(value: object) -> int:
+    """Bytes of a value as Ray sends it: its pickle, and its arrays beside it."""
+    from ray import cloudpickle
+
+    arrays: list[Any] = []
+    size = len(cloudpickle.dumps(value, protocol=5, buffer_callback=arrays.append))
+    return size + sum(array.raw().nbytes for array in arrays)
+
+
+def lost_seconds(run: Timed, wall: float) -> float:
+    """Of a collection, those in which no actor worked: it says what share they are."""
+    transport = sum(fragment.seconds["transport"] for fragment in run.fragments)
+    worked = sum(sum(fragment.seconds.values()) for fragment in run.fragments) - transport
+    return wall * transport / (transport + worked)
+
+
+def measure_head(options: argparse.Namespace, address: str, scratch: Path) -> dict[str, float]:
+    """What the process that collects has to do itself, and what crosses the wire."""
+    rows, group_rows = options.rows, options.group_rows
+    ray = {"kind": "ray", "address": address, "lag": 0}
+    small = {"rows": rows, "group_rows": max(group_rows // 8, 1), "steps": 4}
+    runs = {
+        "large": Timed(recipe_of(rows, group_rows, **ray, actors=1), scratch / "large"),
+        "small": Timed(recipe_of(**small, **ray, actors=1), scratch / "small"),
+        "spread": Timed(recipe_of(**small, **ray, actors=2), scratch / "spread"),
+    }
+    head: dict[str, list[float]] = {name: [] for name in runs}
+    lost, crossed = [], []
+    for _ in range(options.rounds + 1):
+        for name, run in runs.items():
+            for _ in range(1 if name == "large" else 5):
+                wall, sent = time.perf_counter(), loopback_bytes()
+                head[name].append(spent(run.collect, time.thread_time))
+                run.loop.clock.advance(0, 0)
+                if name == "large":
+                    lost.append(lost_seconds(run, time.perf_counter() - wall))
+                    crossed.append(loopback_bytes() - sent)
+    cost = {name: float(np.median(taken[1:])) for name, taken in head.items()}
+    large = runs["large"]
+    groups, few = rows // small["group_rows"], rows // group_rows
+    fragments = sum(pickled_bytes(fragment) for fragment in large.fragments)
+    thin = sum(pickled_bytes(fragment) for fragment in runs["small"].fragments)
+    snapshots = pickled_bytes(large.loop.collector.state_dict())
+    broadcast = packed(large.loop.algorithm.broadcast(large.loop.clock))
+    for run in runs.values():
+        run.close()
+    order = max(cost["spread"] - cost["small"], 0.0)
+    # Two equations: so many fragments and bytes each.
+    amounts = [[few, fragments + snapshots], [groups, thin + snapshots]]
+    fragment, byte = np.linalg.solve(amounts, [cost["large"] - order, cost["small"] - order])
+    wire = max(float(np.median(lost[1:])) - cost["large"], 0.0) / (fragments + snapshots)
+    return {
+        "step_bytes": fragments / (rows * STEPS),
+        "row_bytes": snapshots / rows,
+        "broadcast_bytes": pickled_bytes(broadcast),
+        "order": order,
+        "fragment": max(float(fragment), 0.0),
+        "byte": max(float(byte), 0.0),
+        "wire": wire,
+        "crossed": float(np.median(crossed[1:])) / (fragments + snapshots),
+    }
+
+
+def measure_look(workers: int = 1000) -> float:
+    """Seconds per worker that is waited for of a look at all of them."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Busy:
+        def work(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+    schedule, busy = Schedule(workers), Busy.remote()
+    for worker in range(workers):
+        schedule.join(worker)
+    schedule.begin(0)
+    schedule.orders(0.0)
+    flights = [busy.work.remote(2.0), *(busy.work.remote(0.0) for _ in range(workers - 1))]
+
+    def look() -> None:
+        ray.wait(flights, num_returns=1, timeout=0)
+        schedule.overdue(1.0)
+        for _ in schedule.busy():
+            pass
+
+    taken = [spent(look, time.thread_time) for _ in range(20)]
+    ray.kill(busy)
+    return float(np.median(taken)) / workers
+
+
+def check(options: argparse.Namespace, k: Constants, cores: int, address: str, at: Path) -> float:
+    """Runs at 1, 2 and 4 actors beside what the model says of them; the largest error."""
+    rows, group_rows = options.rows, options.group_rows
+    ray = {"kind": "ray", "address": address, "lag": 1}
+    runs = {
+        actors: Timed(recipe_of(rows, group_rows, **ray, actors=actors), at / f"actors-{actors}")
+        for actors in ACTORS
+    }
+    taken: dict[tuple[int, int], list[float]] = {}
+    for round_number in range(options.rounds + 1):
+        for actors, run in runs.items():
+            # The first one starts the actors.
+            without, within = run.block(BLOCK if round_number else 1)
+            if round_number:
+                taken.setdefault((0, actors), []).append(without)
+                taken.setdefault((1, actors), []).extend(within)
+    for run in runs.values():
+        run.close()
+    print(f"\nseconds of an iteration of {rows * STEPS:,} steps, everything on {cores} cores")
+    print(f"{'lag':>4} {'actors':>6} {'predicted':>9} {'measured':>8} {'ratio':>6}  limit")
+    worst = 0.0
+    for (lag, actors), seconds in sorted(taken.items()):
+        setup = Setup(rows, group_rows, STEPS, MINIBATCHES, lag=lag, workers=actors, cores=cores)
+        cost, found = iteration(k, setup), float(np.median(seconds))
+        ratio = cost.seconds / found
+        worst = max(worst, abs(ratio - 1.0))
+        print(f"{lag:4} {actors:6} {cost.seconds:9.3f} {found:8.3f} {ratio:6.2f}  {cost.limit}")
+    return worst
+
+
+def carry(k: Constants) -> None:
+    """The model far beyond what was measured, for the networks assumed above.
+
+    To the head nothing travels faster than Ray was seen to send it.
+    """
+    wire = max(k.wire, 1 / TEN_GIGABIT)
+    k = replace(k, wire=wire, rank_wire=1 / TEN_GIGABIT, message=MESSAGE)
+    ways = {
+        "Ray, one learner on one core": lambda n: (k, on_ray(n)),
+        "Ray, a learner that is never waited for": lambda n: (
+            replace(k, sample=0.0, update=0.0),
+            on_ray(n),
+        ),
+        "ranks that collect and learn": lambda n: (k, with_learners(k, n, 128, STEPS, 32)),
+    }
+    titles = ("cores", "steps/s", "10^10", "10^11", "buffer", "iteration", "limit")
+    for way, made in ways.items():
+        print(f"\n{way}")
+        print("{:>7} {:>12} {:>10} {:>10} {:>12} {:>9}  {}".format(*titles))
+        for cores in (100, 1000, 10_000):
+            known, setup = made(cores)
+            cost, rate = iteration(known, setup), speed(known, setup)
+            parts = ", ".join(f"{n} {s:.2f}" for n, s in cost.parts.items() if s >= 0.005)
+            where = f"; {setup.ranks} ranks of {setup.threads} + 1" if setup.ranks > 1 else ""
+            print(
+                f"{cores:7,} {rate:12,.0f} {duration(1e10 / rate):>10} "
+                f"{duration(1e11 / rate):>10} {setup.buffer_steps:12,} {cost.seconds:7.2f} s  "
+                f"{cost.limit} ({parts}{where})"
+            )
+
+
+def on_ray(cores: int) -> Setup:
+    """Machines full of actors' threads with a group of 128 rows each, beside the head's."""
+    machines = -(-cores // MACHINE_CORES)
+    threads = cores // machines
+    return Setup(
+        rows=machines * threads * 128,
+        group_rows=128,
+        steps=STEPS,
+        minibatches=32,
+        workers=machines,
+        threads=threads,
+        machines=machines,
+    )
+
+
+def show(k: Constants, crossed: float) -> None:
+    print("\nconstants")
+    for constant in fields(k):
+        value = getattr(k, constant.name)
+        unit, scale = ("us", 1e6)
+        if constant.name.endswith("bytes"):
+            unit, scale = "bytes", 1.0
+        elif constant.name in ("byte", "wire", "rank_wire"):
+            unit, scale = "ns", 1e9
+        elif constant.name == "crowding":
+            unit, scale = "times", 1.0
+        print(f"{constant.name:16} {value * scale:12,.3f} {unit}")
+    print(f"on the loopback interface {crossed:.2f} bytes for each of a fragment or snapshot")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--group-rows", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    judged = report_load()
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        found = measure_alone(options, cores, scratch)
+        policy = etude.plan(recipe_of(options.rows, options.group_rows)).bytes["model"]
+        found |= measure_ranks(policy) | {"gradient_bytes": policy}
+        import ray
+
+        cluster = start(0)
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        cluster.add_node(**node(2 * sum(ACTORS)))
+        found |= measure_head(options, cluster.address, scratch)
+        crossed = found.pop("crossed")
+        constants = Constants(**found, look=measure_look())
+        show(constants, crossed)
+        worst = check(options, constants, cores, cluster.address, scratch)
+        ray.shutdown()
+        cluster.shutdown()
+    carry(constants)
+    judged &= report_load()
+    print(f"scale {worst:.1%} at most between predicted and measured (goal {GOAL:.0%})")
+    return 0 if worst <= GOAL else (1 if judged else 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
