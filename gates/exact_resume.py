@@ -28,7 +28,7 @@ from pathlib import Path
 import etude
 from etude.app.recipes import CATALOG, dump, find
 from etude.core.clock import ClockConfig
-from recorded import record
+from recordings import record
 from results import fingerprint
 
 PHASES = ("", "collect", "train", "test", "save")

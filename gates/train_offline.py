@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from recorded import record
+from recordings import record
 
 GOAL = 0.95
 COEFS = {"offline": 0.4, "imitation": 100.0}

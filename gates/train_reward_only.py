@@ -38,7 +38,7 @@ from etude.app.loading import policy_parts
 from etude.app.run import Run
 from etude.experience.episodes import EpisodeStore
 from machine import report_load
-from recorded import record
+from recordings import record
 
 CORRELATION, MEMORY, SECONDS = 0.8, 1.5 * 2**30, 1800.0
 TRANSITIONS = 100_000
