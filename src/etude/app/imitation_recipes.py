@@ -22,7 +22,7 @@ def imitate_walk() -> Recipe:
     return Recipe(
         name="imitate-walk",
         env=ImitationConfig(clips=("walk",)),
-        policy=PolicyConfig(hidden=(256, 256), activation="silu", init_std=0.1, learn_std=False),
+        policy=PolicyConfig(hidden=(256, 256), activation="silu", init_std=0.2, learn_std=False),
         collector=CollectorConfig(rows=256, group_rows=128, threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
@@ -135,6 +135,7 @@ def imitate_backflip() -> Recipe:
         update={
             "name": "imitate-backflip",
             "env": _bold(("backflip",), future=(1, 4)),
+            "policy": walk.policy.model_copy(update={"init_std": 0.1}),
             "algorithm": walk.algorithm.model_copy(update={"learning_rate": 2e-4}),
             "clock": ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
         }
