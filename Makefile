@@ -15,7 +15,7 @@ format:
 	ruff format .
 	ruff check --fix .
 
-gate:  ## the measured promises; takes up to an hour, on an idle machine
+gate:  ## the measured promises; takes some hours, on an idle machine
 	python gates/rollout_speed.py
 	python gates/update_speed.py
 	python gates/train_reach.py
@@ -29,12 +29,17 @@ gate:  ## the measured promises; takes up to an hour, on an idle machine
 	python gates/exact_resume.py --recipe reach-at-scale --kills 100
 	python gates/exact_resume.py --recipe episodic --kills 100
 	python gates/exact_resume.py --recipe reward-only --kills 100
+	python gates/exact_resume.py --recipe amp-walk --kills 100
 	python gates/memory.py --iterations 2
 	python gates/scaling.py
 	python gates/train_memory.py
 	python gates/train_spread.py
 	python gates/off_policy_speed.py
 	python gates/reward_speed.py
+	python gates/train_imitation.py
+	python gates/train_episodic.py
+	python gates/ranks.py --kills 10
+	python gates/scale.py
 	python gates/ray_speed.py
 	python gates/ray_faults.py --recipe reach-at-scale
 	python gates/ray_faults.py --recipe episodic
