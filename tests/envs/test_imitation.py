@@ -182,6 +182,19 @@ def test_once_through_is_told_however_long_a_clip_loops(
     assert (result.episodes["once"], result.episodes["once_25"]) == (once, once_25)
 
 
+def test_a_loop_that_is_judged_for_less_than_its_length_never_came_to_its_end() -> None:
+    env = Imitation(ImitationConfig(clips=MANY, evaluation_steps=20).for_evaluation(), 3)
+    assert int(env.library.cycles[0]) > 20
+    keep_on_reference(env)
+    env.reset(KEY)
+    once: dict[int, float] = {}
+    while len(once) < 3:
+        result = env.step(still(env))
+        for row, told in zip(result.final_rows, result.episodes.get("once", ()), strict=True):
+            once.setdefault(int(row), told)
+    assert once == {0: 0, 1: 1, 2: 0}  # the kick does not loop
+
+
 def test_motions_are_drawn_by_weight() -> None:
     env = make(600, max_episode_steps=1, terminate_at=None)
     for weights, chances in (

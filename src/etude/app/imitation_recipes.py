@@ -76,8 +76,7 @@ def amp_walk() -> Recipe:
 
 
 def amp_walk_short() -> Recipe:
-    """The same with a memory and a curriculum over two clips for a few seconds, saved and tested
-    often: to kill and resume."""
+    """The same for a few seconds, with a memory and a curriculum: a run to kill and resume."""
     full = amp_walk()
     return full.model_copy(
         update={

@@ -291,7 +291,7 @@ class Imitation(MujocoTask[ImitationView]):
             np.logical_or(view.ended, ends(view), out=view.ended)
         if self._meter is not None:
             known = self.library
-            cycles = np.minimum(known.cycles[self._motion], self._limits)
+            cycles = np.where(known.loops[self._motion], known.cycles[self._motion], self._limits)
             self._meter.add(self._position, known.frames.position[rows], self._elapsed, cycles)
             begun = known.frames.pose[self._rows_at(-self._elapsed)]
             view.travelled[:] = np.linalg.norm(self._pose[:, :2] - begun[:, :2], axis=1)
