@@ -5,6 +5,8 @@
 Trains every variant with every seed, and scores the success rate of training episodes by
 - the steps until it first reaches 80 % (a run that never does counts as its whole budget), and
 - the area under its curve: the mean success rate over all steps of the run.
+Rows count from the time as many episodes as environments have finished: those that finish first
+are the successful ones, and would make any policy look good. Before it the rate counts as 0.
 The end of a run is not compared, since every variant ends near 100 %. Differences are paired by
 seed, with 95 % intervals (Student's t). What is finished is kept in FILE, so a gate that was
 stopped goes on where it was.
@@ -99,11 +101,12 @@ def train(recipe: str, variant: str, seed: int, extra: list[str]) -> dict[str, f
         plan = subprocess.run(
             [*base, "plan", recipe, "--json"], check=True, capture_output=True, text=True
         )
-        steps = int(json.loads(plan.stdout)["geometry"]["buffer_steps"])
-        options += ["--clock.iterations", str(max(ROW_STEPS // steps, 1))]
+        sizes = json.loads(plan.stdout)["geometry"]
+        options += ["--clock.iterations", str(max(ROW_STEPS // sizes["buffer_steps"], 1))]
         subprocess.run([*base, "train", recipe, *options], check=True, capture_output=True)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curve = np.array([row.get("rollout/success_rate", 0.0) for row in rows])
+    curve[[row["episodes"] < sizes["environments"] for row in rows]] = 0.0
     at = np.array([row["timesteps"] for row in rows])
     reached = at[curve >= ENOUGH]
     return {

@@ -57,16 +57,12 @@ class LoadedPolicy:
     def act(self, obs: Any) -> Array:
         """The most likely action, as the environment takes it.
 
-        `obs`: {name: array}, or the array alone where the policy reads one observation; a single
-        observation or rows of them.
+        `obs`: {name: array} with what the actor reads (what only a critic reads may be left out),
+        or the array alone where the actor reads one observation; a single observation or rows of
+        them.
         """
-        names = list(self.policy.observations)
-        named = obs if isinstance(obs, dict) else {names[0]: obs}
-        arrays = {name: np.asarray(named[name], np.float32) for name in names}
-        single = arrays[names[0]].ndim == 1
-        if single:
-            arrays = {name: array[None] for name, array in arrays.items()}
-        rows = len(arrays[names[0]])
+        arrays, single = self._rows(obs)
+        rows = len(next(iter(arrays.values())))
         if any(len(array) != rows for array in self._state.values()):
             raise UsageError(
                 f"This policy has a memory of other rows than the {rows} it is given: call "
@@ -76,6 +72,35 @@ class LoadedPolicy:
         answer, _, self._state = Inference(self.policy)(arrays, state, None)
         actions = self.policy.action.to_env(answer)
         return np.asarray(actions[0]) if single else actions
+
+    def _rows(self, obs: Any) -> tuple[dict[str, Array], bool]:
+        """{name: [rows, n] float32} of what the actor reads; and whether it was a single one."""
+        specs = self.policy.actor_observations
+        if not isinstance(obs, dict):
+            if len(specs) > 1:
+                raise UsageError(
+                    f"This policy acts on {len(specs)} observations: give "
+                    f"{{{', '.join(f'{name!r}: ...' for name in specs)}}} instead of one array."
+                )
+            obs = dict.fromkeys(specs, obs)
+        if missing := [name for name in specs if name not in obs]:
+            raise UsageError(
+                f"This policy acts on {', '.join(map(repr, specs))}; '{missing[0]}' is missing "
+                f"from {', '.join(map(repr, obs)) or 'an empty observation'}."
+            )
+        arrays = {name: np.asarray(obs[name], np.float32) for name in specs}
+        single = all(array.shape == specs[name].shape for name, array in arrays.items())
+        if single:
+            arrays = {name: array[None] for name, array in arrays.items()}
+        rows = {len(array) if array.ndim else 0 for array in arrays.values()}
+        for name, array in arrays.items():
+            if array.shape[1:] != specs[name].shape or len(rows) > 1:
+                raise UsageError(
+                    f"This policy reads '{name}' as {specs[name].shape}, or as rows of that, the "
+                    f"same number of every observation; it was given "
+                    f"{', '.join(f'{n!r} {a.shape}' for n, a in arrays.items())}."
+                )
+        return arrays, single
 
 
 def load_policy(path: str | Path) -> LoadedPolicy:

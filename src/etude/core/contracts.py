@@ -255,12 +255,12 @@ class Fragment:
     moments: dict[str, Tree]
     """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment, for
     every observation that the policy reads."""
+    restarted: Array
+    """[rows] bool: the row began a new episode before the first step, so that it does not continue
+    the fragment before, whose last episode was left open."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: "physics", "environment" and "inference"; "transport" where it came
     from another process. Decides nothing."""
-    restarted: bool = False
-    """All rows began new episodes before the first step: it does not continue the fragment before,
-    whose last episodes were left open."""
 
 
 class Action(NamedTuple):
@@ -276,7 +276,12 @@ class Policy(Protocol):
 
     @property
     def observations(self) -> dict[str, ArraySpec]:
-        """What it reads; environments may give more."""
+        """What it reads to act or to learn; environments may give more."""
+        ...
+
+    @property
+    def actor_observations(self) -> dict[str, ArraySpec]:
+        """What it needs to act: a critic may read more."""
         ...
 
     @property
