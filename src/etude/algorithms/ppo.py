@@ -110,6 +110,13 @@ class PPOConfig(Config):
     )
     normalise_rewards: bool = Field(True, description="Divide by the spread of the return.")
 
+    def schedules(self, progress: float) -> dict[str, float]:
+        """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
+        rates = (self.learning_rate, self.learning_rate * self.final_learning_rate)
+        beta = {"priority_beta": _between(self.priority_beta, 1.0, progress)}
+        drawn = beta if self.sampling == "prioritised" else {}
+        return {"learning_rate": _between(*rates, progress), **drawn}
+
 
 class LearnerConfig(Config):
     """How learning is spread out. Shards and threads are part of a run's geometry."""
@@ -219,10 +226,8 @@ class PPO:
         yield from self.rewards.update(key.child("rewards"))
         config, count = self.config, self.geometry.num_minibatches
         size = self.geometry.segments_per_minibatch // self.geometry.shards
-        learning_rate = config.learning_rate * _between(
-            1.0, config.final_learning_rate, clock.progress
-        )
-        beta = _between(config.priority_beta, 1.0, clock.progress)
+        schedules = config.schedules(clock.progress)
+        learning_rate, beta = schedules["learning_rate"], schedules.get("priority_beta", 1.0)
         for epoch in range(config.update_epochs):
             draws = [
                 shard.draw(key.child("permutation", epoch, s), count, size, config, beta)
@@ -318,7 +323,12 @@ class PPO:
     def load_policy(self, arrays: Tree) -> None:
         self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
 
-    def start_from(self, arrays: Tree) -> None:
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        """The value function comes with the scale of the returns it predicts, or not at all."""
+        if training is None:
+            arrays = {**self.policy.state_dict(), **self.policy.actor_arrays(arrays)}
+        else:
+            self.scaler.moments = self.scaler.moments_in(training["rewards"])
         self.load_policy(arrays)
         self.initial.copy_(self.flat.data)
 

@@ -367,8 +367,12 @@ class Algorithm(Protocol):
         """Put back the arrays of `policy_parts`."""
         ...
 
-    def start_from(self, arrays: Tree) -> None:
-        """Begin a new run with the arrays of another run's `policy_parts`."""
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        """Begin a new run with what another one learned.
+
+        arrays: those of its `policy_parts`. training: its `state_dict` at that time; None where
+        only the policy was kept, and then whatever else is learned begins anew.
+        """
         ...
 
     def retire(self, states: list[Tree]) -> None:

@@ -182,6 +182,11 @@ class ActorCritic(BasePolicy):
         A memoryless policy takes any leading shape, and its memory is None.
         """
 
+    @staticmethod
+    def actor_arrays(arrays: Tree) -> Tree:
+        """Of a policy's arrays, those that it acts by: all but the value function's own."""
+        return {name: x for name, x in arrays.items() if not name.startswith("critic.")}
+
     def _distribution(self, outputs: torch.Tensor) -> Distribution:
         if self.action.kind == "box":
             return DiagonalGaussian(outputs, self.log_std)

@@ -144,4 +144,9 @@ class RewardScaler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.running = np.array(state["running"])
-        self.moments = {name: np.asarray(value) for name, value in state["moments"].items()}
+        self.moments = self.moments_in(state)
+
+    @staticmethod
+    def moments_in(state: dict[str, Any]) -> Tree:
+        """What a state knows of returns in general: all of it but the rows' own."""
+        return {name: np.asarray(value) for name, value in state["moments"].items()}
