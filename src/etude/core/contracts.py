@@ -173,7 +173,9 @@ class BatchEnv(Protocol):
 
     One whose motion a reference can judge has the observation "style", [frames, features] float32,
     the last frames of motion of this episode, newest last; and `style_windows()`, [n, frames,
-    features], the reference's.
+    features], the reference's. Where the reference is of several motions it also has the
+    observation "motion", [1] float32, and `style_motions()`, [n] int64: the number of the motion
+    that a row practises, and that each window is of.
     """
 
     num_rows: int
