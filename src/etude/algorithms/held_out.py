@@ -102,14 +102,16 @@ def _clips(store: EpisodeStore, config: DatasetConfig) -> tuple[Array, Array]:
     return draw_clips(store.lengths, num, Key(0))
 
 
-def split(returns: Array, held_out: float, groups: Array) -> tuple[Array, Array]:
+def split(returns: Array, held_out: float, groups: Array | None = None) -> tuple[Array, Array]:
     """Numbers of the episodes to learn from and of those held out, each ascending int64.
 
-    Episodes [n] of one of `groups` [n] int64 share steps and stay together. Of all groups the
+    Episodes [n] of one of `groups` [n] int64 share steps and stay together; without groups each
+    is on its own. Of all groups the
     part `held_out` is taken, but at least one, and at least one is left: evenly spaced in the
     order of their mean returns, so that both sides hold good and bad ones. The same returns give
     the same sides, without a random number.
     """
+    groups = np.arange(len(returns)) if groups is None else groups
     _, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
     total = len(counts)
     num = min(max(round(held_out * total), 1), total - 1) if held_out else 0
@@ -145,6 +147,7 @@ class EpisodesOf:
         self.returns: Array = store.returns[numbers]
         self.returns[clips] = store.returns_until(numbers[clips], self.lengths[clips])
         self.num_episodes, self.num_clips = len(numbers), len(clips)
+        self.num_evicted = 0
         self._ends: Array = np.cumsum(self.lengths)
         self._whole = np.flatnonzero(~self._is_clip)
         self._whole_ends: Array = np.cumsum(self.lengths[self._whole])
