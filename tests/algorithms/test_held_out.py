@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split, split_st
 from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
+from etude.experience import episodes_files
 from etude.experience.episodes import DamagedStore, EpisodeStore
 from etude.experience.episodes_labels import Labels
 from etude.runs.files import Disk
@@ -74,6 +76,39 @@ def test_a_lost_or_altered_table_is_an_error_and_never_a_leak(tmp_path: Path) ->
     (path / "sealed.json").write_text(json.dumps(seal))
     with pytest.raises(UsageError, match=r"made by an older version.*import or record it again"):
         EpisodeStore.open(path)
+
+
+def test_no_table_is_too_large_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_clips(tmp_path).path
+    monkeypatch.setattr(episodes_files, "_MOST_JSON", 1500)
+    assert (path / "labels.json").stat().st_size > 1500
+    assert EpisodeStore.open(path).labels.sources[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("group", 5),  # an episode that comes later
+        ("group", -1),
+        ("group", 0.0),
+        ("group", True),
+        ("task", 1),
+        ("name", None),
+        ("success", 1),
+        ("rewarded", None),
+    ],
+)
+def test_a_table_from_a_stranger_is_checked(column: str, value: Any, tmp_path: Path) -> None:
+    path = toy_dataset(tmp_path / "data", 3)
+    document = json.loads((path / "labels.json").read_text())
+    for changed in ({column: [value] * 3}, {column: document[column][:2]}, {column: 3}):
+        text = json.dumps(document | changed)
+        (path / "labels.json").write_text(text)
+        seal = json.loads((path / "sealed.json").read_text())
+        seal["labels"] = hashlib.sha256(text.encode()).hexdigest()
+        (path / "sealed.json").write_text(json.dumps(seal))
+        with pytest.raises(DamagedStore, match=r"labels\.json"):
+            EpisodeStore.open(path)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 5, 7, 10, 40, 101])

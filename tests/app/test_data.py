@@ -102,6 +102,21 @@ def test_clips_are_even_and_never_whole() -> None:
     assert len(draw_clips(np.array([1]), 1, Key(0))[0]) == 0
 
 
+def test_what_became_of_a_clip_is_known_only_where_the_rewards_tell(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File(demos, "a") as file:
+        file["data/demo_0/rewards"][:] = 0  # a failure
+        file["data/demo_1/rewards"][1:] = 1  # a success from its second step on
+        file["data/demo_2/rewards"][:] = 1  # nobody knows
+    run(capsys, "import", demos, tmp_path / "out", "--add-truncated", 4)
+    labels = EpisodeStore.open(tmp_path / "out").labels
+    wholes = [s for s, k in zip(labels.successes, labels.kinds, strict=True) if k == "whole"]
+    clips = [s for s, k in zip(labels.successes, labels.kinds, strict=True) if k == "clip"]
+    assert wholes == [False, True, None, True]
+    assert clips == [False, None, None, False]
+
+
 def test_real_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not REAL.exists():
         pytest.skip(f"needs {REAL}, which is not part of the repository")

@@ -15,6 +15,7 @@ import pytest
 
 from etude import load_reward
 from etude.app import cli
+from etude.app.run import Run
 from etude.experience.episodes import EpisodeStore
 
 TASKS = {
@@ -81,7 +82,6 @@ def begin_and_stop(*arguments: str) -> list[str]:
     return lines
 
 
-@pytest.mark.slow
 def test_from_the_files_to_a_reward_without_further_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +113,27 @@ def test_from_the_files_to_a_reward_without_further_flags(
     assert any("because all 9 returns are 1" in note for note in plan["notes"])
     assert any("1 of 9 episodes are held out" in note for note in plan["notes"])
 
+    learns = ("train", "reward-only-debug", "--algorithm.dataset", "D", "--folder", "run")
+    etude(capsys, *learns)
+    (row,) = Run(tmp_path / "run").rows()
+    assert row["updates"] == 1
+    assert np.isfinite(row["train/R_loss"])
+    assert abs(row["eval/return_correlation"]) == pytest.approx(1.0)  # one episode, and its clip
+
+
+@pytest.mark.slow
+def test_the_recipe_runs_as_it_is_and_its_reward_is_judged_and_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    etude(capsys, "data", "import", *write_libero(tmp_path / "files"), "D")
     lines = begin_and_stop("reward-only", "--algorithm.dataset", "D", "--folder", "run")
     losses = [float(line.split("R loss ")[1].split(",")[0]) for line in lines if "R loss" in line]
     assert len(losses) >= 2
     assert np.isfinite(losses).all()
     shown = etude(capsys, "eval", "run")
     assert "1 episodes and 1 clips" in shown
+    steps, _ = EpisodeStore.open(tmp_path / "D").episode(8)
     rewards = load_reward(tmp_path / "run").rewards(steps.obs, steps.actions, steps.next_obs)
     assert rewards.shape == (LENGTHS[-1] - 1,)
 

@@ -166,8 +166,15 @@ def _append(
         obs = {key: array[: cut + 1] for key, array in episode.obs.items()}
         rewards = episode.rewards[:cut]
         store.append_episode(obs, episode.actions[:cut], rewards, False)
-        success = None if known.success is None else bool(rewards.sum() > 0)
+        success = _clip_success(known.success, episode.rewards, cut)
         labels.add(f"{name}[:{cut}]", "clip", number, success, known.rewarded, task)
+
+
+def _clip_success(success: bool | None, rewards: Array, cut: int) -> bool | None:
+    """Whether the first `cut` steps succeed: not if the episode fails or is rewarded later."""
+    if success and rewards[cut:].any() and not rewards[:cut].any():
+        return False
+    return None if success else success
 
 
 def _check_same(before: Summary, now: Summary) -> None:
