@@ -62,6 +62,16 @@ def random_dataset(path: Path, spec: EnvSpec, scale: float = 1.0) -> Path:
     return path
 
 
+def equal_dataset(path: Path, like: Path) -> Path:
+    """Six episodes that all earn 1, at their end."""
+    store = EpisodeStore.create(path, EpisodeStore.open(like).geometry, Disk())
+    for i in range(6):
+        obs = {"state": np.full((4, 2), i, np.float32), "progress": np.zeros((4, 1), np.float32)}
+        store.append_episode(obs, np.zeros((3, 2), np.float32), np.eye(3, dtype="f4")[-1], True)
+    store.seal().close()
+    return path
+
+
 def spec_of(config: Any) -> EnvSpec:
     env = make_env(config, 2)
     env.close()
@@ -216,11 +226,7 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
         make_plan(small(data, collector={"lag": 1}))
     with pytest.raises(UsageError, match="holds a policy to a dataset, and there is none"):
         make_plan(small(data, algorithm={"dataset": ""}).model_copy(update={"env": ReachConfig()}))
-    equal = EpisodeStore.create(tmp_path / "equal", EpisodeStore.open(data).geometry, Disk())
-    for i in range(6):
-        obs = {"state": np.full((4, 2), i, np.float32), "progress": np.zeros((4, 1), np.float32)}
-        equal.append_episode(obs, np.zeros((3, 2), np.float32), np.eye(3, dtype="f4")[-1], True)
-    equal.seal().close()
+    equal_dataset(tmp_path / "equal", data)
     with pytest.raises(UsageError, match="teaches no reward: all 5 returns are 1"):
         make_plan(small(tmp_path / "equal", algorithm={"add_truncated": 0}))
     notes = make_plan(small(tmp_path / "equal")).notes
@@ -248,8 +254,13 @@ class Accident(etude.Callback):
             raise RuntimeError("an accident")
 
 
-def test_a_run_that_was_cut_off_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    recipe = small(toy_dataset(tmp_path / "data"), learner={"shards": 2})
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(clips: bool, tmp_path: Path) -> None:
+    data = toy_dataset(tmp_path / "data")
+    if clips:
+        data = equal_dataset(tmp_path / "equal", data)
+    recipe = small(data, learner={"shards": 2})
+    assert [s.num_clips for s in open_data(recipe).shards(2)] == ([2, 3] if clips else [0, 0])
     whole = train(recipe, tmp_path / "whole")
     with pytest.raises(RuntimeError, match="an accident"):
         train(recipe, tmp_path / "cut", callbacks=[Accident(55)])

@@ -161,7 +161,7 @@ def test_a_file_without_rewards_gives_none(tmp_path: Path) -> None:
     assert [e.rewarded for e in summary.episodes] == [False] * 3
     assert summary.num_successes is None
     assert [e.rewards.any() for e in read(path)] == [False] * 3
-    assert any("have no rewards: policies can be learned" in note for note in summary.notes)
+    assert any("--assume-success --success-reward 1" in note for note in summary.notes)
 
 
 def test_without_dones_an_episode_was_truncated(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ class EpisodesOf:
         self._is_clip = self.lengths < whole
         clips = np.flatnonzero(self._is_clip)
         self.returns: Array = store.returns[numbers]
-        self.returns[clips] = store.returns_until(numbers[clips], self.lengths[clips])
+        self.returns[clips] = _sums(store, numbers[clips], self.lengths[clips])
         self.num_episodes, self.num_clips = len(numbers), len(clips)
         self.num_evicted = 0
         self._ends: Array = np.cumsum(self.lengths)
@@ -164,10 +164,14 @@ class EpisodesOf:
 
     def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
         """`num` transitions, uniform and with replacement; a clip adds none to its episode's."""
+        return self._steps(*self._draw(generator, num))
+
+    def _draw(self, generator: np.random.Generator, num: int) -> tuple[Array, Array]:
+        """Places [num] and offsets [num] of steps of whole episodes."""
         drawn = generator.integers(0, self.num_transitions, num)
         among = self._whole_ends.searchsorted(drawn, "right")
-        places = self._whole[among]
-        return self._steps(places, drawn - (self._whole_ends[among] - self.lengths[places]))
+        places: Array = self._whole[among]
+        return places, drawn - (self._whole_ends[among] - self.lengths[places])
 
     def sample_subsets(
         self, generator: np.random.Generator, num_subsets: int, num_steps: int
@@ -198,6 +202,11 @@ class EpisodesOf:
             self._action.from_env(steps.actions)
         return steps
 
+    def sample_actions(self, generator: np.random.Generator, num: int) -> Array:
+        """Stored actions of `num` transitions, [num, n]; nothing else is read of them."""
+        places, offsets = self._draw(generator, num)
+        return self._store.column("actions", self.numbers[places], offsets)
+
     def append(self, fragments: Sequence[Steps]) -> None:
         """Refused: a dataset is finished."""
         raise EtudeError(f"{self.path} cannot be appended to: it is sealed.")
@@ -224,3 +233,12 @@ class EpisodesOf:
 
     def close(self) -> None:
         self._store.close()
+
+
+def _sums(store: EpisodeStore, episodes: Array, steps: Array) -> Array:
+    """[n] float64: what the first `steps` [n] of `episodes` [n] earn, added in their order."""
+    if not len(episodes):
+        return np.empty(0)
+    ends, of = np.cumsum(steps), np.arange(len(episodes)).repeat(steps)
+    offsets = np.arange(ends[-1]) - (ends - steps)[of]
+    return np.bincount(of, store.column("rewards", episodes[of], offsets))

@@ -90,7 +90,8 @@ def _bounds(store: EpisodeStore) -> ActionSpec:
         raise UsageError(
             f"The actions of {store.path} are {spec.dtype}: sac and td3 learn actions in a box."
         )
-    sample = store.sample_transitions(Key(0).child("probe").generator(), _PROBE).actions
+    every = EpisodesOf(store, np.arange(store.num_episodes))
+    sample = every.sample_actions(Key(0).child("probe").generator(), _PROBE)
     low, high = np.minimum(sample.min(0), -1.0), np.maximum(sample.max(0), 1.0)
     return ActionSpec("box", tuple(low.tolist()), tuple(high.tolist()))
 

@@ -269,8 +269,7 @@ def notes_of(episodes: Sequence[Described], options: ReadOptions) -> list[str]:
             )
     elif unrewarded:
         notes.append(
-            f"{unrewarded:,} of {num} episodes have no rewards: policies can be learned from "
-            "them, rewards cannot. If all of them succeeded, --assume-success --success-reward 1 "
+            "If the episodes without rewards all succeeded, --assume-success --success-reward 1 "
             "says so."
         )
     return notes

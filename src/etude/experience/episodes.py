@@ -291,15 +291,12 @@ class EpisodeStore:
         steps = self.transitions(np.full(length, number), np.arange(length))
         return steps, float(self._index.returns[number])
 
-    def returns_until(self, places: Array, steps: Array) -> Array:
-        """[n] float64: sums of the first `steps` [n] rewards of episodes, read alone."""
+    def column(self, name: str, places: Array, offsets: Array) -> Array:
+        """One field of steps `offsets` [n] of the episodes at `places` [n], read alone."""
         starts, _ = self._index.look_up(places)
-        ends = np.cumsum(steps)
-        offsets = np.arange(ends[-1] if len(ends) else 0) - (ends - steps).repeat(steps)
-        part = record_of({"rewards": self.geometry.specs["rewards"]})
-        slots = starts.repeat(steps) + offsets * self.lanes
-        rewards = self._steps.gather(slots, part)["rewards"] if len(slots) else np.empty(0)
-        return np.bincount(np.arange(len(places)).repeat(steps), rewards, len(places))
+        part = record_of({name: self.geometry.specs[name]})
+        found: Array = self._steps.gather(starts + offsets * self.lanes, part)[name]
+        return found
 
     def transitions(self, places: Array, offsets: Array) -> Transitions:
         """Steps `offsets` [n] of the episodes at `places` [n] of the index, and what followed."""
