@@ -106,10 +106,9 @@ def split(returns: Array, held_out: float, groups: Array | None = None) -> tuple
     """Numbers of the episodes to learn from and of those held out, each ascending int64.
 
     Episodes [n] of one of `groups` [n] int64 share steps and stay together; without groups each
-    is on its own. Of all groups the
-    part `held_out` is taken, but at least one, and at least one is left: evenly spaced in the
-    order of their mean returns, so that both sides hold good and bad ones. The same returns give
-    the same sides, without a random number.
+    episode is on its own. The part `held_out` of all groups is taken, but at least one, and at
+    least one is left. They are evenly spaced in the order of their mean returns, so that both
+    sides hold good and bad ones. The same returns give the same sides, without a random number.
     """
     groups = np.arange(len(returns)) if groups is None else groups
     _, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
@@ -147,7 +146,7 @@ class EpisodesOf:
         self.returns: Array = store.returns[numbers]
         self.returns[clips] = _sums(store, numbers[clips], self.lengths[clips])
         self.num_episodes, self.num_clips = len(numbers), len(clips)
-        self.num_evicted = 0
+        self.num_evicted = 0  # as a store that still grows counts them
         self._ends: Array = np.cumsum(self.lengths)
         self._whole = np.flatnonzero(~self._is_clip)
         self._whole_ends: Array = np.cumsum(self.lengths[self._whole])
