@@ -37,6 +37,8 @@ PATIENCE = 30.0
 def write_demos(path: Path) -> bytes:
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
+        task = '{"language_instruction": "put the bowl on the plate"}'
+        file.create_group("data").attrs["problem_info"] = task
         for number, steps in enumerate((5, 12, 3, 8)):
             demo = file.create_group(f"data/demo_{number}")
             image = rng.integers(0, 256, (steps, 8, 8, 3), np.uint8)

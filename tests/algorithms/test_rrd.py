@@ -407,9 +407,14 @@ def test_equal_returns_are_refused_unless_told_otherwise(tmp_path: Path) -> None
     for length in (5, 7, 9, 30):
         put(store, np.random.default_rng(length).normal(size=(length + 1, 4)), np.eye(length)[-1])
     store.seal()
-    with pytest.raises(UsageError, match=r"all 4 returns are 1, so a constant.*Add episodes"):
-        model(tmp_path / "data")
+    with pytest.raises(UsageError, match=r"all 3 returns are 1, so a constant.*Add episodes"):
+        model(tmp_path / "data", add_truncated=0)
     assert iterate(model(tmp_path / "data", allow_equal_returns=True), range(1))
+    # By itself each episode is also seen cut short, which earns nothing.
+    learner = model(tmp_path / "data")
+    assert sorted(learner.training.returns.tolist()) == [0.0] * 3 + [1.0] * 3
+    assert sorted(learner.held_out.returns.tolist()) == [0.0, 1.0]
+    assert iterate(learner, range(1))
 
 
 def test_contrast_is_asked_of_what_is_learned_from(tmp_path: Path) -> None:
@@ -418,10 +423,9 @@ def test_contrast_is_asked_of_what_is_learned_from(tmp_path: Path) -> None:
         rewards = np.eye(6)[-1] * (number == 9)  # one success, the last by return
         put(store, np.random.default_rng(number).normal(size=(7, 4)), rewards)
     store.seal()
-    held = 1.0 / 18  # every 18th by return, the tenth first: the one success
-    assert split(store.returns, held)[1].tolist() == [9]
-    with pytest.raises(UsageError, match="all 9 returns are 0"):
-        model(tmp_path / "data", held_out=held)
+    assert split(store.returns, 0.5)[1].tolist() == [1, 3, 5, 7, 9]
+    with pytest.raises(UsageError, match="all 5 returns are 0"):
+        model(tmp_path / "data", held_out=0.5)
 
 
 def test_the_split_holds_out_good_and_bad_and_training_never_sees_it(tmp_path: Path) -> None:

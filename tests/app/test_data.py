@@ -13,13 +13,13 @@ import pytest
 import etude
 from etude.app import data_record, recipes
 from etude.app.data import data_main
-from etude.app.data_import import draw_clips
 from etude.app.data_pictures import QuickCamera
 from etude.app.data_record import RecordOptions, record
 from etude.app.data_tasks import make_shown
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs import offscreen
+from etude.experience.contrast import draw_clips
 from etude.experience.datasets import DataError
 from etude.experience.episodes import DamagedStore, EpisodeStore
 
@@ -61,7 +61,7 @@ def test_inspect(demos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["observations"]["agentview_rgb"] == {"shape": [16, 16, 3], "dtype": "uint8"}
     text = run(capsys, "inspect", demos)
     assert "Every return is 1: a return decomposition learns nothing from this." in text
-    assert "--add-truncated N" in text
+    assert "Learning a reward adds clips" in text
 
 
 def test_import_keeps_every_bit_and_clips_give_contrast(
@@ -71,19 +71,19 @@ def test_import_keeps_every_bit_and_clips_give_contrast(
     assert facts["episodes"] == 10
     assert facts["returns"]["min"] == 0
     assert facts["contrast"] is True
-    assert any("6 of the 10 episodes are clips" in note for note in facts["notes"])
-    about = json.loads((tmp_path / "out/about.json").read_text())["episodes"]
+    assert any("6 clips that end before" in note for note in facts["notes"])
     store = EpisodeStore.open(tmp_path / "out")
+    labels = store.labels
+    assert sorted(labels.kinds) == ["clip"] * 6 + ["whole"] * 4
     with h5py.File(demos) as file:
-        for number, kept in enumerate(about):
+        for number, (kind, source) in enumerate(zip(labels.kinds, labels.sources, strict=True)):
             steps, total = store.episode(number)
-            name = kept["kind"].removeprefix("clip of ") if "clip" in kept["kind"] else kept["name"]
-            demo, length = file[f"data/{name}"], kept["steps"]
+            demo, length = file[f"data/{labels.names[source]}"], len(steps.rewards)
             image = demo["obs/agentview_rgb"][:]
             np.testing.assert_array_equal(steps.obs["agentview_rgb"], image[:length])
             np.testing.assert_array_equal(steps.next_obs["agentview_rgb"], image[1 : length + 1])
-            assert steps.truncated[-1] == (kept["kind"] != "whole")
-            assert total == (kept["kind"] == "whole")
+            assert steps.truncated[-1] == (kind == "clip")
+            assert total == labels.successes[number] == (kind == "whole")
     assert run_json(capsys, "validate", tmp_path / "out")["valid"] is True
     again = run_json(capsys, "import", demos, tmp_path / "again", "--add-truncated", 6)
     assert again["episodes"] == 10
@@ -93,13 +93,28 @@ def test_import_keeps_every_bit_and_clips_give_contrast(
 
 def test_clips_are_even_and_never_whole() -> None:
     lengths = np.array([2, 50, 1, 9])
-    clips = draw_clips(lengths, 9, 0)
-    assert {episode: len(cuts) for episode, cuts in clips.items()} == {0: 3, 1: 3, 3: 3}
-    assert all(1 <= cut < lengths[episode] for episode, cuts in clips.items() for cut in cuts)
-    assert draw_clips(lengths, 9, 0) == clips
-    assert draw_clips(lengths, 9, 1) != clips
-    with pytest.raises(UsageError, match="leave out --add-truncated"):
-        draw_clips(np.array([1]), 1, 0)
+    episodes, steps = draw_clips(lengths, 9, Key(0))
+    assert np.bincount(episodes).tolist() == [3, 3, 0, 3]
+    assert (steps >= 1).all()
+    assert (steps < lengths[episodes]).all()
+    np.testing.assert_array_equal(draw_clips(lengths, 9, Key(0)), (episodes, steps))
+    assert (draw_clips(lengths, 9, Key(1))[1] != steps).any()
+    assert len(draw_clips(np.array([1]), 1, Key(0))[0]) == 0
+
+
+def test_what_became_of_a_clip_is_known_only_where_the_rewards_tell(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File(demos, "a") as file:
+        file["data/demo_0/rewards"][:] = 0  # a failure
+        file["data/demo_1/rewards"][1:] = 1  # a success from its second step on
+        file["data/demo_2/rewards"][:] = 1  # nobody knows
+    run(capsys, "import", demos, tmp_path / "out", "--add-truncated", 4)
+    labels = EpisodeStore.open(tmp_path / "out").labels
+    wholes = [s for s, k in zip(labels.successes, labels.kinds, strict=True) if k == "whole"]
+    clips = [s for s, k in zip(labels.successes, labels.kinds, strict=True) if k == "clip"]
+    assert wholes == [False, True, None, True]
+    assert clips == [False, None, None, False]
 
 
 def test_real_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,13 +135,24 @@ def test_a_failed_import_leaves_nothing(demos: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_episodes_must_be_alike(demos: Path, tmp_path: Path) -> None:
+def test_what_is_not_of_one_size_is_left_out(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with h5py.File(demos, "a") as file:
         file["data/demo_3/obs/more"] = np.zeros((40, 2))
-    with pytest.raises(DataError, match=r"demo_3: 'more' is float32.* --obs"):
-        data_main(["import", str(demos), str(tmp_path / "out")])
-    data_main(["import", str(demos), str(tmp_path / "out"), "--obs", "joint_states"])
-    assert list(EpisodeStore.open(tmp_path / "out").geometry.observations) == ["joint_states"]
+        del file["data/demo_1/obs/agentview_rgb"]
+        file["data/demo_1/obs/agentview_rgb"] = np.zeros((30, 8, 8, 3), np.uint8)
+    facts = run_json(capsys, "import", demos, tmp_path / "out")
+    assert list(facts["observations"]) == ["joint_states"]
+    assert any("'agentview_rgb', 'more' in the same size" in note for note in facts["notes"])
+    with pytest.raises(DataError, match=r"demo_1: 'agentview_rgb' is uint8 \[8, 8, 3\] here"):
+        data_main(["import", str(demos), str(tmp_path / "no"), "--obs", "agentview_rgb"])
+    with h5py.File(demos, "a") as file:
+        del file["data/demo_3/actions"]
+        file["data/demo_3/actions"] = np.zeros((40, 6))
+    with pytest.raises(DataError, match=r"demo_3: 'actions' is float32 \[6\] here"):
+        data_main(["import", str(demos), str(tmp_path / "no")])
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_damaged_store_is_named(
@@ -147,7 +173,8 @@ def test_a_damaged_store_is_named(
     [
         (["inspct"], "no command 'etude data inspct'. Did you mean 'inspect'?"),
         (["inspect", "nowhere.hdf5"], "no such file or folder"),
-        (["import", "x.hdf5"], "Name the out first"),
+        (["import", "x.hdf5"], "Name the files to read, then the folder to make"),
+        (["import", "x.hdf5", "x.hdf5", "y"], "named twice"),
         (["import", "x.hdf5", "y", "--ob", "z"], "did you mean --obs?"),
         (["record", "ppo", "y"], "recorded of reach and pick-place"),
         (["record", "reach", ".", "--image-size", "0"], "exists already"),
@@ -174,14 +201,13 @@ def test_recorded_demonstrations(
     )
     assert (facts["episodes"], facts["successes"]) == (20, 12)
     store = EpisodeStore.open(out)
-    about = json.loads((out / "about.json").read_text())["episodes"]
-    for number in range(20):
+    for number, success in enumerate(store.labels.successes):
         steps, total = store.episode(number)
         progress = np.concatenate([steps.obs["progress"], steps.next_obs["progress"][-1:]])[:, 0]
         assert progress[0] == 0.0
         assert progress.min() >= 0.0
-        assert (progress[-1] == 1.0) == about[number]["success"] == (total == 1.0)
-        assert steps.terminated[-1] >= about[number]["success"]
+        assert (progress[-1] == 1.0) == success == (total == 1.0)
+        assert steps.terminated[-1] >= success
         assert np.abs(steps.actions).max() <= 1.0
         np.testing.assert_array_equal(steps.obs["state"][1:], steps.next_obs["state"][:-1])
     run(capsys, "validate", out)
@@ -200,7 +226,7 @@ def test_a_recording_can_be_made_again(tmp_path: Path) -> None:
 
 
 def test_the_tasks_own_rewards(tmp_path: Path) -> None:
-    store, _ = record(
+    store = record(
         recipes.find("reach"), tmp_path / "out", RecordOptions(8, image_size=0, reward="task")
     )
     assert len(np.unique(store.returns)) == 8
@@ -239,7 +265,7 @@ def test_recorded_pictures_show_the_episode(tmp_path: Path) -> None:
     recipe = recipes.find("reach")
     for workers in (1, 2):
         options = RecordOptions(4, image_size=48, workers=workers)
-        store, _ = record(recipe, tmp_path / f"out{workers}", options)
+        store = record(recipe, tmp_path / f"out{workers}", options)
     seals = [(tmp_path / f"out{n}/sealed.json").read_bytes() for n in (1, 2)]
     assert seals[0] == seals[1], "the number of workers changes the pictures"
     steps, _ = store.episode(0)

@@ -62,6 +62,16 @@ def random_dataset(path: Path, spec: EnvSpec, scale: float = 1.0) -> Path:
     return path
 
 
+def equal_dataset(path: Path, like: Path) -> Path:
+    """Six episodes that all earn 1, at their end."""
+    store = EpisodeStore.create(path, EpisodeStore.open(like).geometry, Disk())
+    for i in range(6):
+        obs = {"state": np.full((4, 2), i, np.float32), "progress": np.zeros((4, 1), np.float32)}
+        store.append_episode(obs, np.zeros((3, 2), np.float32), np.eye(3, dtype="f4")[-1], True)
+    store.seal().close()
+    return path
+
+
 def spec_of(config: Any) -> EnvSpec:
     env = make_env(config, 2)
     env.close()
@@ -133,7 +143,7 @@ def test_observations_are_normalised_by_the_dataset_once(tmp_path: Path) -> None
     recipe = small(toy_dataset(tmp_path / "data"))
     agent, data = learner(recipe, tmp_path / "run"), open_data(recipe)
     states = np.concatenate(
-        [data.store.episode(int(n))[0].obs["state"] for n in data.learned]
+        [data.store.episode(int(n))[0].obs["state"] for n in data.training.numbers]
     ).astype(np.float64)
     norm = agent.policy.normalisers["state"]
     spread = states.std(0)
@@ -195,8 +205,12 @@ def test_a_policy_is_tested_in_an_environment_that_fits(tmp_path: Path) -> None:
 def test_actions_of_an_environment_become_those_of_a_policy(tmp_path: Path) -> None:
     config = GymConfig(id="Pendulum-v1")
     data = random_dataset(tmp_path / "data", spec_of(config), scale=2.0)
-    with pytest.raises(UsageError, match=r"go up to .* name the one they are for"):
-        make_plan(small(data))
+    # Without an environment nothing is clipped: the policy has the range of the dataset.
+    largest = max(np.abs(EpisodeStore.open(data).episode(n)[0].actions).max() for n in range(20))
+    free = open_data(small(data))
+    assert max(free.spec.action.high[0], -free.spec.action.low[0]) == pytest.approx(largest)
+    plan = make_plan(small(data))
+    assert any("Actions go beyond [-1, 1] in 1 of 1 dimensions" in note for note in plan.notes)
     found = open_data(small(data).model_copy(update={"env": config}))
     drawn = found.shards(1)[0].sample_transitions(np.random.default_rng(0), 500).actions
     assert 0.9 < np.abs(drawn).max() <= 1.0
@@ -212,13 +226,11 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
         make_plan(small(data, collector={"lag": 1}))
     with pytest.raises(UsageError, match="holds a policy to a dataset, and there is none"):
         make_plan(small(data, algorithm={"dataset": ""}).model_copy(update={"env": ReachConfig()}))
-    equal = EpisodeStore.create(tmp_path / "equal", EpisodeStore.open(data).geometry, Disk())
-    for i in range(6):
-        obs = {"state": np.full((4, 2), i, np.float32), "progress": np.zeros((4, 1), np.float32)}
-        equal.append_episode(obs, np.zeros((3, 2), np.float32), np.eye(3, dtype="f4")[-1], True)
-    equal.seal().close()
+    equal_dataset(tmp_path / "equal", data)
     with pytest.raises(UsageError, match="teaches no reward: all 5 returns are 1"):
-        make_plan(small(tmp_path / "equal"))
+        make_plan(small(tmp_path / "equal", algorithm={"add_truncated": 0}))
+    notes = make_plan(small(tmp_path / "equal")).notes
+    assert any("6 clips that end before their episode does are added" in n for n in notes)
     given = small(tmp_path / "equal").model_copy(update={"rewards": REWARD_KINDS["given"]()})
     assert make_plan(given).counts["updates"] == 80
 
@@ -242,8 +254,13 @@ class Accident(etude.Callback):
             raise RuntimeError("an accident")
 
 
-def test_a_run_that_was_cut_off_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    recipe = small(toy_dataset(tmp_path / "data"), learner={"shards": 2})
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_run_that_was_cut_off_goes_on_bit_for_bit(clips: bool, tmp_path: Path) -> None:
+    data = toy_dataset(tmp_path / "data")
+    if clips:
+        data = equal_dataset(tmp_path / "equal", data)
+    recipe = small(data, learner={"shards": 2})
+    assert [s.num_clips for s in open_data(recipe).shards(2)] == ([2, 3] if clips else [0, 0])
     whole = train(recipe, tmp_path / "whole")
     with pytest.raises(RuntimeError, match="an accident"):
         train(recipe, tmp_path / "cut", callbacks=[Accident(55)])

@@ -94,9 +94,8 @@ def test_robomimic_with_next_observations(tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             first.obs["joint_states"][1:], demo["next_obs/joint_states"][:].astype(np.float32)
         )
-        np.testing.assert_array_equal(
-            first.actions, np.clip(demo["actions"][:].astype(np.float32), -1, 1)
-        )
+        np.testing.assert_array_equal(first.actions, demo["actions"][:].astype(np.float32))
+        assert np.abs(first.actions).max() > 1.0  # never clipped: it may be an absolute pose
     assert first.rewards.tolist() == [0, 0, 0, 0, 1]
     assert first.terminated
 
@@ -138,6 +137,70 @@ def test_rewards_can_be_replaced(tmp_path: Path) -> None:
         file["data/demo_1/rewards"][-1] = 0  # one that failed
     episodes = read(path, ReadOptions(success_reward=8.0))
     assert [e.rewards.sum() for e in episodes] == [8, 0, 8]
+
+
+def test_unknown_success_stays_unknown(tmp_path: Path) -> None:
+    path = write_demos(tmp_path / "demos.hdf5")
+    with h5py.File(path, "a") as file:
+        file["data/demo_0/rewards"][:] = 1  # a reward for every step tells nothing of success
+        del file["data/demo_2/rewards"]
+    options = ReadOptions(success_reward=8.0)
+    summary, episodes = scan(path, options), read(path, options)
+    assert [e.success for e in summary.episodes] == [None, True, None]
+    assert [e.rewarded for e in summary.episodes] == [False, True, False]
+    assert [e.rewards.sum() for e in episodes] == [0, 8, 0]
+    assert any("2 of 3 episodes do not say whether they succeeded" in n for n in summary.notes)
+    assumed = ReadOptions(success_reward=8.0, assume_success=True)
+    assert [e.success for e in scan(path, assumed).episodes] == [True] * 3
+    assert [e.rewards.sum() for e in read(path, assumed)] == [8, 8, 8]
+
+
+def test_a_file_without_rewards_gives_none(tmp_path: Path) -> None:
+    path = write_demos(tmp_path / "demos.hdf5", rewards=False)
+    summary = scan(path)
+    assert [e.rewarded for e in summary.episodes] == [False] * 3
+    assert summary.num_successes is None
+    assert [e.rewards.any() for e in read(path)] == [False] * 3
+    assert any("--assume-success --success-reward 1" in note for note in summary.notes)
+
+
+def test_without_dones_an_episode_was_truncated(tmp_path: Path) -> None:
+    path = write_demos(tmp_path / "demos.hdf5")
+    with h5py.File(path, "a") as file:
+        del file["data/demo_0/dones"]
+        file["data/demo_1/dones"][-1] = 0
+    assert [e.terminated for e in read(path)] == [False, False, True]
+    assert [e.terminated for e in scan(path).episodes] == [False, False, True]
+    other = write_minari(tmp_path / "set-v0")
+    with h5py.File(other / "data/main_data.hdf5", "a") as file:
+        del file["episode_0/terminations"]
+    assert [e.terminated for e in read(other)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("problem", "task"),
+    [
+        ('{"language_instruction": "open  the\\ndrawer"}', "open the drawer"),
+        (b'{"language_instruction": "open the drawer"}', "open the drawer"),
+        ('{"language_instruction": ["open", "the", "drawer"]}', "open the drawer"),
+        ('{"language_instruction": "x\\u001b[2Jy"}', "x?[2Jy"),
+        ('{"language_instruction": 7}', "SCENE3 close the lid"),
+        ("{}", "SCENE3 close the lid"),
+        ("[" * 100_000, "SCENE3 close the lid"),
+        (7, "SCENE3 close the lid"),
+        (["{}", "{}"], "SCENE3 close the lid"),
+        (None, "SCENE3 close the lid"),
+    ],
+)
+def test_the_task_is_a_sentence_from_the_file_or_its_name(
+    problem: Any, task: str, tmp_path: Path
+) -> None:
+    path = write_demos(tmp_path / "SCENE3_close_the_lid_demo.hdf5")
+    with h5py.File(path, "a") as file:
+        if problem is not None:
+            file["data"].attrs["problem_info"] = problem
+    assert scan(path).task == task
+    assert scan(write_minari(tmp_path / "set-v0")).task == "set-v0"
 
 
 def test_minari(tmp_path: Path) -> None:
@@ -216,9 +279,8 @@ def test_real_demonstrations_are_counted_as_they_are() -> None:
             np.testing.assert_array_equal(
                 episode.obs["states"], demo["states"][:].astype(np.float32)
             )
-            assert np.abs(episode.actions).max() == 1.0
-        beyond = sum(int((np.abs(d["actions"][:]) > 1.0).sum()) for d in raw)
-    assert sum(e.num_clipped for e in summary.episodes) == beyond
+            actions = demo["actions"][:-1].astype(np.float32)
+            np.testing.assert_array_equal(episode.actions, actions)
     assert max(e.largest_action for e in summary.episodes) == pytest.approx(3.75)
     assert summary.num_successes is None
     assert not contrast(summary.returns, summary.lengths).enough

@@ -271,10 +271,10 @@ def test_whatever_becomes_of_the_reader(
     fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, expected = FAKES[fate]
-    begin = "speaker.say('source', format='x', masks={}, num_episodes=1)"
+    begin = "speaker.say('source', format='x', task='x', masks={}, num_episodes=1)"
     known = (
         "dict(name='demo_7', steps=1, file_steps=1, fields={}, total=0.0, success=None, "
-        "terminated=True, rewarded=True, largest_action=0.0, num_clipped=0)"
+        "terminated=True, rewarded=True, largest_action=0.0)"
     )
     lines = (
         "import sys",

@@ -152,3 +152,41 @@ def test_what_it_cannot_read_is_refused() -> None:
         network("nothing")
     with pytest.raises(UsageError, match=r"'grid' is float32 of shape \(4, 4\)"):
         network("grid")
+
+
+@pytest.mark.parametrize(
+    ("there", "reads"),
+    [
+        # LIBERO: two cameras of different sizes, and what the arm feels.
+        (
+            {"agent": (64, 64, 3), "hand": (32, 32, 3), "joints": (7,), "ee": (3,)},
+            {"agent", "hand", "joints", "ee"},
+        ),
+        # robomimic: what only the simulator knows is left out where a camera sees the task.
+        ({"cam": (64, 64, 3), "object": (10,), "eef": (3,)}, {"cam", "eef"}),
+        ({"object": (10,), "eef": (3,)}, {"object", "eef"}),
+        # One's own recordings: progress is the answer, and the state is the simulator's.
+        (
+            {"image": (64, 64, 3), "state": (9,), "proprio": (4,), "progress": (1,)},
+            {"image", "proprio"},
+        ),
+        ({"image": (64, 64, 3), "state": (9,)}, {"image", "state"}),
+        ({"state": (9,), "proprio": (4,), "progress": (1,)}, {"state", "proprio"}),
+        # Too small for the encoder, and no vector: nothing that is read by itself.
+        ({"tactile": (8, 8, 1), "depth": (64, 64), "joints": (7,)}, {"joints"}),
+        ({"joints": (7,), "done": (1,)}, {"joints"}),
+    ],
+)
+def test_without_names_it_reads_images_and_what_a_robot_feels(
+    there: dict[str, tuple[int, ...]], reads: set[str]
+) -> None:
+    specs = {n: ArraySpec(s, "uint8" if len(s) == 3 else "float32") for n, s in there.items()}
+    found = RewardNetworkConfig(reads=()).found_in(specs, but="done")
+    assert set(found.reads) == reads
+    named = RewardNetworkConfig(reads=("joints",))
+    assert named.found_in(specs) is named
+
+
+def test_where_nothing_can_be_read_it_says_so() -> None:
+    with pytest.raises(UsageError, match="there are progress"):
+        RewardNetworkConfig(reads=()).found_in({"progress": ArraySpec((1,))})

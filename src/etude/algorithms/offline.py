@@ -25,7 +25,7 @@ def judge(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, float]:
     errors, chosen, taken = [], [], []
     policy, device = learner.policy, learner.device
     with torch.no_grad():
-        for number in range(held_out.num_episodes):
+        for number in range(held_out.num_whole):  # they come first; clips repeat their steps
             steps, _ = held_out.episode(number)
             obs = {n: torch.from_numpy(steps.obs[n]).to(device) for n in policy.observations}
             theirs = torch.from_numpy(steps.actions).to(device)

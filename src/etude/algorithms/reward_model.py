@@ -7,25 +7,20 @@ the reward network stands in a checkpoint's `policy/`. `held_out.py` says what i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
-from etude.algorithms.held_out import (
-    DatasetConfig,
-    EpisodesOf,
-    refuse_equal_returns,
-    split_store,
-)
+from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split_store
 from etude.algorithms.rrd import RRD, RRDConfig
 from etude.core.clock import Clock
 from etude.core.contracts import ActionSpec, Array, BatchMetrics, Broadcast, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.episodes import EpisodeStore, Transitions
+from etude.experience.episodes import EpisodeStore, StoreGeometry, Transitions
 from etude.models.reward_networks import RewardNetwork, make_reward_network, rewards_of
 
 
@@ -34,13 +29,18 @@ class RewardOnlyConfig(DatasetConfig):
 
     kind: Literal["reward-only"] = Field("reward-only", description="Rewards from a dataset.")
     train_batches: int = Field(50, ge=1, description="Gradient steps of an iteration.")
-    rrd: RRDConfig = Field(RRDConfig.image(), description="Return decomposition.")
+    rrd: RRDConfig = Field(RRDConfig.image(reads=()), description="Return decomposition.")
     progress: str | None = Field(
         None, description="Observation of one number a step that says how far the task is."
     )
     action_sizes: tuple[PositiveInt, ...] = Field(
         (), description="Choices of each discrete action; box actions have none."
     )
+
+    def found_in(self, store: StoreGeometry) -> Self:
+        """With the observations that are read chosen from what there is, if none are given."""
+        network = self.rrd.network.found_in(store.observations, but=self.progress)
+        return self.model_copy(update={"rrd": self.rrd.model_copy(update={"network": network})})
 
     @property
     def reads(self) -> set[str]:
@@ -58,13 +58,10 @@ class RewardOnly:
         network: RewardNetwork,
         device: torch.device,
     ) -> None:
-        if not config.allow_equal_returns:
-            refuse_equal_returns(store, config.held_out)
         _check_progress(config.progress, store)
         self.config, self.store = config, store
         self.rrd = RRD(config.rrd, network, 1, device)
-        kept, held_out = split_store(store, config.held_out)
-        self._training, self.held_out = EpisodesOf(store, kept), EpisodesOf(store, held_out)
+        self.training, self.held_out = split_store(store, config)
 
     def broadcast(self, clock: Clock) -> Broadcast:
         """There is nobody to act."""
@@ -75,7 +72,7 @@ class RewardOnly:
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         for b in range(self.config.train_batches):
-            yield BatchMetrics(self.rrd.update([self._training], key.child("reward", b)))
+            yield BatchMetrics(self.rrd.update([self.training], key.child("reward", b)))
 
     def end_iteration(self) -> dict[str, float]:
         return {}
@@ -101,10 +98,10 @@ class RewardOnly:
 
     def state_dict(self) -> Tree:
         """The network's own arrays are kept beside this, in `policy/`."""
-        return {"dataset": self._training.state_dict(), **self.rrd.learner_state()}
+        return {"dataset": self.training.state_dict(), **self.rrd.learner_state()}
 
     def load_state_dict(self, state: Tree) -> None:
-        self._training.load_state_dict(state["dataset"])
+        self.training.load_state_dict(state["dataset"])
         self.rrd.load_learner_state(state)
 
 
@@ -112,7 +109,7 @@ def make_reward_only(
     config: RewardOnlyConfig, store: EpisodeStore, device: torch.device, key: Key | None
 ) -> RewardOnly:
     """With a new network, its weights drawn from `key`; None when they are loaded."""
-    action = action_of(config, store)
+    config, action = config.found_in(store.geometry), action_of(config, store)
     network = make_reward_network(config.rrd.network, store.geometry.observations, action, key)
     return RewardOnly(config, store, network, device)
 

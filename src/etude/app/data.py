@@ -20,13 +20,14 @@ from etude.app.options import Verbs, parse, run_verb
 from etude.core.errors import UsageError
 from etude.core.recipe import Config
 from etude.experience.datasets import Limits, ReadOptions, Summary, open_dataset, scan
+from etude.experience.datasets_summary import shared_fields
 from etude.experience.episodes import EpisodeStore
 
 USAGE = """\
 etude data reads demonstrations of other systems, and records one's own.
 
   etude data inspect  PATH                     what a dataset holds, and what it can teach
-  etude data import   PATH OUT [--obs ...]     into an episode store; --add-truncated N
+  etude data import   PATHS... OUT [--obs ...] all of them into one episode store
   etude data validate PATH                     read everything: hashes, finite numbers, lengths
   etude data record   RECIPE OUT --episodes N  demonstrations of a task, successes and failures
 
@@ -50,10 +51,11 @@ class InspectCommand(Config):
 
 
 class ImportCommand(Config):
-    """A dataset of another system into an episode store."""
+    """Files of another system into one episode store."""
 
-    path: tyro.conf.Positional[str] = Field(description="robomimic, LIBERO or Minari.")
-    out: tyro.conf.Positional[str] = Field(description="The folder to make.")
+    paths: tyro.conf.Positional[tuple[str, ...]] = Field(
+        description="robomimic, LIBERO or Minari, as many as there are; last, the folder to make."
+    )
     obs: tuple[str, ...] = Field((), description="Only these observations.")
     mask: str | None = Field(None, description="Only the episodes of this mask (robomimic).")
     add_truncated: int = Field(
@@ -62,8 +64,8 @@ class ImportCommand(Config):
     success_reward: float | None = Field(
         None, description="Reward at the end of successes, instead of the file's rewards."
     )
-    clip_actions: float | None = Field(
-        None, ge=0, description="Cut actions to +- this, 0 not at all; robomimic, LIBERO: 1."
+    assume_success: bool = Field(
+        False, description="Episodes that do not say whether they succeeded did."
     )
     seed: int = Field(0, description="Which clips are drawn.")
     memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
@@ -120,30 +122,31 @@ def _inspect(arguments: list[str]) -> None:
 
 def _import(arguments: list[str]) -> None:
     command = parse("data import", ImportCommand, arguments)
-    path, out, start = _located(command.path), Path(command.out), time.perf_counter()
-    if is_store(path):
-        raise UsageError(f"{path} is an episode store already: there is nothing to import.")
-    options = ReadOptions(command.obs, command.mask, command.success_reward, command.clip_actions)
+    if len(command.paths) < 2:
+        raise UsageError(
+            "Name the files to read, then the folder to make: etude data import PATHS... OUT"
+        )
+    paths, out = [_located(path) for path in command.paths[:-1]], Path(command.paths[-1])
+    _check_paths(paths)
+    start, limits = time.perf_counter(), _limits(command.memory, command.seconds)
+    options = ReadOptions(command.obs, command.mask, command.success_reward, command.assume_success)
     with bar("Importing", "steps") as tick:
-        summary, store, kept = import_dataset(
-            path,
-            out,
-            options,
-            _limits(command.memory, command.seconds),
-            command.add_truncated,
-            command.seed,
-            tick,
+        store = import_dataset(
+            paths, out, options, limits, command.add_truncated, command.seed, tick
         )
-    facts = store_facts(store)
-    facts["notes"] = [*summary.notes, *facts["notes"]]
-    clips = sum(episode.kind != "whole" for episode in kept)
-    if clips:
-        facts["notes"].append(
-            f"{clips:,} of the {len(kept):,} episodes are clips cut short before their end, with "
-            f"the rewards they had until then (seed {command.seed}); each follows its original."
-        )
-    facts["successes"] = summary.num_successes
-    _finish(facts, out, start, command.json_output)
+    _finish(store_facts(store), out, start, command.json_output)
+
+
+def _check_paths(paths: list[Path]) -> None:
+    """Refuse stores, and a file that is named twice: both sides of a split would hold it."""
+    for path in paths:
+        if is_store(path):
+            raise UsageError(f"{path} is an episode store already: there is nothing to import.")
+    seen = set[Path]()
+    for path in paths:
+        if path.resolve() in seen:
+            raise UsageError(f"{path} is named twice: name each file once.")
+        seen.add(path.resolve())
 
 
 def _validate(arguments: list[str]) -> None:
@@ -165,7 +168,7 @@ def _validate(arguments: list[str]) -> None:
 
 def _check_source(path: Path, limits: Limits, tick: Callable[[int, int], None]) -> Summary:
     with open_dataset(path, "check", None, limits) as dataset:
-        dataset.summary.check_alike()
+        shared_fields([dataset.summary])
         for done, _ in enumerate(dataset.progress(), 1):
             tick(done, len(dataset.summary.episodes))
         return dataset.summary
@@ -186,9 +189,9 @@ def _record(arguments: list[str]) -> None:
         workers=command.workers or max(1, int(usable_cores())),
     )
     with bar("Recording", "episodes") as tick:
-        store, kept = record(recipe, out, options, tick)
+        store = record(recipe, out, options, tick)
     facts = store_facts(store)
-    facts["kinds"] = kinds(kept)
+    facts["kinds"] = kinds(store.labels)
     facts["notes"] = [", ".join(f"{num} x {kind}" for kind, num in facts["kinds"].items()) + "."]
     _finish(facts, out, start, command.json_output)
 

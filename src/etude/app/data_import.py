@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,27 @@ import numpy as np
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.experience.contrast import draw_clips
 from etude.experience.datasets import (
     DataError,
     Limits,
     ReadOptions,
     SourceEpisode,
     Summary,
+    notes_of,
     open_dataset,
+    scan,
 )
+from etude.experience.datasets_summary import Described, shared_fields
 from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_about import ABOUT, clip_kind
 from etude.experience.episodes_files import DESCRIPTION
 from etude.experience.episodes_geometry import OBS
+from etude.experience.episodes_labels import Labels
 from etude.runs import files
 
-_SHORTEST = 0.1
-"""Share of an episode that a clip of it has at least, and lacks at least."""
+_MOST_ABOUT = 1 << 28
+ABOUT = "about.json"
+"""Where a dataset's files came from, for people; a dataset is whole without it."""
 _FLAGS = {
     "rewards": ArraySpec((), "float32"),
     "terminated": ArraySpec((), "bool"),
@@ -41,26 +46,13 @@ Tick = Callable[[int, int], None]
 """Called with (steps done, steps in all)."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """One episode of a store, as `about.json` tells of it."""
-
-    name: str
-    steps: int
-    total: float
-    success: bool | None
-    kind: str
-    """"whole", or "clip of <name>", or what was recorded."""
-
-
 @contextmanager
 def new_store(path: Path, fields: dict[str, ArraySpec], max_steps: int) -> Iterator[EpisodeStore]:
     """A store of whole episodes in a new folder; it is removed again where something fails.
 
     fields: observations as "obs/<name>", and "actions".
     """
-    if os.path.lexists(path):
-        raise UsageError(f"{path} exists already; choose another folder, or delete it first.")
+    check_new(path)
     files.make_folder(path.resolve().parent)
     geometry = StoreGeometry({**fields, **_FLAGS}, lanes=1, max_episode_steps=max_steps)
     store = EpisodeStore.create(path, geometry, files.Disk())
@@ -72,79 +64,122 @@ def new_store(path: Path, fields: dict[str, ArraySpec], max_steps: int) -> Itera
         raise
 
 
-def finish(store: EpisodeStore, about: dict[str, Any], kept: list[Kept]) -> EpisodeStore:
-    """Seal a store, with what is known of its episodes beside it."""
-    document = {**about, "episodes": [asdict(episode) for episode in kept]}
-    files.write_file(store.path / ABOUT, [json.dumps(document, indent=1).encode()])
-    return store.seal()
+def check_new(path: Path) -> None:
+    """Refuse a folder to make that is there already."""
+    if os.path.lexists(path) and not path.is_dir():
+        raise UsageError(f"{path} is a file: the folder to make is named last.")
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists already; choose another folder, or delete it first.")
 
 
-def draw_clips(lengths: Array, num: int, seed: int) -> dict[int, list[int]]:
-    """{episode: steps of its clips}: `num` in all, spread evenly, drawn from the seed."""
-    long = np.flatnonzero(lengths >= 2)
-    if num and not len(long):
-        raise UsageError("No episode is long enough to be cut; leave out --add-truncated.")
-    generator, clips = Key(seed).child("data", "clips").generator(), dict[int, list[int]]()
-    for start in range(0, num, max(1, len(long))):
-        for episode in generator.permutation(long)[: num - start].tolist():
-            steps = int(lengths[episode])
-            least = max(1, round(_SHORTEST * steps))
-            cut = int(generator.integers(least, max(least, steps - least) + 1))
-            clips.setdefault(episode, []).append(min(cut, steps - 1))
-    return clips
+def finish(store: EpisodeStore, about: dict[str, Any], labels: Labels) -> EpisodeStore:
+    """Seal a store with what is known of its episodes, and say beside it where they are from."""
+    files.write_file(store.path / ABOUT, [json.dumps(about, indent=1).encode()])
+    return store.seal(labels)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What `about.json` in a store's folder says, {} without one."""
+    about = path / ABOUT
+    if not about.is_file() or about.is_symlink() or about.stat().st_size > _MOST_ABOUT:
+        return {}
+    try:
+        document = json.loads(about.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def import_dataset(
-    path: Path,
+    paths: Sequence[Path],
     out: Path,
     options: ReadOptions,
     limits: Limits,
     add_truncated: int = 0,
     seed: int = 0,
     tick: Tick = lambda done, total: None,
-) -> tuple[Summary, EpisodeStore, list[Kept]]:
-    """A file's episodes, and clips of them, in a sealed store."""
-    with open_dataset(path, "read", options, limits) as dataset:
-        summary = dataset.summary
-        summary.check_alike()
-        clips = draw_clips(summary.lengths, add_truncated, seed)
-        fields = {
-            name if name == "actions" else OBS + name: ArraySpec(field.shape, field.dtype)
-            for name, field in summary.fields.items()
+) -> EpisodeStore:
+    """The episodes of all files, and clips of them, in one sealed store."""
+    check_new(out)
+    summaries = [scan(path, options, limits) for path in paths]
+    shared, left_out = shared_fields(summaries, options.obs)
+    lengths = np.concatenate([summary.lengths for summary in summaries])
+    cuts = _cuts(lengths, add_truncated, seed)
+    fields = {
+        name if name == "actions" else OBS + name: ArraySpec(field.shape, field.dtype)
+        for name, field in shared.items()
+    }
+    notes = notes_of([e for summary in summaries for e in summary.episodes], options)
+    if left_out:
+        names = ", ".join(f"'{name}'" for name in left_out)
+        notes.append(f"Not every episode has {names} in the same size: that is left out.")
+    if add_truncated:
+        notes.append(
+            f"{add_truncated:,} clips that end before their episode does are added, with the "
+            f"rewards until then (seed {seed}); each follows its original."
+        )
+    chosen = replace(options, obs=tuple(name for name in shared if name != "actions"))
+    with new_store(out, fields, int(lengths.max())) as store:
+        labels, total, clips = Labels(), int(lengths.sum()), iter(cuts)
+        for summary in summaries:
+            with open_dataset(summary.path, "read", chosen, limits) as dataset:
+                _check_same(summary, dataset.summary)
+                prefix = f"{summary.path.stem}/" if len(paths) > 1 else ""
+                for known, episode in zip(summary.episodes, dataset.episodes(), strict=True):
+                    _append(store, labels, episode, known, prefix, summary.task, next(clips))
+                    tick(store.num_transitions, total)
+        about = {
+            "source": str(paths[0]) + (f" and {len(paths) - 1:,} more" if paths[1:] else ""),
+            "files": [str(path) for path in paths],
+            "format": ", ".join(dict.fromkeys(summary.format for summary in summaries)),
+            "notes": notes,
+            "options": asdict(options) | {"add_truncated": add_truncated, "seed": seed},
         }
-        kept: list[Kept] = []
-        with new_store(out, fields, int(summary.lengths.max())) as store:
-            done = 0
-            for number, episode in enumerate(dataset.episodes()):
-                known = summary.episodes[number]
-                store.append_episode(
-                    episode.obs, episode.actions, episode.rewards, episode.terminated
-                )
-                total = float(episode.rewards.sum(dtype=np.float64))
-                kept.append(Kept(known.name, known.steps, total, known.success, "whole"))
-                kept += [
-                    _append_clip(store, episode, cut, known.success is not None)
-                    for cut in clips.get(number, [])
-                ]
-                done += known.steps
-                tick(done, summary.num_steps)
-            about = {
-                "source": str(path),
-                "format": summary.format,
-                "notes": summary.notes,
-                "options": asdict(options) | {"add_truncated": add_truncated, "seed": seed},
-            }
-            return summary, finish(store, about, kept), kept
+        return finish(store, about, labels)
 
 
-def _append_clip(store: EpisodeStore, episode: SourceEpisode, cut: int, known: bool) -> Kept:
-    """The first `cut` steps of an episode, as one that was cut short."""
-    rewards = episode.rewards[:cut]
-    obs = {name: array[: cut + 1] for name, array in episode.obs.items()}
-    store.append_episode(obs, episode.actions[:cut], rewards, False)
-    total = float(rewards.sum(dtype=np.float64))
-    kind = clip_kind(episode.name)
-    return Kept(f"{episode.name}[:{cut}]", cut, total, total > 0 if known else None, kind)
+def _cuts(lengths: Array, num: int, seed: int) -> list[list[int]]:
+    """Of each episode, the steps of the clips to be cut from it: `num` in all."""
+    cuts: list[list[int]] = [[] for _ in lengths]
+    if num and (lengths < 2).all():
+        raise UsageError("No episode is long enough to be cut; leave out --add-truncated.")
+    episodes, steps = draw_clips(lengths, num, Key(seed))
+    for episode, cut in zip(episodes.tolist(), steps.tolist(), strict=True):
+        cuts[episode].append(cut)
+    return cuts
+
+
+def _append(
+    store: EpisodeStore,
+    labels: Labels,
+    episode: SourceEpisode,
+    known: Described,
+    prefix: str,
+    task: str,
+    cuts: list[int],
+) -> None:
+    """An episode, then its clips, which were cut short."""
+    number, name = len(labels), prefix + known.name
+    store.append_episode(episode.obs, episode.actions, episode.rewards, episode.terminated)
+    labels.add(name, "whole", None, known.success, known.rewarded, task)
+    for cut in cuts:
+        obs = {key: array[: cut + 1] for key, array in episode.obs.items()}
+        rewards = episode.rewards[:cut]
+        store.append_episode(obs, episode.actions[:cut], rewards, False)
+        success = _clip_success(known.success, episode.rewards, cut)
+        labels.add(f"{name}[:{cut}]", "clip", number, success, known.rewarded, task)
+
+
+def _clip_success(success: bool | None, rewards: Array, cut: int) -> bool | None:
+    """Whether the first `cut` steps succeed: not if the episode fails or is rewarded later."""
+    if success and rewards[cut:].any() and not rewards[:cut].any():
+        return False
+    return None if success else success
+
+
+def _check_same(before: Summary, now: Summary) -> None:
+    if now.lengths.tolist() != before.lengths.tolist():
+        raise DataError(before.path, "changed while it was being imported; import it again")
 
 
 def is_store(path: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from etude.app import fresh
-from etude.app.data_import import Kept, Tick, finish, new_store
+from etude.app.data_import import Tick, finish, new_store
 from etude.app.data_pictures import Studio
 from etude.app.data_tasks import (
     PROGRESS,
@@ -30,6 +30,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.experience.episodes import EpisodeStore
 from etude.experience.episodes_geometry import OBS
+from etude.experience.episodes_labels import Labels
 from etude.rollout.group import Inference, restart
 
 IMAGE = "image"
@@ -263,7 +264,7 @@ class Stage:
 
 def record(
     recipe: Recipe, out: Path, options: RecordOptions, tick: Tick = lambda done, total: None
-) -> tuple[EpisodeStore, list[Kept]]:
+) -> EpisodeStore:
     """Record a dataset; `tick` counts episodes."""
     stage = Stage(recipe, options)
     fields = {
@@ -276,18 +277,18 @@ def record(
         fields[OBS + IMAGE] = ArraySpec((size, size, 3), "uint8")
     fields["actions"] = stage.spec.action.array
     studio = Studio(recipe, size, options.workers) if size else None
-    kept: list[Kept] = []
+    labels = Labels()
     try:
         with new_store(out, fields, stage.max_steps) as store:
             for take in _filmed(stage, studio):
                 store.append_episode(take.obs, take.actions, take.rewards, take.terminated)
-                total, name = float(take.rewards.sum(dtype=np.float64)), f"take {len(kept)}"
-                kept.append(Kept(name, len(take.rewards), total, take.success, take.kind))
-                tick(len(kept), options.episodes)
+                name = f"take {len(labels)}"
+                labels.add(name, take.kind, success=take.success, task=recipe.name)
+                tick(len(labels), options.episodes)
             chosen = asdict(options) | {"policy": str(options.policy or "scripted expert")}
             about = {"source": f"recorded from {recipe.name}", "format": "recorded"}
             notes = {"env": recipe.task.model_dump(mode="json"), "options": chosen}
-            return finish(store, {**about, **notes}, kept), kept
+            return finish(store, {**about, **notes}, labels)
     finally:
         if studio is not None:
             studio.close()
@@ -309,10 +310,11 @@ def _filmed(stage: Stage, studio: Studio | None) -> Iterator[Take]:
         yield take
 
 
-def kinds(kept: list[Kept]) -> dict[str, int]:
+def kinds(labels: Labels) -> dict[str, int]:
     """How many episodes of each kind, and how they ended."""
     ends = {True: "success", False: "failure", None: "cut short"}
-    return dict(Counter(f"{episode.kind}: {ends[episode.success]}" for episode in kept))
+    pairs = zip(labels.kinds, labels.successes, strict=True)
+    return dict(Counter(f"{kind}: {ends[success]}" for kind, success in pairs))
 
 
 def _tapes(arrays: Observations, steps: int) -> Observations:

@@ -13,16 +13,17 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.app.data_import import Tick
+from etude.app.data_import import Tick, read_about
 from etude.app.plan_view import size
 from etude.core.contracts import Array
 from etude.experience.contrast import contrast
 from etude.experience.datasets import Summary
 from etude.experience.episodes import EpisodeStore
-from etude.experience.episodes_about import read_about
 from etude.experience.episodes_geometry import OBS
 
 Facts = dict[str, Any]
+_SHOWN = 3
+"""Tasks that are named; there may be hundreds."""
 
 
 def source_facts(summary: Summary) -> Facts:
@@ -38,18 +39,22 @@ def source_facts(summary: Summary) -> Facts:
             "dtype": summary.fields["actions"].dtype,
             "largest": max(episode.largest_action for episode in summary.episodes),
         },
+        "tasks": [summary.task],
         "masks": summary.masks,
         "notes": summary.notes,
-        **_numbers(summary.lengths, summary.returns, summary.num_successes),
+        **_numbers(
+            summary.lengths,
+            summary.returns,
+            summary.num_successes,
+            sum(not episode.rewarded for episode in summary.episodes),
+        ),
     }
 
 
 def store_facts(store: EpisodeStore) -> Facts:
     """What an episode store holds, and where it says it has it from."""
-    specs, about = store.geometry.specs, read_about(store.path)
-    episodes = about.get("episodes")
-    known = [e.get("success") for e in episodes if isinstance(e, dict)] if episodes else []
-    whole = len(known) == store.num_episodes and None not in known
+    specs, about, labels = store.geometry.specs, read_about(store.path), store.labels
+    notes = about.get("notes")
     return {
         "path": str(store.path),
         "format": "episode store",
@@ -61,14 +66,21 @@ def store_facts(store: EpisodeStore) -> Facts:
             if n.startswith(OBS)
         },
         "actions": {"shape": specs["actions"].shape, "dtype": specs["actions"].dtype},
+        "tasks": [task for task in dict.fromkeys(labels.tasks) if task],
         "masks": {},
-        "notes": [],
-        **_numbers(store.lengths, store.returns, sum(map(bool, known)) if whole else None),
+        "notes": [str(note) for note in notes] if isinstance(notes, list) else [],
+        **_numbers(store.lengths, store.returns, labels.num_successes, labels.num_unrewarded),
     }
 
 
-def _numbers(lengths: Array, returns: Array, successes: int | None) -> Facts:
-    verdict = contrast(returns, lengths)
+def _numbers(lengths: Array, returns: Array, successes: int | None, unrewarded: int) -> Facts:
+    found = contrast(returns, lengths)
+    verdict = found.sentence
+    if unrewarded:
+        verdict = (
+            f"{unrewarded:,} of {len(lengths):,} episodes have no rewards: policies can be learned "
+            "from them, rewards cannot."
+        )
     return {
         "episodes": len(lengths),
         "steps": int(lengths.sum()),
@@ -84,8 +96,9 @@ def _numbers(lengths: Array, returns: Array, successes: int | None) -> Facts:
             "std": float(returns.std()),
         },
         "successes": successes,
-        "contrast": verdict.enough,
-        "verdict": verdict.sentence,
+        "unrewarded": unrewarded,
+        "contrast": found.enough and not unrewarded,
+        "verdict": verdict,
     }
 
 
@@ -105,6 +118,9 @@ def render(facts: Facts, width: int = 100) -> str:
         ),
         ("successes", "cannot be told" if facts["successes"] is None else str(facts["successes"])),
     ]
+    if facts["tasks"]:
+        more = f" and {len(facts['tasks']) - _SHOWN:,} more" if len(facts["tasks"]) > _SHOWN else ""
+        rows.append(("tasks", "; ".join(facts["tasks"][:_SHOWN]) + more))
     if facts["masks"]:
         rows.append(("masks", ", ".join(f"{name} ({num})" for name, num in facts["masks"].items())))
     largest = facts["actions"].get("largest")
@@ -115,7 +131,9 @@ def render(facts: Facts, width: int = 100) -> str:
     lines = [facts["path"], *(f"  {name:<{wide}}{text}" for name, text in rows), ""]
     for text in [*facts["notes"], facts["verdict"]]:
         lines += textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines) + "\n"
+    # Names and sentences from a stranger's file may hold orders to a terminal.
+    shown = ("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+    return "\n".join(shown) + "\n"
 
 
 def _array(spec: Facts) -> str:

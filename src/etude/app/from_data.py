@@ -6,25 +6,32 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.held_out import DatasetConfig, split_store
+from etude.algorithms.held_out import DatasetConfig, EpisodesOf
 from etude.app.methods import device
 from etude.app.recipe import Recipe
 from etude.core.clock import Nest
 from etude.core.contracts import Exactness
 from etude.core.errors import UsageError
-from etude.experience.episodes import EpisodeStore
+from etude.experience.contrast import contrast
+from etude.experience.episodes import EpisodeStore, StoreGeometry
+from etude.experience.episodes_files import DESCRIPTION, read_geometry
 
 
-def open_dataset(config: DatasetConfig, reads: Collection[str]) -> EpisodeStore:
-    """The dataset a config names, of whose steps only these observations are read."""
+def look_into(config: DatasetConfig) -> StoreGeometry:
+    """What the dataset holds that a config names."""
     name = config.dataset
-    path = Path(name)
-    if not name or not (path / "store.json").is_file():
+    if not name or not (Path(name) / DESCRIPTION).is_file():
         raise UsageError(
             f"There is no dataset at '{name}': name one with --algorithm.dataset FOLDER; `etude "
             "data record` makes one, `etude data import` reads those of others."
         )
-    return EpisodeStore.open(path, reads)
+    return read_geometry(Path(name))
+
+
+def open_dataset(config: DatasetConfig, reads: Collection[str]) -> EpisodeStore:
+    """The dataset a config names, of whose steps only these observations are read."""
+    look_into(config)
+    return EpisodeStore.open(Path(config.dataset), reads)
 
 
 def refuse_collection(recipe: Recipe) -> None:
@@ -57,10 +64,9 @@ def shapes(store: EpisodeStore, reads: Collection[str], batch: int) -> dict[str,
 TITLE = "Dataset: [steps, ...]"
 
 
-def passes(store: EpisodeStore, config: DatasetConfig, loops: Nest, batch: int) -> float:
+def passes(training: EpisodesOf, loops: Nest, batch: int) -> float:
     """How often a run sees every step that is not held out, on average, in batches of a size."""
-    kept, _ = split_store(store, config.held_out)
-    return loops.total.updates * batch / int(store.lengths[kept].sum())
+    return loops.total.updates * batch / training.num_transitions
 
 
 def usage(num_passes: float) -> str:
@@ -73,13 +79,22 @@ def disk(store: EpisodeStore) -> dict[str, int]:
     return {"dataset": store.geometry.dataset_bytes(store.num_transitions, store.num_episodes)}
 
 
-def notes(store: EpisodeStore, reads: Collection[str], held_out: int) -> list[str]:
+def notes(
+    store: EpisodeStore, reads: Collection[str], training: EpisodesOf, held_out: EpisodesOf
+) -> list[str]:
     """What the plan says of the dataset."""
     unread = sorted(store.geometry.observations.keys() - set(reads))
     said = [
-        f"{held_out:,} of {store.num_episodes:,} episodes are held out for tests.",
+        f"{held_out.num_whole:,} of {store.num_episodes:,} episodes are held out for tests.",
         "Curves are over gradient updates: nothing is collected.",
     ]
+    if clips := training.num_clips + held_out.num_clips:
+        found = contrast(store.returns, store.lengths)
+        why = "" if found.enough else f", because {found.reason} and would teach no reward"
+        said.append(
+            f"{clips:,} clips that end before their episode does are added as failures{why} "
+            "(algorithm.add_truncated)."
+        )
     if unread:
         names = ", ".join(f"'{name}'" for name in unread)
         said.append(f"Nothing reads {names} of the dataset: that stays on the disk.")

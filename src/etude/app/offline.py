@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from etude.algorithms.held_out import EpisodesOf, refuse_equal_returns, split_store
+from etude.algorithms.held_out import EpisodesOf, split_store
+from etude.algorithms.ircr import IRCRConfig
 from etude.algorithms.learned import LearnedConfig
 from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.offline import judge
+from etude.algorithms.rewards import GivenConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.td3 import TD3Config
 from etude.app import collecting, from_data, replay
@@ -20,7 +22,7 @@ from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
 from etude.app.replay import config_of
 from etude.core.clock import Clock, Nest
-from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec, Exactness
+from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
@@ -31,7 +33,7 @@ from etude.rollout.local import NoCollector, Workers
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import HeldOut, Tester
 
-_PROBE = 4_096
+_PROBE = 16_384
 """Steps whose actions are looked at where no environment says what they may be."""
 
 
@@ -43,60 +45,55 @@ class Data(NamedTuple):
     """The dataset as an environment would describe itself."""
     reads: set[str]
     """Observations that something looks at."""
-    learned: Array
-    """Numbers of the episodes to learn from, [n] int64."""
+    training: EpisodesOf
     held_out: EpisodesOf
 
     def shards(self, num: int) -> list[EpisodesOf]:
-        """The episodes to learn from, dealt to so many shards."""
-        if len(self.learned) < num:
+        """The episodes to learn from, dealt to so many shards; whole ones come before clips."""
+        if self.training.num_whole < num:
             raise UsageError(
-                f"{self.store.path} has {len(self.learned):,} episodes to learn from, and each of "
-                f"{num:,} shards needs one: use fewer learner.shards."
+                f"{self.store.path} has {self.training.num_whole:,} episodes to learn from, and "
+                f"each of {num:,} shards needs one: use fewer learner.shards."
             )
-        action = self.spec.action
-        return [EpisodesOf(self.store, self.learned[s::num], action) for s in range(num)]
+        return [self.training.part(slice(s, None, num)) for s in range(num)]
 
 
 def open_data(recipe: Recipe) -> Data:
     """The dataset, held against the environment where the recipe names one."""
     config = config_of(recipe)
-    reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *_reward_reads(recipe)}
+    there = from_data.look_into(config).observations
+    reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *_reward_reads(recipe, there)}
     store = from_data.open_dataset(config, reads)
-    learned, held_out = split_store(store, config.held_out)
-    if not len(learned):
-        raise UsageError(f"{store.path} holds no episode to learn from: lower algorithm.held_out.")
-    there, longest = store.geometry.observations, store.geometry.max_episode_steps
+    if not store.num_episodes:
+        raise UsageError(f"{store.path} holds no episode to learn from.")
     action = _bounds(store) if recipe.env is None else _fits(recipe, store)
-    spec = EnvSpec(there, action, longest)
-    return Data(store, spec, reads, learned, EpisodesOf(store, held_out, action))
+    spec = EnvSpec(there, action, store.geometry.max_episode_steps)
+    for_reward = isinstance(recipe.rewards, RRDConfig | IRCRConfig)
+    return Data(store, spec, reads, *split_store(store, config, action, for_reward))
 
 
-def _reward_reads(recipe: Recipe) -> tuple[str, ...]:
+def _reward_reads(recipe: Recipe, there: dict[str, ArraySpec]) -> tuple[str, ...]:
     if isinstance(recipe.rewards, RRDConfig):
-        return recipe.rewards.network.reads
+        return recipe.rewards.network.found_in(there).reads
     if isinstance(recipe.rewards, LearnedConfig) and recipe.rewards.run:
         return load_taught(Path(recipe.rewards.run)).network.config.reads
     return ()
 
 
 def _bounds(store: EpisodeStore) -> ActionSpec:
-    """[-1, 1], which is what datasets of robots have; a sample is held against it."""
+    """[-1, 1], which is what most datasets of robots have, or a dimension's range in a sample.
+
+    The dataset keeps raw actions. What is drawn of it is scaled to this box and clipped there.
+    """
     spec = store.geometry.specs["actions"]
     if np.dtype(spec.dtype).kind != "f":
         raise UsageError(
             f"The actions of {store.path} are {spec.dtype}: sac and td3 learn actions in a box."
         )
-    if store.num_transitions:
-        sample = store.sample_transitions(Key(0).child("probe").generator(), _PROBE).actions
-        largest = float(np.abs(sample).max())
-        if largest > 1.0 + 1e-6:
-            raise UsageError(
-                f"The actions of {store.path} go up to {largest:.4g}, and without an environment "
-                "they are taken to be in [-1, 1]: name the one they are for (--env.kind, --env.id "
-                "or --env.task), or import with --clip-actions 1."
-            )
-    return ActionSpec("box", (-1.0,) * spec.shape[0], (1.0,) * spec.shape[0])
+    every = EpisodesOf(store, np.arange(store.num_episodes))
+    sample = every.sample_actions(Key(0).child("probe").generator(), _PROBE)
+    low, high = np.minimum(sample.min(0), -1.0), np.maximum(sample.max(0), 1.0)
+    return ActionSpec("box", tuple(low.tolist()), tuple(high.tolist()))
 
 
 def _fits(recipe: Recipe, store: EpisodeStore) -> ActionSpec:
@@ -144,9 +141,7 @@ class Offline:
         return Nest.of(recipe.clock, 0, config.train_batches)
 
     def look(self, recipe: Recipe) -> World:
-        config, data = config_of(recipe), open_data(recipe)
-        if isinstance(recipe.rewards, RRDConfig) and not config.allow_equal_returns:
-            refuse_equal_returns(data.store, config.held_out)
+        data = open_data(recipe)
         with torch.device("meta"):
             policy = make_policy(recipe.policy, data.spec, None)
         tests = recipe.evaluation.episodes if recipe.env else data.held_out.num_episodes
@@ -159,9 +154,9 @@ class Offline:
         assert isinstance(policy, BasePolicy)
         stores = data.shards(recipe.learner.shards)
         training = replay.planned_state(recipe, policy, stores, data.spec)
-        num_passes = from_data.passes(store, config, loops, config.batch_size)
+        num_passes = from_data.passes(data.training, loops, config.batch_size)
         sizes = {"batch_size": config.batch_size, "train_batches": config.train_batches}
-        held_out = data.held_out.num_episodes
+        notes = from_data.notes(store, data.reads, data.training, data.held_out)
         sketch = Sketch(
             geometry={
                 **sizes,
@@ -181,7 +176,7 @@ class Offline:
             estimates={"workspace": replay.workspace(recipe)},
             training=training,
             disk=from_data.disk(store),
-            notes=[*from_data.notes(store, data.reads, held_out), *_notes(recipe)],
+            notes=[*notes, *_notes(recipe, data)],
         )
         store.close()
         return sketch
@@ -215,9 +210,24 @@ def _exactness(recipe: Recipe) -> Exactness:
     return from_data.exactness(recipe) if played.exact else played
 
 
-def _notes(recipe: Recipe) -> list[str]:
-    config = config_of(recipe)
+def _notes(recipe: Recipe, data: Data) -> list[str]:
+    config, action = config_of(recipe), data.spec.action
     notes = []
+    unknown = data.store.labels.num_unrewarded
+    if unknown and isinstance(recipe.rewards, GivenConfig):
+        notes.append(
+            f"{unknown:,} of {data.store.num_episodes:,} episodes have no rewards, which count as "
+            "0 here: the policy can only imitate them."
+        )
+    beyond = sum(
+        low < -1.0 or high > 1.0 for low, high in zip(action.low, action.high, strict=True)
+    )
+    if recipe.env is None and beyond:
+        notes.append(
+            f"Actions go beyond [-1, 1] in {beyond:,} of {len(action.low):,} dimensions: what the "
+            "policy learns there is scaled to the range they have in the dataset. An environment "
+            "(--env.kind, --env.id or --env.task) gives its own range."
+        )
     if not isinstance(config, TD3Config) or config.behaviour_coef is None:
         notes.append(
             "Nothing holds the policy to what is in the dataset: critics tend to believe in "

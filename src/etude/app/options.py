@@ -164,6 +164,8 @@ def _diagnose(
         option = None if name is None else options.get(name) or options[_switched(name)]
         texts, loose = ([], texts) if option is None else option.take(texts)
         awaited = [p for p in positionals if p not in content]
+        if awaited and typing.get_origin(command.model_fields[awaited[0]].annotation) is tuple:
+            content[awaited[0]], awaited, loose = loose, [], []
         content |= dict(zip(awaited, loose, strict=False))
         if len(loose) > len(awaited):
             follows_switch = option is not None and option.is_switch and not awaited

@@ -108,7 +108,7 @@ def reward_only() -> Recipe:
     """A reward learned from a dataset's returns: `--algorithm.dataset FOLDER`, no environment."""
     return Recipe(
         name="reward-only",
-        algorithm=RewardOnlyConfig(dataset="", train_batches=50, rrd=RRDConfig.image()),
+        algorithm=RewardOnlyConfig(dataset="", train_batches=50, rrd=RRDConfig.image(reads=())),
         clock=ClockConfig(epochs=10, cycles=100, iterations=100),
         evaluation=EvaluationConfig(every="10 cycles", final_episodes=0),
         checkpoint=CheckpointConfig(every="1 cycle"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from etude.algorithms.held_out import refuse_equal_returns, split_store
+from etude.algorithms.held_out import split_store
 from etude.algorithms.reward_model import RewardOnlyConfig, action_of, make_reward_only
 from etude.algorithms.rrd import num_bytes
 from etude.app import from_data
@@ -27,6 +27,13 @@ def _config(recipe: Recipe) -> RewardOnlyConfig:
     return recipe.algorithm
 
 
+def open_data(recipe: Recipe) -> tuple[RewardOnlyConfig, EpisodeStore]:
+    """The dataset of a recipe, and its config with the observations that are read of it."""
+    config = _config(recipe)
+    config = config.found_in(from_data.look_into(config))
+    return config, from_data.open_dataset(config, config.reads)
+
+
 def _spec(config: RewardOnlyConfig, store: EpisodeStore) -> EnvSpec:
     """The dataset as an environment would describe itself."""
     longest = store.geometry.max_episode_steps
@@ -46,27 +53,24 @@ class RewardOnlyMethod:
         return Nest.of(recipe.clock, 0, _config(recipe).train_batches)
 
     def look(self, recipe: Recipe) -> World:
-        config = _config(recipe)
-        store = from_data.open_dataset(config, config.reads)
-        if not config.allow_equal_returns:
-            refuse_equal_returns(store, config.held_out)
+        config, store = open_data(recipe)
         spec = _spec(config, store)
         with torch.device("meta"):
             network = make_reward_network(config.rrd.network, spec.observations, spec.action, None)
-        _, held_out = split_store(store, config.held_out)
+        _, held_out = split_store(store, config)
         store.close()
-        return World(spec, from_data.exactness(recipe), network, {}, 0, len(held_out))
+        return World(spec, from_data.exactness(recipe), network, {}, 0, held_out.num_episodes)
 
     def sketch(self, recipe: Recipe, world: World) -> Sketch:
-        config, loops = _config(recipe), self.nest(recipe)
-        store = from_data.open_dataset(config, config.reads)
+        (config, store), loops = open_data(recipe), self.nest(recipe)
         with torch.device("meta"):
             algorithm = make_reward_only(config, store, torch.device("meta"), None)
         rrd = config.rrd
-        num_passes = from_data.passes(store, config, loops, rrd.rrd_batch_size)
+        num_passes = from_data.passes(algorithm.training, loops, rrd.rrd_batch_size)
         subsets = rrd.rrd_batch_size // rrd.rrd_sample_size
         model = sum(p.nbytes for p in world.deployed.parameters())
-        images = sum(s.num_bytes for s in world.spec.observations.values() if len(s.shape) == 3)
+        seen = algorithm.rrd.network.observations.values()
+        images = sum(spec.num_bytes for spec in seen if len(spec.shape) == 3)
         sketch = Sketch(
             geometry={
                 "train_batches": config.train_batches,
@@ -91,7 +95,7 @@ class RewardOnlyMethod:
             estimates={"workspace": num_bytes(rrd, algorithm.rrd.network) + 16 * images},
             training=algorithm.state_dict(),
             disk=from_data.disk(store),
-            notes=from_data.notes(store, config.reads, world.test_episodes),
+            notes=from_data.notes(store, config.reads, algorithm.training, algorithm.held_out),
         )
         store.close()
         return sketch
@@ -99,8 +103,7 @@ class RewardOnlyMethod:
     def assemble(
         self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
     ) -> Assembly:
-        config = _config(recipe)
-        store = from_data.open_dataset(config, config.reads)
+        config, store = open_data(recipe)
         algorithm = make_reward_only(config, store, device(recipe), key.child("reward"))
         score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
         tests = HeldOut(algorithm.evaluate, score, algorithm.held_out.num_episodes)

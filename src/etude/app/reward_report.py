@@ -11,18 +11,13 @@ import numpy as np
 import torch
 
 from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.reward_model import (
-    RewardOnly,
-    RewardOnlyConfig,
-    episode_rewards,
-    make_reward_only,
-)
+from etude.algorithms.reward_model import RewardOnly, episode_rewards, make_reward_only
 from etude.app.evaluation_report import new_folder
 from etude.app.fresh import step_of
 from etude.app.loading import policy_parts
 from etude.app.recipe import Recipe
+from etude.app.reward_only import open_data
 from etude.core.contracts import Array
-from etude.experience.episodes import EpisodeStore
 from etude.runs import files
 
 WIDTH, HEIGHT, MARGIN = 520, 150, 44
@@ -46,19 +41,19 @@ class Line(NamedTuple):
 
 def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Judge a run's best reward on the episodes held out; its metrics, and charts of three."""
-    assert isinstance(recipe.algorithm, RewardOnlyConfig)
-    store = EpisodeStore.open(Path(recipe.algorithm.dataset))
-    learner = make_reward_only(recipe.algorithm, store, torch.device("cpu"), None)
+    config, store = open_data(recipe)
+    learner = make_reward_only(config, store, torch.device("cpu"), None)
     learner.load_policy(policy_parts(path)[0])
     metrics = learner.evaluate()
     held_out = learner.held_out
-    say(f"{held_out.num_episodes:,} episodes of {recipe.algorithm.dataset} that were held out")
+    clips = f" and {held_out.num_clips:,} clips" if held_out.num_clips else ""
+    say(f"{held_out.num_whole:,} episodes{clips} of {store.path} that were held out")
     for name, value in metrics.items():
         say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")
     folder = new_folder(path, step_of(path))
     for index in _typical(held_out):
         text = _chart(learner, index)
-        name = f"episode-{held_out.numbers[index]}.svg"
+        name = f"episode-{held_out.numbers[index]}-of-{held_out.lengths[index]}-steps.svg"
         files.replace_file(folder / name, [text.encode()])
     files.replace_file(folder / "summary.json", [json.dumps(metrics, indent=2).encode()])
     store.close()

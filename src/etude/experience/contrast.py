@@ -1,7 +1,4 @@
-"""Whether the returns of a dataset can teach a reward: one verdict, for reports and for learners.
-
-Nothing here loads more than numpy: the process that opens strangers' files may use it.
-"""
+"""Whether the returns of a dataset can teach a reward, and clips that help where they cannot."""
 
 from __future__ import annotations
 
@@ -10,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from etude.core.keys import Key
+
 Array = np.ndarray[Any, Any]
 SAME = 1e-6
 """Spreads below this part of the largest number are rounding."""
+SHORTEST = 0.1
+"""Share of an episode that a clip of it has at least, and lacks at least."""
 _NOTHING = "a return decomposition learns nothing from this"
 
 
@@ -55,13 +56,14 @@ def contrast(returns: Array, lengths: Array) -> Contrast:
 
 def _equal_returns(returns: Array) -> Contrast:
     value = float(returns.mean())
-    missing = "successes, such as `etude data record` makes."
+    missing = "Add successes, such as `etude data record` makes."
     if value:
         missing = (
-            "failures: import with --add-truncated N, or record some with `etude data record`."
+            "Learning a reward adds clips that end before their episode does; failures, such as "
+            "`etude data record` makes, teach more."
         )
     reason = f"all {len(returns):,} returns are {value:.6g}"
-    return Contrast(False, reason, f"Every return is {value:g}: {_NOTHING}. Add {missing}")
+    return Contrast(False, reason, f"Every return is {value:g}: {_NOTHING}. {missing}")
 
 
 def _differ(returns: Array) -> str:
@@ -75,6 +77,23 @@ def _differ(returns: Array) -> str:
         f"Returns differ ({returns.min():g} to {returns.max():g}, standard deviation "
         f"{returns.std():.3g}): a return decomposition has something to learn from."
     )
+
+
+def draw_clips(lengths: Array, num: int, key: Key) -> tuple[Array, Array]:
+    """Episodes [num] int64 and how many of their first steps [num] a clip of each has.
+
+    They are spread evenly over all episodes of two steps or more; without any there are none.
+    """
+    long, generator = np.flatnonzero(lengths >= 2), key.child("data", "clips").generator()
+    episodes, steps = list[int](), list[int]()
+    while len(long) and len(episodes) < num:
+        for episode in generator.permutation(long)[: num - len(episodes)].tolist():
+            length = int(lengths[episode])
+            least = max(1, round(SHORTEST * length))
+            cut = int(generator.integers(least, max(least, length - least) + 1))
+            episodes.append(episode)
+            steps.append(min(cut, length - 1))
+    return np.array(episodes, np.int64), np.array(steps, np.int64)
 
 
 def _spread(values: Array) -> float:

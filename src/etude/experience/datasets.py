@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -62,7 +62,7 @@ class ReadOptions:
     obs: tuple[str, ...] = ()
     mask: str | None = None
     success_reward: float | None = None
-    clip_actions: float | None = None
+    assume_success: bool = False
 
 
 @dataclass
@@ -140,7 +140,8 @@ class Dataset:
 
     def _describe(self, on_described: Callable[[int, int], None]) -> None:
         header = self._next()
-        self.summary = Summary(self.path, str(header["format"]), masks=dict(header["masks"]))
+        self.summary = Summary(self.path, str(header["format"]), str(header["task"]))
+        self.summary.masks = dict(header["masks"])
         total = int(header["num_episodes"])
         while (header := self._next())["say"] != "all described":
             if header["say"] == "described":
@@ -148,7 +149,7 @@ class Dataset:
                 on_described(len(self.summary.episodes), total)
         if not self.summary.episodes:
             raise DataError(self.path, "holds no episode")
-        self.summary.notes += _notes(self.summary, self.options)
+        self.summary.notes += notes_of(self.summary.episodes, self.options)
 
     def episodes(self) -> Iterator[SourceEpisode]:
         """Every episode once, in the order of the file; none where the job was not to read them.
@@ -247,30 +248,28 @@ class Dataset:
         self.close()
 
 
-def _notes(summary: Summary, options: ReadOptions) -> list[str]:
-    """What an import does that is not plain from the file."""
-    episodes, notes = summary.episodes, []
+def notes_of(episodes: Sequence[Described], options: ReadOptions) -> list[str]:
+    """What an import does that is not plain from the files."""
+    notes, num = [], f"{len(episodes):,}"
     shortened = sum(episode.steps < episode.file_steps for episode in episodes)
     if shortened:
         notes.append(
-            f"{shortened:,} of {len(episodes):,} episodes have no observation after their last "
+            f"{shortened:,} of {num} episodes have no observation after their last "
             "action: that step is left out and its reward given to the step before, so that "
             "returns stay."
         )
-    worth = 1.0 if options.success_reward is None else options.success_reward
     unrewarded = sum(not episode.rewarded for episode in episodes)
-    if unrewarded:
+    if options.success_reward is not None:
+        worth = f"{options.success_reward:g}"
+        notes.append(f"The file's rewards are replaced by {worth} at the end of successes.")
+        if unrewarded:
+            notes.append(
+                f"{unrewarded:,} of {num} episodes do not say whether they succeeded: their "
+                "rewards stay unknown. --assume-success takes them for successes."
+            )
+    elif unrewarded:
         notes.append(
-            f"{unrewarded:,} of {len(episodes):,} episodes have no rewards: each is taken for a "
-            f"success and given {worth:g} at its end (--success-reward)."
-        )
-    elif options.success_reward is not None:
-        notes.append(f"The file's rewards are replaced by {worth:g} at the end of successes.")
-    clipped = sum(episode.num_clipped for episode in episodes)
-    if clipped:
-        largest = max(episode.largest_action for episode in episodes)
-        notes.append(
-            f"{clipped:,} numbers of the actions are outside the range (largest {largest:.3g}) "
-            "and are cut to it (--clip-actions)."
+            "If the episodes without rewards all succeeded, --assume-success --success-reward 1 "
+            "says so."
         )
     return notes

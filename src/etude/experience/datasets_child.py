@@ -80,9 +80,8 @@ def run(order: dict[str, Any], speaker: Speaker) -> None:
         allow_seconds(seconds)
         options = {**order["options"], "obs": tuple(order["options"]["obs"])}
         source = open_source(path, Options(**options))
-        speaker.say(
-            "source", format=source.format, masks=source.masks, num_episodes=len(source.names)
-        )
+        about = {"format": source.format, "task": source.task, "masks": source.masks}
+        speaker.say("source", **about, num_episodes=len(source.names))
         _work(source, order["job"], speaker, lambda: allow_seconds(seconds))
         speaker.say("end")
     except DataError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from etude.experience.datasets_summary import Array, DataError
 
 MAIN_FILE = Path("data") / "main_data.hdf5"
 """Where Minari keeps a dataset's episodes."""
-_MOST_NAME = 64
+_MOST_NAME, _MOST_SENTENCE = 64, 1000
 _LIBERO = ("problem_info", "bddl_file_name")
 
 
@@ -21,7 +22,6 @@ class Demonstrations(Source):
     """robomimic and LIBERO: `data/demo_<n>` with actions, obs, next_obs, states, rewards, dones."""
 
     format = "robomimic"
-    clip = 1.0
 
     def __init__(self, guarded: Guarded, options: Options, data: Any) -> None:
         super().__init__(guarded, options)
@@ -31,6 +31,7 @@ class Demonstrations(Source):
             raise guarded.refuse("data", "has no group demo_0, demo_1, ...; is this robomimic's?")
         if any(name in data.attrs for name in _LIBERO):
             self.format = "LIBERO"
+        self.task = _instruction(guarded.text(data, "problem_info")) or _words(guarded.path.stem)
         masks = self._read_masks()
         self.masks = {name: len(members) for name, members in masks.items()}
         if options.mask is not None:
@@ -108,6 +109,8 @@ class Minari(Source):
         if options.mask is not None:
             raise DataError(guarded.path, "has no masks, being Minari's; leave out --mask")
         self.names = [n for n in guarded.names(guarded.root) if n.startswith("episode_")]
+        folder = guarded.path.parent.parent if guarded.path.name == MAIN_FILE.name else None
+        self.task = _words(guarded.path.stem if folder is None else folder.name)
 
     def _open(self, name: str) -> Any:
         group = self.guarded.group(self.guarded.root, name)
@@ -146,6 +149,29 @@ class Minari(Source):
         if success is None:
             success = sparse_success(rewards)
         return rewards, success, None if ended is None else bool(ended[-1])
+
+
+def _instruction(problem: str | None) -> str:
+    """The sentence in LIBERO's description of a problem; "" without one."""
+    try:
+        found = json.loads(problem or "{}")
+    except (ValueError, RecursionError):
+        return ""
+    said = found.get("language_instruction") if isinstance(found, dict) else None
+    if isinstance(said, list):  # some versions keep its words
+        said = " ".join(map(str, said))
+    return _plain(said) if isinstance(said, str) else ""
+
+
+def _words(stem: str) -> str:
+    """A file's name as words: LIBERO's names are sentences."""
+    return _plain(stem.removesuffix("_demo").replace("_", " "))
+
+
+def _plain(text: str) -> str:
+    """One line of printable characters."""
+    text = " ".join(text.split())[:_MOST_SENTENCE]
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def open_source(path: Path, options: Options) -> Source:

@@ -123,6 +123,20 @@ class Guarded:
         found = self.child(parent, name)
         return found if isinstance(found, h5py.Group) else None
 
+    def text(self, group: Any, name: str) -> str | None:
+        """An attribute of a group that is one text, or None."""
+        key = name.encode()
+        if not h5py.h5a.exists(group.id, key):
+            return None
+        found = h5py.h5a.open(group.id, key)
+        if found.get_space().get_simple_extent_npoints() != 1 or found.dtype.kind not in "SO":
+            return None
+        if h5py.check_string_dtype(found.dtype) is None:  # an object of another kind
+            return None
+        value = group.attrs[name]
+        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        return value if isinstance(value, str) else None
+
     def array(self, parent: Any, name: str) -> Any:
         """A member that is a plain array, checked and not yet read, or None."""
         found = self.child(parent, name)

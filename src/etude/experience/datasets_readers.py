@@ -34,8 +34,8 @@ class Options:
     """Read only the episodes that this mask of a robomimic file lists."""
     success_reward: float | None = None
     """Given at the end of every success instead of the file's rewards; None keeps these."""
-    clip_actions: float | None = None
-    """Cut actions to +- this; 0 leaves them, None is 1 for robomimic and LIBERO."""
+    assume_success: bool = False
+    """Whether episodes that do not say how they ended count as successes."""
     episode_bytes: int = 2 << 30
     """No episode may need more memory."""
 
@@ -68,12 +68,11 @@ class Source(ABC):
     """An open file of episodes."""
 
     format = ""
-    clip = 0.0
+    task = ""
+    """What the episodes were to do, in words."""
 
     def __init__(self, guarded: Guarded, options: Options) -> None:
         self.guarded, self.options = guarded, options
-        given = options.clip_actions
-        self._clip = self.clip if given is None else given
         self.masks: dict[str, int] = {}
         self.names: list[str] = []
 
@@ -97,12 +96,11 @@ class Source(ABC):
         self.guarded.episode = name
         group = self._open(name)
         parts = self._parts(group)
-        rewards, success, terminated = self._rewards(group, parts)
+        rewards, rewarded, success, terminated = self._rewards(group, parts)
         actions = self._numbers(parts.actions, "actions")
         fields = {n: self.guarded.field(d) for n, d in parts.obs.items()}
         fields["actions"] = _action_field(parts.actions, self.guarded)
         self._check_size(parts, fields)
-        beyond = self._beyond(actions)
         return Described(
             name=name,
             steps=parts.steps,
@@ -111,9 +109,8 @@ class Source(ABC):
             total=float(rewards.sum(dtype=np.float64)),
             success=success,
             terminated=terminated,
-            rewarded=self.guarded.child(group, "rewards") is not None,
+            rewarded=rewarded,
             largest_action=float(np.abs(actions.astype(np.float64)).max(initial=0.0)),
-            num_clipped=int(beyond.sum()),
         )
 
     def read(self, name: str) -> Episode:
@@ -122,12 +119,10 @@ class Source(ABC):
         guarded.episode = name
         group = self._open(name)
         parts = self._parts(group)
-        rewards, _, terminated = self._rewards(group, parts)
+        rewards, _, _, terminated = self._rewards(group, parts)
         actions = self._numbers(parts.actions, "actions")
         made = guarded.convert(actions, "actions")[: parts.steps]
         made = made.astype(_action_field(parts.actions, guarded).dtype)
-        if made.dtype.kind == "f" and self._clip:
-            np.clip(made, -self._clip, self._clip, out=made)
         obs = {n: self._with_last(n, dataset, parts) for n, dataset in parts.obs.items()}
         return Episode(name, obs, made, rewards, terminated)
 
@@ -139,20 +134,25 @@ class Source(ABC):
         last = self.guarded.convert(np.asarray(parts.following[name][-1:]), name)
         return np.concatenate([whole, last])
 
-    def _rewards(self, group: Any, parts: Parts) -> tuple[Array, bool | None, bool]:
-        """Rewards [T] float32 as imported, success if it is known, and how the episode ended."""
+    def _rewards(self, group: Any, parts: Parts) -> tuple[Array, bool, bool | None, bool]:
+        """Rewards [T] float32 as imported, whether they are known, success, and termination.
+
+        Unknown rewards are zeros. Unknown success is None. An episode that does not say how it
+        ended was truncated: its recording stopped, and nothing tells that the task did.
+        """
         given, success, terminated = self._end(group, parts)
-        worth = self.options.success_reward
-        if given is None or worth is not None:
-            rewards = np.zeros(parts.steps, np.float32)
-            rewards[-1] = (1.0 if worth is None else worth) if success is not False else 0.0
-        else:
+        if success is None and self.options.assume_success:
+            success = True
+        worth, rewards = self.options.success_reward, np.zeros(parts.steps, np.float32)
+        known = given is not None if worth is None else success is not None
+        if worth is not None:
+            rewards[-1] = worth if success else 0.0
+        elif given is not None:
             rewards = self.guarded.convert(given, "rewards")[:, 0].astype(np.float32)
             if parts.steps < parts.file_steps:
                 rewards[-2] += rewards[-1]
                 rewards = rewards[:-1]
-        # Demonstrations without flags are kept because they succeeded.
-        return rewards, success, success is not False if terminated is None else terminated
+        return rewards, known, success, bool(terminated)
 
     def _numbers(self, dataset: Any, label: str) -> Array:
         """A small array."""
@@ -218,10 +218,6 @@ class Source(ABC):
                 f"needs {size:,} bytes of memory; raise --memory, or read fewer arrays (--obs)",
                 self.guarded.episode,
             )
-
-    def _beyond(self, actions: Array) -> Array:
-        outside: Array = np.abs(actions.astype(np.float64)) > (self._clip or np.inf)
-        return outside if actions.dtype.kind == "f" else np.zeros(0, bool)
 
 
 def sparse_success(rewards: Array | None) -> bool | None:

@@ -5,7 +5,7 @@ Nothing here loads h5py or torch: the process that opens strangers' files starts
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,8 @@ class Described:
     """None where neither rewards nor infos say."""
     terminated: bool
     rewarded: bool
-    """Whether the file has rewards; else the return is the success reward."""
+    """Whether its rewards are known; unknown ones are imported as zeros."""
     largest_action: float
-    num_clipped: int
-    """Numbers of the actions that are outside the range they are cut to."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,6 +73,8 @@ class Summary:
 
     path: Path
     format: str
+    task: str = ""
+    """What its episodes were to do, in words."""
     notes: list[str] = field(default_factory=list)
     """What a reader did or would do that is not plain from the file; whole sentences."""
     masks: dict[str, int] = field(default_factory=dict)
@@ -106,19 +106,35 @@ class Summary:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Of the first episode; the others must have the same."""
+        """Of the first episode."""
         return dict(self.episodes[0].fields) if self.episodes else {}
 
-    def check_alike(self) -> None:
-        """Refuse episodes whose arrays are not those of the first."""
-        for episode in self.episodes:
-            if episode.fields != self.fields:
-                names = sorted(self.fields.keys() | episode.fields.keys())
-                name = next(n for n in names if self.fields.get(n) != episode.fields.get(n))
-                here, first = episode.fields.get(name), self.fields.get(name)
+
+def shared_fields(
+    summaries: Sequence[Summary], wanted: Collection[str] = ()
+) -> tuple[dict[str, Field], list[str]]:
+    """The arrays that are the same size in all episodes of all files, and the names of the others.
+
+    Actions, and the observations that are `wanted` by name, must be among the former.
+    """
+    first, others = summaries[0].fields, set[str]()
+    for summary in summaries:
+        for episode in summary.episodes:
+            names = first.keys() | episode.fields.keys()
+            others |= {n for n in names if episode.fields.get(n) != first.get(n)}
+            for name in sorted(others.intersection({"actions", *wanted})):
+                here, there = episode.fields.get(name), first.get(name)
                 raise DataError(
-                    self.path,
-                    f"'{name}' is {here or 'missing'} here and {first or 'missing'} in "
-                    f"{self.episodes[0].name}; choose arrays all episodes share with --obs",
+                    summary.path,
+                    f"'{name}' is {here or 'missing'} here and {there or 'missing'} in "
+                    f"{summaries[0].episodes[0].name} of {summaries[0].path}; put them into "
+                    "datasets of their own",
                     episode.name,
                 )
+    shared = {name: field for name, field in first.items() if name not in others}
+    if len(shared) < 2:
+        raise DataError(
+            summaries[0].path,
+            "shares no observation with all other episodes; import fewer files together",
+        )
+    return shared, sorted(others)

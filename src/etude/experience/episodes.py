@@ -4,6 +4,7 @@
     finals-<n>.bin     one record per finished episode: the observation it ended on
     episodes-<n>.bin   one record per finished episode: first step, length, return
     store.json         fields and sizes; sealed.json: positions and hashes of a finished dataset
+    labels.json        of a finished dataset: what is known of each episode, see `Labels`
 
 Rows of environments advance in lockstep, so a step's place is known from its time and its lane:
 `slot = time * lanes + lane`. Hence
@@ -52,6 +53,7 @@ from etude.experience.episodes_files import (
 from etude.experience.episodes_geometry import INDEX, OBS, StoreGeometry, record_of
 from etude.experience.episodes_index import EpisodeIndex
 from etude.experience.episodes_intake import Intake, Steps
+from etude.experience.episodes_labels import LABELS, Labels
 from etude.experience.episodes_log import DamagedStore, Disk, RecordLog
 from etude.experience.episodes_sampling import Columns, Subsets, Transitions, choose
 
@@ -85,6 +87,8 @@ class EpisodeStore:
         whole = len(fields) == len(geometry.specs)
         self._parts = (None, None) if whole else (record_of(fields), record_of(seen))
         self._disk, self._seal, self._failed = disk, "", False
+        self.labels = Labels()
+        """What a sealed dataset says of its episodes; empty until it is sealed."""
         self._index = EpisodeIndex(geometry.lanes)
         self._open_starts: Array = np.zeros(geometry.lanes, np.int64)
         self._open_returns: Array = np.zeros(geometry.lanes, np.float64)
@@ -120,9 +124,16 @@ class EpisodeStore:
         if not os.path.lexists(path / SEAL):
             raise UsageError(f"{path} was never finished; import or record it again.")
         document = read_json(path / SEAL)
-        if document.keys() != store._logs.keys():
+        if document.keys() == store._logs.keys():
+            raise UsageError(
+                f"{path} was made by an older version, without the table that keeps clips with "
+                f"their source ({LABELS}); import or record it again."
+            )
+        if document.keys() != {*_LOGS, "labels"} or not isinstance(document["labels"], str):
             raise DamagedStore(path / SEAL, "does not describe a dataset")
         table = store._load_logs(document, verify=False)
+        labels = read_json(path / LABELS, document["labels"])
+        store.labels = Labels.parse(labels, len(table), path / LABELS)
         store._open_starts[:] = store.time
         store._settle(table)
         text = json.dumps([store.geometry.describe(), document], sort_keys=True)
@@ -280,6 +291,13 @@ class EpisodeStore:
         steps = self.transitions(np.full(length, number), np.arange(length))
         return steps, float(self._index.returns[number])
 
+    def column(self, name: str, places: Array, offsets: Array) -> Array:
+        """One field of steps `offsets` [n] of the episodes at `places` [n], read alone."""
+        starts, _ = self._index.look_up(places)
+        part = record_of({name: self.geometry.specs[name]})
+        found: Array = self._steps.gather(starts + offsets * self.lanes, part)[name]
+        return found
+
     def transitions(self, places: Array, offsets: Array) -> Transitions:
         """Steps `offsets` [n] of the episodes at `places` [n] of the index, and what followed."""
         starts, lengths = self._index.look_up(places)
@@ -378,14 +396,21 @@ class EpisodeStore:
             log.delete([path for path in found if path.name.startswith(f"{name}-")])
         return found
 
-    def seal(self) -> EpisodeStore:
-        """End a dataset: cut its files to what they hold, record their hashes, reopen to read."""
+    def seal(self, labels: Labels | None = None) -> EpisodeStore:
+        """End a dataset: cut its files to what they hold, record their hashes, reopen to read.
+
+        labels: what is known of each episode, in the order they were appended; None for nothing.
+        """
         if self._pending or self._failed or self._disk is None:
             raise UsageError(f"{self.path} cannot be sealed: it is open, failed or sealed already.")
-        state = {name: log.state(self._firsts()[name]) for name, log in self._logs.items()}
+        labels = Labels.unknown(self.num_episodes) if labels is None else labels
+        if len(labels) != self.num_episodes:
+            raise ValueError(f"{len(labels):,} labels for {self.num_episodes:,} episodes")
+        state: Tree = {name: log.state(self._firsts()[name]) for name, log in self._logs.items()}
         for log in self._logs.values():
             log.finish()
         self.sync()
+        state["labels"] = write_json(self.path / LABELS, labels.to_json(), self._disk)
         write_json(self.path / SEAL, state, self._disk)
         return EpisodeStore.open(self.path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from contextlib import suppress
@@ -31,10 +32,11 @@ def fsync_folder(path: Path, disk: Disk) -> None:
     fsync(disk, path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def write_json(path: Path, document: Tree, disk: Disk) -> None:
-    """Durable, and whole or not there at all."""
+def write_json(path: Path, document: Tree, disk: Disk) -> str:
+    """Durable, and whole or not there at all; returns the SHA-256 of the file."""
     beside = path.with_name(f".tmp-{path.name}")
-    data = memoryview((json.dumps(document, sort_keys=True, indent=1) + "\n").encode())
+    text = (json.dumps(document, sort_keys=True, indent=1) + "\n").encode()
+    data = memoryview(text)
     with clear_faults("write", path):
         fd = disk.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
@@ -45,15 +47,20 @@ def write_json(path: Path, document: Tree, disk: Disk) -> None:
             disk.close(fd)
         disk.rename(beside, path)
     fsync_folder(path.parent, disk)
+    return hashlib.sha256(text).hexdigest()
 
 
-def read_json(path: Path) -> Tree:
-    """The JSON object in a file."""
-    if file_size(path) > _MOST_JSON:
+def read_json(path: Path, sha256: str | None = None) -> Tree:
+    """The JSON object in a file; one that is named by its SHA-256 may have any size."""
+    if file_size(path) > _MOST_JSON and sha256 is None:
         raise DamagedStore(path, "is absurdly large")
+    with clear_faults("read", path):
+        text = path.read_bytes()
+    if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256:
+        raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise DamagedStore(path, "is not valid JSON") from error
     if not isinstance(document, dict):
         raise DamagedStore(path, "is not a JSON object")

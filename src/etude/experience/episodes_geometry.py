@@ -201,6 +201,6 @@ def record_of(specs: Mapping[str, ArraySpec]) -> np.dtype[Any]:
         formats.append((np.dtype(kind).newbyteorder("<"), specs[name].shape))
         offsets.append(end)
         end += specs[name].num_bytes
-    widest = max(np.dtype(specs[name].dtype).itemsize for name in names)
+    widest = max((np.dtype(specs[name].dtype).itemsize for name in names), default=1)
     size = -(-end // widest) * widest
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})

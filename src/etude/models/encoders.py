@@ -26,6 +26,11 @@ class EncoderConfig(Config):
     features: PositiveInt = Field(64, description="Numbers an image becomes.")
 
 
+def smallest_image(config: EncoderConfig) -> int:
+    """Pixels of the shorter side that an image needs."""
+    return int(STRIDE ** len(config.channels))
+
+
 def to_pixels(images: torch.Tensor) -> torch.Tensor:
     """uint8 [..., h, w, c] as float32 in [-1, 1]."""
     return images.to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
@@ -61,7 +66,7 @@ class ImageEncoder(nn.Module):
         """`shape` is (h, w, c). Without a generator the weights are about to be loaded."""
         super().__init__()
         height, width, inputs = shape
-        least = STRIDE ** len(config.channels)
+        least = smallest_image(config)
         if min(height, width) < least:
             raise UsageError(
                 f"Images of {height} x {width} pixels are too small for {len(config.channels)} "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,12 +17,16 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
-from etude.models.encoders import EncoderConfig, ImageEncoder, stack_channels
+from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, stack_channels
 from etude.models.networks import Mlp
 from etude.models.normalise import Normaliser
 
 CONTRACT_FORMAT, CONTRACT_KIND = 1, "reward"
 Named = dict[str, torch.Tensor]
+_TOLD = ("progress", "critic", "style")
+"""Observations to judge by, or of others than the policy: never read unless they are asked for."""
+_SIMULATED = ("states", "object")
+"""How the names begin of what only a simulator knows."""
 _CHUNK = 64
 """Steps that are judged at a time."""
 
@@ -30,10 +35,31 @@ class RewardNetworkConfig(Config):
     """A network for r(s, a, s')."""
 
     reads: tuple[str, ...] = Field(
-        ("state",), min_length=1, description="Observations it reads; uint8 [h, w, c] are images."
+        ("state",),
+        description="Observations it reads; uint8 [h, w, c] are images. Without a name it reads "
+        "all images and all vectors that a robot has of itself.",
     )
     hidden: tuple[PositiveInt, ...] = Field((256, 256), description="Units of each hidden layer.")
     encoder: EncoderConfig = Field(EncoderConfig(), description="In front of each image.")
+
+    def found_in(self, observations: Mapping[str, ArraySpec], but: str | None = None) -> Self:
+        """With `reads` chosen from what there is, all but one, where none are given."""
+        if self.reads:
+            return self
+        least = smallest_image(self.encoder)
+        images = [n for n, s in observations.items() if _is_image(s) and min(s.shape[:2]) >= least]
+        vectors = [n for n, s in observations.items() if len(s.shape) == 1]
+        hidden = {*_TOLD, but}
+        if images:  # they show the task; without one its state has to be read
+            hidden |= {n for n in vectors if n.startswith(_SIMULATED)}
+            hidden |= {"state"} if "proprio" in vectors else set()
+        reads = tuple(name for name in [*images, *vectors] if name not in hidden)
+        if not reads:
+            raise UsageError(
+                "None of the observations is one that a reward network reads by itself: there are "
+                f"{', '.join(sorted(observations))}. Set its field `reads`."
+            )
+        return self.model_copy(update={"reads": reads})
 
 
 class RewardNetwork(nn.Module):
@@ -64,6 +90,7 @@ class RewardNetwork(nn.Module):
     ) -> None:
         """Without a generator the weights are about to be loaded (or on the meta device)."""
         super().__init__()
+        config = config.found_in(observations)
         self.config, self.action = config, action
         self.observations = {name: _readable(name, observations) for name in config.reads}
         self._vectors = [n for n, spec in self.observations.items() if not _is_image(spec)]
