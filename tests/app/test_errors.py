@@ -202,10 +202,13 @@ def test_damaged_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     shutil.copytree(run, path, symlinks=True)
     best = (path / "checkpoints" / "best").resolve() / "policy" / "arrays.safetensors"
     best.write_bytes(best.read_bytes()[:-1])
-    for arguments in (["eval", path], ["train", "reach-short", "--from", path]):
+    begun = ["train", "reach-short", "--folder", tmp_path / "new", "--from"]
+    marked = path / "checkpoints" / "best"
+    fixes = f"Remove {marked} to use the next one.", "Use another one."
+    for arguments, fix in zip((["eval", path], [*begun, marked]), fixes, strict=True):
         text = say(arguments, capsys, 1)
-        assert str(best) in text
-        assert f"Remove {path / 'checkpoints' / 'best'} to use the next one." in text
+        assert best.name in text
+        assert fix in text
     # The newest checkpoint that can be resumed is damaged: the one before takes over, aloud.
     latest = (path / "checkpoints" / "latest").resolve() / "training" / "state.json"
     latest.write_bytes(b"{}")

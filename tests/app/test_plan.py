@@ -95,6 +95,14 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "clock": {"total_timesteps": 1_500, "iterations": 2, "cycles": 2},
         "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
     },
+    "amp-clips": {
+        "env": {"evaluation_steps": 30},
+        "policy": {"hidden": (16,), "units": 8},
+        "collector": {"rows": 16, "group_rows": 8},
+        "algorithm": {"minibatch_size": 128, "update_epochs": 1},
+        "rewards": {"hidden": (16,), "replay_capacity": 64, "replay_per_iteration": 32},
+        "clock": {"total_timesteps": 1_500, "iterations": 2, "cycles": 2},
+    },
     "amp-walk-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
     "imitate-walk": {
         "env": {"evaluation_steps": 30},
@@ -361,10 +369,12 @@ def test_intervals_of_a_run_with_warm_up_are_counted(unit: str, tmp_path: Path) 
     assert run.summary()["counts"] == make_plan(recipe).counts
 
 
-def test_a_lagging_run_takes_no_kl_limit() -> None:
-    recipe = changed(recipes.find("reach-at-scale-short"), algorithm={"target_kl": 0.01})
-    with pytest.raises(UsageError, match="leave out one of the two"):
-        make_plan(recipe)
+def test_a_lagging_run_takes_gae_and_a_kl_limit() -> None:
+    own = {"target_kl": 0.01, "advantages": "gae"}
+    plan = make_plan(changed(recipes.find("reach-at-scale-short"), algorithm=own))
+    assert plan.at_most["updates"] == "target_kl may end an update early"
+    assert plan.counts["updates"] == (plan.counts["iterations"] - 2) * 4
+    assert any("first 2 iterations only collect" in note for note in plan.notes)
 
 
 def test_agents_are_not_parted_by_groups() -> None:

@@ -61,7 +61,10 @@ def load_start(path: Path) -> Start:
     if (path / "checkpoints").is_dir():
         chosen = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
     if chosen is not None and (chosen / "training").is_dir():
-        arrays, contract, training = checkpoint.load_training(chosen)
+        try:
+            arrays, contract, training = checkpoint.load_training(chosen)
+        except checkpoint.DamagedCheckpoint as error:
+            raise EtudeError(f"{error} Use another one.") from error
         return Start(chosen, arrays, contract, training["algorithm"])
     return Start(policy_path(path), *policy_parts(path), None)
 
