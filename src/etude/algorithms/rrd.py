@@ -207,7 +207,12 @@ class RRD:
             loss = error - variance if self.config.loss == "unbiased" else error
             (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
             y = y.detach()
-            terms = [error.detach(), variance.detach(), y.double().mean(), y.double().square().mean()]
+            terms = [
+                error.detach(),
+                variance.detach(),
+                y.double().mean(),
+                y.double().square().mean(),
+            ]
             total += torch.stack([term.double() for term in terms])
         error_, variance_, mean, square = (total / len(drawn)).tolist()
         return error_, variance_, mean, square
