@@ -92,7 +92,7 @@ class EpisodesOf:
         self._store, self.numbers, self._action = store, numbers, action
         self.path, self.time, self.lanes = store.path, store.time, store.lanes
         self.returns, self.lengths = store.returns[numbers], store.lengths[numbers]
-        self.num_episodes = len(numbers)
+        self.num_episodes, self.num_evicted = len(numbers), 0
         self.num_transitions = int(self.lengths.sum())
         self._ends: Array = np.cumsum(self.lengths)
 

@@ -236,13 +236,12 @@ class RRD:
         self, steps: Transitions
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
         """What the network reads of steps [subsets, K, ...], as [subsets * K, ...]."""
-
-        def put(array: Array) -> torch.Tensor:
-            return torch.from_numpy(array.reshape(-1, *array.shape[2:])).to(self.device)
-
-        names = self.network.observations
-        obs, next_obs = ({n: put(o[n]) for n in names} for o in (steps.obs, steps.next_obs))
-        return obs, put(steps.actions), next_obs
+        steps = steps.flat()
+        obs, next_obs = (
+            {n: torch.from_numpy(o[n]).to(self.device) for n in self.network.observations}
+            for o in (steps.obs, steps.next_obs)
+        )
+        return obs, torch.from_numpy(steps.actions).to(self.device), next_obs
 
     def _look(self, stores: Sequence[Experience], key: Key) -> None:
         """Merge the moments of a sample as large as what is new in the stores."""

@@ -178,7 +178,7 @@ class Offline:
                 "gradient_samples": float(loops.total.updates * config.batch_size),
             },
             memory=replay.learner_bytes(policy, training),
-            estimates={"workspace": replay.workspace(recipe)},
+            estimates=replay.learner_estimates(recipe, training),
             training=training,
             disk=from_data.disk(store),
             notes=[*from_data.notes(store, data.reads, held_out), *_notes(recipe)],

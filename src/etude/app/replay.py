@@ -140,7 +140,7 @@ class Replay:
             },
             estimates={
                 **memory.collection(recipe, env, policy, snapshot, cut.steps_per_iteration),
-                "workspace": workspace(recipe),
+                **learner_estimates(recipe, training),
             },
             training=training,
             disk={"replay": shape.num_bytes * cut.shards},
@@ -219,16 +219,19 @@ def planned_state(
 def learner_bytes(policy: BasePolicy, training: Tree) -> dict[str, int]:
     """What a learner of such a state takes in memory."""
     learned = {k: v for k, v in training.items() if k not in ("stores", "rewards")}
+    model = {k: v for k, v in training["rewards"].items() if k != "best"}
     return {
         "model": sum(p.nbytes for p in policy.parameters()),
         "learner_state": num_bytes(learned),
-        "reward_model": 2 * num_bytes(training["rewards"]),
+        "reward_model": 2 * num_bytes(model),
     }
 
 
-def workspace(recipe: Recipe) -> int:
-    """About what a gradient step keeps for its way back, in bytes."""
-    return 32 * config_of(recipe).batch_size * sum(recipe.policy.hidden) * 4
+def learner_estimates(recipe: Recipe, training: Tree) -> dict[str, int]:
+    """About what a gradient step keeps for its way back, and the most of IRCR's best episodes."""
+    layers = 32 * config_of(recipe).batch_size * sum(recipe.policy.hidden) * 4
+    best = num_bytes(training["rewards"].get("best", {}))
+    return {"workspace": layers, **({"best_episodes": best} if best else {})}
 
 
 def make_rewards(
@@ -249,7 +252,10 @@ def make_rewards(
             network = make_reward_network(config.network, env.observations, env.action, key)
         return RRD(config, network, recipe.learner.shards, where)
     if isinstance(config, IRCRConfig):
-        return IRCR(config, where)
+        source = IRCR(config, recipe.learner.shards, where)
+        if key is None:
+            source.plan(env)
+        return source
     return GivenRewards(where)
 
 

@@ -149,6 +149,11 @@ class EpisodeStore:
         return len(self._index)
 
     @property
+    def num_evicted(self) -> int:
+        """Finished episodes that are no longer held."""
+        return self._index.first
+
+    @property
     def returns(self) -> Array:
         """[episodes] float64, in the order the episodes ended."""
         return self._index.returns.copy()
