@@ -163,6 +163,7 @@ def test_open_episodes_are_drawn_only_while_there_is_nothing_else(tmp_path: Path
             present=np.ones(shape, bool),
             last_obs={"state": state[:, 4]},
             finals=finals,
+            restarted=False,
         )
         store.append([fragment])
 

@@ -131,7 +131,7 @@ class Offline:
     takes_ranks = False
 
     def nest(self, recipe: Recipe) -> Nest:
-        replay.check_policy(recipe)
+        replay.check_learner(recipe)
         from_data.refuse_collection(recipe)
         config, shards = config_of(recipe), recipe.learner.shards
         if config.batch_size % shards:
