@@ -416,7 +416,10 @@ def iterate(algorithm: RewardOnly, iterations: range) -> list[dict[str, float]]:
     clock = Clock(Nest(100, 1, 1, 0, 7))
     rows = []
     for i in iterations:
-        assert algorithm.broadcast(clock).policy == algorithm.ingest([], clock) == {}
+        assert algorithm.broadcast(clock).policy == {}
+        drawn = 7 * algorithm.config.rrd.rrd_batch_size
+        passes = drawn / algorithm.training.num_transitions
+        assert algorithm.ingest([], clock) == {"dataset/passes": pytest.approx(passes)}
         rows += [metrics.values for metrics in algorithm.batches(clock, KEY.child("update", i))]
         assert algorithm.end_iteration() == {}
     return rows

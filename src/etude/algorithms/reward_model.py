@@ -64,18 +64,21 @@ class RewardOnly:
         self.config, self.store = config, store
         self.rrd = RRD(config.rrd, network, 1, device)
         kept, held_out = split_store(store, config.held_out)
-        self._training, self.held_out = EpisodesOf(store, kept), EpisodesOf(store, held_out)
+        self.training, self.held_out = EpisodesOf(store, kept), EpisodesOf(store, held_out)
 
     def broadcast(self, clock: Clock) -> Broadcast:
         """There is nobody to act."""
         return Broadcast(clock.now.iterations, {})
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        return {}
+        """ "dataset/passes": how often a step has been drawn, on average, after this iteration."""
+        updates = clock.now.updates + self.config.train_batches
+        drawn = updates * self.config.rrd.rrd_batch_size
+        return {"dataset/passes": drawn / self.training.num_transitions}
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         for b in range(self.config.train_batches):
-            yield BatchMetrics(self.rrd.update([self._training], key.child("reward", b)))
+            yield BatchMetrics(self.rrd.update([self.training], key.child("reward", b)))
 
     def end_iteration(self) -> dict[str, float]:
         return {}
@@ -101,10 +104,10 @@ class RewardOnly:
 
     def state_dict(self) -> Tree:
         """The network's own arrays are kept beside this, in `policy/`."""
-        return {"dataset": self._training.state_dict(), **self.rrd.learner_state()}
+        return {"dataset": self.training.state_dict(), **self.rrd.learner_state()}
 
     def load_state_dict(self, state: Tree) -> None:
-        self._training.load_state_dict(state["dataset"])
+        self.training.load_state_dict(state["dataset"])
         self.rrd.load_learner_state(state)
 
 

@@ -191,15 +191,16 @@ class Offline:
     ) -> Assembly:
         data = open_data(recipe)
         algorithm = make_learner(recipe, data, key)
+        counts = len(data.learned), int(data.store.lengths[data.learned].sum())
         if recipe.env is None:
             tests: Tester = HeldOut(
                 lambda: judge(algorithm, data.held_out), None, data.held_out.num_episodes
             )
-            return Assembly(algorithm, NoCollector(), tests, data.spec)
+            return Assembly(algorithm, NoCollector(*counts), tests, data.spec)
         workers = Workers(recipe.collector.threads)
         own = make_policy(recipe.policy, data.spec, None)
         tests = collecting.make_evaluator(recipe, key, workers, own)
-        return Assembly(algorithm, NoCollector(workers), tests, data.spec)
+        return Assembly(algorithm, NoCollector(*counts, workers), tests, data.spec)
 
 
 def make_learner(recipe: Recipe, data: Data, key: Key) -> OffPolicy:

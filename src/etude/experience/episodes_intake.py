@@ -85,7 +85,9 @@ class Intake:
             np.concatenate([f.finals.steps for f in fragments]),
             {name: np.concatenate([obs[name] for obs in ended]) for name in (*ended, {})[0]},
         )
-        restarted = np.repeat([f.restarted for f in fragments], np.diff(offsets))
+        restarted = np.concatenate(
+            [np.broadcast_to(f.restarted, len(f.rewards)) for f in fragments]
+        )
         return cls(geometry, parts, ends, [_prefixed(f.last_obs) for f in fragments], restarted)
 
     @classmethod
