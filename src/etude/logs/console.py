@@ -97,8 +97,9 @@ class ConsoleTable:
 
     def begin(self, history: list[dict[str, Any]]) -> None:
         """Rows from before a resume have been printed before."""
-        for row in history if self._judge is not None else ():
-            self._judge.add(numbers(row))
+        if self._judge is not None:
+            for row in history:
+                self._judge.add(numbers(row))
 
     def write(self, row: dict[str, Any]) -> None:
         values = numbers(row)
