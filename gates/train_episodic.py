@@ -1,129 +1,214 @@
 """Rewards from returns: RRD against SAC on the episodic reward and against IRCR.
 
-    python gates/train_episodic.py [--seeds 3] [--jobs 2] [--cheetah]
+    python gates/train_episodic.py [--seeds 0 1 2] [--methods rrd given ircr] [--jobs 2]
+    python gates/train_episodic.py --methods rrd --seeds 1     # One training; the rest later.
+    python gates/train_episodic.py --cheetah                   # HalfCheetah-v5: not judged.
 
-Trains the recipe `episodic` (reach, whose rewards are summed and told only when an episode is over)
-with `--rewards.kind` rrd, given and ircr, by the real command in a fresh process each, and plays
-500 fresh episodes with every trained policy. Prints each method's return and success with 95 %
-intervals: over a training's episodes, and over the seeds (Student's t). With --cheetah instead
-HalfCheetah-v5, 100,000 steps with half as many updates, one seed of each, 20 episodes: reported,
-not judged.
+Trains on `reach`, whose rewards are summed and given only when an episode is over, by the real
+command in a fresh process each, and plays 500 fresh episodes with every trained policy:
 
-Exits 1 unless RRD's return beats both others': the 95 % interval of the difference over seeds
-(Welch) lies above 0, and each training took 10 minutes at most; 2 when only that failed and the
-machine was busy. Timings are of `jobs` trainings beside each other, each on one thread.
+    rrd           recipe episodic
+    given         the same with SAC on the episodic reward itself
+    ircr          recipe episodic-ircr, which has the settings of IRCR's reference
+    ircr-shared   recipe episodic with IRCR in place of RRD, on request
+
+With --cheetah it is HalfCheetah-v5 for 100,000 steps with half as many updates, 20 episodes.
+
+Each training has a run and a file METHOD-SEED.json in --folder. What is there already is not done
+again, and a training that was interrupted goes on. All results in the folder, whichever call made
+them, are written to results.json and printed: each method's return and success with 95 % intervals,
+over a training's episodes and over the seeds (Student's t).
+
+Exits 1 unless RRD's return beats that of `given` and of `ircr` on the seeds asked for: the 95 %
+interval of the difference over seeds (Welch) lies above 0, and each training took 10 minutes at
+most; 2 when only that failed and the machine was busy. Nothing is judged while results are missing,
+or of one seed. Timings are of `jobs` trainings beside each other, each on one thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
+import os
 import subprocess
 import sys
-import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
+import etude
 from machine import report_load
 
 SECONDS = 600.0
-KINDS = ("rrd", "given", "ircr")
+METHODS = ("rrd", "given", "ircr")
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
 """Student's t, 97.5 %, by degrees of freedom."""
-REACH = ("episodic", "--collector.threads", "1")
 CHEETAH = (
     *("sac", "--env.id", "HalfCheetah-v5", "--env.episodic"),
     *("--clock.total-timesteps", "100000", "--evaluation.every", "20000 steps"),
     *("--evaluation.final-episodes", "0", "--algorithm.train-batches", "50"),
 )
-
-
-class Trained(NamedTuple):
-    returns: np.ndarray
-    """[episodes]."""
-    success: float
-    seconds: float
+Result = dict[str, Any]
+"""What a METHOD-SEED.json holds: "method", "seed", "command", "returns" [episodes], "success" or
+None, "seconds", and "curve" [[timesteps, mean reward, success or None], ...] of its evaluations."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", help="0 1 2, or 0 of HalfCheetah")
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=(*METHODS, "ircr-shared"))
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, a core each")
-    parser.add_argument("--cheetah", action="store_true", help="HalfCheetah-v5, one seed")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS))
+    parser.add_argument("--cheetah", action="store_true", help="HalfCheetah-v5")
+    parser.add_argument("--folder", type=Path, help="default runs/train_episodic[_cheetah]")
+    parser.add_argument("--timesteps", type=int, help="shorter trainings, to try the gate itself")
+    parser.add_argument("--episodes", type=int, help="fresh episodes; 500, or 20 of HalfCheetah")
     options = parser.parse_args()
+    seeds = options.seeds or ([0] if options.cheetah else [0, 1, 2])
     judged = report_load()
-    seeds = 1 if options.cheetah else options.seeds
-    jobs = [(kind, seed) for seed in range(seeds) for kind in options.kinds]
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        runs = pool.map(lambda job: train(*job, options.cheetah, Path(scratch)), jobs)
-        found = dict(zip(jobs, runs, strict=True))
-    by_kind = {kind: [found[kind, seed] for seed in range(seeds)] for kind in options.kinds}
-    for kind, trained in by_kind.items():
-        print(f"{kind:5} {summary(trained)}")
+    folder = options.folder or Path("runs/train_episodic" + "_cheetah" * options.cheetah)
+    folder.mkdir(parents=True, exist_ok=True)
+    episodes = options.episodes or (20 if options.cheetah else 500)
+    jobs = [(method, seed) for seed in seeds for method in options.methods]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        tasks = [pool.submit(train, *job, command(*job, options), folder, episodes) for job in jobs]
+        for task in tasks:
+            task.result()
+    found = collect(folder)
+    for method, results in found.items():
+        print(f"{method:11} {summary(list(results.values()))}")
     if options.cheetah:
         return 0
-    better = [beats(by_kind["rrd"], by_kind[kind], kind) for kind in KINDS[1:] if kind in by_kind]
-    quick = all(run.seconds <= SECONDS for run in found.values())
+    missing = [f"{m}-{s}" for s in seeds for m in METHODS if s not in found.get(m, {})]
+    if missing:
+        print(f"train_episodic: not judged before there are {', '.join(missing)}")
+        return 0
+    if len(seeds) < 2:
+        print("train_episodic: not judged, since one seed has no interval")
+        return 0
+    sides = {m: [found[m][seed] for seed in seeds] for m in METHODS}
+    better = [beats(sides["rrd"], sides[method], method) for method in METHODS[1:]]
+    quick = all(result["seconds"] <= SECONDS for side in sides.values() for result in side)
     print(f"train_episodic: better {sum(better)} of {len(better)}, within 10 minutes: {quick}")
     return 1 if not all(better) else (0 if quick else (1 if judged else 2))
 
 
-def train(kind: str, seed: int, cheetah: bool, scratch: Path) -> Trained:
-    """Seconds are from command to exit, evaluation of the run included."""
-    folder, start = scratch / f"{kind}-{seed}", time.perf_counter()
-    recipe = CHEETAH if cheetah else REACH
-    command("train", *recipe, "--rewards.kind", kind, "--seed", str(seed), "--folder", str(folder))
-    seconds = time.perf_counter() - start
-    command("eval", str(folder), "--episodes", "20" if cheetah else "500")
-    table = max(folder.glob("evaluations/*/episodes.csv"), key=lambda path: path.stat().st_mtime)
+def command(method: str, seed: int, options: argparse.Namespace) -> list[str]:
+    """What `etude train` is called with, but for the folder."""
+    kind = method.removesuffix("-shared")
+    if options.cheetah:
+        chosen = [*CHEETAH, "--rewards.kind", kind]
+        if method == "ircr":
+            own = etude.recipes.find("episodic-ircr").algorithm
+            for name in ("capacity", "batch_size", "polyak"):
+                chosen += [f"--algorithm.{name.replace('_', '-')}", str(getattr(own, name))]
+    elif method == "ircr":
+        chosen = ["episodic-ircr", "--collector.threads", "1"]
+    else:
+        chosen = ["episodic", "--collector.threads", "1", "--rewards.kind", kind]
+    if options.timesteps:
+        chosen += ["--clock.total-timesteps", str(options.timesteps)]
+    return [*chosen, "--seed", str(seed)]
+
+
+def train(method: str, seed: int, chosen: list[str], folder: Path, episodes: int) -> None:
+    """One training and its test, unless the folder has the result."""
+    path, run = folder / f"{method}-{seed}.json", folder / f"{method}-{seed}"
+    wanted = " ".join(chosen)
+    if path.exists():
+        if (known := json.loads(path.read_text())["command"]) != wanted:
+            raise SystemExit(f"{path} is of `{known}`: give another --folder to `{wanted}`.")
+        return
+    if run.exists():
+        call("resume", str(run))
+    else:
+        call("train", *chosen, "--folder", str(run))
+    call("eval", str(run), "--episodes", str(episodes))
+    table = max(run.glob("evaluations/*/episodes.csv"), key=lambda file: file.stat().st_mtime)
     with table.open() as file:
-        rows = list(csv.DictReader(file))
-    returns = np.array([float(row["return"]) for row in rows])
-    success = float(np.mean([float(row.get("is_success", "nan")) for row in rows]))
-    print(
-        f"{kind} seed {seed}: return {returns.mean():.2f} ± "
-        f"{1.96 * returns.std(ddof=1) / math.sqrt(len(returns)):.2f}{succeeded(success)}, "
-        f"{seconds:.0f} s",
-        flush=True,
-    )
-    return Trained(returns, success, seconds)
+        played = list(csv.DictReader(file))
+    rows, names = etude.Run(run).rows(), ("timesteps", "eval/mean_reward", "eval/success_rate")
+    known = [float(row["is_success"]) for row in played if "is_success" in row]
+    result: Result = {
+        "method": method,
+        "seed": seed,
+        "command": wanted,
+        "returns": [float(row["return"]) for row in played],
+        "success": float(np.mean(known)) if known else None,
+        "seconds": rows[-1]["time/time_elapsed"],
+        "curve": [[row.get(n) for n in names] for row in rows if names[1] in row],
+    }
+    write(path, result)
+    returns = np.array(result["returns"])
+    half = 1.96 * returns.std(ddof=1) / math.sqrt(len(returns))
+    said = f"return {returns.mean():.2f} ± {half:.2f}{succeeded([result])}"
+    print(f"{method} seed {seed}: {said}, {result['seconds']:.0f} s", flush=True)
 
 
-def summary(runs: list[Trained]) -> str:
+def collect(folder: Path) -> dict[str, dict[int, Result]]:
+    """All results in the folder, by method and seed; written to results.json as well."""
+    found: dict[str, dict[int, Result]] = {}
+    for path in sorted(folder.glob("*-*.json")):
+        result = json.loads(path.read_text())
+        found.setdefault(result["method"], {})[result["seed"]] = result
+    brief = {
+        method: {
+            seed: {
+                **{name: result[name] for name in ("command", "success", "seconds", "curve")},
+                "mean_return": float(np.mean(result["returns"])),
+                "episodes": len(result["returns"]),
+            }
+            for seed, result in results.items()
+        }
+        for method, results in found.items()
+    }
+    write(folder / "results.json", brief)
+    return found
+
+
+def write(path: Path, document: dict[Any, Any]) -> None:
+    """Whole, or not there at all."""
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(beside, path)
+
+
+def means_of(results: list[Result]) -> np.ndarray:
+    """[trainings] mean returns."""
+    return np.array([np.mean(result["returns"]) for result in results])
+
+
+def summary(results: list[Result]) -> str:
     """Over seeds."""
-    means = np.array([run.returns.mean() for run in runs])
+    means = means_of(results)
     text = f"return {means.mean():.2f}"
-    if len(runs) > 1:
-        half = T95[len(runs) - 1] * means.std(ddof=1) / math.sqrt(len(runs))
-        text += f" ± {half:.2f} (95 %, {len(runs)} seeds)"
-    return text + succeeded(float(np.mean([run.success for run in runs])))
+    if len(means) > 1:
+        half = T95[min(len(means) - 1, 8)] * means.std(ddof=1) / math.sqrt(len(means))
+        text += f" ± {half:.2f} (95 %, {len(means)} seeds)"
+    return text + succeeded(results)
 
 
-def succeeded(share: float) -> str:
+def succeeded(results: list[Result]) -> str:
     """In words, where the task knows what success is."""
-    return "" if math.isnan(share) else f", success {share:.1%}"
+    known = [result["success"] for result in results if result["success"] is not None]
+    return f", success {np.mean(known):.1%}" if known else ""
 
 
-def beats(ours: list[Trained], theirs: list[Trained], name: str) -> bool:
+def beats(ours: list[Result], theirs: list[Result], name: str) -> bool:
     """Whether the difference of the means over seeds is above 0 with 95 % confidence."""
-    sides = [np.array([run.returns.mean() for run in runs]) for runs in (ours, theirs)]
-    parts = [means.var(ddof=1) / len(means) if len(means) > 1 else 0.0 for means in sides]
-    spread = sum(
-        (p**2 / (len(m) - 1) for p, m in zip(parts, sides, strict=True) if len(m) > 1), 0.0
-    )
+    sides = [means_of(results) for results in (ours, theirs)]
+    parts = [means.var(ddof=1) / len(means) for means in sides]
+    spread = sum(p**2 / (len(m) - 1) for p, m in zip(parts, sides, strict=True))
     freedom = int(np.clip(sum(parts) ** 2 / spread, 1, 8)) if spread else 1
     margin, half = sides[0].mean() - sides[1].mean(), T95[freedom] * math.sqrt(sum(parts))
     print(f"rrd beats {name} by {margin:.2f} ± {half:.2f}")
     return bool(margin - half > 0)
 
 
-def command(*arguments: str) -> None:
+def call(*arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "etude", *arguments], capture_output=True, text=True
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -10,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from etude.app import recipes
+from etude.app.run import train
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,3 +62,17 @@ def test_every_page_is_linked_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     for page in PAGES[1:]:
         assert f"docs/{page.name}" in readme, f"README does not mention {page.name}"
+
+
+def test_names_of_the_reference_lead_to_metrics_that_are_logged(tmp_path: Path) -> None:
+    """The table of names in docs/rewards.md, against the rows of a run with all of them."""
+    table = (ROOT / "docs/rewards.md").read_text().partition("| there | here | difference |")[2]
+    lines = table.strip().splitlines()[1:]
+    rows = [line.split("|") for line in itertools.takewhile(lambda line: line[:1] == "|", lines)]
+    there, here = (re.findall(r"`([^`]+)`", " ".join(row[k] for row in rows)) for k in (1, 2))
+    assert len(there) == len(here)
+    assert {"Q_loss", "Pi_loss", "Q_average", "R_loss", "R_var"} <= set(there)
+    recipe = recipes.find("episodic-short")
+    clock = recipe.clock.model_copy(update={"total_timesteps": 768})
+    last = train(recipe.model_copy(update={"clock": clock}), tmp_path / "run").rows()[-1]
+    assert set(here) <= set(last)

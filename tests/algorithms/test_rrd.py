@@ -20,7 +20,7 @@ from etude.algorithms.reward_model import (
     make_reward_only,
     spearman,
 )
-from etude.algorithms.rrd import RRD, RRDConfig, num_bytes, subset_losses
+from etude.algorithms.rrd import RRD, RRDConfig, num_bytes, squared_errors, variance_terms
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, NonFinite, UsageError
@@ -73,9 +73,10 @@ def rrd(config: RRDConfig, shards: int = 1, key: Key = KEY) -> RRD:
 
 def losses(drawn: Array, target: float, length: int, unbiased: bool) -> Array:
     """Of predictions [subsets, K], in float64."""
-    targets = torch.full((len(drawn),), target, dtype=torch.float64)
+    predictions = torch.from_numpy(drawn)
+    errors = squared_errors(predictions, torch.full((len(drawn),), target, dtype=torch.float64))
     lengths = torch.full((len(drawn),), float(length), dtype=torch.float64)
-    return subset_losses(torch.from_numpy(drawn), targets, lengths, unbiased).numpy()
+    return (errors - variance_terms(predictions, lengths) if unbiased else errors).numpy()
 
 
 def bias(r: Array, num: int) -> float:
@@ -118,9 +119,7 @@ def test_the_same_by_chance_as_the_store_draws(tmp_path: Path, length: int, num:
 
 def test_a_mixed_batch_corrects_each_subset_by_its_own_length() -> None:
     drawn = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 5)))
-    lengths, targets = torch.tensor([1.0, 4.0, 5.0, 20.0]), torch.zeros(4, dtype=torch.float64)
-    plain = subset_losses(drawn, targets, lengths, False)
-    corrected = plain - subset_losses(drawn, targets, lengths, True)
+    corrected = variance_terms(drawn, torch.tensor([1.0, 4.0, 5.0, 20.0]))
     share = torch.tensor([0.0, 1.0, 0.0, 0.75])
     torch.testing.assert_close(corrected, share * drawn.var(1) / 5)
 
@@ -131,7 +130,8 @@ def test_gradients_are_those_of_finite_differences(unbiased: bool) -> None:
     targets, lengths = torch.rand(4, dtype=torch.float64), torch.tensor([1.0, 4.0, 5.0, 20.0])
 
     def loss(predictions: torch.Tensor) -> torch.Tensor:
-        return subset_losses(predictions, targets, lengths, unbiased).sum()
+        errors = squared_errors(predictions, targets).sum()
+        return errors - unbiased * variance_terms(predictions, lengths).sum()
 
     assert torch.autograd.gradcheck(loss, [drawn.requires_grad_()])
 
@@ -147,6 +147,69 @@ def test_the_target_is_the_return_per_step(tmp_path: Path) -> None:
         metrics = learner.update([store], KEY)
         assert metrics["train/R_loss"] == pytest.approx(0.25)
         assert metrics["train/R_mean"] == metrics["train/R_std"] == 0.0
+
+
+@pytest.mark.parametrize("loss", ["biased", "unbiased"])
+def test_the_squared_error_and_the_variance_are_two_metrics(tmp_path: Path, loss: Any) -> None:
+    """Against the subsets themselves. Predictions that spread widely around their target have a
+    squared error far below the variance: their difference, the unbiased loss, is negative."""
+    store = new_store(tmp_path / "store")
+    states = np.random.default_rng(3).normal(size=(61, 4))
+    put(store, states, np.zeros(60))
+    config = RRDConfig(loss=loss, rrd_batch_size=32, rrd_sample_size=8, network=SMALL)
+    learner = rrd(config)
+    learner.flat.data.mul_(30.0)
+    for i in range(20):
+        drawn = store.sample_subsets(KEY.child(i).generator(), 4, 8)
+        with torch.no_grad():
+            y = learner._outputs(drawn).double().numpy()
+        found = learner.learn([drawn])
+        assert found["train/R_loss"] == pytest.approx(float((y.mean(1) ** 2).mean()), rel=1e-4)
+        variance = y.var(1, ddof=1).mean() / 8 * (1 - 8 / 60)
+        assert found["train/R_var"] == pytest.approx(float(variance), rel=1e-4)
+        if found["train/R_loss"] < found["train/R_var"]:
+            break
+    else:
+        raise AssertionError("no batch would have had a negative loss")
+    one = rrd(config.model_copy(update={"loss": "biased", "rrd_sample_size": 1}))
+    assert "train/R_var" not in one.update([store], KEY)
+
+
+def test_the_defaults_are_those_of_the_reference() -> None:
+    vector, image = RRDConfig.vector(), RRDConfig.image()
+    assert (vector.rrd_batch_size, vector.rrd_sample_size) == (256, 64)
+    assert (image.rrd_batch_size, image.rrd_sample_size) == (32, 32)
+    assert {RRDConfig().loss, vector.loss, image.loss} == {"biased"}
+
+
+@pytest.mark.parametrize("change", [1e-2, 1e-5, 3e-6])
+def test_a_small_change_reaches_the_network_in_units_of_its_spread(
+    tmp_path: Path, change: float
+) -> None:
+    """However little the state moves in a step. A column that only trembles in its last bit is not
+    blown up to a signal, and one that never moves stays 0."""
+    rng = np.random.default_rng(0)
+    store = new_store(tmp_path / "store")
+    for episode in range(20):
+        state = np.empty((41, 4), np.float32)
+        state[:, :2] = (rng.normal(size=(41, 2)) * change).cumsum(0) + rng.uniform(-0.5, 0.5, 2)
+        state[:, 2] = np.nextafter(np.float32(1.5), np.float32(rng.choice([1, 2])))
+        state[::2, 2] = 1.5
+        state[:, 3] = 0.25
+        put(store, state, rng.normal(size=40), episode)
+    learner = rrd(RRDConfig(network=SMALL))
+    learner.update([store], KEY)
+    steps = [store.episode(i)[0] for i in range(20)]
+    here, after = (
+        {"state": torch.from_numpy(np.concatenate([getattr(s, name)["state"] for s in steps]))}
+        for name in ("obs", "next_obs")
+    )
+    actions = torch.from_numpy(np.concatenate([s.actions for s in steps]))
+    seen = learner.network.normaliser(learner.network.vectors(here, actions, after))
+    spread = seen.double().std(0)
+    np.testing.assert_allclose(spread[4:6], 1.0, rtol=0.25)
+    assert float(spread[6]) < 1e-6
+    assert seen[:, 7].abs().max() == seen[:, 3].abs().max() == 0.0
 
 
 def test_targets_in_their_own_units_change_nothing_else(tmp_path: Path) -> None:
@@ -314,7 +377,6 @@ def test_a_bad_observation_does_not_reach_the_moments(tmp_path: Path) -> None:
 
 def test_sizes_that_do_not_divide_are_refused_with_ones_that_do() -> None:
     assert RRDConfig.vector().subsets_per_shard(1) == 4
-    assert RRDConfig.vector(discrete=True).subsets_per_shard(2) == 5
     assert RRDConfig.image().subsets_per_shard(1) == 1
     cases = [(256, 60, 1), (256, 64, 3), (32, 32, 2), (8, 64, 1), (7, 5, 2), (2, 3, 1)]
     for size, sample, shards in cases:
@@ -328,8 +390,8 @@ def test_sizes_that_do_not_divide_are_refused_with_ones_that_do() -> None:
                 fixed = config.model_copy(update={field: int(number)})
                 assert fixed.subsets_per_shard(shards) >= 1
     with pytest.raises(UsageError, match="2 or more, or the biased"):
-        RRDConfig(rrd_sample_size=1).subsets_per_shard(1)
-    assert RRDConfig(rrd_sample_size=1, loss="biased").subsets_per_shard(1) == 256
+        RRDConfig(rrd_sample_size=1, loss="unbiased").subsets_per_shard(1)
+    assert RRDConfig(rrd_sample_size=1).subsets_per_shard(1) == 256
 
 
 def test_the_size_is_known_from_the_meta_device() -> None:
@@ -354,7 +416,10 @@ def iterate(algorithm: RewardOnly, iterations: range) -> list[dict[str, float]]:
     clock = Clock(Nest(100, 1, 1, 0, 7))
     rows = []
     for i in iterations:
-        assert algorithm.broadcast(clock).policy == algorithm.ingest([], clock) == {}
+        assert algorithm.broadcast(clock).policy == {}
+        drawn = 7 * algorithm.config.rrd.rrd_batch_size
+        passes = drawn / algorithm.training.num_transitions
+        assert algorithm.ingest([], clock) == {"dataset/passes": pytest.approx(passes)}
         rows += [metrics.values for metrics in algorithm.batches(clock, KEY.child("update", i))]
         assert algorithm.end_iteration() == {}
     return rows

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import etude
+from etude.algorithms.held_out import split_store
 from etude.algorithms.off_policy import OffPolicy
+from etude.algorithms.rrd import RRDConfig
 from etude.app import cli, evaluating, recipes
 from etude.app.build import build
 from etude.app.offline import open_data
@@ -25,8 +27,10 @@ from etude.envs.gym import GymConfig
 from etude.envs.reach import ReachConfig
 from etude.experience.episodes import EpisodeStore, StoreGeometry
 from etude.experience.episodes_geometry import store_specs
+from etude.models.reward_networks import RewardNetworkConfig
 from etude.runs.files import Disk
 from etude.runs.folder import RunFolder
+from etude.training.callbacks import CurveRecorder
 from toys import changed, toy_dataset
 
 SIZES = {"rrd_batch_size": 32, "rrd_sample_size": 4}
@@ -106,6 +110,37 @@ def test_a_run_does_what_its_plan_says(kind: str, tmp_path: Path) -> None:
     assert saved < plan.bytes["checkpoint"] < 1.2 * saved + 20_000
     note = any("Nothing holds the policy" in text for text in plan.notes)
     assert note == (kind == "sac")
+
+
+@pytest.mark.parametrize("name", ["offline", "reward-only"])
+def test_rows_and_epoch_lines_of_a_dataset(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Episodes and timesteps are those learned from, curves are over updates, and the line of an
+    epoch has the mean over all of its batches."""
+    data = toy_dataset(tmp_path / "data")
+    if name == "offline":
+        recipe = small(data)
+        batch = 32
+    else:
+        rrd = RRDConfig(**SIZES, network=RewardNetworkConfig(hidden=(16,)))
+        algorithm = {"dataset": str(data), "train_batches": 10, "rrd": rrd}
+        levels = {"epochs": 2, "cycles": 2, "iterations": 2}
+        recipe = changed(recipes.find("reward-only"), algorithm=algorithm, clock=levels)
+        batch = rrd.rrd_batch_size
+    recorder = CurveRecorder()
+    run = train(recipe, tmp_path / "run", [recorder], console=True)
+    learned, _ = split_store(EpisodeStore.open(data), 0.1)
+    steps = int(EpisodeStore.open(data).lengths[learned].sum())
+    rows = run.rows()
+    assert [(row["episodes"], row["timesteps"]) for row in rows] == [(len(learned), steps)] * 4
+    assert [row["dataset/passes"] for row in rows] == [n * batch / steps for n in (20, 40, 60, 80)]
+    assert recorder.curve("train/R_loss")[0] == [20, 40, 60, 80]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "epoch " in line]
+    losses = [row["train/R_loss"] for row in rows]
+    means = [f"R loss {np.mean(losses[i : i + 2]):.3g}" for i in (0, 2)]
+    assert [line.split(", ")[-1] for line in lines] == means
+    assert means[0] != f"R loss {losses[1]:.3g}"
 
 
 def test_imitation_learns_what_was_done_and_eval_judges_it_again(

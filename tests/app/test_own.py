@@ -23,6 +23,10 @@ from etude.envs import check
 from etude.envs.array_task import ArrayTask, Outcome
 from etude.envs.seek import Seek
 from etude.envs.task import OwnTasks, TaskConfig, make_task
+from etude.experience.episodes import EpisodeStore
+from etude.experience.episodes_files import read_geometry
+from etude.runs import checkpoint
+from etude.runs.files import Disk
 from toys import ToyEnv
 
 TASK = '''
@@ -147,6 +151,58 @@ def test_a_task_that_cannot_be_saved_says_so_and_still_trains(
     said(["train", "ppo", *options, "--folder", str(path)], capsys, 0)
     shutil.rmtree((path / "checkpoints" / "latest").resolve())
     assert resume(path).summary()["counts"]["timesteps"] == 1024
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3"])
+def test_replay_of_a_task_that_cannot_be_saved_closes_its_episodes(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resume ends what was open as truncated, and no transition leads from one episode to
+    another: a toy counts the steps of an episode and keeps its level."""
+    options = [
+        *("--env.task", f"{__name__}:Worn", "--seed=3", "--policy.hidden", "16"),
+        *("--collector.rows=8", "--collector.group-rows=4", "--learner.shards=2"),
+        *("--algorithm.rollout-steps=16", "--algorithm.train-batches=2"),
+        *("--evaluation.episodes=4", "--evaluation.rows=4", "--evaluation.group-rows=4"),
+        *("--clock.total-timesteps=1024", "--clock.cycles=1", "--clock.iterations=1"),
+    ]
+    text = " ".join(said(["plan", kind, *options], capsys, 0).split())
+    assert "NOT exact" in text
+    assert "keeps state that is not in its snapshot" in text
+    assert "A resume closes the episodes in progress as truncated" in text
+    path = tmp_path / "run"
+    said(["train", kind, *options, "--folder", str(path)], capsys, 0)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["exactness"].startswith("not exact: ")
+    before = Run(path).summary()["counts"]
+    shutil.rmtree((path / "checkpoints" / "latest").resolve())
+    run = resume(path)
+    assert run.summary()["counts"] == before
+    closed = -run.summary()["episodes"]
+    state = checkpoint.load_training(path / "checkpoints" / "latest")[2]["algorithm"]["stores"]
+    for shard, named in enumerate(state.values()):
+        folder = path / "replay" / f"shard-{shard}"
+        store = EpisodeStore.create(folder, read_geometry(folder), Disk())
+        store.load_state_dict(named)
+        closed += store.num_episodes
+        for number in range(store.num_episodes):
+            steps, whole = store.episode(number)
+            here, after = steps.obs["state"], steps.next_obs["state"]
+            np.testing.assert_array_equal(here[:, 0], np.arange(len(here)))
+            np.testing.assert_array_equal(after[:, 0], 1 + np.arange(len(here)))
+            assert len(np.unique(np.concatenate((here, after))[:, 1:3], axis=0)) == 1
+            ends = steps.terminated | steps.truncated
+            assert ends.tolist() == [False] * (len(here) - 1) + [True]
+            assert whole == pytest.approx(steps.rewards.astype(float).sum())
+        store.close()
+    assert 0 < closed <= 8  # Of 8 rows, those that were within an episode.
+
+
+def test_ranks_that_sac_does_not_have_are_not_blamed_on_the_environment() -> None:
+    recipe = recipes.find("sac")
+    fast = recipe.learner.model_copy(update={"reduce": "fast"})
+    with pytest.raises(UsageError, match=r"no ranks whose gradients learner.reduce fast"):
+        make_plan(recipe.model_copy(update={"learner": fast}))
 
 
 @pytest.mark.parametrize("target", ["own_recipes.py:mine", "own_recipes:mine"])
@@ -317,6 +373,20 @@ class Forgetful(Seek):
     def advance(self, actions: Array) -> Outcome:
         self.wind += 0.01
         return super().advance(actions + self.wind)
+
+
+class Worn(ToyEnv):
+    """Pays less with every step it was ever given, which no snapshot holds."""
+
+    def __init__(self, num_rows: int, threads: int = 1) -> None:
+        super().__init__(num_rows)
+        self.age = 0
+
+    def step(self, actions: Array) -> StepResult:
+        self.age += 1
+        result = super().step(actions)
+        result.reward[:] *= np.float32(0.999**self.age)
+        return result
 
 
 class Shared(Seek):

@@ -74,6 +74,12 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 2},
         "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
     },
+    "episodic-ircr": {
+        "policy": {"hidden": (16,)},
+        "algorithm": {"train_batches": 5, "warmup_steps": 1_000},
+        "clock": {"total_timesteps": 6_000, "iterations": 2, "cycles": 2},
+        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+    },
     "episodic-short": {"clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 1}},
     "pick-place": {
         "collector": {"rows": 16, "group_rows": 8},

@@ -44,6 +44,13 @@ class World:
         image = self._rng.integers(0, 256, (*lead, 2, 2), np.uint8)
         return {"state": self._rng.random((*lead, 3), np.float32), "image": image}
 
+    def restart(self, rows: slice) -> None:
+        """New episodes in some rows, whatever is open there."""
+        for name, array in self._observe(self.lanes).items():
+            self._last[name] = self._last[name].copy()
+            self._last[name][rows] = array[rows]
+        self._ages[rows] = 0
+
     def steps(self, num: int) -> SimpleNamespace:
         """The next fragment; the parts of one that a store reads."""
         shape = (self.lanes, num)
@@ -66,6 +73,7 @@ class World:
             present=np.ones(shape, bool),
             last_obs=self._last,
             finals=SimpleNamespace(rows=rows, steps=steps, obs=self._observe(len(rows))),
+            restarted=False,
         )
 
 
@@ -84,6 +92,7 @@ def split(fragment: SimpleNamespace, at: int) -> list[SimpleNamespace]:
         )
         obs = {n: a[rows] for n, a in fragment.obs.items()}
         last = {n: a[rows] for n, a in fragment.last_obs.items()}
+        cut |= {"restarted": fragment.restarted}
         parts.append(SimpleNamespace(obs=obs, last_obs=last, finals=finals, **cut))
     return parts
 
@@ -99,8 +108,14 @@ class Reference:
     def __post_init__(self) -> None:
         self.open: list[list[dict[str, Any]]] = [[] for _ in range(self.lanes)]
 
-    def append(self, fragment: SimpleNamespace) -> None:
+    def append(self, fragment: SimpleNamespace, restarted: range = range(0)) -> None:
+        """Episodes open in the lanes `restarted` end first, truncated where they stand."""
         finals = fragment.finals
+        for lane in restarted:
+            if self.open[lane]:
+                self.open[lane][-1]["truncated"] = True
+                self.episodes.append(self.open[lane])
+                self.open[lane] = []
         for step in range(fragment.rewards.shape[1]):
             for lane in range(self.lanes):
                 row = {n: a[lane, step] for n, a in fragment.obs.items()}
@@ -171,19 +186,34 @@ def bytes_on_disk(path: Path) -> int:
     extra=st.none() | st.integers(0, 60),
     block_steps=st.integers(1, 9),
     cuts=st.lists(st.integers(1, 6), min_size=1, max_size=14),
+    restarts=st.sets(st.integers(1, 13)),
 )
 def test_holds_what_a_list_holds(
-    seed: int, lanes: int, longest: int, extra: int | None, block_steps: int, cuts: list[int]
+    seed: int,
+    lanes: int,
+    longest: int,
+    extra: int | None,
+    block_steps: int,
+    cuts: list[int],
+    restarts: set[int],
 ) -> None:
+    """At each of `restarts` the first group's rows begin new episodes, and the store is loaded
+    from its state: as in a run whose environments cannot be restored."""
     capacity = None if extra is None else 2 * lanes * (longest + 1) + extra
     shape = geometry(lanes, longest, capacity, block_steps)
     world, reference = World(seed, lanes, longest), Reference(lanes, capacity)
     with TemporaryDirectory() as folder:
         store = EpisodeStore.create(Path(folder) / "store", shape, Disk())
         for i, cut in enumerate(cuts):
+            anew = range((i % lanes or lanes) if i in restarts else 0)
+            if anew:
+                world.restart(slice(anew.start, anew.stop))
+                store.load_state_dict(store.state_dict())
             fragment = world.steps(cut)
-            reference.append(fragment)
-            store.append(split(fragment, i % lanes) if i % lanes else [fragment])
+            reference.append(fragment, anew)
+            parts = split(fragment, i % lanes) if i % lanes else [fragment]
+            parts[0].restarted = bool(anew)
+            store.append(parts)
             assert_holds(store, reference)
             store.delete_garbage([])
             if capacity is not None:
@@ -216,6 +246,7 @@ def test_the_cuts_do_not_matter(tmp_path: Path) -> None:
                     steps=whole.finals.steps[now] - start,
                     obs={n: a[now] for n, a in whole.finals.obs.items()},
                 ),
+                restarted=False,
                 **{n: getattr(whole, n)[:, part] for n in fields},
             )
             store.append([fragment])

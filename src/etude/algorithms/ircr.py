@@ -1,8 +1,12 @@
 """IRCR, a baseline without learning: a step is worth what its episode was worth.
 
 The reward of a transition is its episode's return, scaled to [0, 1] by the least and the largest
-return that all shards hold. Half of a batch is drawn from the best ten episodes of the shard's
-store, the other half from all of its episodes, each uniform over the transitions.
+return among the episodes that are held. Half of each shard's batch is drawn from the best ten
+episodes that the run has seen, the other half from all finished episodes of the shard's store,
+each uniform over the transitions.
+
+The best episodes are copies, in memory and in the checkpoint, so they stay when the store evicts
+their originals. All shards draw from the same ten.
 
 Only finished episodes have a return, so only their transitions are drawn. Until a shard has one,
 its batches are of open episodes and the rewards 0: nothing is known.
@@ -11,14 +15,14 @@ its batches are of open episodes and the rewards 0: nothing is known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from etude.algorithms.rewards import Batch, Experience
-from etude.core.contracts import Array
+from etude.core.contracts import Array, EnvSpec, Observations
 from etude.core.keys import Key
 from etude.core.recipe import Config
 from etude.core.trees import Tree
@@ -32,26 +36,95 @@ class IRCRConfig(Config):
     best: int = Field(10, ge=1, description="Episodes that half of each batch is drawn from.")
 
 
+class Episodes(NamedTuple):
+    """Whole episodes one after the other, from the oldest to the newest."""
+
+    returns: Array
+    """[episodes] float64."""
+    lengths: Array
+    """[episodes] int64: steps T of each."""
+    obs: Observations
+    """{name: [sum of T + 1, ...]}: what each episode ended on is the last of its own."""
+    actions: Array
+    """[sum of T, n]."""
+    terminated: Array
+    """[sum of T] bool."""
+
+    @classmethod
+    def one(cls, steps: Transitions, whole: float) -> Episodes:
+        """An episode of T transitions and its return."""
+        obs = {n: np.concatenate((a, steps.next_obs[n][-1:])) for n, a in steps.obs.items()}
+        lengths = np.array([len(steps.actions)])
+        return cls(np.array([whole]), lengths, obs, steps.actions, steps.terminated)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Episodes]) -> Episodes:
+        """All of some, in their order."""
+        returns, lengths, obs, actions, terminated = zip(*parts, strict=True)
+        return cls(
+            np.concatenate(returns),
+            np.concatenate(lengths),
+            {name: np.concatenate([o[name] for o in obs]) for name in obs[0]},
+            np.concatenate(actions),
+            np.concatenate(terminated),
+        )
+
+    def at(self, index: int) -> Episodes:
+        """One of them."""
+        start, length = int(self.lengths[:index].sum()), int(self.lengths[index])
+        steps, seen = slice(start, start + length), slice(start + index, start + index + length + 1)
+        obs = {name: array[seen] for name, array in self.obs.items()}
+        one = slice(index, index + 1)
+        return Episodes(
+            self.returns[one], self.lengths[one], obs, self.actions[steps], self.terminated[steps]
+        )
+
+    def sample(self, generator: np.random.Generator, num: int) -> tuple[Transitions, Array]:
+        """`num` transitions, uniform and with replacement, and the returns [num] of their episodes.
+
+        Rewards are 0: nobody reads those the environment gave.
+        """
+        ends = np.cumsum(self.lengths)
+        steps = generator.integers(0, ends[-1], num)
+        episodes = ends.searchsorted(steps, "right")
+        here = steps + episodes  # Each episode before has one observation more than steps.
+        terminated = self.terminated[steps]
+        drawn = Transitions(
+            {name: array[here] for name, array in self.obs.items()},
+            self.actions[steps],
+            np.zeros(num, np.float32),
+            terminated,
+            (steps + 1 == ends[episodes]) & ~terminated,
+            {name: array[here + 1] for name, array in self.obs.items()},
+        )
+        return drawn, self.returns[episodes]
+
+
 class IRCR:
     """A `RewardSource`; see the module's text. `update` comes before `batch` in a step."""
 
-    def __init__(self, config: IRCRConfig, device: torch.device) -> None:
+    def __init__(self, config: IRCRConfig, shards: int, device: torch.device) -> None:
         self.config, self._device = config, device
+        self._best: Episodes | None = None
         self._low, self._high = 0.0, 0.0
+        self._seen: Array = np.zeros(shards, np.int64)
+        """Finished episodes of each shard that have been looked at."""
 
     def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
-        """The first size // 2 from the best episodes, the rest from all."""
-        if not store.num_episodes:
+        """The first size // 2 from the best episodes, the rest from all of the store's."""
+        if not store.num_episodes or self._best is None:
             steps = store.sample_transitions(generator, size)
             return Batch.of(steps, torch.zeros(size), self._device)
-        lengths, returns = store.lengths, store.returns
-        best = best_episodes(returns, self.config.best)
         half = size // 2
-        among = best[_draw(generator, lengths[best], half)]
-        drawn = np.concatenate((among, _draw(generator, lengths, size - half)))
-        subsets = store.subsets_of(generator, drawn, 1)
-        rewards = torch.from_numpy(self._scaled(subsets.returns))
-        return Batch.of(_one_each(subsets.steps), rewards, self._device)
+        best, returns = self._best.sample(generator, half)
+        drawn = store.sample_subsets(generator, size - half, 1)
+        halves = (best, returns), (drawn.steps.flat(), drawn.returns)
+        return Batch.joined(
+            [
+                Batch.of(steps, torch.from_numpy(self._scaled(of)), self._device)
+                for steps, of in halves
+            ]
+        )
 
     def _scaled(self, returns: Array) -> Array:
         """[n] float32 in [0, 1]; 0 where all returns are the same."""
@@ -61,18 +134,53 @@ class IRCR:
         return np.clip((returns - self._low) / span, 0.0, 1.0).astype(np.float32)
 
     def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
-        """Look up the range of the returns held; nothing is learned and nothing drawn."""
-        held = np.concatenate([store.returns for store in stores])
-        if not len(held):
+        """Look at the episodes that are new; nothing is learned and nothing drawn."""
+        finished = [store.num_evicted + store.num_episodes for store in stores]
+        if finished != self._seen.tolist():
+            for s, store in enumerate(stores):
+                first = max(int(self._seen[s]) - store.num_evicted, 0)
+                self._admit(store, np.arange(first, store.num_episodes))
+            self._seen[:] = finished
+            known = [store.returns for store in stores]
+            held = np.concatenate([*known, *([self._best.returns] if self._best else [])])
+            self._low, self._high = float(held.min()), float(held.max())
+        if self._best is None:
             return {}
-        self._low, self._high = float(held.min()), float(held.max())
         return {"train/return_low": self._low, "train/return_high": self._high}
 
+    def _admit(self, store: Experience, new: Array) -> None:
+        """Let a store's episodes `new` [k] compete for the best, of which `best` remain."""
+        own = 0 if self._best is None else len(self._best.returns)
+        returns = store.returns[new]
+        if self._best is not None:
+            returns = np.concatenate((self._best.returns, returns))
+        chosen = np.sort(best_episodes(returns, self.config.best))
+        if not len(chosen) or chosen[-1] < own:
+            return
+        kept = [] if self._best is None else [self._best.at(i) for i in chosen[chosen < own]]
+        taken = [Episodes.one(*store.episode(int(new[i - own]))) for i in chosen[chosen >= own]]
+        self._best = Episodes.joined([*kept, *taken])
+
+    def plan(self, env: EnvSpec) -> None:
+        """Hold as much as a run may come to hold: the best episodes at their longest."""
+        longest, action = env.max_episode_steps or 0, env.action.array
+        obs = {
+            name: np.zeros((longest + 1, *spec.shape), spec.dtype)
+            for name, spec in env.observations.items()
+        }
+        actions = np.zeros((longest, *action.shape), action.dtype)
+        one = Episodes(np.zeros(1), np.array([longest]), obs, actions, np.zeros(longest, bool))
+        self._best = Episodes.joined([one] * self.config.best)
+
     def state_dict(self) -> Tree:
-        return {"low": self._low, "high": self._high}
+        best = {} if self._best is None else self._best._asdict()
+        return {"low": self._low, "high": self._high, "seen": self._seen.copy(), "best": best}
 
     def load_state_dict(self, state: Tree) -> None:
         self._low, self._high = float(state["low"]), float(state["high"])
+        self._seen[:] = np.asarray(state["seen"])
+        best = state["best"]
+        self._best = Episodes(**best) if best else None
 
 
 def best_episodes(returns: Array, num: int) -> Array:
@@ -80,22 +188,3 @@ def best_episodes(returns: Array, num: int) -> Array:
     newest_first = np.argsort(-returns[::-1], kind="stable")
     best: Array = len(returns) - 1 - newest_first[:num]
     return best
-
-
-def _draw(generator: np.random.Generator, lengths: Array, num: int) -> Array:
-    """`num` places in `lengths` [episodes], each in proportion to its length: [num] int64."""
-    ends = np.cumsum(lengths)
-    return ends.searchsorted(generator.integers(0, ends[-1], num), "right")
-
-
-def _one_each(steps: Transitions) -> Transitions:
-    """Leading axes [n, 1] as [n]."""
-
-    def flat(arrays: dict[str, Array]) -> dict[str, Array]:
-        return {name: array[:, 0] for name, array in arrays.items()}
-
-    rest = (steps.actions, steps.rewards, steps.terminated, steps.truncated)
-    actions, rewards, terminated, truncated = (array[:, 0] for array in rest)
-    return Transitions(
-        flat(steps.obs), actions, rewards, terminated, truncated, flat(steps.next_obs)
-    )

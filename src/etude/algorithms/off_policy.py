@@ -213,7 +213,11 @@ class OffPolicy(ABC):
         return Broadcast(clock.now.iterations, {**copy_arrays(state), "explore": explore})
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """Experience goes to the stores, where it can be drawn at once."""
+        """Experience goes to the stores, where it can be drawn at once.
+
+        "replay/transitions": those held. "dataset/passes": how often a transition of the dataset
+        has been drawn, on average, after this iteration.
+        """
         first_row = 0
         for fragment in fragments:
             check_finite(fragment, first_row)
@@ -226,10 +230,11 @@ class OffPolicy(ABC):
             for name, some in fragment.moments.items():
                 known = self._moments.get(name)
                 self._moments[name] = some if known is None else merge_moments(known, some)
+        held = float(sum(store.num_transitions for store in self.stores))
         if self.config.dataset:
-            return {}
-        held = sum(store.num_transitions for store in self.stores)
-        return {"replay/transitions": float(held)}
+            updates = clock.now.updates + self.config.train_batches
+            return {"dataset/passes": updates * self.config.batch_size / held}
+        return {"replay/transitions": held}
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, once the warm-up is over."""

@@ -68,7 +68,10 @@ class RewardOnly:
         return Broadcast(clock.now.iterations, {})
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        return {}
+        """ "dataset/passes": how often a step has been drawn, on average, after this iteration."""
+        updates = clock.now.updates + self.config.train_batches
+        drawn = updates * self.config.rrd.rrd_batch_size
+        return {"dataset/passes": drawn / self.training.num_transitions}
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         for b in range(self.config.train_batches):

@@ -28,6 +28,8 @@ class Experience(Protocol):
     @property
     def num_episodes(self) -> int: ...
     @property
+    def num_evicted(self) -> int: ...
+    @property
     def returns(self) -> Array: ...
     @property
     def lengths(self) -> Array: ...
@@ -38,9 +40,7 @@ class Experience(Protocol):
         self, generator: np.random.Generator, num_subsets: int, num_steps: int
     ) -> Subsets: ...
 
-    def subsets_of(
-        self, generator: np.random.Generator, episodes: Array, num_steps: int
-    ) -> Subsets: ...
+    def episode(self, number: int) -> tuple[Transitions, float]: ...
 
 
 class Batch(NamedTuple):
@@ -71,6 +71,17 @@ class Batch(NamedTuple):
             torch.from_numpy(steps.terminated).to(device),
             put(steps.next_obs),
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch:
+        """All transitions of some batches, in their order."""
+
+        def named(each: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+            return {name: torch.cat([obs[name] for obs in each]) for name in each[0]}
+
+        obs, actions, rewards, terminated, next_obs = zip(*parts, strict=True)
+        rest = (torch.cat(actions), torch.cat(rewards), torch.cat(terminated))
+        return cls(named(obs), *rest, named(next_obs))
 
 
 class RewardSource(Protocol):

@@ -12,7 +12,10 @@ E[(m - g)^2] = (mu - g)^2 + Var[m]: the biased loss also pushes the predictions 
 together. Var[m] is v / K (1 - K / T) without replacement, v being the variance of all T
 predictions with divisor T - 1, and v (T - 1) / T / K with it; c s^2 / K has exactly that mean, so
 the unbiased loss has the mean (mu - g)^2. A single step's s^2 is undefined: `unbiased` needs
-K >= 2.
+K >= 2. The biased loss is the default, as in the reference, which ships with the correction off.
+
+Two metrics say what was learned, with either loss: "train/R_loss" is the mean of (m - g)^2, which
+is never negative, and "train/R_var" the mean of c s^2 / K (left out where K is 1).
 
 Everything is per step: a prediction is a reward, in the units of R / T. (Scaled to the return,
 T m against R, both terms would need a factor T^2.) What a Q-function learns from is the raw
@@ -58,9 +61,11 @@ class RRDConfig(Config):
 
     kind: Literal["rrd"] = Field("rrd", description="Randomised return decomposition.")
     loss: Literal["unbiased", "biased"] = Field(
-        "unbiased", description="unbiased takes the variance of the drawn mean out of the loss."
+        "biased", description="unbiased takes the variance of the drawn mean out of the loss."
     )
-    rrd_batch_size: int = Field(256, ge=1, description="Steps of one reward gradient.")
+    rrd_batch_size: int = Field(
+        256, ge=1, description="Steps of one reward gradient, all subsets together."
+    )
     rrd_sample_size: int = Field(64, ge=1, description="Steps K drawn of one episode.")
     learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
@@ -72,16 +77,13 @@ class RRDConfig(Config):
     network: RewardNetworkConfig = Field(RewardNetworkConfig(), description="r(s, a, s').")
 
     @classmethod
-    def vector(cls, discrete: bool = False) -> RRDConfig:
-        """The reference's sizes for vectors: 4 subsets of 64, or 10 of 25 for discrete actions.
-
-        The reference divides 256 by 25 and drops the rest; 250 is what it uses of them.
-        """
-        return cls(rrd_batch_size=250, rrd_sample_size=25) if discrete else cls()
+    def vector(cls) -> RRDConfig:
+        """The reference's sizes for vectors: 256 steps, which are 4 subsets of 64."""
+        return cls(rrd_batch_size=256, rrd_sample_size=64)
 
     @classmethod
     def image(cls, reads: tuple[str, ...] = ("image", "state")) -> RRDConfig:
-        """The reference's sizes for images, one subset of 32, and targets in their own units."""
+        """The reference's sizes for images, one subset of 32; targets in units of their spread."""
         network = RewardNetworkConfig(reads=reads)
         return cls(rrd_batch_size=32, rrd_sample_size=32, normalise_targets=True, network=network)
 
@@ -112,26 +114,27 @@ def _either(sizes: list[int]) -> str:
     return " or ".join(f"{size:,}" for size in sizes)
 
 
-def subset_losses(
-    predictions: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, unbiased: bool
-) -> torch.Tensor:
-    """The loss of each subset, [subsets]; see the module's text.
+def squared_errors(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """(m - g)^2 of each subset, [subsets]: the biased loss.
 
-    predictions: [subsets, K]; targets: [subsets], R / T; lengths: [subsets], T, as floats.
+    predictions: [subsets, K]; targets: [subsets], R / T.
     """
-    losses = (predictions.mean(1) - targets).square()
-    if not unbiased:
-        return losses
+    return (predictions.mean(1) - targets).square()
+
+
+def variance_terms(predictions: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """c s^2 / K of each subset, [subsets]: what the unbiased loss subtracts.
+
+    predictions: [subsets, K], K >= 2; lengths: [subsets], T, as floats.
+    """
     num = predictions.shape[1]
     share = torch.where(lengths < num, 1.0, 1.0 - num / lengths)
     share = torch.where(lengths == 1, 0.0, share)
-    return losses - share * predictions.var(1, correction=1) / num
+    return share * predictions.var(1, correction=1) / num
 
 
 class RRD:
     """A `RewardSource`; see the module's text. Owns network, optimizer and input moments."""
-
-    METRICS = ("train/R_loss", "train/R_mean", "train/R_std", "train/R_grad_norm")
 
     def __init__(
         self, config: RRDConfig, network: RewardNetwork, shards: int, device: torch.device
@@ -172,55 +175,73 @@ class RRD:
 
     def learn(self, drawn: Sequence[Subsets]) -> dict[str, float]:
         """The gradient step on given subsets, one `Subsets` per shard; a bad one is not taken."""
-        loss, mean, square = self._gradient(drawn)
+        error, variance, mean, square = self._gradient(drawn)
         norm = float(self.flat.grad.norm())
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        if not (math.isfinite(error - variance) and math.isfinite(norm)):
             raise self._culprit(drawn)
         self.optimizer.step(self.config.learning_rate)
         shift, scale = float(self.network.shift), float(self.network.scale)
         spread = math.sqrt(max(0.0, square - mean * mean))
-        values = (loss * scale * scale, shift + scale * mean, scale * spread, norm)
-        return dict(zip(self.METRICS, values, strict=True))
+        metrics = {
+            "train/R_loss": error * scale * scale,
+            "train/R_var": variance * scale * scale,
+            "train/R_mean": shift + scale * mean,
+            "train/R_std": scale * spread,
+            "train/R_grad_norm": norm,
+        }
+        if self.config.rrd_sample_size == 1:  # One step has no variance.
+            del metrics["train/R_var"]
+        return metrics
 
-    def _gradient(self, drawn: Sequence[Subsets]) -> tuple[float, float, float]:
+    def _gradient(self, drawn: Sequence[Subsets]) -> tuple[float, float, float, float]:
         """Sum every shard's gradient into `flat.grad`, in shard order.
 
-        Returns the loss, and the mean and mean square of all y, in the network's units.
+        Returns squared error and variance term, and the mean and mean square of all y, in the
+        network's units.
         """
         self.flat.grad.zero_()
-        total = torch.zeros(3, dtype=torch.float64, device=self.device)
+        total = torch.zeros(4, dtype=torch.float64, device=self.device)
         for subsets in drawn:
             y = self._outputs(subsets)
-            loss = self._loss(y, subsets)
+            error, variance = self._loss_terms(y, subsets)
+            loss = error - variance if self.config.loss == "unbiased" else error
             (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
-            wide = y.detach().double()
-            total += torch.stack([loss.detach().double(), wide.mean(), wide.square().mean()])
-        loss_, mean, square = (total / len(drawn)).tolist()
-        return loss_, mean, square
+            y = y.detach()
+            terms = [
+                error.detach(),
+                variance.detach(),
+                y.double().mean(),
+                y.double().square().mean(),
+            ]
+            total += torch.stack([term.double() for term in terms])
+        error_, variance_, mean, square = (total / len(drawn)).tolist()
+        return error_, variance_, mean, square
 
     def _outputs(self, subsets: Subsets) -> torch.Tensor:
         """y [subsets, K] of what was drawn."""
         obs, actions, next_obs = self._tensors(subsets.steps)
         return self.network.outputs(obs, actions, next_obs).view(subsets.steps.rewards.shape)
 
-    def _loss(self, y: torch.Tensor, subsets: Subsets) -> torch.Tensor:
-        """Mean over subsets, in the network's units."""
+    def _loss_terms(self, y: torch.Tensor, subsets: Subsets) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means over subsets of squared errors and variance terms, in the network's units."""
         per_step = torch.from_numpy(subsets.returns / subsets.lengths).to(self.device)
         targets = ((per_step - self.network.shift) / self.network.scale).float()
+        error = squared_errors(y, targets).mean()
+        if self.config.rrd_sample_size == 1:
+            return error, torch.zeros_like(error)
         lengths = torch.from_numpy(subsets.lengths).to(self.device, torch.float32)
-        return subset_losses(y, targets, lengths, self.config.loss == "unbiased").mean()
+        return error, variance_terms(y, lengths).mean()
 
     def _tensors(
         self, steps: Transitions
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
         """What the network reads of steps [subsets, K, ...], as [subsets * K, ...]."""
-
-        def put(array: Array) -> torch.Tensor:
-            return torch.from_numpy(array.reshape(-1, *array.shape[2:])).to(self.device)
-
-        names = self.network.observations
-        obs, next_obs = ({n: put(o[n]) for n in names} for o in (steps.obs, steps.next_obs))
-        return obs, put(steps.actions), next_obs
+        steps = steps.flat()
+        obs, next_obs = (
+            {n: torch.from_numpy(o[n]).to(self.device) for n in self.network.observations}
+            for o in (steps.obs, steps.next_obs)
+        )
+        return obs, torch.from_numpy(steps.actions).to(self.device), next_obs
 
     def _look(self, stores: Sequence[Experience], key: Key) -> None:
         """Merge the moments of a sample as large as what is new in the stores."""
@@ -278,7 +299,7 @@ class RRD:
                 y = self._outputs(subsets)
                 if not bool(y.isfinite().all()):
                     return NonFinite(f"the predicted reward of a step (shard {s})", arrays)
-                if not bool(self._loss(y, subsets).isfinite()):
+                if not all(bool(term.isfinite()) for term in self._loss_terms(y, subsets)):
                     return NonFinite(f"the loss of the reward network (shard {s})", arrays)
         name = self.flat.first_bad_gradient()
         where = f"gradient of '{name}'" if name else "norm of the gradient"

@@ -26,6 +26,7 @@ from etude.core.ranks import ToldElsewhere
 from etude.core.recipe import Config
 from etude.envs.catalog import env_agents, env_config, make_bare
 from etude.envs.check import check_env, render_findings
+from etude.logs.rows import is_offline, step_of
 from etude.rollout.local import Placement
 from etude.training.distributed import writes
 
@@ -234,8 +235,8 @@ def _resume(arguments: list[str]) -> None:
 def _done(run: Run) -> None:
     best = run.summary()["best"]
     last = run.rows()[-1]
-    steps = f"{last['timesteps']:,} steps" if last["timesteps"] else f"{last['updates']:,} updates"
-    print(f"Done in {last['time/time_elapsed']:.1f} s: {steps}.")
+    unit = "updates" if is_offline(last) else "steps"
+    print(f"Done in {last['time/time_elapsed']:.1f} s: {step_of(last):,} {unit}.")
     tested = "Last evaluation in training:"
     if "eval/success_rate" in last:
         print(f"{tested} {last['eval/success_rate']:.1%} success", end=", ")

@@ -19,7 +19,7 @@ from etude.logs.tensorboard import TensorBoardLog
 from etude.logs.wandb import WandbLog
 from etude.metrics.health import Health
 from etude.training.callbacks import Callback, Context
-from etude.training.progress import DashboardCallback, LossLines
+from etude.training.progress import DashboardCallback, EpochLines, LossLines
 
 Say = Callable[[str], None]
 LOSS_BATCHES = 100
@@ -77,7 +77,9 @@ def open_logs(
         if config.console != "table" and shows_dashboard():
             _add_dashboard(out, screen, recipe["name"], folder, Health(iterations))
         else:
-            screen = [ConsoleTable(judge=Health(iterations))]
+            table = ConsoleTable(judge=Health(iterations))
+            screen = [table]
+            out.callbacks.append(EpochLines(table.epoch))
         if config.losses != "cycle":
             every = LOSS_BATCHES if config.losses == "batches" else None
             out.callbacks.append(LossLines(out.say, every))

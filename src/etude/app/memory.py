@@ -13,7 +13,7 @@ from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import SegmentGeometry
 from etude.models.policies import BasePolicy
 
-ESTIMATES = ("environments", "rollouts", "learner", "workspace", "peak")
+ESTIMATES = ("environments", "rollouts", "learner", "workspace", "best_episodes", "peak")
 """Of a plan's bytes, those that are not exact."""
 _SIMULATOR = 6
 """A simulation's memory over that of its snapshot: state, last state, and all derived arrays."""

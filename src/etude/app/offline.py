@@ -128,7 +128,7 @@ class Offline:
     takes_ranks = False
 
     def nest(self, recipe: Recipe) -> Nest:
-        replay.check_policy(recipe)
+        replay.check_learner(recipe)
         from_data.refuse_collection(recipe)
         config, shards = config_of(recipe), recipe.learner.shards
         if config.batch_size % shards:
@@ -173,7 +173,7 @@ class Offline:
                 "gradient_samples": float(loops.total.updates * config.batch_size),
             },
             memory=replay.learner_bytes(policy, training),
-            estimates={"workspace": replay.workspace(recipe)},
+            estimates=replay.learner_estimates(recipe, training),
             training=training,
             disk=from_data.disk(store),
             notes=[*notes, *_notes(recipe, data)],
@@ -186,15 +186,16 @@ class Offline:
     ) -> Assembly:
         data = open_data(recipe)
         algorithm = make_learner(recipe, data, key)
+        counts = len(data.learned), int(data.store.lengths[data.learned].sum())
         if recipe.env is None:
             tests: Tester = HeldOut(
                 lambda: judge(algorithm, data.held_out), None, data.held_out.num_episodes
             )
-            return Assembly(algorithm, NoCollector(), tests, data.spec)
+            return Assembly(algorithm, NoCollector(*counts), tests, data.spec)
         workers = Workers(recipe.collector.threads)
         own = make_policy(recipe.policy, data.spec, None)
         tests = collecting.make_evaluator(recipe, key, workers, own)
-        return Assembly(algorithm, NoCollector(workers), tests, data.spec)
+        return Assembly(algorithm, NoCollector(*counts, workers), tests, data.spec)
 
 
 def make_learner(recipe: Recipe, data: Data, key: Key) -> OffPolicy:

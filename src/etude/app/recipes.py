@@ -21,6 +21,7 @@ from etude.app.imitation_recipes import (
 from etude.app.recipe import Recipe, dump, load, validated
 from etude.app.replay_recipes import (
     episodic,
+    episodic_ircr,
     episodic_short,
     offline,
     reward_only,
@@ -311,6 +312,7 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "sac": sac,
     "td3": td3,
     "episodic": episodic,
+    "episodic-ircr": episodic_ircr,
     "episodic-short": episodic_short,
     "offline": offline,
     "reward-only": reward_only,

@@ -29,6 +29,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
+from etude.envs.catalog import env_exactness
 from etude.experience.episodes import EpisodeStore, StoreGeometry
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import BasePolicy, make_policy
@@ -49,9 +50,15 @@ def config_of(recipe: Recipe) -> OffPolicyConfig:
     return recipe.algorithm
 
 
-def check_policy(recipe: Recipe) -> None:
-    """Refuse a policy that the algorithm cannot train."""
-    collecting.check_policy(recipe, _KINDS[recipe.algorithm.kind][1:])
+def check_learner(recipe: Recipe) -> None:
+    """Refuse a policy that the algorithm cannot train, and ranks that it does not have."""
+    kind = recipe.algorithm.kind
+    collecting.check_policy(recipe, _KINDS[kind][1:])
+    if recipe.learner.reduce != "exact":
+        raise UsageError(
+            f"{kind} learns in one process and has no ranks whose gradients learner.reduce "
+            f"{recipe.learner.reduce} would add up: leave it at exact."
+        )
 
 
 def geometry(recipe: Recipe) -> ReplayGeometry:
@@ -79,7 +86,7 @@ class Replay:
     takes_ranks = False
 
     def nest(self, recipe: Recipe) -> Nest:
-        check_policy(recipe)
+        check_learner(recipe)
         cut, config = geometry(recipe), config_of(recipe)
         if isinstance(config, TD3Config) and config.behaviour_coef is not None:
             raise UsageError(
@@ -140,7 +147,7 @@ class Replay:
             },
             estimates={
                 **memory.collection(recipe, env, policy, snapshot, cut.steps_per_iteration),
-                "workspace": workspace(recipe),
+                **learner_estimates(recipe, training),
             },
             training=training,
             disk={"replay": shape.num_bytes * cut.shards},
@@ -160,11 +167,6 @@ def _refuse(recipe: Recipe, world: World) -> None:
         raise UsageError(
             f"{kind} keeps whole episodes of rows that are always there, and agents come and go: "
             "use algorithm ppo."
-        )
-    if not world.exactness.exact and device(recipe).type == "cpu":
-        raise UsageError(
-            f"{kind} keeps whole episodes, which this environment cannot continue after a resume: "
-            f"{world.exactness.reason}. Use algorithm ppo, which begins new ones."
         )
 
 
@@ -202,7 +204,7 @@ def make_algorithm(
 ) -> OffPolicy:
     """A new learner with its reward source; without a key on the meta device, to be counted."""
     rewards = make_rewards(recipe, env, None if key is None else key.child("rewards"), where)
-    make: Any = _KINDS[recipe.algorithm.kind][0]  # `check_policy` has seen that they fit.
+    make: Any = _KINDS[recipe.algorithm.kind][0]  # `check_learner` has seen that they fit.
     critics = (key or Key(0)).child("critics")
     made: OffPolicy = make(recipe.algorithm, policy, stores, rewards, critics, where)
     return made
@@ -219,16 +221,19 @@ def planned_state(
 def learner_bytes(policy: BasePolicy, training: Tree) -> dict[str, int]:
     """What a learner of such a state takes in memory."""
     learned = {k: v for k, v in training.items() if k not in ("stores", "rewards")}
+    model = {k: v for k, v in training["rewards"].items() if k != "best"}
     return {
         "model": sum(p.nbytes for p in policy.parameters()),
         "learner_state": num_bytes(learned),
-        "reward_model": 2 * num_bytes(training["rewards"]),
+        "reward_model": 2 * num_bytes(model),
     }
 
 
-def workspace(recipe: Recipe) -> int:
-    """About what a gradient step keeps for its way back, in bytes."""
-    return 32 * config_of(recipe).batch_size * sum(recipe.policy.hidden) * 4
+def learner_estimates(recipe: Recipe, training: Tree) -> dict[str, int]:
+    """About what a gradient step keeps for its way back, and the most of IRCR's best episodes."""
+    layers = 32 * config_of(recipe).batch_size * sum(recipe.policy.hidden) * 4
+    best = num_bytes(training["rewards"].get("best", {}))
+    return {"workspace": layers, **({"best_episodes": best} if best else {})}
 
 
 def make_rewards(
@@ -249,7 +254,10 @@ def make_rewards(
             network = make_reward_network(config.network, env.observations, env.action, key)
         return RRD(config, network, recipe.learner.shards, where)
     if isinstance(config, IRCRConfig):
-        return IRCR(config, where)
+        source = IRCR(config, recipe.learner.shards, where)
+        if key is None:
+            source.plan(env)
+        return source
     return GivenRewards(where)
 
 
@@ -304,6 +312,11 @@ def _notes(recipe: Recipe, loops: Nest) -> list[str]:
         "The replay is on disk and memory-mapped; kept checkpoints hold back what was evicted "
         "since the oldest of them."
     ]
+    if not env_exactness(recipe.task).exact:
+        notes.append(
+            "A resume closes the episodes in progress as truncated, with the rewards they had so "
+            "far as their returns, and begins new ones: the environment cannot be restored."
+        )
     if loops.idle_iterations:
         notes.append(
             f"The first {loops.idle_iterations:,} iterations only collect, with random actions: "

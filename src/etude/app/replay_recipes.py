@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etude.algorithms.ircr import IRCRConfig
 from etude.algorithms.ppo import LearnerConfig
 from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rrd import RRDConfig
@@ -60,6 +61,22 @@ def episodic() -> Recipe:
         rewards=RRDConfig.vector(),
         clock=ClockConfig(total_timesteps=57_600, cycles=5, iterations=10),
         evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
+    )
+
+
+def episodic_ircr() -> Recipe:
+    """What `episodic` is compared with: every step earns its episode's return (IRCR).
+
+    Replay, batch and target averaging are those of the method's reference implementation.
+    """
+    base = episodic()
+    own = {"capacity": 300_000, "batch_size": 512, "polyak": 0.999}
+    return base.model_copy(
+        update={
+            "name": "episodic-ircr",
+            "algorithm": base.algorithm.model_copy(update=own),
+            "rewards": IRCRConfig(),
+        }
     )
 
 

@@ -107,4 +107,6 @@ class RewardOnlyMethod:
         algorithm = make_reward_only(config, store, device(recipe), key.child("reward"))
         score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
         tests = HeldOut(algorithm.evaluate, score, algorithm.held_out.num_episodes)
-        return Assembly(algorithm, NoCollector(), tests, _spec(config, store))
+        learned = algorithm.training
+        collector = NoCollector(learned.num_episodes, learned.num_transitions)
+        return Assembly(algorithm, collector, tests, _spec(config, store))

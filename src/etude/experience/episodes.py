@@ -21,7 +21,10 @@ Rows of environments advance in lockstep, so a step's place is known from its ti
 
 The observation after the newest step is written to its successor's slot in advance: a transition
 can be sampled as soon as it is appended. The next append must begin with it, and is refused if
-not. Evicting only moves the front of that range. Files are never reused, and deleted only by
+not; unless it says that its rows began anew (`restarted`), as those of an environment that cannot
+be restored do after a resume. What was open there is closed as truncated, on that observation.
+
+Evicting only moves the front of that range. Files are never reused, and deleted only by
 `delete_garbage`, which is told what resumable checkpoints still need.
 
 One store per learner shard. Learned rewards are never written back.
@@ -160,6 +163,11 @@ class EpisodeStore:
         return len(self._index)
 
     @property
+    def num_evicted(self) -> int:
+        """Finished episodes that are no longer held."""
+        return self._index.first
+
+    @property
     def returns(self) -> Array:
         """[episodes] float64, in the order the episodes ended."""
         return self._index.returns.copy()
@@ -172,7 +180,8 @@ class EpisodeStore:
     def append(self, fragments: Sequence[Steps]) -> None:
         """The next steps of all lanes: the rows of the fragments, one after the other.
 
-        They can be sampled at once. Then the oldest episodes go, if there are too many.
+        They can be sampled at once. Then the oldest episodes go, if there are too many. Where a
+        fragment has restarted, the open episodes of its rows are closed as truncated first.
         """
         self._take_in(Intake.of_fragments(self.geometry, fragments))
 
@@ -193,21 +202,42 @@ class EpisodeStore:
             raise EtudeError(f"{self.path} cannot be appended to: it is sealed, or failed.")
         intake.check()
         self._check_continues(intake)
-        ended, starts, returns = intake.finish_episodes(
-            self.time, self._open_starts, self._open_returns
-        )
+        closed, closed_finals, starts, returns = self._close(intake.restarted)
+        ended, starts, returns = intake.finish_episodes(self.time, starts, returns)
+        ended = np.concatenate((closed, ended))
         open_steps = self.time + intake.num_steps - int(starts.min())
         self._check_length(max(open_steps, int(ended["length"].max(initial=0))))
         finals = intake.final_records()
         self._failed = True  # until all of it is written: half an append must not be named
         for records, ahead in intake.step_records():
             self._steps.append(records, ahead)
-        self._finals.append(finals)
+        for records in (closed_finals, finals):  # numpy would join them without their padding
+            self._finals.append(records)
         self._episodes.append(ended)
         self._failed = False
         self._pending = intake.last is not None
         self._open_starts, self._open_returns = starts, returns
         self._settle(ended)
+
+    def _close(self, lanes: Array) -> tuple[Array, Array, Array, Array]:
+        """End the open episodes of some `lanes` [lanes] bool after their newest steps.
+
+        Returns their `INDEX` records and final records, and starts [lanes] and returns [lanes] of
+        what is open then. Nothing is written yet.
+        """
+        (gone,) = (lanes & (self._open_starts < self.time)).nonzero()
+        table = np.empty(len(gone), INDEX)
+        table["start"] = self._open_starts[gone] * self.lanes + gone
+        table["length"] = self.time - self._open_starts[gone]
+        table["return"] = self._open_returns[gone]
+        finals = np.zeros(len(gone), self.geometry.final_record)
+        if len(gone):
+            ahead = self._ahead()[gone]
+            for name in self.geometry.observations:
+                finals[OBS + name] = ahead[OBS + name]
+        starts, returns = self._open_starts.copy(), self._open_returns.copy()
+        starts[gone], returns[gone] = self.time, 0.0
+        return table, finals, starts, returns
 
     def _settle(self, ended: Array) -> None:
         """Index what ended and what is open, and let the oldest episodes go."""
@@ -245,9 +275,10 @@ class EpisodeStore:
         """What was stored as an open step's next observation must be the next observation."""
         if not self._pending:
             return
-        ahead = self._ahead()
+        ahead, goes_on = self._ahead(), ~intake.restarted
         for name in self.geometry.observations:
-            if ahead[OBS + name].tobytes() != intake.first(OBS + name).tobytes():
+            stored, given = ahead[OBS + name][goes_on], intake.first(OBS + name)[goes_on]
+            if stored.tobytes() != given.tobytes():
                 raise ValueError(f"observation {name!r} does not continue from the last append")
 
     def _ahead(self) -> Array:
@@ -314,6 +345,8 @@ class EpisodeStore:
             finals = self._finals.gather(places[last] + self._index.first, final)
             for name, array in seen.items():
                 array[last] = finals[name]
+        # One that was closed when its lane began anew was not yet over when this step was written.
+        flat["truncated"][last] |= ~flat["terminated"][last]
         obs = {name: flat.pop(OBS + name) for name in self._names}
         next_obs = {name: seen[OBS + name] for name in obs}
         return Transitions(obs=obs, next_obs=next_obs, **flat)

@@ -47,6 +47,8 @@ class Steps(Protocol):
     def last_obs(self) -> Observations: ...
     @property
     def finals(self) -> Ended: ...
+    @property
+    def restarted(self) -> bool: ...
 
 
 class _Ends(NamedTuple):
@@ -67,6 +69,8 @@ class Intake:
     ends: _Ends
     last: list[Observations] | None
     """{"obs/<name>": [rows, ...]} after the last step; None when no episode is left open."""
+    restarted: Array
+    """[lanes] bool: the first step begins a new episode, whatever was open before."""
 
     @classmethod
     def of_fragments(cls, geometry: StoreGeometry, fragments: Sequence[Steps]) -> Intake:
@@ -81,7 +85,10 @@ class Intake:
             np.concatenate([f.finals.steps for f in fragments]),
             {name: np.concatenate([obs[name] for obs in ended]) for name in (*ended, {})[0]},
         )
-        return cls(geometry, parts, ends, [_prefixed(f.last_obs) for f in fragments])
+        restarted = np.concatenate(
+            [np.broadcast_to(f.restarted, len(f.rewards)) for f in fragments]
+        )
+        return cls(geometry, parts, ends, [_prefixed(f.last_obs) for f in fragments], restarted)
 
     @classmethod
     def of_episode(
@@ -100,7 +107,8 @@ class Intake:
         part |= {"actions": actions[None], "rewards": rewards[None]}
         part |= {"terminated": last & terminated, "truncated": last & (not terminated)}
         end = _prefixed({name: array[-1:] for name, array in obs.items()})
-        return cls(geometry, [part], _Ends(np.array([0]), np.array([steps - 1]), end), None)
+        ends = _Ends(np.array([0]), np.array([steps - 1]), end)
+        return cls(geometry, [part], ends, None, np.zeros(1, bool))
 
     @property
     def num_steps(self) -> int:

@@ -34,6 +34,10 @@ class Transitions(NamedTuple):
             return self
         return Transitions(*(_folded(arrays, shape) for arrays in self))
 
+    def flat(self) -> Transitions:
+        """The same with the leading axes [subsets, steps] as one."""
+        return Transitions(*(_folded(arrays, (-1,), 2) for arrays in self))
+
 
 class Subsets(NamedTuple):
     """Some steps of each of some finished episodes."""
@@ -102,7 +106,8 @@ class Columns:
         return filled
 
 
-def _folded(arrays: Any, shape: tuple[int, ...]) -> Any:
+def _folded(arrays: Any, shape: tuple[int, ...], axes: int = 1) -> Any:
+    """The first `axes` axes of every array as `shape`."""
     if isinstance(arrays, dict):
-        return {name: _folded(array, shape) for name, array in arrays.items()}
-    return arrays.reshape(shape + arrays.shape[1:])
+        return {name: _folded(array, shape, axes) for name, array in arrays.items()}
+    return arrays.reshape(shape + arrays.shape[axes:])

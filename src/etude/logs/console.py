@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from etude.logs.rows import Judge, fleet, numbers
+from etude.logs.rows import Judge, fleet, is_offline, numbers
 
 Column = tuple[str, str, int, str]
 """Heading, metric, width and format."""
@@ -49,6 +49,7 @@ REPLAY_COLUMNS: tuple[Column, ...] = (
 OFFLINE_COLUMNS: tuple[Column, ...] = (
     ("updates", "updates", 11, "{:,.0f}"),
     ("cycle", "cycle", 6, "{:.0f}"),
+    ("passes", "dataset/passes", 9, "{:,.1f}"),
     ("Q", "train/q_mean", 9, "{:.3g}"),
     ("Q loss", "train/critic_loss", 10, "{:.3g}"),
     ("imitation", "train/behaviour_error", 10, "{:.3g}"),
@@ -59,6 +60,7 @@ OFFLINE_COLUMNS: tuple[Column, ...] = (
 REWARD_COLUMNS: tuple[Column, ...] = (
     ("updates", "updates", 11, "{:,.0f}"),
     ("cycle", "cycle", 6, "{:.0f}"),
+    ("passes", "dataset/passes", 9, "{:,.1f}"),
     ("R loss", "train/R_loss", 10, "{:.3g}"),
     ("R mean", "train/R_mean", 10, "{:.3g}"),
     ("R std", "train/R_std", 10, "{:.3g}"),
@@ -72,13 +74,11 @@ REWARD_COLUMNS: tuple[Column, ...] = (
 def columns_of(row: Mapping[str, float]) -> tuple[Column, ...]:
     """What is worth showing of a run, by what it logs: a buffer, a replay, or a dataset
     that teaches a policy or a reward alone."""
+    if is_offline(row):
+        return OFFLINE_COLUMNS if "train/critic_loss" in row else REWARD_COLUMNS
     if "replay/transitions" in row:
         return REPLAY_COLUMNS
-    if "amp/style_reward" in row:
-        return STYLE_COLUMNS
-    if row.get("timesteps"):
-        return COLUMNS
-    return OFFLINE_COLUMNS if "train/critic_loss" in row else REWARD_COLUMNS
+    return STYLE_COLUMNS if "amp/style_reward" in row else COLUMNS
 
 
 ROWS_PER_HEADING = 20
@@ -88,18 +88,17 @@ class ConsoleTable:
     """Prints log rows for a person to follow; what a run does not have stays empty."""
 
     def __init__(self, stream: TextIO | None = None, judge: Judge | None = None) -> None:
-        """`judge`: says at every epoch's end what the rows mean; without one, nobody does."""
+        """`judge`: says at every epoch's end what the rows mean; without one, nothing is said."""
         self._stream = stream or sys.stdout
         self._judge = judge
         self._rows = 0
-        self._epoch = 0
+        self._last: Mapping[str, float] = {}
         self._told: set[str] = set()
 
     def begin(self, history: list[dict[str, Any]]) -> None:
         """Rows from before a resume have been printed before."""
-        for row in history:
-            self._epoch = int(row.get("epoch", self._epoch))
-            if self._judge is not None:
+        if self._judge is not None:
+            for row in history:
                 self._judge.add(numbers(row))
 
     def write(self, row: dict[str, Any]) -> None:
@@ -114,17 +113,21 @@ class ConsoleTable:
             for _, metric, width, form in columns
         )
         print("".join(cells).rstrip(), file=self._stream, flush=True)
+        self._last = values
         if self._judge is not None:
             self._judge.add(values)
-            if (epoch := int(row.get("epoch", 0))) > self._epoch:
-                self._epoch = epoch
-                print(self._summary(self._judge, values), file=self._stream, flush=True)
+
+    def epoch(self, number: int, summary: Mapping[str, float]) -> None:
+        """Print the line of an epoch that ended, of whose metrics `summary` holds the means."""
+        if self._judge is not None:
+            line = self._summary(self._judge, number, {**self._last, **summary})
+            print(line, file=self._stream, flush=True)
 
     def close(self) -> None: ...
 
-    def _summary(self, judge: Judge, values: Mapping[str, float]) -> str:
+    def _summary(self, judge: Judge, number: int, values: Mapping[str, float]) -> str:
         """One line: the phase, what was reached, what looks wrong (at first with what to try)."""
-        parts = [f"epoch {self._epoch}: {judge.phase}"]
+        parts = [f"epoch {number}: {judge.phase}"]
         for name, metric, form in (
             ("success", "rollout/success_rate", "{:.0%}"),
             ("return", "rollout/ep_rew_mean", "{:.2f}"),

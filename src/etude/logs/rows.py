@@ -14,7 +14,15 @@ from typing import Any, Protocol
 
 def step_of(row: Mapping[str, Any]) -> int:
     """The x axis: environment steps, or gradient updates where a run collects nothing."""
-    return int(row.get("timesteps") or row.get("updates") or 0)
+    return int((not is_offline(row) and row.get("timesteps")) or row.get("updates") or 0)
+
+
+def is_offline(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of a run that learns from a dataset and collects nothing.
+
+    Its columns `episodes` and `timesteps` are then those of the dataset, and do not move.
+    """
+    return "dataset/passes" in row
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:

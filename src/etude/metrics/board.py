@@ -15,6 +15,7 @@ REDUCERS = {
     "train/std": "last",
     "eval/": "last",
     "curriculum/": "last",
+    "dataset/": "last",
 }
 """How a metric's values become one, by name or by prefix; a mean unless listed."""
 

@@ -21,7 +21,10 @@ from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, s
 from etude.models.networks import Mlp
 from etude.models.normalise import Normaliser
 
-CONTRACT_FORMAT, CONTRACT_KIND = 1, "reward"
+CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"
+"""Format 1 left columns unscaled whose spread was below 1e-4."""
+RESOLUTION = 1e-6
+"""Spreads below this part of the numbers they come from are taken for rounding of float32."""
 Named = dict[str, torch.Tensor]
 _TOLD = ("progress", "critic", "style")
 """Observations to judge by, or of others than the policy: never read unless they are asked for."""
@@ -62,12 +65,40 @@ class RewardNetworkConfig(Config):
         return self.model_copy(update={"reads": reads})
 
 
+class StepNormaliser(Normaliser):
+    """Scales each column of [s, s - s', a] by its own spread, however small that is.
+
+    The change of a step may be a millionth of the state and still tell what the step was worth; a
+    spread that counts as none in an observation of about unit size is then all there is to see. A
+    column is left unscaled only where its spread is within the rounding of the numbers it was
+    computed from. For s - s' these are the numbers of s.
+    """
+
+    def __init__(self, size: int, width: int) -> None:
+        """width: columns of s, and of s - s'."""
+        super().__init__(size)
+        self._width = width
+
+    def _refresh(self) -> None:
+        super()._refresh()
+        if float(self.count) == 0.0:
+            return
+        variance = self.m2 / self.count
+        square = variance + self.mean.square()
+        change = slice(self._width, 2 * self._width)
+        square[change] = torch.maximum(square[change], square[: self._width])
+        moves = variance > RESOLUTION**2 * square
+        scale = torch.where(moves, variance, 1.0).rsqrt()
+        self.scale.copy_(scale)
+        self.shift.copy_(-self.mean * scale)
+
+
 class RewardNetwork(nn.Module):
     """r(s, a, s') from normalised [s, s - s', a], the features of each image, and ReLU layers.
 
     *Vectors* (every rank-1 observation, and box actions) are joined to [s, s - s', a] and
-    normalised column by column: the change of a step is small beside the state, so it needs
-    moments of its own. Discrete actions are one-hot and not normalised.
+    normalised column by column, each by its own spread: `StepNormaliser`. Discrete actions are
+    one-hot and not normalised.
 
     *Images* go through one encoder as the channels [s, s'] of a single picture, so its first
     filters can take the difference of pixels. A difference of two encodings would be the small
@@ -99,7 +130,7 @@ class RewardNetwork(nn.Module):
         boxes = action.array.shape[0] if action.kind == "box" else 0
         self.num_vectors = 2 * width + boxes
         """Columns of `vectors`, 0 when nothing is normalised."""
-        self.normaliser = Normaliser(self.num_vectors)
+        self.normaliser = StepNormaliser(self.num_vectors, width)
         self.encoders = nn.ModuleList()
         for name in self._images:
             height, wide, channels = self.observations[name].shape
@@ -161,7 +192,8 @@ def reward_network_from_contract(contract: dict[str, Any], arrays: Tree) -> Rewa
     if found != (CONTRACT_KIND, CONTRACT_FORMAT):
         raise UsageError(
             f"This is not a reward network of format {CONTRACT_FORMAT}, but {found[0] or 'policy'} "
-            f"of format {found[1]}."
+            f"of format {found[1]}: name a run that learned a reward, or train it again if it is "
+            "older than this version."
         )
     observations = {
         name: ArraySpec(tuple(spec["shape"]), spec["dtype"])

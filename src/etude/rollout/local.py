@@ -157,8 +157,12 @@ class Workers:
 class NoCollector:
     """For runs that learn from a dataset."""
 
-    def __init__(self, workers: Workers | None = None) -> None:
-        """workers: threads that only the tests use; they end with the run."""
+    def __init__(self, episodes: int, timesteps: int, workers: Workers | None = None) -> None:
+        """episodes, timesteps: what is learned from, for the log rows' columns of these names.
+
+        workers: threads that only the tests use; they end with the run.
+        """
+        self._counts = {"episodes": episodes, "timesteps": timesteps}
         self._workers = workers
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
@@ -168,7 +172,7 @@ class NoCollector:
         pass
 
     def status(self) -> dict[str, float]:
-        return {}
+        return {**self._counts}
 
     def state_dict(self) -> Tree:
         return {}

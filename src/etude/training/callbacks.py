@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from etude.core.clock import Clock
 from etude.core.contracts import Algorithm, BatchMetrics, Fragment
+from etude.logs.rows import step_of
 from etude.metrics.board import Board
 
 
@@ -59,7 +60,7 @@ class StopAtSuccess(Callback):
 
 
 class CurveRecorder(Callback):
-    """Keeps curves in memory: `recorder.curve("eval/success_rate") -> (timesteps, values)`."""
+    """Keeps curves in memory: `recorder.curve("eval/success_rate") -> (steps, values)`."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -68,6 +69,6 @@ class CurveRecorder(Callback):
         self.rows.append(row)
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
-        """Environment steps and values of the rows that have the metric."""
-        points = [(row["timesteps"], row[name]) for row in self.rows if name in row]
+        """Steps (gradient updates, if nothing is collected) and values of rows with the metric."""
+        points = [(float(step_of(row)), row[name]) for row in self.rows if name in row]
         return [x for x, _ in points], [y for _, y in points]

@@ -37,6 +37,16 @@ class DashboardCallback(Callback):
         self._display.iteration()
 
 
+class EpochLines(Callback):
+    """Hands every epoch's number and the means of its metrics to whoever prints a line of it."""
+
+    def __init__(self, show: Callable[[int, dict[str, float]], None]) -> None:
+        self._show = show
+
+    def epoch_end(self, context: Context, summary: dict[str, float]) -> None:
+        self._show(context.clock.now.epochs, summary)
+
+
 class LossLines(Callback):
     """Says what a learned reward's loss was, on average, in every iteration.
 
