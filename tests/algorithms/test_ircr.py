@@ -163,7 +163,7 @@ def test_open_episodes_are_drawn_only_while_there_is_nothing_else(tmp_path: Path
             present=np.ones(shape, bool),
             last_obs={"state": state[:, 4]},
             finals=finals,
-            restarted=False,
+            restarted=np.zeros(shape[0], bool),
         )
         store.append([fragment])
 

@@ -130,10 +130,10 @@ def test_rows_and_epoch_lines_of_a_dataset(
         batch = rrd.rrd_batch_size
     recorder = CurveRecorder()
     run = train(recipe, tmp_path / "run", [recorder], console=True)
-    learned, _ = split_store(EpisodeStore.open(data), 0.1)
-    steps = int(EpisodeStore.open(data).lengths[learned].sum())
-    rows = run.rows()
-    assert [(row["episodes"], row["timesteps"]) for row in rows] == [(len(learned), steps)] * 4
+    learned, _ = split_store(EpisodeStore.open(data), recipe.algorithm)
+    steps = int(learned.lengths.sum())
+    rows, known = run.rows(), (learned.num_episodes, steps)
+    assert [(row["episodes"], row["timesteps"]) for row in rows] == [known] * 4
     assert [row["dataset/passes"] for row in rows] == [n * batch / steps for n in (20, 40, 60, 80)]
     assert recorder.curve("train/R_loss")[0] == [20, 40, 60, 80]
     lines = [line for line in capsys.readouterr().out.splitlines() if "epoch " in line]

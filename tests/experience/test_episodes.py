@@ -73,7 +73,7 @@ class World:
             present=np.ones(shape, bool),
             last_obs=self._last,
             finals=SimpleNamespace(rows=rows, steps=steps, obs=self._observe(len(rows))),
-            restarted=False,
+            restarted=np.zeros(self.lanes, bool),
         )
 
 
@@ -92,7 +92,7 @@ def split(fragment: SimpleNamespace, at: int) -> list[SimpleNamespace]:
         )
         obs = {n: a[rows] for n, a in fragment.obs.items()}
         last = {n: a[rows] for n, a in fragment.last_obs.items()}
-        cut |= {"restarted": fragment.restarted}
+        cut |= {"restarted": fragment.restarted[rows]}
         parts.append(SimpleNamespace(obs=obs, last_obs=last, finals=finals, **cut))
     return parts
 
@@ -212,7 +212,7 @@ def test_holds_what_a_list_holds(
             fragment = world.steps(cut)
             reference.append(fragment, anew)
             parts = split(fragment, i % lanes) if i % lanes else [fragment]
-            parts[0].restarted = bool(anew)
+            parts[0].restarted[:] = bool(anew)
             store.append(parts)
             assert_holds(store, reference)
             store.delete_garbage([])
@@ -246,7 +246,7 @@ def test_the_cuts_do_not_matter(tmp_path: Path) -> None:
                     steps=whole.finals.steps[now] - start,
                     obs={n: a[now] for n, a in whole.finals.obs.items()},
                 ),
-                restarted=False,
+                restarted=whole.restarted,
                 **{n: getattr(whole, n)[:, part] for n in fields},
             )
             store.append([fragment])

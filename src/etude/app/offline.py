@@ -186,7 +186,7 @@ class Offline:
     ) -> Assembly:
         data = open_data(recipe)
         algorithm = make_learner(recipe, data, key)
-        counts = len(data.learned), int(data.store.lengths[data.learned].sum())
+        counts = data.training.num_whole, data.training.num_transitions
         if recipe.env is None:
             tests: Tester = HeldOut(
                 lambda: judge(algorithm, data.held_out), None, data.held_out.num_episodes

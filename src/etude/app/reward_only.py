@@ -108,5 +108,5 @@ class RewardOnlyMethod:
         score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
         tests = HeldOut(algorithm.evaluate, score, algorithm.held_out.num_episodes)
         learned = algorithm.training
-        collector = NoCollector(learned.num_episodes, learned.num_transitions)
+        collector = NoCollector(learned.num_whole, learned.num_transitions)
         return Assembly(algorithm, collector, tests, _spec(config, store))

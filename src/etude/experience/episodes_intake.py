@@ -48,7 +48,7 @@ class Steps(Protocol):
     @property
     def finals(self) -> Ended: ...
     @property
-    def restarted(self) -> bool: ...
+    def restarted(self) -> Array: ...
 
 
 class _Ends(NamedTuple):
@@ -85,9 +85,7 @@ class Intake:
             np.concatenate([f.finals.steps for f in fragments]),
             {name: np.concatenate([obs[name] for obs in ended]) for name in (*ended, {})[0]},
         )
-        restarted = np.concatenate(
-            [np.broadcast_to(f.restarted, len(f.rewards)) for f in fragments]
-        )
+        restarted = np.concatenate([f.restarted for f in fragments])
         return cls(geometry, parts, ends, [_prefixed(f.last_obs) for f in fragments], restarted)
 
     @classmethod
