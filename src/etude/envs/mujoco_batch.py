@@ -52,8 +52,8 @@ _UP_TO_VELOCITY = (
     *("actuator_length", "actuator_velocity", "ten_length", "ten_velocity"),
     *("qfrc_bias", "qfrc_passive"),
 )
-"""Derived fields that MuJoCo computes before accelerations. Any other counts as one that it computes
-with them: should it not be, only resets take longer than they need."""
+"""Derived fields that MuJoCo computes before accelerations. Any other counts as one of the
+acceleration stage: where it is not, resets only take longer than they need."""
 _BY_THE_INTEGRATOR = ("qDeriv", "qH", "qHDiagInv", "qLU")
 
 
