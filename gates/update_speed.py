@@ -229,7 +229,8 @@ class ByHand(nn.Module):
             if config.sampling == "prioritised":
                 gain, errors, excess = gain * weights, errors * weights, excess * weights
             entropy = constant + 0.5 * actions.shape[-1]
-            loss = config.value_coef * errors.mean() - gain.mean() - config.entropy_coef * entropy
+            loss = 0.5 * config.value_coef * errors.mean() - gain.mean()
+            loss = loss - config.entropy_coef * entropy
             loss = loss + config.bound_coef * excess.mean()
             self.adam.zero_grad()
             loss.backward()
@@ -296,7 +297,7 @@ WRAPPED: tuple[tuple[str, Any, str], ...] = (
     ("join", ppo_module, "join"),
     ("join", ppo_shard, "episode_starts"),
     ("advantages", ppo_shard, "next_values"),
-    ("advantages", ppo_shard, "generalised_advantages"),
+    ("advantages", ppo_shard, "advantages_and_targets"),
     ("advantages", ppo_module, "_normalise_advantages"),
     ("advantages", ppo_module, "explained_variance"),
     ("draws", Shard, "draw"),

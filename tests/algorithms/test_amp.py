@@ -14,6 +14,7 @@ from etude.algorithms.amp import (
     LARGEST,
     STYLE,
     AMPConfig,
+    Demonstrations,
     Drawn,
     discriminator_loss,
     style_rewards,
@@ -22,6 +23,7 @@ from etude.core.contracts import Array, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
+from etude.envs.imitation import Imitation, ImitationConfig
 from etude.experience.segments import join
 from etude.experience.windows import StepWindows, WindowRing
 from etude.models.discriminator import Discriminator, make_discriminator
@@ -375,3 +377,35 @@ def test_what_is_not_finite_is_named_before_it_is_learned() -> None:
     trainer = make_styled(amp)
     with pytest.raises(NonFinite, match=r"the style reward of row \d, step \d"):
         trainer.ingest()
+
+
+def test_demonstrations_are_drawn_as_their_motions_are_practised() -> None:
+    """A motion with few windows that is practised most is most of what the judge is shown."""
+    motions = np.repeat([0, 1, 2], [40, 8, 2])[np.random.default_rng(1).permutation(50)]
+    windows = np.zeros((50, 3, 3), np.float32)
+    windows[:, 0, 0], windows[:, 0, 1] = motions, np.arange(50)
+    part = parts_of(make_styled(make_amp()))[0]
+    practised = np.zeros((*part.rewards.shape, 1), np.float32)
+    practised[:, 4:] = 2.0  # of 16 steps: motion 2 three quarters of the time, motion 1 never
+    part.obs["motion"] = practised
+    drawn = Demonstrations(windows, motions).draw(Key(0).generator(), 8000, part)
+    share = np.bincount(drawn[:, 0, 0].astype(int), minlength=3) / 8000
+    np.testing.assert_allclose(share, [0.25, 0.0, 0.75], atol=0.02)
+    # Within a motion every window is as likely as any other.
+    counts = np.bincount(drawn[:, 0, 1].astype(int), minlength=50)
+    assert (counts[motions == 2] > 0.4 * 0.75 * 8000).all()
+    assert counts[motions == 0].min() > 0.5 * 0.25 * 8000 / 40
+
+
+def test_the_humanoid_says_which_clip_a_window_is_of() -> None:
+    pytest.importorskip("pybullet_data", reason="the clips come with pybullet")
+    config = ImitationConfig(clips=("walk", "run"), style_window=4, order="in turn")
+    env = Imitation(config, 4)
+    obs, windows, motions = env.reset(Key(0)), env.style_windows(), env.style_motions()
+    env.close()
+    assert obs["motion"].tolist() == [[0.0], [1.0], [0.0], [1.0]]
+    assert len(motions) == len(windows)
+    assert set(motions.tolist()) == {0, 1}
+    for row, window in enumerate(obs["style"]):
+        found = np.abs(windows - window).max(axis=(1, 2)).argmin()
+        assert motions[found] == row % 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -81,11 +84,13 @@ def by_hand(trainer: Trainer, order: torch.Tensor) -> torch.Tensor:
     a = shard.advantages[order]
     low, high = 1 - config.clip, 1 + config.clip
     gain = torch.where(a >= 0, ratio.clamp(max=high), ratio.clamp(min=low)) * a
+    if shard.importance is not None:
+        gain = gain * shard.importance[order]
     v = [p for _, p in policy.critic.named_parameters()]
     values = (torch.tanh(x @ v[0].T + v[1]) @ v[2].T + v[3]).squeeze(-1)
     returns, old = shard.returns[order], shard.values[order]
     near = torch.min(torch.max(values, old - config.value_clip), old + config.value_clip)
-    value = torch.max((values - returns) ** 2, (near - returns) ** 2)
+    value = torch.max((values - returns) ** 2, (near - returns) ** 2) / 2
     entropy = normal.entropy().sum(-1).mean()
     outside = (mean.abs() - 1).clamp(min=0).square().sum(-1).mean()
     return (
@@ -115,6 +120,65 @@ def test_the_loss_and_its_gradient_by_hand() -> None:
     ppo.flat.grad.zero_()
     expected.backward()
     torch.testing.assert_close(found, ppo.flat.grad, atol=1e-6, rtol=1e-4)
+
+
+def stale_trainer(**config: Any) -> Trainer:
+    """One whose experience an older policy collected, as with a lag."""
+    trainer = make_trainer(**config)
+    trainer.ppo.is_stale = True
+    fragments = trainer.collect()
+    with torch.no_grad():
+        trainer.ppo.flat.data.mul_(0.7)
+        trainer.ppo.policy.log_std.sub_(0.4)
+    trainer.ppo.ingest(fragments, trainer.clock)
+    return trainer
+
+
+@pytest.mark.parametrize("way", ["gae", "vtrace"])
+def test_the_clip_is_around_the_weights_at_the_updates_start(way: str) -> None:
+    """However old the experience is, nothing is outside the clip before the first step."""
+    trainer = stale_trainer(advantages=way, value_clip=0.05)
+    ppo = trainer.ppo
+    order = trainer.first_order()[0]
+    collected = torch.from_numpy(ppo.buffers[0].arrays["log_probs"]).reshape(-1, 1)[order.segments]
+    drift = (ppo.shards[0].log_probs[order.segments] - collected).exp()
+    # The older policy is far off.
+    assert float(((drift < 0.8) | (drift > 1.2)).float().mean()) > 0.4
+    loss, metrics = ppo._gradient([order])
+    assert metrics["train/clip_fraction"] == 0.0
+    assert abs(metrics["train/approx_kl"]) < 1e-6
+    # The older policy enters once, as a weight of at most 1.
+    shard = ppo.shards[0]
+    torch.testing.assert_close(shard.importance[order.segments], drift.clamp(max=1.0))
+    found = ppo.flat.grad.clone()
+    expected = by_hand(trainer, order.segments)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-4, abs=1e-6)
+    ppo.flat.grad.zero_()
+    expected.backward()
+    torch.testing.assert_close(found, ppo.flat.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_kl_limit_counts_from_the_updates_start() -> None:
+    """A stale buffer would otherwise end every update before its first step."""
+    trainer = stale_trainer(target_kl=0.05, learning_rate=1e-4)
+    metrics = trainer.ppo.ingest(trainer.collect(), trainer.clock)
+    assert metrics["train/behaviour_kl"] == pytest.approx(0.0, abs=1e-5)  # collected just now
+    trainer = stale_trainer(target_kl=0.05, learning_rate=1e-4)
+    assert trainer.ppo.shards[0].behaviour_kl > 1.5 * 0.05
+    assert len(trainer.update()) == 8
+
+
+def test_the_first_iterations_only_collect() -> None:
+    """Nothing is learned before the normaliser has statistics; what was collected still counts."""
+    trainer = make_trainer()
+    trainer.clock.nest = replace(trainer.clock.nest, idle_iterations=1)
+    weights = trainer.ppo.flat.data.clone()
+    assert trainer.iterate() == []
+    assert torch.equal(trainer.ppo.flat.data, weights)
+    assert float(trainer.ppo.policy.normalisers["state"].count) == 8 * 16
+    assert float(trainer.ppo.scaler.moments["count"]) == 8 * 16
+    assert len(trainer.iterate()) == 8
+    assert not torch.equal(trainer.ppo.flat.data, weights)
 
 
 def test_advantages_and_returns_are_those_of_the_fragment() -> None:

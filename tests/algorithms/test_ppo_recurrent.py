@@ -196,7 +196,7 @@ def loss_by_hand(trainer: Trainer, s: int, order: torch.Tensor) -> torch.Tensor:
     ratio = (normal.log_prob(shard.actions[order]).sum(-1) - shard.log_probs[order]).exp()
     a, low, high = shard.advantages[order], 1 - config.clip, 1 + config.clip
     gain = torch.where(a >= 0, ratio.clamp(max=high), ratio.clamp(min=low)) * a
-    value_loss = (value - shard.returns[order]).square().mean()
+    value_loss = (value - shard.returns[order]).square().mean() / 2
     entropy = normal.entropy().sum(-1).mean()
     return -gain.mean() + config.value_coef * value_loss - config.entropy_coef * entropy
 
@@ -230,6 +230,7 @@ def test_vtrace_of_what_was_just_collected_is_gae(kind: str) -> None:
         trainer = recurrent(kind, advantages=way)
         trainer.iterate()
         trainer.ppo.load_policy(recurrent(kind).ppo.policy_parts()[0])
+        trainer.ppo.is_stale = way == "vtrace"
         trainer.ingest()
         advantages.append(trainer.ppo.shards[0].advantages)
     torch.testing.assert_close(advantages[0], advantages[1], rtol=1e-4, atol=1e-4)
@@ -239,14 +240,16 @@ def test_vtrace_of_what_was_just_collected_is_gae(kind: str) -> None:
 def test_vtrace_weighs_what_an_older_policy_did(kind: str) -> None:
     """Weights move between rollout and ingest, as with a lag.
 
-    With lambda 0 an advantage is its own step's ratio times its delta, and a rollout of one
+    With lambda 0 a value target is off by its step's weight times its delta, and a rollout of one
     segment is followed here as it is there: but for episodes' ends and the last step, whose
     observations were met with the older policy's state.
     """
     trainer = recurrent(
         kind, advantages="vtrace", gae_lambda=0.0, normalise_rewards=False, horizon=16
     )
+    trainer.ppo.is_stale = True
     fragments = trainer.collect()
+    collected = np.concatenate([f.log_probs for f in fragments])
     with torch.no_grad():
         trainer.ppo.flat.data.mul_(0.8)
     trainer.ppo.ingest(fragments, trainer.clock)
@@ -254,7 +257,7 @@ def test_vtrace_weighs_what_an_older_policy_did(kind: str) -> None:
     with torch.no_grad():
         values, after = (np.stack(x, 1) for x in zip(*walk(finals_of(fragments)), strict=True))
         judged = trainer.ppo.policy.evaluate(shard.features, shard.actions, shard.memory)
-        ratios = (judged.log_probs - shard.log_probs).exp().numpy()
+        ratios = np.exp(judged.log_probs.numpy() - collected)
     assert ratios.min() < 0.9
     assert ratios.max() > 1.1
     deltas = walk.arrays["rewards"] + trainer.ppo.config.gamma * after - values

@@ -384,7 +384,7 @@ def test_a_start_from_other_weights_keeps_their_units(tmp_path: Path) -> None:
     iterate(first, range(1))
     wander(new_store(tmp_path / "other"), 30, scale=9.0, seed=4).seal()
     second = model(tmp_path / "other", rrd=units)
-    second.start_from(copy_arrays(first.policy_parts()[0]))
+    second.start_from(copy_arrays(first.policy_parts()[0]), None)
     iterate(second, range(1))
     assert torch.equal(second.rrd.network.scale, first.rrd.network.scale)
     assert float(first.rrd.network.scale) != 1.0

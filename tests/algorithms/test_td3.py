@@ -123,7 +123,7 @@ def test_a_run_from_another_policy_has_targets_of_its_own() -> None:
     agent, other = plain_agent("td3"), plain_agent("td3")
     for i in range(4):
         other.learn([random_batch(16, i)], [random_noise(other, 16, i)])
-    agent.start_from(other.policy_parts()[0])
+    agent.start_from(other.policy_parts()[0], None)
     assert torch.equal(weights(agent)["actor_target"], weights(other)["actor"])
 
 

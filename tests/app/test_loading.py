@@ -1,4 +1,4 @@
-"""Rewards that runs have learned, used without them."""
+"""What runs leave behind, used without them: policies, and rewards that were learned."""
 
 from __future__ import annotations
 
@@ -62,3 +62,43 @@ def test_a_run_without_one_is_refused(tmp_path: Path) -> None:
         etude.load_reward(run.path)
     with pytest.raises(UsageError, match="learned no reward"):
         etude.load_reward(run.path / "checkpoints" / "latest" / "policy")
+
+
+@pytest.fixture(scope="module")
+def asymmetric(tmp_path_factory: pytest.TempPathFactory) -> etude.Run:
+    """A run whose critic reads an observation that its actor does not."""
+    recipe = changed(
+        recipes.find("reach-memory"),
+        policy={"kind": "mlp", "hidden": (8,), "critic_reads": ("critic", "state")},
+        collector={"rows": 4, "group_rows": 2, "threads": 1},
+        algorithm={"rollout_steps": 8, "horizon": 1, "minibatch_size": 16, "update_epochs": 1},
+        clock={"total_timesteps": 64, "cycles": 1, "iterations": 1},
+        evaluation={"episodes": 2, "rows": 2, "group_rows": 2},
+    )
+    return train(recipe, tmp_path_factory.mktemp("asymmetric") / "run")
+
+
+def test_a_policy_acts_without_what_only_its_critic_reads(asymmetric: etude.Run) -> None:
+    policy = asymmetric.policy()
+    specs = policy.policy.observations
+    assert list(specs) == ["critic", "state"]  # the actor's is not the first
+    state = Key(3).generator().normal(size=(5, *specs["state"].shape)).astype(np.float32)
+    actions = policy.act({"state": state})
+    assert actions.shape == (5, 7)
+    np.testing.assert_array_equal(policy.act(state), actions)
+    full = {"state": state, "critic": np.full((5, *specs["critic"].shape), np.nan)}
+    np.testing.assert_array_equal(policy.act(full), actions)
+    np.testing.assert_allclose(policy.act(state[2]), actions[2], rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_observations_are_answered_in_a_sentence(asymmetric: etude.Run) -> None:
+    policy = asymmetric.policy()
+    size = policy.policy.observations["state"].shape[0]
+    with pytest.raises(UsageError, match=r"acts on 'state'; 'state' is missing from 'critic'"):
+        policy.act({"critic": np.zeros(3)})
+    with pytest.raises(UsageError, match=rf"reads 'state' as \({size},\).*given 'state' \(3,\)"):
+        policy.act(np.zeros(3))
+    with pytest.raises(UsageError, match=r"given 'state' \(2, 3\)"):
+        policy.act({"state": np.zeros((2, 3))})
+    with pytest.raises(UsageError, match=r"given 'state' \(\)"):
+        policy.act(1.0)

@@ -12,7 +12,7 @@ import glide
 from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.app import recipes
-from etude.app.build import policy_parts
+from etude.app.loading import policy_parts
 from etude.app.plan import make_plan
 from etude.app.plan_view import render
 from etude.app.recipes import Recipe
@@ -63,7 +63,8 @@ def test_a_run_does_what_its_plan_says(tmp_path: Path) -> None:
     plan = make_plan(recipe)
     assert run.summary()["counts"] == plan.to_json()["counts"]
     assert plan.levels["batches_per_iteration"] == 3 + 2 * 4
-    assert plan.counts["updates"] == 8 * (3 + 2 * 4)
+    # The first two of 8 iterations only collect.
+    assert plan.counts["updates"] == 6 * (3 + 2 * 4)
     assert plan.data["gradient_samples"] == 8 * 2 * 256
     final = (run.path / "checkpoints" / "final").resolve()
     on_disk = sum(file.stat().st_size for file in final.rglob("*") if file.is_file())
@@ -114,7 +115,8 @@ def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch
         (windows * np.float32(np.nan), "finite"),
     ):
         monkeypatch.setattr(
-            "etude.app.on_policy_rewards.style_windows", lambda config, wrong=wrong: wrong
+            "etude.app.on_policy_rewards.style_reference",
+            lambda config, wrong=wrong: (wrong, None),
         )
         with pytest.raises(UsageError, match=why):
             make_plan(styled())

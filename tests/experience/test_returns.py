@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from etude.core.keys import Key
 from etude.experience.returns import (
+    advantages_and_targets,
     explained_variance,
-    generalised_advantages,
+    importance_weights,
     moments_of,
     next_values,
 )
@@ -55,12 +56,23 @@ def example(seed: int) -> dict[str, np.ndarray]:
     } | {name: np.zeros((ROWS, STEPS), bool) for name in ("terminated", "truncated")}
 
 
+def both(
+    arrays: dict[str, np.ndarray], gamma: float, lam: float, ratios: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages, and value targets less the values."""
+    tensors = [torch.from_numpy(array) for array in arrays.values()]
+    weights = None
+    if ratios is not None:
+        weights = importance_weights(torch.from_numpy(np.log(ratios)), torch.zeros(ROWS, STEPS))
+    advantages, targets = advantages_and_targets(*tensors, gamma, lam, weights)
+    return advantages.numpy(), targets.numpy() - arrays["values"]
+
+
 def ours(
     arrays: dict[str, np.ndarray], gamma: float, lam: float, ratios: np.ndarray | None = None
 ) -> np.ndarray:
-    tensors = [torch.from_numpy(array) for array in arrays.values()]
-    weights = None if ratios is None else torch.from_numpy(ratios)
-    return generalised_advantages(*tensors, gamma, lam, weights).numpy()
+    """How far value targets are from the values: what V-trace corrects."""
+    return both(arrays, gamma, lam, ratios)[1]
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
@@ -111,6 +123,11 @@ def test_vtrace_with_any_ends_and_ratios(seed: int, share: float, gamma: float, 
     found = ours(arrays, gamma, lam, ratios)
     expected = reference(**arrays, gamma=gamma, lam=lam, ratios=ratios)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    # A step's own advantage lacks its own weight, which the policy loss puts in.
+    advantages, _ = both(arrays, gamma, lam, ratios)
+    np.testing.assert_allclose(
+        advantages * np.minimum(ratios, 1.0), expected, rtol=1e-9, atol=1e-12
+    )
     # Ratios of 1 are GAE, and those above 1 count as 1: in every bit.
     ones = np.ones((ROWS, STEPS))
     assert ours(arrays, gamma, lam, ones).tobytes() == ours(arrays, gamma, lam).tobytes()
@@ -121,7 +138,7 @@ def test_vtrace_with_any_ends_and_ratios(seed: int, share: float, gamma: float, 
 def test_an_action_that_would_not_be_taken_again_says_nothing() -> None:
     """A ratio of 0 hides its own step, and all later ones from those before it."""
     arrays, ratios = example(3), np.ones((ROWS, STEPS))
-    ratios[:, 4] = 0.0
+    ratios[:, 4] = np.finfo(float).tiny
     found = ours(arrays, 0.9, 0.8, ratios)
     assert (found[:, 4] == 0.0).all()
     later = {**arrays, "rewards": arrays["rewards"].copy()}

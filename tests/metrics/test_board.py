@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from etude.core.trees import copy_arrays
 from etude.metrics import board as module
-from etude.metrics.board import WINDOW, Aggregator, Board, EpisodeWindow, reducer_of
+from etude.metrics.board import FEWEST, Aggregator, Board, EpisodeWindow, reducer_of
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
@@ -56,7 +56,10 @@ def episodes(values: list[float]) -> dict[str, np.ndarray]:
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=130), max_size=6), st.integers(0, 6))
-def test_the_window_is_the_last_hundred(parts: list[list[float]], cut: int) -> None:
+def test_the_window_is_all_since_the_last_reading_and_at_least_a_hundred(
+    parts: list[list[float]], cut: int
+) -> None:
+    """A reading comes after every second part."""
     window = EpisodeWindow(("is_success",))
     for i, part in enumerate(parts):
         if i == cut:
@@ -64,7 +67,10 @@ def test_the_window_is_the_last_hundred(parts: list[list[float]], cut: int) -> N
             window = EpisodeWindow(("is_success",))
             window.load_state_dict(state)
         window.add(episodes(part))
-    everything = [value for part in parts for value in part][-WINDOW:]
+        if i % 2 and i < len(parts) - 1:
+            window.reset()
+    since = len([x for part in parts[(len(parts) - 1) // 2 * 2 :] for x in part])
+    everything = [value for part in parts for value in part][-max(FEWEST, since) :]
     if not everything:
         assert window.read() == {}
         return
@@ -74,18 +80,31 @@ def test_the_window_is_the_last_hundred(parts: list[list[float]], cut: int) -> N
     assert found["rollout/success_rate"] == pytest.approx(np.mean(np.mod(everything, 2)))
 
 
+def test_every_group_counts_in_a_row() -> None:
+    """Of 8,192 environments the last 100 episodes would be a sliver of the last group."""
+    board = Board(("is_success",))
+    for group in range(16):
+        board.record_episodes(episodes([float(group)] * 512))
+    assert board.read_cycle()["rollout/ep_rew_mean"] == 7.5
+    board.record_episodes(episodes([100.0]))
+    assert board.read_cycle()["rollout/ep_rew_mean"] == pytest.approx((99 * 15 + 100) / 100)
+    # An epoch goes on over its cycles.
+    expected = (7.5 * 16 * 512 + 100) / (16 * 512 + 1)
+    assert board.read_epoch()["rollout/ep_rew_mean"] == pytest.approx(expected)
+
+
 def test_a_checkpoint_of_the_window_has_one_size() -> None:
     window = EpisodeWindow(("is_success",))
-    before = window.state_dict()["values"].nbytes
+    before = window.state_dict()["last"].nbytes
     window.add(episodes(list(range(250))))
-    assert window.state_dict()["values"].nbytes == before == 3 * WINDOW * 8
+    assert window.state_dict()["last"].nbytes == before == 3 * FEWEST * 8
 
 
 def test_open_metrics_survive_a_state_round_trip() -> None:
     def fill(board: Board, first: int, last: int) -> None:
         for i in range(first, last):
             board.record({"train/x": 0.1 * i, "eval/mean_reward": float(i)})
-            board.window.add(episodes([0.3 * i]))
+            board.record_episodes(episodes([0.3 * i]))
             if i % 3 == 2:
                 board.read_cycle()
 
@@ -93,7 +112,7 @@ def test_open_metrics_survive_a_state_round_trip() -> None:
     fill(one, 0, 8)
     state = copy_arrays(one.state_dict())
     for level in ("cycle", "epoch"):
-        state[level] = json.loads(json.dumps(state[level]))
+        state[level]["metrics"] = json.loads(json.dumps(state[level]["metrics"]))
     two.load_state_dict(state)
     fill(one, 8, 10)
     fill(two, 8, 10)

@@ -129,7 +129,8 @@ def test_reward_spread_against_brute_force(seed: int, fragments: int, gamma: flo
         # Two shards, of unequal size.
         for own in (slice(0, 1), slice(1, 3)):
             everyone = np.ones_like(done[own, part])
-            observed = scaler.observe(own, rewards[own, part], done[own, part], everyone)
+            none = np.zeros(own.stop - own.start, np.bool_)
+            observed = scaler.observe(own, rewards[own, part], done[own, part], everyone, none)
             scaler.absorb(observed)
         scaler = _again(scaler, rows, gamma)
     returns = returns_by_hand(rewards.astype(np.float64), done, gamma)
@@ -151,7 +152,7 @@ def test_rewards_keep_their_sign_and_are_clipped() -> None:
     scaler = RewardScaler(1, 0.9)
     rewards = np.array([[1.0, 2.0, 3.0, 2.0, 1.0]], np.float32)
     never, always = np.zeros((1, 5), bool), np.ones((1, 5), bool)
-    scaler.absorb(scaler.observe(slice(0, 1), rewards, never, always))
+    scaler.absorb(scaler.observe(slice(0, 1), rewards, never, always, never[:, 0]))
     assert (scaler.scale(rewards) > 0).all()  # the mean is not subtracted
     assert scaler.scale(np.array([[1e6, -1e6]], np.float32)).tolist() == [[CLIP, -CLIP]]
     assert scaler.scale(rewards).dtype == np.float32

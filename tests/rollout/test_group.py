@@ -179,7 +179,7 @@ class Counting:
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
         return np.zeros((steps, rows, 2), np.float32)
 
-    observations = {"state": ArraySpec((4,))}  # noqa: RUF012
+    observations = actor_observations = {"state": ArraySpec((4,))}  # noqa: RUF012
     state_specs = {"steps": ArraySpec(()), "more": ArraySpec((2,))}  # noqa: RUF012
 
     def initial_state(self, rows: int) -> dict[str, Array]:

@@ -34,12 +34,14 @@ from etude.rollout.schedule import Schedule
 from etude.training.callbacks import Callback, Context
 from run_hash import run_hash
 from sockets import descendants, listening
-from toys import IndividualEnv, ToyEnv, changed, toy_buffer, toy_policy
+from toys import IndividualEnv, ToyEnv, changed, tiny_motions, toy_buffer, toy_policy
 
 LSTM = changed(recipes.find("reach-at-scale-short"), clock={"total_timesteps": 8 * 2_048})
 """LSTM, priorities, two shards, and the next iteration collected while this one trains."""
 RRD = recipes.find("episodic-short")
 """SAC, its replay, and learned rewards."""
+MOTIONS = tiny_motions().model_copy(update={"name": "motions"})
+"""A curriculum over motions, whose rows restart at each epoch's end."""
 SLOW = pytest.mark.slow
 
 
@@ -116,6 +118,7 @@ def test_threads_do_not_matter_either(untouched: Any, tmp_path: Path) -> None:
         pytest.param(RRD, 1, marks=SLOW),
         (RRD, 2),
         pytest.param(RRD, 4, marks=SLOW),
+        (MOTIONS, 2),
     ],
     ids=named,
 )

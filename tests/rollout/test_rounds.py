@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from etude.envs.reach import Reach, ReachConfig
 from etude.envs.seek import Seek
 from etude.experience.episodes import EpisodeStore, StoreGeometry
 from etude.experience.episodes_geometry import store_specs
-from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.experience.segments import BufferSpec, SegmentBuffer, fill
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.rollout.group import Group
 from etude.rollout.overlap import OverlappedCollector
@@ -51,11 +52,11 @@ def begun(env: Any) -> tuple[Group, Snapshot]:
 def test_rows_begin_anew_with_the_next_episode_and_the_new_weights() -> None:
     group, first = begun(MotionEnv(ROWS))
     one, before = play(group, first, 0)
-    assert not one.restarted
+    assert not one.restarted.any()
     assert before["open"]["lengths"].any()
     group.follow(curriculum(1, 0.0, 0.0, 1.0))
     two, after = play(group, before, 1)
-    assert two.restarted
+    assert two.restarted.all()
     start = two.obs["state"][:, 0]  # steps so far, episode, motion, last action
     assert (start[:, 0] == 0).all()
     assert (start[:, 1] == before["env"]["episode"] + 1).all()
@@ -70,7 +71,7 @@ def test_rows_begin_anew_with_the_next_episode_and_the_new_weights() -> None:
     assert (two.episodes["motion"] == 2).all()
     assert after["round"] == 1
     again, _ = play(group, after, 2)  # the same round goes on
-    assert not again.restarted
+    assert not again.restarted.any()
     assert again.obs["state"].tobytes() != two.obs["state"].tobytes()
 
 
@@ -92,7 +93,7 @@ def test_a_rollout_over_a_new_round_is_pure() -> None:
     # And back: an older round on the same instance, as after the loss of a worker.
     group.follow(curriculum(0))
     back, _ = play(group, copy_arrays(saved), 1)
-    assert not back.restarted
+    assert not back.restarted.any()
     assert fragment_bits(back) != fragment_bits(held)
 
 
@@ -156,7 +157,9 @@ def test_what_trains_is_what_acted_across_a_new_round(threads: int) -> None:
     trainer, reference, bits = make_rounds(threads), make_rounds(), []
     for number in (0, 0, 1, 1, 2):
         fragments = collect(trainer, number)
-        assert all(f.restarted == (trainer.clock.now.iterations in (2, 4)) for f in fragments)
+        assert all(
+            (f.restarted == (trainer.clock.now.iterations in (2, 4))).all() for f in fragments
+        )
         bits.append([fragment_bits(f) for f in fragments])
         assert bits[-1] == [fragment_bits(f) for f in collect(reference, number)]
         for each, collected in ((trainer, fragments), (reference, fragments)):
@@ -184,6 +187,36 @@ def test_running_returns_do_not_go_on_across_a_new_round() -> None:
     assert np.abs(trainer.ppo.scaler.running).max() < 1e3
 
 
+def test_a_group_that_restarts_alone_leaves_the_returns_of_the_others() -> None:
+    """A worker that was lost may bring one group of a shard back at an episode's start."""
+    trainer = make_rounds()
+    trainer.ppo.ingest(collect(trainer, 0), trainer.clock)
+    trainer.clock.advance(1, 0)
+    fragments = collect(trainer, 0)
+    for fragment in fragments:
+        fragment.terminated[...] = fragment.truncated[...] = False
+        fragment.rewards[...] = 0.0
+    fragments[1].restarted[...] = True
+    trainer.ppo.scaler.running[:] = 1e9
+    trainer.ppo.ingest(fragments, trainer.clock)
+    kept = trainer.ppo.scaler.running > 1.0
+    assert kept.tolist() == [True, True, False, False, True, True, True, True]
+
+
+def test_a_fragment_from_elsewhere_keeps_what_it_says_of_a_restart() -> None:
+    """Copied to its place it is the same in every field: a field that is left out would let
+    workers on other machines give other bits than threads."""
+    trainer = make_rounds()
+    (fragment, *_) = collect(trainer, 1)
+    fragment.restarted[...] = [True, False]
+    target = trainer.ppo.buffers[0].part(slice(2, 4))
+    fill(target, fragment)
+    assert fragment_bits(target) == fragment_bits(fragment)
+    assert target.restarted.tolist() == [True, False]
+    names = {f.name for f in fields(Fragment)}
+    assert all(getattr(target, name) is not getattr(fragment, name) for name in names)
+
+
 def test_one_iteration_ahead_too() -> None:
     """With lag 1 a round takes effect one iteration later, also after a resume in between."""
 
@@ -195,7 +228,7 @@ def test_one_iteration_ahead_too() -> None:
 
     def collected(collector: OverlappedCollector, i: int) -> list[tuple[bool, str]]:
         fragments = collector.collect(Broadcast(i, weights, curriculum(rounds[i])), i)
-        return [(f.restarted, fragment_bits(f)) for f in fragments]
+        return [(bool(f.restarted.all()), fragment_bits(f)) for f in fragments]
 
     whole = make()
     expected = [collected(whole, i) for i in range(5)]

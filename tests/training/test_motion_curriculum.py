@@ -76,7 +76,7 @@ class Watch(Callback):
 
     def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
         self.motions.append(np.concatenate([f.episodes["motion"] for f in fragments]))
-        self.restarted.append(all(f.restarted for f in fragments))
+        self.restarted.append(all(f.restarted.all() for f in fragments))
         if context.clock.now.iterations == self.stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 

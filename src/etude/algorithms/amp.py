@@ -14,6 +14,10 @@ windows from the policy's, and a step is rewarded for leading to a window that D
 Without the gradient penalty D becomes a cliff between the two: every step earns nothing, and
 there is no slope towards the reference to climb.
 
+*Several motions.* Where the reference is of several motions, practised unevenly by a curriculum,
+each window of the reference that D sees is of the motion that a randomly drawn step of this
+iteration practised. Otherwise D would tell a motion by how rarely the policy makes it.
+
 *An iteration.* Style rewards are taken from D as the last update left it, before rewards are
 scaled and advantages worked out. Then D takes its gradient steps, on windows of this iteration
 and, half of each batch, of older ones: a ring per shard keeps some of every iteration's windows,
@@ -54,6 +58,8 @@ from etude.models.normalise import merge_moments, moments, no_moments
 
 STYLE = "style"
 """The observation that is judged, [frames, features] float32, the newest frame last."""
+MOTION = "motion"
+"""The observation that says which motion of the reference a row practises, [1] float32."""
 LARGEST = -math.log(1e-4)
 """The style reward of a window that D is sure of."""
 JUDGED_AT_ONCE = 4096
@@ -138,6 +144,28 @@ def discriminator_loss(
     return loss, metrics
 
 
+class Demonstrations:
+    """Windows of the reference, drawn as their motions are practised."""
+
+    def __init__(self, windows: Array, motions: Array | None) -> None:
+        """windows: [n, frames, features]; motions: [n] int64, or None for one motion."""
+        self._windows = windows
+        self._num = None if motions is None else np.bincount(motions)
+        if motions is not None and self._num is not None:
+            self._by_motion = np.argsort(motions, kind="stable")
+            self._first = np.cumsum(self._num) - self._num
+
+    def draw(self, generator: np.random.Generator, size: int, part: Fragment) -> Array:
+        """[size, frames, features], with replacement; `part` is what was practised."""
+        if self._num is None:
+            return self._windows[generator.integers(0, len(self._windows), size)]
+        practised = part.obs[MOTION].reshape(-1)
+        motions = practised[generator.integers(0, len(practised), size)].astype(np.int64)
+        inside = (generator.random(size) * self._num[motions]).astype(np.int64)
+        chosen: Array = self._windows[self._by_motion[self._first[motions] + inside]]
+        return chosen
+
+
 class AMP:
     """An `OnPolicyRewards`; see the module's text. Owns discriminator, optimizer and rings."""
 
@@ -158,10 +186,12 @@ class AMP:
         shards: int,
         device: torch.device,
         ranks: Ranks = ALONE,
+        motions: Array | None = None,
     ) -> None:
         """reference: [n, frames, features] float32, every window of the motion to be like.
 
-        shards: those of all ranks; this one has windows and rings of its own only.
+        shards: those of all ranks; this one has windows and rings of its own only. motions: [n]
+        int64, which motion each window is of; None where there is one only.
         """
         config.check(shards)
         self.config, self.device, self.shards = config, device, shards
@@ -174,6 +204,8 @@ class AMP:
         capacity = config.replay_capacity // shards
         self.rings = [WindowRing(capacity, window_shape(reference), where) for _ in self.own]
         self._windows: list[StepWindows] = []
+        self._parts: Sequence[Fragment] = []
+        self._demonstrations = Demonstrations(reference, motions)
         self._of_reference = moments(reference)
         self._digest = digest({"reference": reference})
         if where is None:
@@ -188,6 +220,7 @@ class AMP:
                     "environment some come and go: use rewards.kind given."
                 )
         self._windows = [StepWindows(part, STYLE) for part in parts]
+        self._parts = parts
         styles = [self.style(part) for part in parts]
         faults = [_fault(s, style) for s, style in zip(self.own, styles, strict=True)]
         raise_first(self.ranks, faults)
@@ -236,7 +269,7 @@ class AMP:
             yield BatchMetrics(self.learn([self._draw(at, k) for at, k in enumerate(keys)]))
         for ring, windows in zip(self.rings, kept, strict=True):
             ring.add(windows)
-        self._windows = []
+        self._windows, self._parts = [], []
 
     def _look(self, windows: Sequence[Array]) -> None:
         """The normaliser takes in policy windows, and the reference with the same weight."""
@@ -259,7 +292,7 @@ class AMP:
         agent = self._windows[at].draw(generator, size - old)
         if old:
             agent = np.concatenate([agent, ring[at].draw(generator, old)])
-        demo = self.reference[generator.integers(0, len(self.reference), size)]
+        demo = self._demonstrations.draw(generator, size, self._parts[at])
         return Drawn(*(torch.from_numpy(x).to(self.device) for x in (agent, demo)))
 
     def learn(self, drawn: Sequence[Drawn]) -> dict[str, float]:

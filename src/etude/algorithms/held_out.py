@@ -43,6 +43,10 @@ class DatasetConfig(Config):
         """A run is found again from another folder, and so must be what it learns from."""
         return str(Path(dataset).absolute()) if dataset else dataset
 
+    def schedules(self, progress: float) -> dict[str, float]:
+        """The fields that change over a run: none."""
+        return {}
+
 
 def refuse_equal_returns(store: EpisodeStore, held_out: float) -> None:
     """Raise `UsageError` if what is learned from of a dataset cannot teach a reward."""

@@ -193,6 +193,8 @@ class OffPolicy(ABC):
         self.critic_training = Trained("critics", self.critics, config.adam_epsilon)
         self.critic_target = Target(self.critics)
         self.num_updates = 0
+        self.acts_at_random = True
+        """In the warm-up; a run that starts from another's policy acts by that instead."""
         self._moments: dict[str, Tree] = {}
 
     @abstractmethod
@@ -206,7 +208,8 @@ class OffPolicy(ABC):
 
     def broadcast(self, clock: Clock) -> Broadcast:
         state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
-        explore = torch.tensor(self.config.is_warming_up(clock.now.timesteps))
+        warming_up = self.config.is_warming_up(clock.now.timesteps)
+        explore = torch.tensor(self.acts_at_random and warming_up)
         return Broadcast(clock.now.iterations, {**copy_arrays(state), "explore": explore})
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
@@ -294,8 +297,14 @@ class OffPolicy(ABC):
     def load_policy(self, arrays: Tree) -> None:
         self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
 
-    def start_from(self, arrays: Tree) -> None:
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        """With the training state come critics and targets; the warm-up then acts by the policy
+        instead of at random."""
         self.load_policy(arrays)
+        self.acts_at_random = False
+        if training is not None:
+            self.critic_training.flat.data.copy_(torch.as_tensor(training["critics"]))
+            self.critic_target.data.copy_(torch.as_tensor(training["critic_target"]))
 
     def state_dict(self) -> Tree:
         """The policy's own arrays are kept beside this, in `policy/`; experience is in the stores'
@@ -306,6 +315,7 @@ class OffPolicy(ABC):
             "critic_optimizer": self.critic_training.optimizer.state_dict(),
             "actor_optimizer": self.actor_training.optimizer.state_dict(),
             "num_updates": self.num_updates,
+            "acts_at_random": self.acts_at_random,
             "rewards": self.rewards.state_dict(),
             "stores": {_shard_name(s): store.state_dict() for s, store in enumerate(self.stores)},
         }
@@ -316,6 +326,7 @@ class OffPolicy(ABC):
         self.critic_training.optimizer.load_state_dict(state["critic_optimizer"])
         self.actor_training.optimizer.load_state_dict(state["actor_optimizer"])
         self.num_updates = int(state["num_updates"])
+        self.acts_at_random = bool(state["acts_at_random"])
         self.rewards.load_state_dict(state["rewards"])
         for s, store in enumerate(self.stores):
             store.load_state_dict(state["stores"][_shard_name(s)])

@@ -6,10 +6,14 @@ An iteration, top to bottom:
    predicted, advantages worked out along each row.
 2. `batches`: first the reward source's own gradient steps, if it learns. Then every segment once
    per update epoch, in a fresh permutation (or drawn by priority); each minibatch is one gradient
-   step on  policy + value_coef * value - entropy_coef * entropy.
+   step on  policy + value_coef * value - entropy_coef * entropy,  where the value loss is half the
+   mean squared error. A run's first iterations only collect: without them the first update would
+   train on observations that nothing normalises yet.
 3. `end_iteration`: only now the observation normaliser takes in what was collected. It is frozen
-   from rollout to last batch, so the first minibatch's probability ratio is 1 (but where the
-   collector lags: there V-trace weighs what an older policy did).
+   from rollout to last batch, so the first minibatch's probability ratio is 1.
+
+The ratio compares a policy with the proximal one, the weights at the start of the update. With a
+collector that lags, an older policy has acted, and enters the policy loss as an importance weight.
 
 The buffer is cut into shards, each owning fixed rows. Every sum over the buffer (moments,
 advantage statistics, gradients) is taken in shard order, so one process with all shards and
@@ -64,27 +68,35 @@ class PPOConfig(Config):
     )
     sampling: Literal["uniform", "prioritised"] = Field(
         "uniform",
-        description="uniform: every segment once per update epoch. prioritised: drawn by the size "
-        "of their advantages.",
+        description="uniform: every segment once per update epoch. prioritised: drawn with "
+        "probability proportional to (sum of |advantage|)^priority_alpha.",
     )
     priority_alpha: float = Field(
-        0.8, ge=0, le=1, description="How strongly prioritised draws prefer; 0 is not at all."
+        0.8, ge=0, le=1, description="Exponent of the priorities; 0 draws uniformly."
     )
     priority_beta: float = Field(
         0.2,
         ge=0,
         le=1,
-        description="How far weights undo the preference at the start; 1 at the end, linear.",
+        description="Exponent of the importance weights that correct for prioritised draws, at "
+        "the start; it rises linearly to 1 at the end.",
     )
     adam_epsilon: float = Field(1e-5, gt=0, description="Adam's epsilon.")
     gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the advantage trace.")
     advantages: Literal["gae", "vtrace"] = Field(
-        "gae", description="vtrace also weighs by how likely the actions still are."
+        "gae",
+        description="vtrace corrects value targets and traces by importance weights where "
+        "collector.lag makes experience stale; without lag it equals gae.",
     )
     clip: float = Field(0.2, gt=0, description="How far the probability ratio may move.")
     value_clip: float | None = Field(None, gt=0, description="How far a value may move.")
-    value_coef: float = Field(0.5, ge=0, description="Weight of the value loss.")
+    value_coef: float = Field(
+        1.0,
+        ge=0,
+        description="Weight of the value loss, which is half the mean squared error: 1 is what "
+        "vf_coef .5 is in stable-baselines3.",
+    )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     bound_coef: float = Field(
         0.0, ge=0, description="Weight of the loss that keeps a box policy's mean inside [-1, 1]."
@@ -97,6 +109,13 @@ class PPOConfig(Config):
         None, gt=0, description="An update stops before a batch whose KL is 1.5 times this."
     )
     normalise_rewards: bool = Field(True, description="Divide by the spread of the return.")
+
+    def schedules(self, progress: float) -> dict[str, float]:
+        """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
+        rates = (self.learning_rate, self.learning_rate * self.final_learning_rate)
+        beta = {"priority_beta": _between(self.priority_beta, 1.0, progress)}
+        drawn = beta if self.sampling == "prioritised" else {}
+        return {"learning_rate": _between(*rates, progress), **drawn}
 
 
 class LearnerConfig(Config):
@@ -124,14 +143,15 @@ class PPO:
         rewards: OnPolicyRewards = GIVEN,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`buffers` are filled in turn; a second one lets the next fill while this one trains.
+        """`buffers` are filled in turn and hold the rows of this rank's shards.
 
-        They hold the rows of this rank's shards.
+        A second one is filled while this one trains, so its steps are those of an older policy.
         """
         self.config = config
         self.policy = policy.to(device)
         self.geometry = geometry
         self.buffers = buffers
+        self.is_stale = len(buffers) > 1
         self.device = device
         self.rewards = rewards
         self.ranks, self.own = ranks, ranks.part(geometry.shards)
@@ -171,7 +191,14 @@ class PPO:
                 self.scaler.absorb(moments)
         self.shards = [self._shard(*known) for known in zip(parts, rewards, strict=True)]
         _normalise_advantages(self.shards, self.geometry.buffer_steps, self.ranks)
+        if self.is_stale:
+            metrics["train/behaviour_kl"] = self._mean([s.behaviour_kl for s in self.shards])
         return {**metrics, "train/explained_variance": self._explained()}
+
+    def _mean(self, values: list[float]) -> float:
+        """The mean of one number per shard, over the shards of all ranks."""
+        gathered = self.ranks.gather(values)
+        return sum(gathered) / len(gathered)
 
     def _explained(self) -> float:
         """How much of the returns' variance the values know."""
@@ -188,17 +215,19 @@ class PPO:
         config, cut = self.config, self.geometry
         rewards = self.scaler.scale(rewards) if config.normalise_rewards else rewards
         chunk = cut.segments_per_minibatch // cut.shards
-        return Shard.of(part, rewards, self.policy, self.device, config, cut.horizon, chunk)
+        return Shard.of(
+            part, rewards, self.policy, self.device, config, cut.horizon, chunk, self.is_stale
+        )
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
+        if clock.only_collects:
+            return
         yield from self.rewards.update(key.child("rewards"))
         config, count = self.config, self.geometry.num_minibatches
         size = self.geometry.segments_per_minibatch // self.geometry.shards
-        learning_rate = config.learning_rate * _between(
-            1.0, config.final_learning_rate, clock.progress
-        )
-        beta = _between(config.priority_beta, 1.0, clock.progress)
+        schedules = config.schedules(clock.progress)
+        learning_rate, beta = schedules["learning_rate"], schedules.get("priority_beta", 1.0)
         for epoch in range(config.update_epochs):
             draws = [
                 shard.draw(key.child("permutation", epoch, s), count, size, config, beta)
@@ -263,8 +292,8 @@ class PPO:
         self.policy.absorb(self._moments)
         metrics = {}
         if self.config.sampling == "prioritised":
-            drawn = self.ranks.gather([float(shard.drawn.mean()) for shard in self.shards])
-            metrics["train/coverage"] = sum(drawn) / len(drawn)
+            drawn = [float(shard.drawn.mean()) for shard in self.shards]
+            metrics["train/coverage"] = self._mean(drawn)
         if self.policy.action.kind == "box":
             metrics["train/std"] = float(self.policy.log_std.detach().exp().mean())
         self.shards = []
@@ -294,7 +323,12 @@ class PPO:
     def load_policy(self, arrays: Tree) -> None:
         self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
 
-    def start_from(self, arrays: Tree) -> None:
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        """The value function comes with the scale of the returns it predicts, or not at all."""
+        if training is None:
+            arrays = {**self.policy.state_dict(), **self.policy.actor_arrays(arrays)}
+        else:
+            self.scaler.moments = self.scaler.moments_in(training["rewards"])
         self.load_policy(arrays)
         self.initial.copy_(self.flat.data)
 

@@ -11,7 +11,7 @@ import torch
 
 from etude.core.contracts import Array, Fragment, Observations
 from etude.core.keys import Key
-from etude.experience.returns import generalised_advantages, next_values
+from etude.experience.returns import advantages_and_targets, importance_weights, next_values
 from etude.experience.sampling import Draw, permuted, prioritised, probabilities
 from etude.experience.segments import episode_starts
 from etude.models.policies import ActorCritic, Features, Memory
@@ -53,19 +53,28 @@ class Minibatch(NamedTuple):
 
 @dataclass
 class Shard:
-    """Segments [n, horizon, ...] with what was true of them when they were collected."""
+    """Segments [n, horizon, ...], with what was true of them before the update's first step."""
 
     features: Features
     memory: Memory | None
     """None for a memoryless policy."""
     actions: torch.Tensor
     log_probs: torch.Tensor
+    """[n, horizon] under the proximal policy: the weights at the start of the update."""
+    importance: torch.Tensor | None
+    """[n, horizon] at most 1: how likely the proximal policy takes an action, over how likely
+    the older policy was that collected it; None where the two are the same."""
+    behaviour_kl: float
+    """Mean KL divergence between those two policies."""
     advantages: torch.Tensor
     returns: torch.Tensor
     values: torch.Tensor
     present: torch.Tensor
     """[n, horizon] bool."""
     all_present: bool
+    priorities: Array | None
+    """[n] sum of |advantage| over a segment's steps, before advantages are normalised; None where
+    segments are drawn uniformly."""
     weights: torch.Tensor | None = None
     """[n, horizon] what a step counts, 1 on average over the buffer; None where all are 1."""
     drawn: Array = field(default_factory=lambda: np.zeros(0, np.bool_))
@@ -89,11 +98,12 @@ class Shard:
         config: ShardConfig,
         horizon: int,
         chunk: int,
+        is_stale: bool = False,
     ) -> Shard:
         """Values and advantages of a fragment [rows, steps], cut into segments.
 
         Networks are asked about `chunk` segments at a time: an iteration may be far larger than
-        what its gradients need at once.
+        what its gradients need at once. `is_stale`: an older policy collected the fragment.
         """
 
         def cut(array: Array) -> torch.Tensor:
@@ -103,28 +113,38 @@ class Shard:
         with torch.no_grad():
             features = policy.prepare(_put_read(part.obs, policy, device))
             features = _each(features, lambda x: x.reshape(-1, horizon, *x.shape[2:]))
-            actions, log_probs = cut(part.actions), cut(part.log_probs)
+            actions, behaviour, present = cut(part.actions), cut(part.log_probs), cut(part.present)
             memory = None
             if policy.state_specs:
                 states = _put_all(part.states, device)
                 states = {name: x.flatten(0, 1) for name, x in states.items()}
                 memory = Memory(states, torch.from_numpy(episode_starts(part, horizon)).to(device))
-            taken = actions if config.advantages == "vtrace" else None
-            values, now = _in_chunks(policy, features, memory, taken, chunk)
-            ratios = None if now is None else (now - log_probs).exp()
-            advantages = _advantages(part, rewards, policy, values, ratios, config, chunk)
-            return cls(
+            taken = actions if is_stale else None
+            values, proximal = _in_chunks(policy, features, memory, taken, chunk)
+            importance = None if proximal is None else importance_weights(proximal, behaviour)
+            log_probs = behaviour if proximal is None else proximal
+            corrections = importance if config.advantages == "vtrace" else None
+            advantages, returns = _advantages(
+                part, rewards, policy, values, corrections, config, chunk
+            )
+            shard = cls(
                 features=features,
                 memory=memory,
                 actions=actions,
                 log_probs=log_probs,
+                importance=importance,
+                behaviour_kl=0.0 if proximal is None else float(_kl(proximal - behaviour).mean()),
                 advantages=advantages,
-                returns=advantages + values,
+                returns=returns,
                 values=values,
-                present=cut(part.present),
+                present=present,
                 all_present=bool(part.present.all()),
+                priorities=None,
                 drawn=np.zeros(len(values), np.bool_),
             )
+            if config.sampling == "prioritised":
+                shard.priorities = (advantages.abs() * present).sum(1).cpu().numpy()
+            return shard
 
     def seen(self, x: torch.Tensor) -> torch.Tensor:
         """[k]: what of x [n, horizon] stands for an agent, in order."""
@@ -133,12 +153,9 @@ class Shard:
     def draw(self, key: Key, minibatches: int, size: int, config: ShardConfig, beta: float) -> Draw:
         """One pass over this shard in minibatches of `size` segments."""
         generator, n = key.generator(), len(self.advantages)
-        if config.sampling == "uniform":
+        if self.priorities is None:
             return permuted(generator, n, minibatches)
-        surprise = self.advantages.abs()
-        if not self.all_present:
-            surprise *= self.present
-        p = probabilities(surprise.sum(1).cpu().numpy(), config.priority_alpha)
+        p = probabilities(self.priorities, config.priority_alpha)
         return prioritised(generator, p, minibatches, size, beta)
 
     def minibatch(self, draw: Draw, index: int) -> Minibatch:
@@ -151,7 +168,12 @@ class Shard:
     def loss(
         self, policy: ActorCritic, chosen: Minibatch, config: ShardConfig
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """PPO's loss on a minibatch; and the values of `METRICS`."""
+        """PPO's loss on a minibatch; and the values of `METRICS`.
+
+        The probability ratio is clipped around the proximal policy. Where an older policy
+        collected the steps, it enters the policy loss once, as an importance weight (decoupled
+        PPO, Hilton et al. 2021).
+        """
         order = chosen.segments
         advantages = self.advantages.index_select(0, order)
         weights = self._weights(chosen)
@@ -166,14 +188,17 @@ class Shard:
         log_ratio = judged.log_probs - self.log_probs.index_select(0, order)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
-        policy_loss = -mean(torch.minimum(ratio * advantages, clipped * advantages))
+        surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+        if self.importance is not None:
+            surrogate = surrogate * self.importance.index_select(0, order)
+        policy_loss = -mean(surrogate)
         value_loss = mean(self._value_errors(judged.values, order, config.value_clip))
         entropy = mean(judged.entropy)
         loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         if config.bound_coef:
             loss = loss + config.bound_coef * mean(judged.excess)
         with torch.no_grad():
-            kl = mean(ratio - 1.0 - log_ratio)
+            kl = mean(_kl(log_ratio))
             clip_fraction = mean((ratio != clipped).float())
             metrics = torch.stack([policy_loss, value_loss, -entropy, kl, clip_fraction]).detach()
         return loss, metrics
@@ -189,14 +214,15 @@ class Shard:
     def _value_errors(
         self, values: torch.Tensor, order: torch.Tensor, value_clip: float | None
     ) -> torch.Tensor:
-        """[m, horizon] squared, the larger one of the value and of the value kept near the old."""
+        """[m, horizon] halves of squared errors; with `value_clip` the larger one of the value's
+        and of that of the value kept near the old one."""
         returns = self.returns.index_select(0, order)
         errors = (values - returns).square()
         if value_clip is not None:
             old = self.values.index_select(0, order)
             near = old + (values - old).clamp(-value_clip, value_clip)
             errors = torch.maximum(errors, (near - returns).square())
-        return errors
+        return 0.5 * errors
 
     def minibatch_arrays(self, chosen: Minibatch) -> dict[str, torch.Tensor]:
         """The minibatch itself, to reproduce a failure with."""
@@ -206,6 +232,8 @@ class Shard:
             named["starts"] = self.memory.starts
         named |= {"actions": self.actions, "log_probs": self.log_probs, "values": self.values}
         named |= {"advantages": self.advantages, "returns": self.returns}
+        if self.importance is not None:
+            named["importance"] = self.importance
         return {name: x[chosen.segments] for name, x in named.items()}
 
 
@@ -225,11 +253,14 @@ def _advantages(
     rewards: Array,
     policy: ActorCritic,
     values: torch.Tensor,
-    ratios: torch.Tensor | None,
+    corrections: torch.Tensor | None,
     config: ShardConfig,
     chunk: int,
-) -> torch.Tensor:
-    """[n, horizon] along the rows of a fragment, whose values and ratios [n, horizon] are known."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and value targets [n, horizon], along the rows of a fragment.
+
+    values, corrections: [n, horizon]; the corrections are V-trace's, None for GAE.
+    """
     device, by_row, most = values.device, part.rewards.shape, chunk * values.shape[1]
 
     def put(array: Array) -> torch.Tensor:
@@ -249,7 +280,7 @@ def _advantages(
         put(part.finals.rows),
         put(part.finals.steps),
     )
-    advantages = generalised_advantages(
+    advantages, targets = advantages_and_targets(
         put(rewards),
         values.reshape(by_row),
         following,
@@ -257,9 +288,14 @@ def _advantages(
         put(part.truncated),
         config.gamma,
         config.gae_lambda,
-        None if ratios is None else ratios.reshape(by_row),
+        None if corrections is None else corrections.reshape(by_row),
     )
-    return advantages.reshape(values.shape)
+    return advantages.reshape(values.shape), targets.reshape(values.shape)
+
+
+def _kl(log_ratio: torch.Tensor) -> torch.Tensor:
+    """[...] the estimate (r - 1) - log r of the KL divergence, of log r: never below 0."""
+    return log_ratio.exp() - 1.0 - log_ratio
 
 
 def _each(features: Features, change: Callable[[torch.Tensor], torch.Tensor]) -> Features:

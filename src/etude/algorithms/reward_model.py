@@ -90,7 +90,7 @@ class RewardOnly:
     def load_policy(self, arrays: Tree) -> None:
         self.rrd.network.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
 
-    def start_from(self, arrays: Tree) -> None:
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
         self.load_policy(arrays)
 
     def retire(self, states: list[Tree]) -> None:

@@ -136,6 +136,11 @@ class SAC(OffPolicy):
             raise NonFinite("the loss of the entropy coefficient")
         return loss
 
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        super().start_from(arrays, training)
+        if training is not None:
+            self.log_alpha.copy_(torch.as_tensor(training["log_alpha"]))
+
     def state_dict(self) -> Tree:
         own = {"log_alpha": self.log_alpha, "alpha_optimizer": self.alpha_optimizer.state_dict()}
         return {**super().state_dict(), **own}

@@ -135,9 +135,10 @@ class TD3(OffPolicy):
         worth = self.critic_target.module.least_of(following["critic"], actions)
         return self._worth(batch, worth)
 
-    def start_from(self, arrays: Tree) -> None:
-        super().start_from(arrays)
-        self.actor_target.data.copy_(self.actor_training.flat.data)
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        super().start_from(arrays, training)
+        known = self.actor_training.flat.data if training is None else training["actor_target"]
+        self.actor_target.data.copy_(torch.as_tensor(known))
 
     def state_dict(self) -> Tree:
         return {**super().state_dict(), "actor_target": self.actor_target.data}

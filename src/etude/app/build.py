@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from etude.algorithms.off_policy import OffPolicyConfig
-from etude.app.loading import policy_parts
+from etude.app.loading import Start, load_start
 from etude.app.methods import Method
 from etude.app.offline import Offline
 from etude.app.on_policy import OnPolicy
@@ -211,18 +211,22 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
 def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
     """Begin a run with the policy of another, where the recipe says so."""
     if recipe.start_from is not None:
-        _, contract = algorithm.policy_parts()
-        algorithm.start_from(start_arrays(Path(recipe.start_from), contract))
+        start = checked_start(recipe, algorithm.policy_parts()[1])
+        algorithm.start_from(start.arrays, start.training)
 
 
-def start_arrays(path: Path, own: Tree) -> Tree:
-    """Weights and normaliser of another run for a policy of the contract `own`."""
-    arrays, contract = policy_parts(path)
+def checked_start(recipe: Recipe, own: Tree) -> Start:
+    """What `start_from` names, for a policy of the contract `own`.
+
+    Value functions, critics and reward statistics belong to the algorithm that learned them.
+    """
+    path = Path(recipe.start_from or "")
+    start = load_start(path)
     for part in ("observations", "action", "policy"):
-        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (contract, own))
+        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (start.contract, own))
         if there != here:
             raise UsageError(
                 f"The policy in {path} was made for other {part} than this recipe has: {there} "
                 f"and not {here}. Give this recipe the same, or start without it."
             )
-    return arrays
+    return start

@@ -76,7 +76,7 @@ class PolicyActor:
     def __init__(self, path: Path, task: ShownTask) -> None:
         self._policy = fresh.load(path)
         known = task.spec.observations
-        for name, spec in self._policy.observations.items():
+        for name, spec in self._policy.actor_observations.items():
             if name not in known or known[name].shape != spec.shape:
                 raise UsageError(f"The policy of {path} was trained on another task than this.")
         if self._policy.action != task.spec.action:
@@ -88,7 +88,7 @@ class PolicyActor:
         restart(self._state, self._policy, rows)
 
     def act(self, obs: Observations) -> Array:
-        seen = {name: obs[name] for name in self._policy.observations}
+        seen = {name: obs[name] for name in self._policy.actor_observations}
         actions, _, self._state = self._infer(seen, self._state, None)
         return actions
 

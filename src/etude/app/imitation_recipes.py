@@ -75,6 +75,33 @@ def amp_walk() -> Recipe:
     )
 
 
+AMP_CLIPS = ("walk", "run", "jump", "kick", "punch")
+
+
+def amp_clips() -> Recipe:
+    """An LSTM policy for five clips, rewarded for tracking and style; what fails is practised."""
+    walk = imitate_walk()
+    return walk.model_copy(
+        update={
+            "name": "amp-clips",
+            "env": ImitationConfig(clips=AMP_CLIPS, future=(1, 4), style_window=10),
+            "policy": PolicyConfig(
+                kind="lstm",
+                hidden=(256,),
+                units=128,
+                activation="silu",
+                init_std=0.1,
+                learn_std=False,
+            ),
+            "algorithm": walk.algorithm.model_copy(update={"horizon": 16}),
+            "rewards": AMPConfig(task_weight=0.5, style_weight=1.0),
+            "motions": MotionCurriculumConfig(enabled=True),
+            "clock": ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
+            "evaluation": _once_each(len(AMP_CLIPS)),
+        }
+    )
+
+
 def amp_walk_short() -> Recipe:
     """The same for a few seconds, with a memory and a curriculum: a run to kill and resume."""
     full = amp_walk()

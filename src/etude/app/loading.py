@@ -45,6 +45,27 @@ def policy_path(path: Path) -> Path:
     return path
 
 
+class Start(NamedTuple):
+    """What a new run begins with."""
+
+    path: Path
+    arrays: Tree
+    contract: Tree
+    training: Tree | None
+    """The algorithm's state; None where only the policy was kept."""
+
+
+def load_start(path: Path) -> Start:
+    """A run's newest checkpoint, or the checkpoint or policy folder at `path`."""
+    chosen: Path | None = path
+    if (path / "checkpoints").is_dir():
+        chosen = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
+    if chosen is not None and (chosen / "training").is_dir():
+        arrays, contract, training = checkpoint.load_training(chosen)
+        return Start(chosen, arrays, contract, training["algorithm"])
+    return Start(policy_path(path), *policy_parts(path), None)
+
+
 class Taught(NamedTuple):
     """A reward network, and what it was taught."""
 

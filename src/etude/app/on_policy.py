@@ -41,16 +41,6 @@ def geometry(recipe: Recipe) -> SegmentGeometry:
             "algorithm.horizon 1 makes them one step long: give it a longer one, such as "
             f"--algorithm.horizon {config.rollout_steps}, a whole rollout."
         )
-    if recipe.collector.lag and config.advantages != "vtrace":
-        raise UsageError(
-            "With collector.lag 1 experience comes from older weights, which algorithm.advantages "
-            f"{config.advantages} takes for today's: add --algorithm.advantages vtrace."
-        )
-    if recipe.collector.lag and config.target_kl is not None:
-        raise UsageError(
-            "algorithm.target_kl measures how far weights moved since the steps were collected, "
-            "and with collector.lag 1 that is one update already: leave out one of the two."
-        )
     return SegmentGeometry(
         rows=recipe.collector.rows,
         steps=config.rollout_steps,
@@ -72,7 +62,8 @@ class OnPolicy:
         cut = geometry(recipe)
         batches = cut.num_minibatches * _config(recipe).update_epochs
         batches += on_policy_rewards.num_updates(recipe)
-        return Nest.of(recipe.clock, cut.buffer_steps, batches)
+        # With lag 1 the second iteration, too, is collected before the normaliser has seen any.
+        return Nest.of(recipe.clock, cut.buffer_steps, batches, 1 + recipe.collector.lag)
 
     def look(self, recipe: Recipe) -> World:
         return collecting.look(recipe)
@@ -83,6 +74,11 @@ class OnPolicy:
         env = collecting.env_spec(recipe)
         learning = self._learner(recipe, env, key, ranks)
         return collecting.assemble(recipe, learning, key, clock, env, ranks)
+
+    def _learned_steps(self, recipe: Recipe) -> int:
+        """Environment steps of the iterations that learn."""
+        loops = self.nest(recipe)
+        return max(loops.iterations - loops.idle_iterations, 0) * loops.steps_per_iteration
 
     def _learner(self, recipe: Recipe, env: EnvSpec, key: Key, ranks: Ranks) -> Learning:
         policy = make_policy(recipe.policy, env, key.child("policy"))
@@ -116,7 +112,7 @@ class OnPolicy:
                 "passes_per_iteration": passes,
                 "gradient_samples_per_step": float(passes),
                 "coverage": coverage,
-                "gradient_samples": float(self.nest(recipe).total.timesteps * passes),
+                "gradient_samples": float(self._learned_steps(recipe) * passes),
             },
             memory={
                 "buffer": _contents(recipe, env, policy).num_bytes * (1 + recipe.collector.lag),
@@ -204,9 +200,12 @@ def _state(
 
 
 def _notes(recipe: Recipe, coverage: float) -> list[str]:
+    first = "2 iterations only collect" if recipe.collector.lag else "iteration only collects"
+    notes = [f"The first {first}: the normaliser needs statistics before anything is learned."]
     if _config(recipe).sampling == "uniform":
-        return []
+        return notes
     return [
+        *notes,
         f"Prioritised draws leave segments out: an iteration trains on {coverage:.0%} of them if "
-        "all are alike and on fewer otherwise (train/coverage)."
+        "all are alike and on fewer otherwise (train/coverage).",
     ]

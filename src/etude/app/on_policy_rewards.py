@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from etude.algorithms.amp import AMP, STYLE, AMPConfig, bytes_by_part
+from etude.algorithms.amp import AMP, MOTION, STYLE, AMPConfig, bytes_by_part
 from etude.algorithms.rewards import GIVEN, GivenConfig, OnPolicyRewards
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
-from etude.envs.catalog import style_windows
+from etude.envs.catalog import style_reference
 from etude.models.discriminator import make_discriminator, window_shape
 
 _KEPT_PER_UNIT = 6
@@ -48,15 +48,16 @@ def make(
     config = recipe.rewards
     if not isinstance(config, AMPConfig):
         return GIVEN
-    windows = _reference(recipe, env)
+    windows, motions = _reference(recipe, env)
     with torch.device("meta" if key is None else "cpu"):
         network = make_discriminator(window_shape(windows), config.hidden, key)
-    return AMP(config, network, windows, recipe.learner.shards, where, ranks)
+    return AMP(config, network, windows, recipe.learner.shards, where, ranks, motions)
 
 
-def _reference(recipe: Recipe, env: EnvSpec) -> Array:
-    """[n, frames, features]: what the environment's motion is to be like."""
-    windows = style_windows(recipe.task) if STYLE in env.observations else None
+def _reference(recipe: Recipe, env: EnvSpec) -> tuple[Array, Array | None]:
+    """[n, frames, features]: what the environment's motion is to be like; and the motion [n] that
+    each window is of, where several are practised."""
+    windows, motions = style_reference(recipe.task) if STYLE in env.observations else (None, None)
     if windows is None or env.agents > 1:
         raise UsageError(
             "rewards.kind amp compares motion with a reference, and this environment has none: it "
@@ -73,7 +74,7 @@ def _reference(recipe: Recipe, env: EnvSpec) -> Array:
         raise UsageError(
             f"style_windows() and the observation '{STYLE}' must be finite numbers of float32."
         )
-    return windows
+    return windows, motions if MOTION in env.observations else None
 
 
 def lines(source: OnPolicyRewards) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from etude.app import memory
-from etude.app.build import build, check_ranks, make_curriculum, method_of, nest, start_arrays
+from etude.app.build import build, check_ranks, checked_start, make_curriculum, method_of, nest
+from etude.app.loading import Start
 from etude.app.methods import Sketch, World
 from etude.app.recipe import Recipe, dump
 from etude.core.clock import Clock, Interval, Nest
@@ -68,18 +70,25 @@ class Plan:
         return asdict(self)
 
 
-def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False, ranks: int = 1) -> Plan:
+def make_plan(
+    recipe: Recipe,
+    measure: bool = False,
+    begun: bool = False,
+    ranks: int = 1,
+    notes: Sequence[str] = (),
+) -> Plan:
     """Work out a recipe's plan; what does not add up is refused here.
 
     `begun`: the run exists already, so that the policy it started from is no longer needed.
-    `ranks`: processes that share its shards.
+    `ranks`: processes that share its shards. `notes`: more of them, to come first.
     """
     check_ranks(recipe, ranks)
     loops, method = nest(recipe), method_of(recipe)
     world = method.look(recipe)
     spec = world.spec
+    starting = list(notes)
     if recipe.start_from is not None and not begun:
-        start_arrays(Path(recipe.start_from), world.deployed.contract())
+        starting.append(_start_note(checked_start(recipe, world.deployed.contract())))
     sketch = method.sketch(recipe, world)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
     checkpoints = loops.times_due(Interval.parse(recipe.checkpoint.every), also_last=True)
@@ -116,12 +125,27 @@ def make_plan(recipe: Recipe, measure: bool = False, begun: bool = False, ranks:
         bytes=_bytes(recipe, world, sketch),
         data=sketch.data,
         notes=[
+            *starting,
             *_notes(recipe, spec),
             *rank_notes(recipe, ranks),
             *sketch.notes,
             *_length_notes(recipe, loops),
         ],
         seconds=_measure(recipe, loops, evaluations, checkpoints) if measure else {},
+    )
+
+
+def _start_note(start: Start) -> str:
+    """What a run begins with that starts from another."""
+    if start.training is None:
+        return (
+            f"Starts from the policy in {start.path} alone: its training state was not kept, so "
+            "value functions and reward statistics begin anew."
+        )
+    return (
+        f"Starts from {start.path}: its policy with its normaliser, its value function or critics, "
+        "and the statistics or entropy coefficient these depend on. Optimizers, schedules, replay, "
+        "discriminators and reward networks begin anew."
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.app.imitation_recipes import (
+    amp_clips,
     amp_walk,
     amp_walk_short,
     imitate_all,
@@ -302,6 +303,7 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "imitate-backflip": imitate_backflip,
     "imitate-all": imitate_all,
     "amp-walk": amp_walk,
+    "amp-clips": amp_clips,
     "amp-walk-short": amp_walk_short,
     "ppo": ppo,
     "halfcheetah": halfcheetah,

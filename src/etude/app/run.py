@@ -17,6 +17,7 @@ from etude.app.logs import Outputs, check, open_logs
 from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
 from etude.app.recipe import Recipe
+from etude.core.clock import Clock
 from etude.core.contracts import Array, LogWriter
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.ranks import LostRank, Ranks, ToldElsewhere
@@ -57,16 +58,12 @@ class LoadedPolicy:
     def act(self, obs: Any) -> Array:
         """The most likely action, as the environment takes it.
 
-        `obs`: {name: array}, or the array alone where the policy reads one observation; a single
-        observation or rows of them.
+        `obs`: {name: array} with what the actor reads (what only a critic reads may be left out),
+        or the array alone where the actor reads one observation; a single observation or rows of
+        them.
         """
-        names = list(self.policy.observations)
-        named = obs if isinstance(obs, dict) else {names[0]: obs}
-        arrays = {name: np.asarray(named[name], np.float32) for name in names}
-        single = arrays[names[0]].ndim == 1
-        if single:
-            arrays = {name: array[None] for name, array in arrays.items()}
-        rows = len(arrays[names[0]])
+        arrays, single = self._rows(obs)
+        rows = len(next(iter(arrays.values())))
         if any(len(array) != rows for array in self._state.values()):
             raise UsageError(
                 f"This policy has a memory of other rows than the {rows} it is given: call "
@@ -76,6 +73,35 @@ class LoadedPolicy:
         answer, _, self._state = Inference(self.policy)(arrays, state, None)
         actions = self.policy.action.to_env(answer)
         return np.asarray(actions[0]) if single else actions
+
+    def _rows(self, obs: Any) -> tuple[dict[str, Array], bool]:
+        """{name: [rows, n] float32} of what the actor reads; and whether it was a single one."""
+        specs = self.policy.actor_observations
+        if not isinstance(obs, dict):
+            if len(specs) > 1:
+                raise UsageError(
+                    f"This policy acts on {len(specs)} observations: give "
+                    f"{{{', '.join(f'{name!r}: ...' for name in specs)}}} instead of one array."
+                )
+            obs = dict.fromkeys(specs, obs)
+        if missing := [name for name in specs if name not in obs]:
+            raise UsageError(
+                f"This policy acts on {', '.join(map(repr, specs))}; '{missing[0]}' is missing "
+                f"from {', '.join(map(repr, obs)) or 'an empty observation'}."
+            )
+        arrays = {name: np.asarray(obs[name], np.float32) for name in specs}
+        single = all(array.shape == specs[name].shape for name, array in arrays.items())
+        if single:
+            arrays = {name: array[None] for name, array in arrays.items()}
+        rows = {len(array) if array.ndim else 0 for array in arrays.values()}
+        for name, array in arrays.items():
+            if array.shape[1:] != specs[name].shape or len(rows) > 1:
+                raise UsageError(
+                    f"This policy reads '{name}' as {specs[name].shape}, or as rows of that, the "
+                    f"same number of every observation; it was given "
+                    f"{', '.join(f'{n!r} {a.shape}' for n, a in arrays.items())}."
+                )
+        return arrays, single
 
 
 def load_policy(path: str | Path) -> LoadedPolicy:
@@ -243,9 +269,11 @@ def _resume(
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
             if total_timesteps is not None:
-                clock.continue_to(nest(recipe))
+                _extend(recipe, clock, folder, ranks, say)
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
+            if total_timesteps is not None:
+                _extend(recipe, clock, folder, ranks, say)
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             if parts.metrics is not None:
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
@@ -270,7 +298,7 @@ def _continued(
     recipe = recipes.load(folder.recipe)
     check(recipe.logs)
     if total_timesteps is not None:
-        recipe = _extend(recipe, total_timesteps, folder)
+        recipe = _longer(recipe, total_timesteps, folder)
     if collector is not None:
         placed = collector.applied(recipe.collector)
         recipe = recipe.model_copy(update={"collector": placed})
@@ -291,21 +319,41 @@ def _outputs(
     return open_logs(recipe.logs, folder.path, plain, nest(recipe).iterations, console, asked)
 
 
-def _extend(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
-    """The recipe with a larger budget, written to the run's folder with its plan."""
+def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
+    """The recipe with a larger budget."""
     done = nest(recipe).total.timesteps
     if total_timesteps < done:
         raise UsageError(
             f"{folder.path} is planned for {done:,} steps already: --total-timesteps must be more."
         )
     clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
-    longer = recipe.model_copy(update={"clock": clock})
-    plan = make_plan(longer, begun=True)
-    texts = {"recipe.yaml": recipes.dump(longer), "plan.txt": render(plan)}
-    texts["plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
-    for name, text in texts.items():
-        files.replace_file(folder.path / name, [text.encode()])
-    return longer
+    return recipe.model_copy(update={"clock": clock})
+
+
+def _extend(longer: Recipe, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
+    """Go on with a larger budget, which is written to the run's folder with its plan.
+
+    Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
+    progress back: from here on they take the values of a run that was planned so from the start.
+    """
+    step, schedules = clock.now.timesteps, longer.algorithm.schedules
+    before = recipes.load(folder.recipe)
+    shorter, loops = nest(before), nest(longer)
+    was, now = (schedules(clock.now.iterations / n.iterations) for n in (shorter, loops))
+    jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
+    note = (
+        f"The budget grows from {shorter.total.timesteps:,} to {loops.total.timesteps:,} steps at "
+        f"step {step:,}; schedules follow the new length"
+        f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
+    )
+    say(note)
+    clock.continue_to(loops)
+    if ranks.is_first:
+        plan = make_plan(longer, begun=True, ranks=ranks.size, notes=[note])
+        texts = {"recipe.yaml": recipes.dump(longer), "plan.txt": render(plan)}
+        texts["plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
+        for name, text in texts.items():
+            files.replace_file(folder.path / name, [text.encode()])
 
 
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

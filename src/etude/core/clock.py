@@ -189,6 +189,11 @@ class Clock:
         return self.now.iterations >= self.nest.iterations
 
     @property
+    def only_collects(self) -> bool:
+        """Whether the iteration under way is one of the first, which learn nothing."""
+        return self.now.iterations < self.nest.idle_iterations
+
+    @property
     def progress(self) -> float:
         """From 0 at the start to 1 at the end of the run."""
         return self.now.iterations / self.nest.iterations

@@ -173,7 +173,9 @@ class BatchEnv(Protocol):
 
     One whose motion a reference can judge has the observation "style", [frames, features] float32,
     the last frames of motion of this episode, newest last; and `style_windows()`, [n, frames,
-    features], the reference's.
+    features], the reference's. Where the reference is of several motions it also has the
+    observation "motion", [1] float32, and `style_motions()`, [n] int64: the number of the motion
+    that a row practises, and that each window is of.
     """
 
     num_rows: int
@@ -255,12 +257,12 @@ class Fragment:
     moments: dict[str, Tree]
     """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment, for
     every observation that the policy reads."""
+    restarted: Array
+    """[rows] bool: the row began a new episode before the first step, so that it does not continue
+    the fragment before, whose last episode was left open."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: "physics", "environment" and "inference"; "transport" where it came
     from another process. Decides nothing."""
-    restarted: bool = False
-    """All rows began new episodes before the first step: it does not continue the fragment before,
-    whose last episodes were left open."""
 
 
 class Action(NamedTuple):
@@ -276,7 +278,12 @@ class Policy(Protocol):
 
     @property
     def observations(self) -> dict[str, ArraySpec]:
-        """What it reads; environments may give more."""
+        """What it reads to act or to learn; environments may give more."""
+        ...
+
+    @property
+    def actor_observations(self) -> dict[str, ArraySpec]:
+        """What it needs to act: a critic may read more."""
         ...
 
     @property
@@ -362,8 +369,12 @@ class Algorithm(Protocol):
         """Put back the arrays of `policy_parts`."""
         ...
 
-    def start_from(self, arrays: Tree) -> None:
-        """Begin a new run with the arrays of another run's `policy_parts`."""
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        """Begin a new run with what another one learned.
+
+        arrays: those of its `policy_parts`. training: its `state_dict` at that time; None where
+        only the policy was kept, and then whatever else is learned begins anew.
+        """
         ...
 
     def retire(self, states: list[Tree]) -> None:

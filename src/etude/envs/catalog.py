@@ -89,11 +89,13 @@ def make_bare(config: AnyEnvConfig, num_rows: int, threads: int = 1) -> BatchEnv
     return make_env(config, num_rows, threads)
 
 
-def style_windows(config: AnyEnvConfig) -> Array | None:
-    """[n, frames, features]: all windows of the reference that motion is judged by, if any is."""
+def style_reference(config: AnyEnvConfig) -> tuple[Array | None, Array | None]:
+    """All windows [n, frames, features] of the reference that motion is judged by, if any is; and
+    the motion [n] int64 that each is of, where the environment says so."""
     env = make_bare(config, env_agents(config))
     try:
         windows: Array | None = env.style_windows() if hasattr(env, "style_windows") else None
+        motions: Array | None = env.style_motions() if hasattr(env, "style_motions") else None
     finally:
         env.close()
-    return windows
+    return windows, motions

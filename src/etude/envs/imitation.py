@@ -152,6 +152,12 @@ def style_windows(config: ImitationConfig) -> Array:
     return np.concatenate([features.reference_windows(motion_library(config), window), finer])
 
 
+def style_motions(config: ImitationConfig) -> Array:
+    """[N] int64: the clip that each of `style_windows` is of."""
+    libraries = motion_library(config), motion_library(config, _BETWEEN)
+    return np.concatenate([np.repeat(np.arange(x.num_motions), x.cycles) for x in libraries])
+
+
 class Imitation(MujocoTask[ImitationView]):
     """Actions: [rows, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles."""
 
@@ -230,6 +236,10 @@ class Imitation(MujocoTask[ImitationView]):
     def style_windows(self) -> Array:
         """Every window of the reference clips, [N, window, n] float32."""
         return style_windows(self._config)
+
+    def style_motions(self) -> Array:
+        """[N] int64: the clip that each window is of."""
+        return style_motions(self._config)
 
     def _set_chances(self, weights: Array) -> None:
         self._chances = np.cumsum(weights) / weights.sum()
@@ -332,7 +342,12 @@ class Imitation(MujocoTask[ImitationView]):
 
     def _observe(self) -> Observations:
         shown = {"state": self._seen.copy()}
-        return shown if self._style is None else {**shown, "style": self._style.copy()}
+        if self._style is None:
+            return shown
+        shown["style"] = self._style.copy()
+        if self.library.num_motions > 1:
+            shown["motion"] = self._motion[:, None].astype(np.float32)
+        return shown
 
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         config, known = self._config, self.library

@@ -7,7 +7,7 @@ import torch
 from etude.core.trees import Tree
 
 
-def generalised_advantages(
+def advantages_and_targets(
     rewards: torch.Tensor,
     values: torch.Tensor,
     next_values: torch.Tensor,
@@ -15,31 +15,38 @@ def generalised_advantages(
     truncated: torch.Tensor,
     gamma: float,
     lam: float,
-    ratios: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Advantages [rows, steps], every row on its own: GAE, or with `ratios` V-trace.
+    weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and value targets, [rows, steps] each: GAE, or with `weights` V-trace.
 
     `next_values` [rows, steps] is V of the observation each step led to, *before* any reset:
     on a truncated step V(final observation), elsewhere V of the next step's observation. A
     termination makes the future worth nothing; either end cuts the lambda trace.
 
-    `ratios` [rows, steps] are the probabilities of the actions now over those they were taken
-    with. Cut off at 1, they weigh what experience of an older policy says about this one; where
-    they are 1 the result is GAE.
+    `weights` [rows, steps] are importance weights, at most 1, of the actions (see
+    `importance_weights`). They enter the value targets and all that an advantage takes from later
+    steps, but not a step's own advantage: the policy loss multiplies that by its weight, once.
+    Where all weights are 1 the result is GAE.
     """
     # In place: at half a million steps every array more is felt.
     alive, going = _numbers(~terminated, values), _numbers(~(terminated | truncated), values)
     deltas = (gamma * next_values).mul_(alive).add_(rewards).sub_(values)
     decay = going.mul_(gamma * lam)
-    if ratios is not None:
-        weight = ratios.clamp(max=1.0)
-        deltas.mul_(weight)
-        decay.mul_(weight)
-    running = torch.zeros_like(deltas[:, 0])
-    # Backwards, each delta becoming its advantage.
-    for delta, kept in zip(reversed(deltas.unbind(1)), reversed(decay.unbind(1)), strict=True):
-        running = delta.addcmul_(kept, running)
-    return deltas
+    corrected = torch.zeros_like(deltas[:, 0])
+    # Backwards, each TD error becoming its advantage.
+    for step in reversed(range(deltas.shape[1])):
+        advantage = deltas[:, step].addcmul_(decay[:, step], corrected)
+        corrected = advantage if weights is None else advantage * weights[:, step]
+    advantages = deltas
+    return advantages, values + (advantages if weights is None else advantages * weights)
+
+
+def importance_weights(log_probs: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    """[...] at most 1: how likely actions are under a policy over when they were collected.
+
+    log_probs: [...] under the policy that is to learn; behaviour: [...] under the one that acted.
+    """
+    return (log_probs - behaviour).exp_().clamp_(max=1.0)
 
 
 def _numbers(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

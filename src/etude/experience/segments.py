@@ -208,6 +208,7 @@ class SegmentBuffer:
             finals=Finals(nothing, nothing, {}, {}),
             episodes={},
             moments={},
+            restarted=np.zeros(rows.stop - rows.start, np.bool_),
         )
 
 
@@ -250,7 +251,7 @@ def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragm
         _concatenate([f.finals.state for f in fragments]),
     )
     joined.episodes = _concatenate([f.episodes for f in fragments])
-    joined.restarted = any(f.restarted for f in fragments)
+    joined.restarted = np.concatenate([f.restarted for f in fragments])
     return joined
 
 
@@ -273,6 +274,7 @@ def fill(part: Fragment, fragment: Fragment) -> int:
     )
     part.episodes = {name: array.copy() for name, array in fragment.episodes.items()}
     part.moments = {name: copy_arrays(moments) for name, moments in fragment.moments.items()}
+    part.restarted = fragment.restarted.copy()
     part.seconds = dict(fragment.seconds)
     return count
 

@@ -18,7 +18,8 @@ REDUCERS = {
 }
 """How a metric's values become one, by name or by prefix; a mean unless listed."""
 
-WINDOW = 100
+FEWEST = 100
+"""Episodes that are averaged where so many have finished at all."""
 
 
 def reducer_of(name: str) -> str:
@@ -63,36 +64,54 @@ class Aggregator:
 
 
 class EpisodeWindow:
-    """The last 100 finished episodes, in the order groups report them.
+    """The episodes that finished since the last reading, and at least the last 100.
 
-    Its arrays have their full size from the start, so a checkpoint's size does not drift.
+    All that finished count the same: with thousands of environments the last 100 alone would be
+    those of the last group. Arrays have their full size from the start, so that a checkpoint's
+    size does not drift.
     """
 
     def __init__(self, statistics: Sequence[str] = ()) -> None:
         self._names = ("return", "length", *statistics)
-        self._values = np.zeros((len(self._names), WINDOW))
+        self._last = np.zeros((len(self._names), FEWEST))
+        self._num_last = 0
+        self._sums = np.zeros(len(self._names))
         self._count = 0
 
     def add(self, episodes: Mapping[str, Array]) -> None:
         """episodes: {name: [k]}, every name of the window."""
         new = np.stack([episodes[name] for name in self._names])
-        self._values = np.concatenate([self._values, new], axis=1)[:, -WINDOW:]
-        self._count = min(WINDOW, self._count + new.shape[1])
+        self._last = np.concatenate([self._last, new], axis=1)[:, -FEWEST:]
+        self._num_last = min(FEWEST, self._num_last + new.shape[1])
+        self._sums += new.sum(axis=1)
+        self._count += new.shape[1]
 
     def read(self) -> dict[str, float]:
-        """Means over the episodes there are; nothing before the first has finished."""
-        if not self._count:
+        """Means over the window; nothing before the first episode has finished."""
+        if not self._num_last:
             return {}
-        means = self._values[:, -self._count :].mean(axis=1).tolist()
-        named = zip(self._names, means, strict=True)
+        if self._count > self._num_last:
+            means = self._sums / self._count
+        else:
+            means = self._last[:, -self._num_last :].mean(axis=1)
+        named = zip(self._names, means.tolist(), strict=True)
         return {metric_of(name): value for name, value in sorted(named) if name not in KINDS}
 
+    def reset(self) -> None:
+        """What has been read; the last 100 stay."""
+        self._sums, self._count = np.zeros(len(self._names)), 0
+
     def state_dict(self) -> Tree:
-        return {"values": self._values.copy(), "count": self._count}
+        return {
+            "last": self._last.copy(),
+            "num_last": self._num_last,
+            "sums": self._sums.copy(),
+            "count": self._count,
+        }
 
     def load_state_dict(self, state: Tree) -> None:
-        self._values = np.array(state["values"])
-        self._count = int(state["count"])
+        self._last, self._sums = np.array(state["last"]), np.array(state["sums"])
+        self._num_last, self._count = int(state["num_last"]), int(state["count"])
 
 
 METRIC_OF = {
@@ -108,39 +127,56 @@ def metric_of(statistic: str) -> str:
     return METRIC_OF.get(statistic) or (statistic if "/" in statistic else f"rollout/{statistic}")
 
 
+class Level:
+    """The metrics and episodes of a cycle, or of an epoch."""
+
+    def __init__(self, statistics: Sequence[str]) -> None:
+        self.metrics = Aggregator()
+        self.episodes = EpisodeWindow(statistics)
+
+    def read(self) -> dict[str, float]:
+        """All of it reduced; then it starts again."""
+        row = {**self.episodes.read(), **self.metrics.read()}
+        self.metrics.reset()
+        self.episodes.reset()
+        return row
+
+    def state_dict(self) -> Tree:
+        return {"metrics": self.metrics.state_dict(), "episodes": self.episodes.state_dict()}
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.metrics.load_state_dict(state["metrics"])
+        self.episodes.load_state_dict(state["episodes"])
+
+
 class Board:
     """Where metrics are recorded; a row is read at a cycle's end and a summary at an epoch's."""
 
     def __init__(self, statistics: Sequence[str] = ()) -> None:
         """`statistics`: what the environment reports of an episode, besides return and length."""
-        self.cycle = Aggregator()
-        self.epoch = Aggregator()
-        self.window = EpisodeWindow(statistics)
+        self.cycle, self.epoch = Level(statistics), Level(statistics)
 
     def record(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self.cycle.add(name, value)
-            self.epoch.add(name, value)
+            self.cycle.metrics.add(name, value)
+            self.epoch.metrics.add(name, value)
+
+    def record_episodes(self, episodes: Mapping[str, Array]) -> None:
+        """Finished episodes {name: [k]}, with every statistic of the environment."""
+        self.cycle.episodes.add(episodes)
+        self.epoch.episodes.add(episodes)
 
     def read_cycle(self) -> dict[str, float]:
-        """One row's metrics; the cycle's aggregator starts again."""
-        row = {**self.window.read(), **self.cycle.read()}
-        self.cycle.reset()
-        return row
+        """One row's metrics; the cycle starts again."""
+        return self.cycle.read()
 
     def read_epoch(self) -> dict[str, float]:
-        row = {**self.window.read(), **self.epoch.read()}
-        self.epoch.reset()
-        return row
+        """An epoch's metrics; the epoch starts again."""
+        return self.epoch.read()
 
     def state_dict(self) -> Tree:
-        return {
-            "cycle": self.cycle.state_dict(),
-            "epoch": self.epoch.state_dict(),
-            "window": self.window.state_dict(),
-        }
+        return {"cycle": self.cycle.state_dict(), "epoch": self.epoch.state_dict()}
 
     def load_state_dict(self, state: Tree) -> None:
         self.cycle.load_state_dict(state["cycle"])
         self.epoch.load_state_dict(state["epoch"])
-        self.window.load_state_dict(state["window"])

@@ -93,6 +93,11 @@ class BasePolicy(nn.Module, ABC):
             {name: self.normaliser(spec.shape[0]) for name, spec in self.observations.items()}
         )
 
+    @property
+    def actor_observations(self) -> dict[str, ArraySpec]:
+        """What it needs to act: a critic may read more."""
+        return {name: self.observations[name] for name in self.config.actor_reads}
+
     @abstractmethod
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
         """All the randomness of a rollout, [steps, rows, n] float32."""
@@ -176,6 +181,11 @@ class ActorCritic(BasePolicy):
 
         A memoryless policy takes any leading shape, and its memory is None.
         """
+
+    @staticmethod
+    def actor_arrays(arrays: Tree) -> Tree:
+        """Of a policy's arrays, those that it acts by: all but the value function's own."""
+        return {name: x for name, x in arrays.items() if not name.startswith("critic.")}
 
     def _distribution(self, outputs: torch.Tensor) -> Distribution:
         if self.action.kind == "box":

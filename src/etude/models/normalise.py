@@ -104,15 +104,15 @@ class RewardScaler:
         self.moments = no_moments(1)
 
     def observe(
-        self, rows: slice, rewards: Array, done: Array, present: Array, restarted: bool = False
+        self, rows: slice, rewards: Array, done: Array, present: Array, restarted: Array
     ) -> Tree:
         """Follow one shard's rows through rewards [rows, steps]; the moments of their returns.
 
         done, present: [rows, steps] bool; a row's steps without an agent in it do not count.
-        restarted: the rows do not go on with the episodes they were in.
+        restarted: [rows] bool, the rows that do not go on with the episodes they were in.
         """
         returns = np.empty(rewards.shape)
-        running = np.zeros(len(rewards)) if restarted else self.running[rows]
+        running = np.where(restarted, 0.0, self.running[rows])
         for step in range(rewards.shape[1]):
             earned = np.where(present[:, step], rewards[:, step], 0.0)
             running = running * self.gamma + earned
@@ -144,4 +144,9 @@ class RewardScaler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.running = np.array(state["running"])
-        self.moments = {name: np.asarray(value) for name, value in state["moments"].items()}
+        self.moments = self.moments_in(state)
+
+    @staticmethod
+    def moments_in(state: dict[str, Any]) -> Tree:
+        """What a state knows of returns in general: all of it but the rows' own."""
+        return {name: np.asarray(value) for name, value in state["moments"].items()}

@@ -35,6 +35,7 @@ class Inference:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self._names = tuple(policy.actor_observations)
         self._obs: dict[str, torch.Tensor] = {}
         self._state: dict[str, torch.Tensor] = {}
 
@@ -42,7 +43,7 @@ class Inference:
         self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
     ) -> tuple[Array, Array, dict[str, Array]]:
         """Actions [rows, n], log-probabilities [rows] and the next recurrent state, all new."""
-        _stage(self._obs, {name: obs[name] for name in self.policy.observations})
+        _stage(self._obs, {name: obs[name] for name in self._names})
         _stage(self._state, state)
         with torch.inference_mode():
             answer = self.policy.act(self._obs, self._state, noise)
@@ -136,7 +137,7 @@ class Group:
         Few threads can so share many groups evenly. At its end `snapshot` is the new one.
         """
         given, snapshot = snapshot, self._continue(policy, snapshot, key, iteration)
-        out.restarted = snapshot is not given
+        out.restarted[...] = snapshot is not given
         self._held = None
         rows, steps = out.rewards.shape
         # How far apart the states stand that are kept, one per segment.

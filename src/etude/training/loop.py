@@ -103,7 +103,7 @@ class Loop:
         )
         self.board.record(self.curriculum.update([episodes for episodes, _, _ in reports]))
         for episodes, _, seconds in reports:
-            self.board.window.add(episodes)
+            self.board.record_episodes(episodes)
             self.stopwatch.split("collect", seconds)
         self.clock.advance(updates, sum(count for _, count, _ in reports))
         self.board.record({"train/n_updates": float(self.clock.now.updates)})

@@ -144,7 +144,14 @@ class Saver:
             )
         self._algorithm.load_policy(arrays)
         for name, part in self._parts.items():
-            part.load_state_dict(training[name])
+            try:
+                part.load_state_dict(training[name])
+            except KeyError as error:
+                raise UsageError(
+                    f"{path} was saved by another version of Etude: its state of '{name}' has no "
+                    f"{error}. Resume it with that version, or start a new run from its policy "
+                    "with --from."
+                ) from error
         self._best = training["saver"]["best"]
         self.num_saved = int(training["saver"]["num_saved"])
         if self._ranks.is_first:

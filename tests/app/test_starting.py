@@ -1,0 +1,129 @@
+"""Runs that begin with what another learned, and runs that get a larger budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import etude
+from etude.app import recipes
+from etude.app.build import build, start_policy
+from etude.app.plan import make_plan
+from etude.app.recipe import Recipe
+from etude.app.run import resume, train
+from etude.core.errors import UsageError
+from etude.runs.folder import RunFolder
+from toys import changed, tiny_reach
+
+
+def from_run(recipe: Recipe, path: Path) -> Recipe:
+    return recipe.model_copy(update={"start_from": str(path)})
+
+
+def begun(recipe: Recipe, folder: Path) -> Any:
+    """The algorithm of a run that has not yet taken a step."""
+    parts = build(recipe, RunFolder.create(folder, recipes.dump(recipe), "", {}, {}))
+    start_policy(recipe, parts.algorithm)
+    parts.close()
+    return parts.algorithm
+
+
+def tiny_off_policy(kind: str) -> Recipe:
+    return changed(
+        recipes.find(kind),
+        env={"id": "Pendulum-v1", "kwargs": {"max_episode_steps": 20}},
+        policy={"hidden": (8,)},
+        collector={"rows": 2, "group_rows": 2, "threads": 1},
+        algorithm={"warmup_steps": 40, "capacity": 400, "train_batches": 4, "batch_size": 16},
+        clock={"total_timesteps": 400, "cycles": 2, "iterations": 1},
+        evaluation={"episodes": 2, "rows": 2, "group_rows": 2, "every": "1 epoch"},
+    )
+
+
+def test_a_value_function_comes_with_the_scale_of_its_returns(tmp_path: Path) -> None:
+    """Without it every value is wrong by the ratio of the two scales."""
+    first = train(tiny_reach(3), tmp_path / "first")
+    learned = begun(first.recipe, tmp_path / "same")
+    ppo = begun(from_run(first.recipe, first.path), tmp_path / "second")
+    newest = max((first.path / "checkpoints").glob("0*"))
+    arrays = etude.load_policy(newest).policy.state_dict()
+    for name, array in ppo.policy.state_dict().items():
+        assert torch.equal(array, arrays[name]), name
+    assert float(ppo.scaler.moments["count"]) > 0
+    rewards = np.ones((1, 1), np.float32)
+    assert ppo.scaler.scale(rewards) != learned.scaler.scale(rewards)
+    assert not ppo.scaler.running.any()  # the rows begin new episodes
+    assert torch.equal(ppo.initial, ppo.flat.data)
+    assert "value function" in make_plan(from_run(first.recipe, first.path)).notes[0]
+
+
+def test_from_a_policy_alone_the_value_function_begins_anew(tmp_path: Path) -> None:
+    first = train(tiny_reach(3), tmp_path / "first")
+    policy = max((first.path / "checkpoints").glob("0*")) / "policy"
+    recipe = from_run(first.recipe, policy)
+    ppo, fresh = begun(recipe, tmp_path / "second"), begun(first.recipe, tmp_path / "fresh")
+    arrays = etude.load_policy(policy).policy.state_dict()
+    for name, array in ppo.policy.state_dict().items():
+        expected = fresh.policy.state_dict() if name.startswith("critic.") else arrays
+        assert torch.equal(array, expected[name]), name
+    assert float(ppo.scaler.moments["count"]) == 0
+    assert "begin anew" in make_plan(recipe).notes[0]
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3"])
+def test_critics_come_along_and_the_warm_up_acts_by_the_policy(kind: str, tmp_path: Path) -> None:
+    recipe = tiny_off_policy(kind)
+    first = train(recipe, tmp_path / "first")
+    agent, fresh = (
+        begun(from_run(recipe, first.path), tmp_path / "second"),
+        begun(recipe, tmp_path / "fresh"),
+    )
+    old = build(recipe, first.folder)
+    assert old.loop.saver.restore(old.loop.clock, lambda text: None)
+    old.close()
+    for name in ("critics", "critic_target", *(["actor_target"] if kind == "td3" else [])):
+        assert torch.equal(agent.state_dict()[name], old.algorithm.state_dict()[name]), name
+        assert not torch.equal(agent.state_dict()[name], fresh.state_dict()[name]), name
+    if kind == "sac":
+        assert torch.equal(agent.log_alpha, old.algorithm.log_alpha)
+    clock = build(recipe, RunFolder.create(tmp_path / "clock", "", "", {}, {})).loop.clock
+    assert bool(fresh.broadcast(clock).policy["explore"])
+    assert not bool(agent.broadcast(clock).policy["explore"])
+    # After a resume in the middle of the warm-up too.
+    fresh.load_state_dict(agent.state_dict())
+    assert not bool(fresh.broadcast(clock).policy["explore"])
+
+
+def test_a_larger_budget_says_what_its_schedules_do(tmp_path: Path) -> None:
+    recipe = changed(tiny_reach(4), algorithm={"learning_rate": 1e-3, "final_learning_rate": 0.0})
+    run = train(recipe, tmp_path / "run")
+    steps = run.rows()[-1]["timesteps"]
+    said: list[str] = []
+    resume(run.path, total_timesteps=2 * steps, say=said.append)
+    (note,) = [text for text in said if "budget grows" in text]
+    assert f"from {steps:,} to {2 * steps:,} steps at step {steps:,}" in note
+    assert "learning_rate 0 becomes 0.0005" in note
+    assert note in json.loads((run.path / "plan.json").read_text())["notes"]
+    assert note in " ".join((run.path / "plan.txt").read_text().split())
+    # A row's rate is that of its last iteration, here the 6th of 8.
+    assert etude.Run(run.path).rows()[2]["train/learning_rate"] == pytest.approx(1e-3 * (1 - 5 / 8))
+    # Nothing is scheduled where the rate stays as it is.
+    constant = changed(recipe, algorithm={"final_learning_rate": 1.0})
+    run = train(constant, tmp_path / "constant")
+    said.clear()
+    resume(run.path, total_timesteps=2 * steps, say=said.append)
+    assert any("none of them jumps" in text for text in said)
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    run = train(tiny_reach(2), tmp_path / "run")
+    parts = build(run.recipe, run.folder)
+    parts.loop.board.load_state_dict = lambda state: state["window"]  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="another version of Etude: its state of 'board' has no"):
+        parts.loop.saver.restore(parts.loop.clock, lambda text: None)
+    parts.close()
