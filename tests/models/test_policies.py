@@ -39,10 +39,13 @@ def test_act_and_evaluate_agree(kind: str) -> None:
     policy = make_policy(PolicyConfig(hidden=(16,)), ToyEnv(2, ACTIONS[kind]).spec, Key(0))
     obs = batch(policy)
     policy.absorb({"state": moments(np.random.default_rng(0).normal(2, 3, (4, 5, 4)))})
-    noise = torch.from_numpy(policy.noise(Key(1).generator(), 1, 6))[0]
-    answer = policy.act(obs, {}, noise)
+    noise = torch.from_numpy(policy.noise(Key(1).generator(), 3, 6))
+    answer = policy.act(obs, {}, noise[1])
     judged = policy.evaluate(policy.prepare(obs), answer.actions, None)
-    torch.testing.assert_close(judged.log_probs, answer.log_probs)
+    known = policy.log_probs(noise)
+    assert (known is None) == (answer.log_probs is not None), "they are given once"
+    given = answer.log_probs if known is None else known[1]
+    torch.testing.assert_close(judged.log_probs, given)
     torch.testing.assert_close(judged.values, values(policy, obs))
     spec = policy.action.array
     assert answer.actions.shape == (6, *spec.shape)

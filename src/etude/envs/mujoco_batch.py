@@ -360,16 +360,18 @@ class MujocoTask(ABC, Generic[View]):
         for ends in self._terms.terminations.values():
             terminated |= ends(self.view)
         truncated = self._elapsed >= self._limit
-        truncated &= ~terminated
-        rows = np.flatnonzero(terminated | truncated)
+        # A task that ended on its last step ended: for bools "greater" is "and not".
+        np.greater(truncated, terminated, out=truncated)
+        rows = (terminated | truncated).nonzero()[0]
         obs = self._observe()
+        if not rows.size:
+            none = {name: array[:0] for name, array in obs.items()}
+            return StepResult(obs, reward, terminated, truncated, rows, none)
         final_obs = {name: array[rows] for name, array in obs.items()}
-        episodes: dict[str, Array] = {}
-        if rows.size:
-            episodes = self._report(rows)
-            self._episode[rows] += 1
-            self._begin(rows)
-            obs = self._observe()
+        episodes = self._report(rows)
+        self._episode[rows] += 1
+        self._begin(rows)
+        obs = self._observe()
         return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
 
     def _reward(self) -> Array:
