@@ -164,6 +164,11 @@ class Group:
         open_episodes = OpenEpisodes(rows, **snapshot["open"])
         generator = key.child("act", iteration).generator()
         noise = torch.from_numpy(policy.noise(generator, steps, rows))
+        # By step and then by row, turned at the end: a column of [rows, steps] lies far apart.
+        rewards, terminated, truncated = (
+            np.empty((steps, rows), array.dtype)
+            for array in (out.rewards, out.terminated, out.truncated)
+        )
         # What is the same for all steps, or known before them, is written once.
         out.present[...] = True
         with torch.inference_mode():
@@ -189,9 +194,9 @@ class Group:
             out.actions[:, step] = actions
             if log_probs is not None:
                 out.log_probs[:, step] = log_probs
-            out.rewards[:, step] = result.reward
-            out.terminated[:, step] = result.terminated
-            out.truncated[:, step] = result.truncated
+            rewards[step] = result.reward
+            terminated[step] = result.terminated
+            truncated[step] = result.truncated
             finished = open_episodes.add(result, present)
             if len(result.final_rows):
                 ending = {name: array[result.final_rows] for name, array in state.items()}
@@ -201,6 +206,9 @@ class Group:
             restart(state, policy, _newcomers(result, before, present))
             obs = result.obs
             yield
+        out.rewards[...] = rewards.T
+        out.terminated[...] = terminated.T
+        out.truncated[...] = truncated.T
         _put(out.last_obs, obs)
         _put(out.last_state, state)
         out.finals, out.episodes = _gather(results, self.env.spec, policy)
