@@ -217,8 +217,7 @@ class Simulation:
         self._batch.warning[...] = 0
         self.forward()
         # These describe the last substep, which cannot be computed again from the state after it.
-        # Snapshots of before they were saved lack them.
-        for name, values in snapshot.get("accelerations", {}).items():
+        for name, values in snapshot["accelerations"].items():
             if name in self._accelerations:
                 _overwrite(self._accelerations[name], values)
 

@@ -38,6 +38,7 @@ class Inference:
         self.policy = policy
         self._names = tuple(policy.actor_observations)
         self._obs, self._state = _Stage(), _Stage()
+        self._without_gradients = torch.inference_mode()
 
     def __call__(
         self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
@@ -50,7 +51,7 @@ class Inference:
             self._obs.write(name, obs[name])
         for name, array in state.items():
             self._state.write(name, array)
-        with torch.inference_mode():
+        with self._without_gradients:
             actions, log_probs, after = self.policy.act(
                 self._obs.tensors, self._state.tensors, noise
             )
