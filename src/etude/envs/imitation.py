@@ -338,10 +338,11 @@ class Imitation(MujocoTask[ImitationView]):
         angles = rot.angle_between(single(self._quaternion), quaternion)
         np.divide(np.einsum("ij,ij->i", angles, angles), NUM_BODIES, out=view.turn_error)
         # MuJoCo gives the velocity at the figure's centre of mass, as if it were part of a body.
-        faster = rot.cross(own_spin, own - single(self._center))
-        faster += twist[:, :, 3:]
+        faster = rot.cross(own_spin, rot.difference(own, single(self._center)))
+        for i in range(3):
+            faster[:, :, i] += twist[:, :, 3 + i]
         faster -= velocity
-        turning = own_spin - spin
+        turning = rot.difference(own_spin, spin)
         for change, out in ((faster, view.velocity_error), (turning, view.spin_error)):
             np.divide(np.einsum("ijk,ijk->i", change, change), NUM_BODIES, out=out)
 
