@@ -14,6 +14,7 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.adam import Adam
+from etude.models.distributions import DiagonalGaussian
 from etude.models.networks import FlatParameters
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy, policy_from_contract
 from etude.rollout.group import moments
@@ -51,6 +52,16 @@ def test_act_and_evaluate_agree(kind: str) -> None:
     assert answer.actions.shape == (6, *spec.shape)
     assert str(answer.actions.dtype) == f"torch.{spec.dtype}"
     assert judged.log_probs.shape == judged.values.shape == (6,)
+
+
+def test_log_probs_of_a_rollout_are_those_of_its_steps_to_the_bit() -> None:
+    policy = make_policy(PolicyConfig(init_std=0.3), ToyEnv(2, BOX).spec, Key(0))
+    noise = torch.from_numpy(policy.noise(Key(1).generator(), 16, 6))
+    with torch.inference_mode():
+        together = policy.log_probs(noise)
+        steps = [DiagonalGaussian(torch.ones(6, 1), policy.log_std).sample(z)[1] for z in noise]
+    assert together is not None
+    assert torch.equal(together, torch.stack(steps))
 
 
 def test_a_std_that_is_not_learned_stays_where_it_is() -> None:
