@@ -103,9 +103,22 @@ class Boundless(Walk):
     action_space = spaces.Box(-np.inf, np.inf, (1,))
 
 
+class Reused(Rich):
+    """Every observation is written into the same arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"image": np.zeros((4, 5, 3), np.uint8), "state": np.zeros(2, np.float32)}
+
+    def observe(self) -> Any:
+        for name, array in super().observe().items():
+            self.seen[name][...] = array
+        return self.seen
+
+
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> Iterator[None]:
-    classes = [Walk, HiddenWalk, HelperWalk, Rich, Offset, Picture, Boundless]
+    classes = [Walk, HiddenWalk, HelperWalk, Rich, Offset, Picture, Boundless, Reused]
     for env in classes:
         gymnasium.register(f"etude/{env.__name__}-v0", env, max_episode_steps=30)
     yield
@@ -212,6 +225,21 @@ def test_steps_equal_those_of_the_bare_environment() -> None:
             expected = bare.reset(seed=seed)[0]
         obs = result.obs["state"]
     assert episode > 3
+
+
+def test_a_final_observation_outlives_the_array_it_was_given_in() -> None:
+    """An environment that reuses its arrays gives the numbers of one that makes new ones."""
+    reused, fresh = GymEnv(config("Reused"), 3), GymEnv(config("Rich"), 3)
+    reused.reset(KEY)
+    fresh.reset(KEY)
+    ended = 0
+    for action in random_actions(fresh, 100):
+        one, two = reused.step(action), fresh.step(action)
+        ended += len(two.final_rows)
+        for name in ("image", "state"):
+            assert_same_bits(one.obs[name], two.obs[name])
+            assert_same_bits(one.final_obs[name], two.final_obs[name])
+    assert ended > 3
 
 
 def test_discrete_actions_start_where_the_space_does() -> None:

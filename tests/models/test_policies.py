@@ -14,6 +14,7 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.adam import Adam
+from etude.models.distributions import DiagonalGaussian
 from etude.models.networks import FlatParameters
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy, policy_from_contract
 from etude.rollout.group import moments
@@ -39,15 +40,28 @@ def test_act_and_evaluate_agree(kind: str) -> None:
     policy = make_policy(PolicyConfig(hidden=(16,)), ToyEnv(2, ACTIONS[kind]).spec, Key(0))
     obs = batch(policy)
     policy.absorb({"state": moments(np.random.default_rng(0).normal(2, 3, (4, 5, 4)))})
-    noise = torch.from_numpy(policy.noise(Key(1).generator(), 1, 6))[0]
-    answer = policy.act(obs, {}, noise)
+    noise = torch.from_numpy(policy.noise(Key(1).generator(), 3, 6))
+    answer = policy.act(obs, {}, noise[1])
     judged = policy.evaluate(policy.prepare(obs), answer.actions, None)
-    torch.testing.assert_close(judged.log_probs, answer.log_probs)
+    known = policy.log_probs(noise)
+    assert (known is None) == (answer.log_probs is not None), "they are given once"
+    given = answer.log_probs if known is None else known[1]
+    torch.testing.assert_close(judged.log_probs, given)
     torch.testing.assert_close(judged.values, values(policy, obs))
     spec = policy.action.array
     assert answer.actions.shape == (6, *spec.shape)
     assert str(answer.actions.dtype) == f"torch.{spec.dtype}"
     assert judged.log_probs.shape == judged.values.shape == (6,)
+
+
+def test_log_probs_of_a_rollout_are_those_of_its_steps_to_the_bit() -> None:
+    policy = make_policy(PolicyConfig(init_std=0.3), ToyEnv(2, BOX).spec, Key(0))
+    noise = torch.from_numpy(policy.noise(Key(1).generator(), 16, 6))
+    with torch.inference_mode():
+        together = policy.log_probs(noise)
+        steps = [DiagonalGaussian(torch.ones(6, 1), policy.log_std).sample(z)[1] for z in noise]
+    assert together is not None
+    assert torch.equal(together, torch.stack(steps))
 
 
 def test_a_std_that_is_not_learned_stays_where_it_is() -> None:

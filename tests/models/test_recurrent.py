@@ -10,7 +10,7 @@ import pytest
 import torch
 from loops import jolt, loop, normal
 
-from etude.core.contracts import ArraySpec, EnvSpec
+from etude.core.contracts import Action, ArraySpec, EnvSpec
 from etude.core.keys import Key
 from etude.models.cores import CORES, Core
 from etude.models.networks import ACTIVATIONS, FlatParameters, Mlp
@@ -50,6 +50,14 @@ class Rollout(NamedTuple):
     memory: Memory
 
 
+def _log_probs(policy: ActorCritic, noise: torch.Tensor, answers: list[Action]) -> torch.Tensor:
+    """[rows, steps], from where the policy gives them."""
+    with torch.inference_mode():
+        known = policy.log_probs(noise)
+    given = [answer.log_probs for answer in answers if answer.log_probs is not None]
+    return torch.stack(given, dim=1) if known is None else known.T.clone()
+
+
 def roll(policy: ActorCritic, rows: int, segments: int, horizon: int) -> Rollout:
     """Act step by step with episodes ending anywhere; cut [rows, steps] into segments."""
     dtype, steps = next(policy.parameters()).dtype, segments * horizon
@@ -87,7 +95,7 @@ def roll(policy: ActorCritic, rows: int, segments: int, horizon: int) -> Rollout
     return Rollout(
         {name: cut(x) for name, x in policy.prepare(obs).items()},
         cut(torch.stack([a.actions for a in answers], dim=1)),
-        cut(torch.stack([a.log_probs for a in answers], dim=1)),
+        cut(_log_probs(policy, noise, answers)),
         memory,
     )
 

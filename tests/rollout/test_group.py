@@ -179,6 +179,9 @@ class Counting:
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
         return np.zeros((steps, rows, 2), np.float32)
 
+    def log_probs(self, noise: torch.Tensor) -> None:
+        return None
+
     observations = actor_observations = {"state": ArraySpec((4,))}  # noqa: RUF012
     state_specs = {"steps": ArraySpec(()), "more": ArraySpec((2,))}  # noqa: RUF012
 

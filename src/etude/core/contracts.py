@@ -47,6 +47,10 @@ class ArraySpec:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
+_LEAST, _MOST = np.float32(-1.0), np.float32(1.0)
+"""Bounds of a box policy's actions; float32, so that the arithmetic stays in it."""
+
+
 @dataclass(frozen=True)
 class ActionSpec:
     """What an environment accepts: a box, or one or several discrete choices.
@@ -72,7 +76,7 @@ class ActionSpec:
             return np.asarray(actions[:, 0])
         if self.kind == "multi_discrete":
             return actions
-        unit: Array = np.minimum(np.maximum(actions, np.float32(-1.0)), np.float32(1.0))
+        unit: Array = np.minimum(np.maximum(actions, _LEAST), _MOST)
         if self._scale is None:
             return unit
         center, reach, low, high = self._scale
@@ -86,7 +90,7 @@ class ActionSpec:
                 center, reach, _, _ = self._scale
                 actions -= center
                 actions /= reach
-            np.clip(actions, np.float32(-1.0), np.float32(1.0), out=actions)
+            np.clip(actions, _LEAST, _MOST, out=actions)
         return actions
 
     @cached_property
@@ -266,10 +270,13 @@ class Fragment:
 
 
 class Action(NamedTuple):
-    """What a policy answers: actions [rows, n], their log-probabilities [rows], its next state."""
+    """What a policy answers: actions [rows, n], their log-probabilities [rows], its next state.
+
+    log_probs: None where `Policy.log_probs` gives those of a whole rollout at once.
+    """
 
     actions: torch.Tensor
-    log_probs: torch.Tensor
+    log_probs: torch.Tensor | None
     state: dict[str, torch.Tensor]
 
 
@@ -293,6 +300,13 @@ class Policy(Protocol):
 
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
         """All the randomness of a rollout, [steps, rows, n] float32."""
+        ...
+
+    def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
+        """[steps, rows]: log-probabilities of the actions that noise [steps, rows, n] leads to.
+
+        None where they depend on the observations as well, and `act` gives them step by step.
+        """
         ...
 
     def initial_state(self, rows: int) -> dict[str, Array]:

@@ -134,7 +134,7 @@ class GymEnv:
         reward = np.zeros(self.num_rows, np.float32)
         terminated = np.zeros(self.num_rows, np.bool_)
         truncated = np.zeros(self.num_rows, np.bool_)
-        finals: list[Any] = []
+        endings: Observations = {}
         success: list[float] = []
         sent = self._spaces.actions(actions)
         for row, env in enumerate(self._envs):
@@ -144,16 +144,16 @@ class GymEnv:
             # A task that ended on its last step ended; there is no future left to value.
             truncated[row] = cut and not ended
             if ended or cut:
-                finals.append(now)
+                # Stored now, because a reset may write into what was observed.
+                endings = endings or self._spaces.empty(self.num_rows)
+                self._spaces.store(endings, row, now)
                 success.append(float(info.get(self._config.success_key, 0.0)))
                 self._episode[row] += 1
                 now = self._begin(row)
             self._spaces.store(obs, row, now)
-        final_obs = self._spaces.empty(len(finals))
-        for index, final in enumerate(finals):
-            self._spaces.store(final_obs, index, final)
         rows = np.flatnonzero(terminated | truncated)
-        episodes = {name: np.array(success) for name in self.spec.statistics if finals}
+        final_obs = {name: array[rows] for name, array in (endings or obs).items()}
+        episodes = {name: np.array(success) for name in self.spec.statistics if success}
         return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
 
     def _begin(self, row: int) -> Any:

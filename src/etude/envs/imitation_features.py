@@ -31,7 +31,7 @@ def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:
     vectors = np.empty((rows, _OWN_VECTORS + _AHEAD_VECTORS * len(ahead), 3), np.float32)
     vectors[:, :2] = rot.two_axes(root).reshape(rows, 2, 3)
     vectors[:, 2] = now.speed[:, :3]
-    np.subtract(now.position[:, 1:], now.position[:, :1], out=vectors[:, 3:_OWN_VECTORS])
+    vectors[:, 3:_OWN_VECTORS] = rot.difference(now.position[:, 1:], now.position[:, :1])
     at = _OWN_VECTORS
     for then in ahead:
         np.subtract(then.position, now.position, out=vectors[:, at : at + NUM_BODIES])

@@ -33,6 +33,7 @@ Term = Callable[[View], Array]
 
 _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 _VELOCITY_STAGE = int(mujoco.mjtStage.mjSTAGE_VEL)
+_ACCELERATION_STAGE = int(mujoco.mjtStage.mjSTAGE_ACC)
 _REASONS = (
     "the inertia matrix is singular",
     "the contact buffer is full",
@@ -45,6 +46,15 @@ _REASONS = (
 _MEMORY_REASONS = (1, 2)
 _INPUTS = ("ctrl", "qpos", "qvel", "act", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat")
 """State fields that tasks write."""
+_UP_TO_VELOCITY = (
+    *("xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat"),
+    *("site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "subtree_com", "cvel", "cinert"),
+    *("actuator_length", "actuator_velocity", "ten_length", "ten_velocity"),
+    *("qfrc_bias", "qfrc_passive"),
+)
+"""Derived fields that MuJoCo computes before accelerations. Any other counts as one of the
+acceleration stage: where it is not, resets only take longer than they need."""
+_BY_THE_INTEGRATOR = ("qDeriv", "qH", "qHDiagInv", "qLU")
 
 
 class Simulation:
@@ -57,6 +67,8 @@ class Simulation:
         self._warnings: Array = self._batch.warning[:, :, 1]
         self._before: Array = np.empty_like(self._batch.state)
         self._expanded: tuple[str, ...] = ()
+        self._accelerations: dict[str, Array] = {}
+        """Bound fields of the acceleration stage."""
         self.watch: Callable[[], None] | None = None
         """Called after every step, while finished rows still stand where they ended."""
         self._batch.reset(stage=_NO_STAGE)
@@ -71,9 +83,26 @@ class Simulation:
         return state
 
     def bind(self, name: str) -> Array:
-        """A live [rows, ...] array over an MjData field; derived fields are read-only."""
+        """A live [rows, ...] array over an MjData field; derived fields are read-only.
+
+        Fields of the acceleration stage (forces, accelerations, touch) describe the last substep
+        after a step, and the state itself after a reset.
+        """
+        if name in _BY_THE_INTEGRATOR:
+            raise UsageError(
+                f"{name} has no value after a reset, because MuJoCo computes it only while it "
+                "integrates: bind M, qfrc_bias or another field of the forward dynamics instead."
+            )
         array: Array = self._batch.bind(name)
+        if not array.flags.writeable and self._is_acceleration(name):
+            self._accelerations[name] = array
         return array
+
+    def _is_acceleration(self, name: str) -> bool:
+        """Whether a derived field is computed only in the acceleration stage."""
+        if name == "sensordata":
+            return bool((self.model.sensor_needstage == _ACCELERATION_STAGE).any())
+        return name not in _UP_TO_VELOCITY
 
     def site(self, name: str) -> Array:
         """[rows, 3] float64, live: where a site is."""
@@ -128,8 +157,11 @@ class Simulation:
     def forward(self, rows: Array | None = None) -> None:
         """Derived fields of rows [k] from their state, which stays as it is."""
         np.copyto(self._before, self._batch.state)
+        # Without the acceleration stage its fields would be those of whichever simulation the
+        # engine's thread computed before.
+        stage = _ACCELERATION_STAGE if self._accelerations else _VELOCITY_STAGE
         try:
-            self._batch.forward(rows, stage=_VELOCITY_STAGE)
+            self._batch.forward(rows, stage=stage)
         except SimulationError as error:
             self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
         self._check()
@@ -160,10 +192,11 @@ class Simulation:
         raise NonFinite(f"physics of row {row}: {reason}", arrays)
 
     def snapshot(self) -> Tree:
-        """{"state": [rows, n], "model": {field: [rows, ...]}}, copied."""
+        """{"state": [rows, n], "model" and "accelerations": {field: [rows, ...]}}, copied."""
         return {
             "state": self._batch.state.copy(),
             "model": {name: self._batch.expanded(name).copy() for name in self._expanded},
+            "accelerations": {name: array.copy() for name, array in self._accelerations.items()},
         }
 
     def restore(self, snapshot: Tree) -> None:
@@ -183,6 +216,17 @@ class Simulation:
         self._batch.state[...] = state
         self._batch.warning[...] = 0
         self.forward()
+        # These describe the last substep, which cannot be computed again from the state after it.
+        for name, values in snapshot["accelerations"].items():
+            if name in self._accelerations:
+                _overwrite(self._accelerations[name], values)
+
+
+def _overwrite(output: Array, values: Array) -> None:
+    """Put values into an array that is otherwise only read, as the next step replaces them."""
+    output.flags.writeable = True
+    output[...] = values
+    output.flags.writeable = False
 
 
 @dataclass(frozen=True)
@@ -315,16 +359,18 @@ class MujocoTask(ABC, Generic[View]):
         for ends in self._terms.terminations.values():
             terminated |= ends(self.view)
         truncated = self._elapsed >= self._limit
-        truncated &= ~terminated
-        rows = np.flatnonzero(terminated | truncated)
+        # A task that ended on its last step ended: for bools "greater" is "and not".
+        np.greater(truncated, terminated, out=truncated)
+        rows = (terminated | truncated).nonzero()[0]
         obs = self._observe()
+        if not rows.size:
+            none = {name: array[:0] for name, array in obs.items()}
+            return StepResult(obs, reward, terminated, truncated, rows, none)
         final_obs = {name: array[rows] for name, array in obs.items()}
-        episodes: dict[str, Array] = {}
-        if rows.size:
-            episodes = self._report(rows)
-            self._episode[rows] += 1
-            self._begin(rows)
-            obs = self._observe()
+        episodes = self._report(rows)
+        self._episode[rows] += 1
+        self._begin(rows)
+        obs = self._observe()
         return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
 
     def _reward(self) -> Array:

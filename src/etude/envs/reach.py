@@ -102,9 +102,9 @@ class ReachView:
     hold_steps: int
 
 
-def _norm(vectors: Array) -> Array:
+def _norm(vectors: Array, out: Array | None = None) -> Array:
     """Length [rows] of vectors [rows, n]."""
-    length: Array = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    length: Array = np.sqrt(np.einsum("ij,ij->i", vectors, vectors), out=out)
     return length
 
 
@@ -284,7 +284,7 @@ class Reach(MujocoTask[ReachView]):
         view = self.view
         np.negative(self._potentials, out=self._changes)
         np.subtract(view.target, view.hand, out=view.offset)
-        view.distance[:] = _norm(view.offset)
+        _norm(view.offset, out=view.distance)
         np.exp(np.multiply(view.distance, _SHARPNESS, out=view.closeness), out=view.closeness)
         np.add(view.held, 1.0, out=view.held)
         np.multiply(view.held, view.distance <= self._config.tolerance, out=view.held)

@@ -109,6 +109,11 @@ class BasePolicy(nn.Module, ABC):
         noise: [rows, n] or None for the most likely action.
         """
 
+    def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
+        """[steps, rows]: of the actions that noise [steps, rows, n] leads to, where nothing else
+        decides them; else None, and `act` gives them step by step."""
+        return None
+
     def initial_state(self, rows: int) -> Tree:
         """Recurrent state at an episode's start, {name: [rows, units]} float32 zeros."""
         return {
@@ -196,9 +201,16 @@ class ActorCritic(BasePolicy):
         kind = DiagonalGaussian if self.action.kind == "box" else Categoricals
         return kind.noise(generator, steps, rows, self.action.array.shape[0])
 
+    def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
+        # The spread of a box action is the same for every observation.
+        is_box = self.action.kind == "box"
+        return DiagonalGaussian.log_density(noise, self.log_std) if is_box else None
+
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
         outputs, state = self._step(self._read(self.config.actor_reads, obs), state)
         distribution = self._distribution(outputs)
+        if noise is not None and isinstance(distribution, DiagonalGaussian):
+            return Action(distribution.actions(noise), None, state)
         if noise is not None:
             return Action(*distribution.sample(noise), state)
         actions = distribution.mode()

@@ -47,18 +47,23 @@ class DiagonalGaussian:
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # The noise is the standardised action: the density needs no way back from the action.
-        return torch.addcmul(self.mean, self.log_std.exp(), noise), self._log_density(noise)
+        return self.actions(noise), self.log_density(noise, self.log_std)
+
+    def actions(self, noise: torch.Tensor) -> torch.Tensor:
+        """[..., n]: those that standard normal noise [..., n] leads to."""
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def mode(self) -> torch.Tensor:
         return self.mean
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         """[...]: log density of actions [..., n]."""
-        return self._log_density((actions - self.mean) * (-self.log_std).exp())
+        return self.log_density((actions - self.mean) * (-self.log_std).exp(), self.log_std)
 
-    def _log_density(self, z: torch.Tensor) -> torch.Tensor:
+    @staticmethod
+    def log_density(z: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:
         """[...] of standardised actions [..., n], in as few kernels as it takes."""
-        exponents = torch.addcmul(self.log_std, z, z, value=0.5).sum(-1)
+        exponents = torch.addcmul(log_std, z, z, value=0.5).sum(-1)
         return -_HALF_LOG_TWO_PI * z.shape[-1] - exponents
 
     def entropy(self) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -36,26 +37,40 @@ class Inference:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._names = tuple(policy.actor_observations)
-        self._obs: dict[str, torch.Tensor] = {}
-        self._state: dict[str, torch.Tensor] = {}
+        self._obs, self._state = _Stage(), _Stage()
+        self._without_gradients = torch.inference_mode()
 
     def __call__(
         self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
-    ) -> tuple[Array, Array, dict[str, Array]]:
-        """Actions [rows, n], log-probabilities [rows] and the next recurrent state, all new."""
-        _stage(self._obs, {name: obs[name] for name in self._names})
-        _stage(self._state, state)
-        with torch.inference_mode():
-            answer = self.policy.act(self._obs, self._state, noise)
-            following = {name: tensor.numpy() for name, tensor in answer.state.items()}
-            return answer.actions.numpy(), answer.log_probs.numpy(), following
+    ) -> tuple[Array, Array | None, dict[str, Array]]:
+        """Actions [rows, n], log-probabilities [rows] and the next recurrent state, all new.
+
+        The log-probabilities are None where `policy.log_probs` gives them.
+        """
+        for name in self._names:
+            self._obs.write(name, obs[name])
+        for name, array in state.items():
+            self._state.write(name, array)
+        with self._without_gradients:
+            actions, log_probs, after = self.policy.act(
+                self._obs.tensors, self._state.tensors, noise
+            )
+            following = {name: tensor.numpy() for name, tensor in after.items()}
+            return actions.numpy(), None if log_probs is None else log_probs.numpy(), following
 
 
-def _stage(stage: dict[str, torch.Tensor], arrays: dict[str, Array]) -> None:
-    for name, array in arrays.items():
-        if name not in stage:
-            stage[name] = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype)
-        stage[name].numpy()[...] = array
+class _Stage:
+    """Named tensors that are written through numpy."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._arrays: dict[str, Array] = {}
+
+    def write(self, name: str, array: Array) -> None:
+        if name not in self.tensors:
+            self.tensors[name] = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype)
+            self._arrays[name] = self.tensors[name].numpy()
+        self._arrays[name][...] = array
 
 
 class OpenEpisodes:
@@ -69,13 +84,15 @@ class OpenEpisodes:
         self.lengths = np.zeros(rows, np.int64) if lengths is None else lengths.copy()
 
     def add(self, result: StepResult, present: Array | None) -> dict[str, Array]:
-        """Count one step; statistics {name: [k] float64} of the episodes that it finished.
+        """Count one step; statistics {name: [k] float64} of the episodes that it finished, if any.
 
         present: [rows] bool, the rows that took it; None for all.
         """
         self.returns += result.reward
         self.lengths += 1 if present is None else present
         rows = result.final_rows
+        if not len(rows):
+            return {}
         finished = {
             "return": self.returns[rows],
             "length": self.lengths[rows].astype(np.float64),
@@ -148,28 +165,39 @@ class Group:
         open_episodes = OpenEpisodes(rows, **snapshot["open"])
         generator = key.child("act", iteration).generator()
         noise = torch.from_numpy(policy.noise(generator, steps, rows))
+        # By step and then by row, turned at the end: a column of [rows, steps] lies far apart.
+        rewards, terminated, truncated = (
+            np.empty((steps, rows), array.dtype)
+            for array in (out.rewards, out.terminated, out.truncated)
+        )
+        # What is the same for all steps, or known before them, is written once.
+        out.present[...] = True
+        with torch.inference_mode():
+            if (known := policy.log_probs(noise)) is not None:
+                out.log_probs[...] = known.numpy().T
         infer, to_env = Inference(policy), self.env.spec.action.to_env
         results: list[tuple[Finals, dict[str, Array]]] = []
-        seconds = dict.fromkeys(("physics", "environment", "inference"), 0.0)
-        for step in range(steps):
+        physics = in_step = inference = 0.0
+        for step, draw in enumerate(noise.unbind()):
             start = perf_counter()
             _put(out.obs, obs, step)
             if step % horizon == 0:
                 _put(out.states, state, step // horizon)
-            out.present[:, step] = True if present is None else present
-            actions, log_probs, state = infer(obs, state, noise[step])
+            if present is not None:
+                out.present[:, step] = present
+            actions, log_probs, state = infer(obs, state, draw)
             _check_actions(actions, obs, f"step {step}")
             acted = perf_counter()
             result = self.env.step(to_env(actions))
-            seconds["inference"] += acted - start
-            physics = getattr(self.env, "physics_seconds", 0.0)
-            seconds["physics"] += physics
-            seconds["environment"] += perf_counter() - acted - physics
+            inference += acted - start
+            in_step += perf_counter() - acted
+            physics += getattr(self.env, "physics_seconds", 0.0)
             out.actions[:, step] = actions
-            out.log_probs[:, step] = log_probs
-            out.rewards[:, step] = result.reward
-            out.terminated[:, step] = result.terminated
-            out.truncated[:, step] = result.truncated
+            if log_probs is not None:
+                out.log_probs[:, step] = log_probs
+            rewards[step] = result.reward
+            terminated[step] = result.terminated
+            truncated[step] = result.truncated
             finished = open_episodes.add(result, present)
             if len(result.final_rows):
                 ending = {name: array[result.final_rows] for name, array in state.items()}
@@ -179,11 +207,18 @@ class Group:
             restart(state, policy, _newcomers(result, before, present))
             obs = result.obs
             yield
+        out.rewards[...] = rewards.T
+        out.terminated[...] = terminated.T
+        out.truncated[...] = truncated.T
         _put(out.last_obs, obs)
         _put(out.last_state, state)
         out.finals, out.episodes = _gather(results, self.env.spec, policy)
         out.moments = _moments(out, policy, ... if present is None else out.present)
-        out.seconds = seconds
+        out.seconds = {
+            "physics": physics,
+            "environment": in_step - physics,
+            "inference": inference,
+        }
         self._keep(obs, state, open_episodes)
 
     def _continue(self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int) -> Snapshot:
@@ -280,7 +315,7 @@ def _moments(out: Fragment, policy: Policy, seen: Any) -> dict[str, Tree]:
 
 def _check_actions(actions: Array, obs: Observations, when: str) -> None:
     """Stop a NaN before it reaches the simulator; the observation it came from is named first."""
-    if np.isfinite(np.add.reduce(actions, axis=None)):
+    if isfinite(np.add.reduce(actions, axis=None)):
         return
     named = {f"observation '{name}'": array for name, array in obs.items()} | {"action": actions}
     for name, array in named.items():
