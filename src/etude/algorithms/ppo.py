@@ -85,7 +85,7 @@ class PPOConfig(Config):
     gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the advantage trace.")
     advantages: Literal["gae", "vtrace"] = Field(
-        "gae",
+        "vtrace",
         description="vtrace corrects value targets and traces by importance weights where "
         "collector.lag makes experience stale; without lag it equals gae.",
     )
