@@ -252,5 +252,10 @@ def test_an_episode_store_refuses_what_does_not_continue(tmp_path: Any) -> None:
     store.append([one])
     group.follow(curriculum(1))
     two, _ = play(group, snapshot, 1)
+    two.restarted[:] = False  # Says that it goes on, and does not.
     with pytest.raises(ValueError, match="does not continue"):
         store.append([two])
+    before = store.num_episodes
+    two.restarted[:] = True
+    store.append([two])
+    assert store.num_episodes >= before + ROWS  # The open ones were closed.
