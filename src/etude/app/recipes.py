@@ -184,8 +184,8 @@ def pick_place() -> Recipe:
     """A Kuka arm learns to pick up a cube by friction and put it down at a target."""
     return Recipe(
         name="pick-place",
-        env=PickPlaceConfig(),
-        policy=PolicyConfig(init_std=0.6),
+        env=PickPlaceConfig(discount=0.95),
+        policy=PolicyConfig(init_std=0.6, critic_reads=("state", "critic")),
         collector=CollectorConfig(rows=64, group_rows=32, threads=2, engine_threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
@@ -208,8 +208,8 @@ def pick_place_anywhere() -> Recipe:
     return fixed.model_copy(
         update={
             "name": "pick-place-anywhere",
-            "env": PickPlaceConfig.anywhere(),
-            "policy": PolicyConfig(hidden=(128, 128), init_std=0.6),
+            "env": PickPlaceConfig.anywhere(discount=0.95),
+            "policy": fixed.policy.model_copy(update={"hidden": (128, 128)}),
             "collector": CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
             "algorithm": fixed.algorithm.model_copy(
                 update={
@@ -235,6 +235,7 @@ def pick_place_short() -> Recipe:
             "name": "pick-place-short",
             "env": PickPlaceConfig.anywhere(
                 max_episode_steps=20,
+                discount=0.95,
                 random={**shaky, "observation_noise": 0.001, "observation_delay": 1},
             ),
             "collector": CollectorConfig(rows=32, group_rows=8, threads=2),

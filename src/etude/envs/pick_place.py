@@ -2,7 +2,7 @@
 
 The policy's outputs go straight to the controller. Success is earned by physics alone: the cube
 must have been off the table between two pressing fingers, and lie at rest in the target, let go
-of, with the hand away from it.
+of, with fingers, palm and links away from it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.envs.episodic import EnvBase
 from etude.envs.hand_control import HandControl, solve_pose
+from etude.envs.kuka_clearance import Clearance
 from etude.envs.kuka_scene import FINGERS, HAND_SITE, STROKE, ArmTable, arm_table
 from etude.envs.mujoco_batch import MujocoTask, Simulation
 from etude.envs.pick_place_random import Disturbance, ModelRandomiser, PickPlaceRandom
@@ -31,7 +32,15 @@ from etude.envs.pick_place_scene import (
     Integrator,
     scene,
 )
-from etude.envs.pick_place_terms import CLEAR, LOW, STAGES, PickPlaceView, pick_place_terms, rate
+from etude.envs.pick_place_terms import (
+    CLEAR,
+    LOW,
+    STAGES,
+    PickPlaceView,
+    free,
+    pick_place_terms,
+    rate,
+)
 from etude.envs.shot import Shot
 
 GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
@@ -56,7 +65,7 @@ _REST_STEPS = 2
 
 
 class PickPlaceReward(Config):
-    """Weights of the reward terms. Each stage pays its gain, so that lingering earns nothing."""
+    """Weights of the reward terms. Each stage pays its discounted gain: lingering earns nothing."""
 
     reach: float = Field(1.0, description="For bringing the fingers around the cube, from above.")
     align: float = Field(0.0, description="For turning the hand along the cube.")
@@ -101,9 +110,15 @@ class PickPlaceConfig(EnvBase):
     integrator: Integrator = Field("discrete", description="implicitfast needs 200 substeps.")
     max_episode_steps: int = Field(200, ge=1, le=200, description="Control steps at most.")
     reward: PickPlaceReward = Field(PickPlaceReward(), description="Weights of the terms.")
+    discount: float = Field(
+        0.95, gt=0, le=1, description="Of the gains in the reward: the same as algorithm.gamma."
+    )
     random: PickPlaceRandom = Field(
         PickPlaceRandom(), description="How much physics and senses differ between episodes."
     )
+
+    def shaping_discount(self) -> float:
+        return self.discount
 
     @classmethod
     def anywhere(cls, **changes: Any) -> Self:
@@ -132,6 +147,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._hand_control = HandControl(simulation, table, self._home)
         self._speed = table.speed * (config.joint_speed * CONTROL_SECONDS)
         self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
+        self._clearance = Clearance(simulation)
         self._bind(simulation, table)
         self._last_hand = np.zeros((num_rows, 3))
         self._model = ModelRandomiser(config.random, simulation)
@@ -210,6 +226,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
             touch=flags(2),
             offset=numbers(3),
             distance=numbers(),
+            clearance=numbers(),
             height=numbers(),
             error=numbers(),
             held=flags(),
@@ -222,7 +239,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
             fallen=flags(),
             drop=numbers(),
             stages=numbers(len(STAGES)),
-            last_stages=numbers(len(STAGES)),
+            gains=numbers(len(STAGES)),
             action=numbers(actions),
         )
 
@@ -251,8 +268,12 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._locate()
         self._feel()
         self._judge()
-        view.last_stages[:] = view.stages
+        before = view.stages.copy()
         view.stages[:] = rate(view)
+        # Nothing is left to hope for where an episode terminates: there the potential is 0, or it
+        # would count as a reward of its own.
+        goes_on = ~(view.success | view.fallen)
+        view.gains[:] = self._config.discount * view.stages * goes_on[:, None] - before
         if self._disturbance is not None:
             self._disturbance.push(super()._observe()["state"])
 
@@ -263,6 +284,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         view.opening[:] = self._fingers.sum(axis=1)
         np.subtract(view.cube, view.hand, out=view.offset)
         np.sqrt(np.einsum("ij,ij->i", view.offset, view.offset), out=view.distance)
+        view.clearance[:] = self._clearance.of(view.cube)
         np.subtract(view.cube[:, 2], REST_HEIGHT, out=view.height)
         away = view.target - view.cube
         np.sqrt(away[:, 0] ** 2 + away[:, 1] ** 2, out=view.error)
@@ -286,7 +308,6 @@ class PickPlace(MujocoTask[PickPlaceView]):
         view, height = self.view, self.view.height
         inside = view.error <= self._config.radius
         down = height < LOW
-        free = ~view.touch.any(axis=1)
         lifted = view.held & (height > _LIFTED)
         np.logical_or(view.reached, view.distance < _NEAR, out=view.reached)
         np.logical_or(view.lifted, lifted, out=view.lifted)
@@ -296,7 +317,8 @@ class PickPlace(MujocoTask[PickPlaceView]):
         np.logical_and(view.carried, inside & down, out=view.placed)
         np.copyto(view.drop, np.maximum(height, 0.0), where=view.held)
         still = np.abs(view.cube_velocity).max(axis=1) < _SLOW
-        rests = view.placed & free & still & (height < 0.002) & (view.distance > CLEAR)
+        away = np.minimum(view.distance, view.clearance) > CLEAR
+        rests = view.placed & free(view) & still & (height < 0.002) & away
         np.multiply(view.rested + 1.0, rests, out=view.rested)
         np.greater_equal(view.rested, _REST_STEPS, out=view.success)
         np.less(height, -0.03, out=view.fallen)
@@ -349,7 +371,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
     def _observe(self) -> Observations:
         if self._disturbance is None:
             return super()._observe()
-        return {"state": self._disturbance.observe(self._elapsed)}
+        return super()._observe() | {"state": self._disturbance.observe(self._elapsed)}
 
     def _memory(self) -> dict[str, Array]:
         # What the next step reads before it writes; the rest of the view follows from these.

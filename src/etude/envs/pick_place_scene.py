@@ -38,9 +38,9 @@ def scene(
 ) -> mujoco.MjModel:
     """The compiled model; its two sensors are the net forces of each finger on the cube, [3] N.
 
-    implicitfast solves for contact forces with the bare inertia and adds the servos' damping
-    afterwards. A wrist joint of 0.01 kg m^2 with 200 N m s / rad is then 200 times heavier in the
-    step than in the contact: at 10 ms a closing grasp shoots the cube away. The discrete
+    implicitfast solves for contact forces with the bare inertia and adds the damping of joints and
+    servos afterwards. A wrist joint of 0.01 kg m^2 with 17 N m s / rad is then 17 times heavier in
+    the step than in the contact: at 10 ms a closing grasp shoots the cube away. The discrete
     integrator solves both in the same inertia, and the same grasp holds. With steps of 12.5 ms
     closing fingers sink a millimetre into the cube, and three under random actions; with 20 ms,
     which is half as fast again and succeeds as often, three and nine.
