@@ -43,6 +43,8 @@ from etude.envs.pick_place_terms import (
 )
 from etude.envs.shot import Shot
 
+import os
+SHAPE=float(os.environ.get("SHAPE","1"))
 GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
 """Joint angles the home posture is solved from, rad: elbow up, hand down."""
 START_HEIGHT = 0.18
@@ -239,6 +241,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
             fallen=flags(),
             drop=numbers(),
             stages=numbers(len(STAGES)),
+            best_stages=numbers(len(STAGES)),
             gains=numbers(len(STAGES)),
             action=numbers(actions),
         )
@@ -273,7 +276,11 @@ class PickPlace(MujocoTask[PickPlaceView]):
         # Nothing is left to hope for where an episode terminates: there the potential is 0, or it
         # would count as a reward of its own.
         goes_on = ~(view.success | view.fallen)
-        view.gains[:] = self._config.discount * view.stages * goes_on[:, None] - before
+        shaping = SHAPE * (self._config.discount * view.stages * goes_on[:, None] - before)
+        # What was never reached before pays once.
+        record = np.maximum(view.best_stages, view.stages)
+        np.add(shaping, record - view.best_stages, out=view.gains)
+        view.best_stages[:] = record
         if self._disturbance is not None:
             self._disturbance.push(super()._observe()["state"])
 
@@ -364,7 +371,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         view.command[rows] = 1.0
         self._last_hand[rows] = view.hand[rows]
         self._locate()
-        view.stages[rows] = rate(view)[rows]
+        view.stages[rows] = view.best_stages[rows] = rate(view)[rows]
         if self._disturbance is not None:
             self._disturbance.begin(rows, super()._observe()["state"][rows])
 
@@ -389,4 +396,5 @@ class PickPlace(MujocoTask[PickPlaceView]):
             "rested": view.rested,
             "drop": view.drop,
             "stages": view.stages,
+            "best_stages": view.best_stages,
         }

@@ -96,6 +96,8 @@ class PickPlaceView:
     """[rows] m above the table when last held."""
     stages: Array
     """[rows, 7], each 0 to 1: see `STAGES`."""
+    best_stages: Array
+    """[rows, 7]: the most of each so far in this episode."""
     gains: Array
     """[rows, 7]: discounted stages less those of one control step ago."""
     action: Array
@@ -151,7 +153,8 @@ def progress(view: PickPlaceView) -> Array:
 
     The success test remembers these, and no sensor tells them: they are for the value function.
     """
-    return np.stack([view.carried, view.placed], axis=1)
+    flags = np.stack([view.carried, view.placed], axis=1)
+    return np.concatenate([flags, view.best_stages], axis=1)
 
 
 def joint_position(view: PickPlaceView) -> Array:
