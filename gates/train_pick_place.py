@@ -1,6 +1,7 @@
 """`etude train pick-place` from command to exit, several seeds, and on the whole table.
 
     python gates/train_pick_place.py [--recipe pick-place-anywhere] [--seeds 5]
+        [--recipe pick-place-original | pick-place-sac]
 
 Runs the real command in a fresh process for each seed, then plays fresh episodes with the kept
 policy: 100 for `pick-place`, 500 for `pick-place-anywhere`. Prints steps and seconds to the first

@@ -459,7 +459,8 @@ def test_noise_cannot_be_averaged_away_within_an_observation() -> None:
     """Whatever says the same of cube and target says it with the same error."""
     size, rows = 0.01, 200
     shown, true = disturbed(PickPlaceRandom(observation_noise=size), rows, 4)
-    for step, (seen, real) in enumerate(zip(shown, true, strict=True)):
+    last_cube: Array | None = None
+    for seen, real in zip(shown, true, strict=True):
         noise = {name: (seen - real)[:, part] for name, part in SLICES.items()}
         for name in ("hand_position", "hand_velocity", "hand_turn", "gripper", "cube_turn"):
             assert not noise[name].any(), name
@@ -468,7 +469,7 @@ def test_noise_cannot_be_averaged_away_within_an_observation() -> None:
         assert abs(target.std() / size - 1) < 0.1
         assert abs(np.corrcoef(cube.ravel(), target.ravel())[0, 1]) < 0.15
         np.testing.assert_allclose(noise["target_offset"], target - cube, atol=1e-6)
-        if step:
+        if last_cube is not None:
             moved = (cube - last_cube) / 0.1
             np.testing.assert_allclose(noise["cube_velocity"], moved, atol=2e-6)
             assert abs(np.corrcoef(cube.ravel(), last_cube.ravel())[0, 1]) < 0.15
@@ -515,7 +516,7 @@ def test_a_cube_under_the_palm_is_not_let_go_of(gap: float) -> None:
     env = PickPlace(PickPlaceConfig(control="joint"), 2)
     env.reset(KEY)
     model, palm_half = env.simulation.model, 0.035
-    hand = TABLE_CENTER + [0.1, 0.0, 2 * CUBE_HALF + palm_half + gap]
+    hand = TABLE_CENTER + np.array([0.1, 0.0, 2 * CUBE_HALF + palm_half + gap])
     qpos, cube = env.simulation.bind("qpos"), model.joint("cube").qposadr[0]
     qpos[:, :7] = lying_down(model, hand)
     qpos[:, cube : cube + 2] = hand[:2] - [0.138 - 0.045, 0.0]
@@ -525,7 +526,7 @@ def test_a_cube_under_the_palm_is_not_let_go_of(gap: float) -> None:
     env.view.carried[:] = True
     succeeded = np.zeros(2, np.bool_)
     for _ in range(3):
-        result = env.step(np.array([[0] * 7 + [1]] * 2, np.float32))
+        result = env.step(np.array([[*[0] * 7, 1]] * 2, np.float32))
         succeeded |= result.terminated
         assert env.view.placed[0]
         assert env.view.distance[0] > 0.1
@@ -554,7 +555,9 @@ def test_clearance_is_the_distance_to_the_nearest_surface() -> None:
         data.mocap_pos[0] = point
         mujoco.mj_forward(model, data)
         ids = [model.geom(name).id for name in names]
-        found = [mujoco.mj_geomDistance(model, data, i, model.geom("spot").id, 9, None) for i in ids]
+        found = [
+            mujoco.mj_geomDistance(model, data, i, model.geom("spot").id, 9, None) for i in ids
+        ]
         if min(found) < 0.0:
             continue
         nearest.add(names[int(np.argmin(found))])

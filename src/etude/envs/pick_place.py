@@ -43,8 +43,6 @@ from etude.envs.pick_place_terms import (
 )
 from etude.envs.shot import Shot
 
-import os
-SHAPE=float(os.environ.get("SHAPE","1"))
 GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
 """Joint angles the home posture is solved from, rad: elbow up, hand down."""
 START_HEIGHT = 0.18
@@ -67,7 +65,12 @@ _REST_STEPS = 2
 
 
 class PickPlaceReward(Config):
-    """Weights of the reward terms. Each stage pays its discounted gain: lingering earns nothing."""
+    """Weights of the reward terms.
+
+    A stage pays each new height once, when it is first reached in an episode; and as a potential
+    phi it pays gamma phi(s') - phi(s), which says at once what a step gained or lost and adds
+    nothing to any policy's worth. So lingering, or going to and fro, earns nothing.
+    """
 
     reach: float = Field(1.0, description="For bringing the fingers around the cube, from above.")
     align: float = Field(0.0, description="For turning the hand along the cube.")
@@ -113,14 +116,18 @@ class PickPlaceConfig(EnvBase):
     max_episode_steps: int = Field(200, ge=1, le=200, description="Control steps at most.")
     reward: PickPlaceReward = Field(PickPlaceReward(), description="Weights of the terms.")
     discount: float = Field(
-        0.95, gt=0, le=1, description="Of the gains in the reward: the same as algorithm.gamma."
+        0.95,
+        gt=0,
+        le=1,
+        description="Of the potential in the reward: the same as algorithm.gamma. An episodic "
+        "reward is a sum, whose discount is 1.",
     )
     random: PickPlaceRandom = Field(
         PickPlaceRandom(), description="How much physics and senses differ between episodes."
     )
 
-    def shaping_discount(self) -> float:
-        return self.discount
+    def shaping_discount(self) -> float | None:
+        return None if self.episodic else self.discount
 
     @classmethod
     def anywhere(cls, **changes: Any) -> Self:
@@ -147,6 +154,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._config = config
         self._home = solve_pose(model, np.array(GUESS), start, 0.0)
         self._hand_control = HandControl(simulation, table, self._home)
+        self._discount = 1.0 if config.episodic else config.discount
         self._speed = table.speed * (config.joint_speed * CONTROL_SECONDS)
         self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
         self._clearance = Clearance(simulation)
@@ -271,16 +279,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._locate()
         self._feel()
         self._judge()
-        before = view.stages.copy()
-        view.stages[:] = rate(view)
-        # Nothing is left to hope for where an episode terminates: there the potential is 0, or it
-        # would count as a reward of its own.
-        goes_on = ~(view.success | view.fallen)
-        shaping = SHAPE * (self._config.discount * view.stages * goes_on[:, None] - before)
-        # What was never reached before pays once.
-        record = np.maximum(view.best_stages, view.stages)
-        np.add(shaping, record - view.best_stages, out=view.gains)
-        view.best_stages[:] = record
+        self._pay()
         if self._disturbance is not None:
             self._disturbance.push(super()._observe()["state"])
 
@@ -329,6 +328,18 @@ class PickPlace(MujocoTask[PickPlaceView]):
         np.multiply(view.rested + 1.0, rests, out=view.rested)
         np.greater_equal(view.rested, _REST_STEPS, out=view.success)
         np.less(height, -0.03, out=view.fallen)
+
+    def _pay(self) -> None:
+        """What the stages are worth: new heights, once, and the gain of the potential."""
+        view, before = self.view, self.view.stages.copy()
+        view.stages[:] = rate(view)
+        best = np.maximum(view.best_stages, view.stages)
+        # Where an episode terminates nothing is left to hope for: there the potential is 0, or it
+        # would be a reward of its own. Where time runs out it stays, and so does the value.
+        goes_on = ~(view.success | view.fallen)
+        shaping = self._discount * view.stages * goes_on[:, None] - before
+        np.add(best - view.best_stages, shaping, out=view.gains)
+        view.best_stages[:] = best
 
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         config, count = self._config, self._home.size

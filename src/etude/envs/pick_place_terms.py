@@ -13,7 +13,7 @@ from etude.envs.mujoco_batch import Term, Terms
 from etude.envs.pick_place_scene import CUBE_HALF, TABLE_CENTER
 
 STAGES = ("reach", "align", "grasp", "carry", "place", "release", "clear")
-"""Parts of the staged potential; each reward term is the discounted gain in one of them."""
+"""Parts of the staged potential; each is a reward term."""
 
 OUTCOMES = (
     "success",
@@ -99,7 +99,7 @@ class PickPlaceView:
     best_stages: Array
     """[rows, 7]: the most of each so far in this episode."""
     gains: Array
-    """[rows, 7]: discounted stages less those of one control step ago."""
+    """[rows, 7]: what each stage pays for the last control step."""
     action: Array
     """[rows, n] in [-1, 1]."""
 
@@ -149,9 +149,10 @@ def hand_to_target(view: PickPlaceView) -> Array:
 
 
 def progress(view: PickPlaceView) -> Array:
-    """Whether the cube has been carried, and lies in the target, [rows, 2].
+    """Whether the cube has been carried, and lies in the target; the best stages, [rows, 9].
 
-    The success test remembers these, and no sensor tells them: they are for the value function.
+    Success test and reward remember these, and no sensor tells them: they are for the value
+    function alone.
     """
     flags = np.stack([view.carried, view.placed], axis=1)
     return np.concatenate([flags, view.best_stages], axis=1)
@@ -207,7 +208,7 @@ def _gain(index: int) -> Callable[[PickPlaceView], Array]:
         gain: Array = view.gains[:, index]
         return gain
 
-    term.__doc__ = f"Discounted gain in the stage '{STAGES[index]}'."
+    term.__doc__ = f"What the stage '{STAGES[index]}' pays."
     return term
 
 

@@ -149,7 +149,7 @@ def _success_stuck(rows: Sequence[Row], progress: float) -> Warning | None:
 
 
 def _needs_noise(rows: Sequence[Row], progress: float) -> Warning | None:
-    """Of the last rows that were evaluated; the actions of rollouts are drawn, those of tests not."""
+    """Of the last rows with an evaluation, whose actions are not drawn as those of rollouts are."""
     tested = [row for row in rows if row.get("eval/success_rate") is not None]
     drawn = _recent(tested, "rollout/success_rate")
     certain = _recent(tested, "eval/success_rate")
