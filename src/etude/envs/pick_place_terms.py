@@ -197,9 +197,10 @@ def rate(view: PickPlaceView) -> Array:
     stages[:, 1] = np.where(later, 1.0, 0.5 + 0.5 * np.cos(4.0 * (view.cube_yaw - view.hand_yaw)))
     stages[:, 2] = np.where(later, 1.0, 0.5 * around * (1.0 - open_share))
     stages[:, 3] = np.where(placed, 1.0, held * (1.0 - np.tanh(2.5 * way)))
-    stages[:, 4] = placed * gentleness(view) * (0.5 + 0.5 * np.exp(-((error / 0.015) ** 2)))
-    stages[:, 5] = placed * open_share
-    stages[:, 6] = placed * free(view) * np.minimum(away / CLEAR, 1.0)
+    gently = placed * gentleness(view)
+    stages[:, 4] = gently * (0.5 + 0.5 * np.exp(-((error / 0.015) ** 2)))
+    stages[:, 5] = gently * open_share
+    stages[:, 6] = gently * free(view) * np.minimum(away / CLEAR, 1.0)
     return stages
 
 
