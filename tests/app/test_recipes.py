@@ -119,7 +119,7 @@ def test_gains_of_a_potential_are_discounted_as_the_learner_discounts(name: str)
     other = recipe.model_copy(
         update={"algorithm": recipe.algorithm.model_copy(update={"gamma": 0.9})}
     )
-    with pytest.raises(UsageError, match="Use --env.discount 0.9"):
+    with pytest.raises(UsageError, match=r"Use --env\.discount 0\.9"):
         make_plan(other)
     tied = other.task.model_copy(update={"discount": 0.9})
     assert make_plan(other.model_copy(update={"env": tied})).recipe == name

@@ -185,7 +185,7 @@ def pick_place() -> Recipe:
     """A Kuka arm learns to pick up a cube by friction and put it down at a target."""
     return Recipe(
         name="pick-place",
-        env=PickPlaceConfig(max_episode_steps=100, discount=0.95),
+        env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
         policy=PolicyConfig(init_std=0.6, critic_reads=("state", "critic")),
         collector=CollectorConfig(rows=64, group_rows=32, threads=2, engine_threads=2),
         algorithm=PPOConfig(
@@ -209,7 +209,7 @@ def pick_place_original() -> Recipe:
     return tuned.model_copy(
         update={
             "name": "pick-place-original",
-            "env": PickPlaceConfig(max_episode_steps=100, discount=0.99),
+            "env": PickPlaceConfig(max_episode_steps=50, discount=0.99),
             "policy": tuned.policy.model_copy(update={"init_std": 1.0}),
             "collector": CollectorConfig(rows=8, group_rows=4, threads=2),
             "algorithm": PPOConfig(
@@ -235,7 +235,7 @@ def pick_place_anywhere() -> Recipe:
     return fixed.model_copy(
         update={
             "name": "pick-place-anywhere",
-            "env": PickPlaceConfig.anywhere(discount=0.95),
+            "env": PickPlaceConfig.anywhere(max_episode_steps=60, discount=0.95),
             "policy": fixed.policy.model_copy(update={"hidden": (128, 128)}),
             "collector": CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
             "algorithm": fixed.algorithm.model_copy(

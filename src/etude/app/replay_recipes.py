@@ -47,7 +47,7 @@ def pick_place_sac() -> Recipe:
     """Pick-and-place learned by SAC from replayed experience: fewer steps, more gradients."""
     return Recipe(
         name="pick-place-sac",
-        env=PickPlaceConfig(max_episode_steps=100, discount=0.95),
+        env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
         collector=CollectorConfig(rows=32, group_rows=16, threads=2),
         policy=PolicyConfig(
             kind="squashed",
