@@ -123,6 +123,7 @@ def test_gains_of_a_potential_are_discounted_as_the_learner_discounts(name: str)
         make_plan(other)
     tied = other.task.model_copy(update={"discount": 0.9})
     assert make_plan(other.model_copy(update={"env": tied})).recipe == name
-    # A sum of rewards has no discount to agree on.
-    summed = other.task.model_copy(update={"episodic": True})
-    assert make_plan(other.model_copy(update={"env": summed})).recipe == name
+    # A sum of rewards has no discount to agree on, and neither has a reward without a potential.
+    for change in ({"episodic": True}, {"shaping": 0.0}):
+        free = other.task.model_copy(update=change)
+        assert make_plan(other.model_copy(update={"env": free})).recipe == name

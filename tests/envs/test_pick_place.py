@@ -265,14 +265,15 @@ def record(
     return np.array(rewards), np.array(stages), result.terminated
 
 
-def test_lingering_and_going_to_and_fro_earn_nothing() -> None:
+@pytest.mark.parametrize("shaping", [0.0, 0.3, 1.0])
+def test_lingering_and_going_to_and_fro_earn_nothing(shaping: float) -> None:
     """Discounted as a learner does, a path is worth what it reached first, and its two ends.
 
     Only the new heights of a stage count, each when it is reached; the rest of the reward is worth
     gamma^T phi(end) - phi(start), however long and wherever the arm lingers in between.
     """
     steps, rows, gamma = 22, 12, 0.9
-    config = PickPlaceConfig.anywhere(discount=gamma, reward=STAGES_ALONE)
+    config = PickPlaceConfig.anywhere(discount=gamma, shaping=shaping, reward=STAGES_ALONE)
     expert = PickPlaceExpert(config, rows)
     noise = iter(np.random.default_rng(0).normal(0, 0.2, (steps, rows, 5)).astype(np.float32))
 
@@ -289,14 +290,14 @@ def test_lingering_and_going_to_and_fro_earn_nothing() -> None:
     discounts = gamma ** np.arange(steps)
     potential = stages @ weights
     assert (np.diff(potential, axis=0) < -0.01).any(), "some step must lose, or this shows little"
-    expected = discounts @ news + gamma**steps * potential[-1] - potential[0]
+    expected = discounts @ news + shaping * (gamma**steps * potential[-1] - potential[0])
     np.testing.assert_allclose(discounts @ rewards, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.99])
 def test_where_an_episode_terminates_the_potential_is_zero(gamma: float) -> None:
     """What a cube thrown off the table had been worth is given back."""
-    config = PickPlaceConfig(discount=gamma, reward=STAGES_ALONE)
+    config = PickPlaceConfig(discount=gamma, shaping=1.0, reward=STAGES_ALONE)
     env = PickPlace(config, 2)
     env.reset(KEY)
     beside = env.simulation.model.joint("cube").qposadr[0]

@@ -115,6 +115,9 @@ class PickPlaceConfig(EnvBase):
     integrator: Integrator = Field("discrete", description="implicitfast needs 200 substeps.")
     max_episode_steps: int = Field(200, ge=1, le=200, description="Control steps at most.")
     reward: PickPlaceReward = Field(PickPlaceReward(), description="Weights of the terms.")
+    shaping: float = Field(
+        0.3, ge=0, description="Share of the stages' weights with which they are a potential too."
+    )
     discount: float = Field(
         0.95,
         gt=0,
@@ -127,7 +130,7 @@ class PickPlaceConfig(EnvBase):
     )
 
     def shaping_discount(self) -> float | None:
-        return None if self.episodic else self.discount
+        return None if self.episodic or not self.shaping else self.discount
 
     @classmethod
     def anywhere(cls, **changes: Any) -> Self:
@@ -338,7 +341,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         # would be a reward of its own. Where time runs out it stays, and so does the value.
         goes_on = ~(view.success | view.fallen)
         shaping = self._discount * view.stages * goes_on[:, None] - before
-        np.add(best - view.best_stages, shaping, out=view.gains)
+        np.add(best - view.best_stages, self._config.shaping * shaping, out=view.gains)
         view.best_stages[:] = best
 
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
