@@ -44,7 +44,7 @@ def td3() -> Recipe:
 
 
 def pick_place_sac() -> Recipe:
-    """Pick-and-place learned by SAC from replayed experience: fewer steps, more gradients."""
+    """Pick-and-place by SAC: fewer steps than by PPO, and three times the gradients."""
     return Recipe(
         name="pick-place-sac",
         env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
@@ -57,14 +57,15 @@ def pick_place_sac() -> Recipe:
         ),
         algorithm=SACConfig(
             rollout_steps=8,
-            train_batches=128,
+            train_batches=64,
             warmup_steps=5_120,
             gamma=0.95,
             capacity=200_000,
             initial_alpha=0.02,
+            target_entropy=-2.0,
             normalise_observations=True,
         ),
-        clock=ClockConfig(total_timesteps=100_096, cycles=4, iterations=20),
+        clock=ClockConfig(total_timesteps=76_800, cycles=5, iterations=20),
         evaluation=EvaluationConfig(every="1 cycle", episodes=10, rows=10, group_rows=10),
     )
 
