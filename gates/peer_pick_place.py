@@ -169,8 +169,8 @@ def run_sb3(pipe: Connection, num_envs: int, threads: int | None, seed: int) -> 
 
     if threads is not None:
         torch.set_num_threads(threads)
-    config, turns = etude.recipes.pick_place().env, Turns(pipe)
-    envs = [TimedEnv(config) for _ in range(num_envs)]
+    config, turns = etude.recipes.pick_place_original().env, Turns(pipe)
+    envs = [TimedEnv(config, ("state",)) for _ in range(num_envs)]
     rows = VecNormalize(DummyVecEnv([lambda env=env: env for env in envs]), gamma=0.99)
     model = PPO(
         "MlpPolicy",

@@ -86,6 +86,17 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 3},
         "evaluation": {"episodes": 4, "rows": 4, "group_rows": 2},
     },
+    "pick-place-original": {
+        "algorithm": {"rollout_steps": 64, "update_epochs": 1},
+        "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 2},
+        "evaluation": {"episodes": 2, "rows": 2, "group_rows": 2},
+    },
+    "pick-place-sac": {
+        "policy": {"hidden": (16,)},
+        "algorithm": {"train_batches": 5, "warmup_steps": 1_000},
+        "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 2},
+        "evaluation": {"episodes": 2, "rows": 2, "group_rows": 2},
+    },
     "pick-place-anywhere": {
         "collector": {"rows": 16, "group_rows": 8},
         "algorithm": {"minibatch_size": 128},

@@ -9,6 +9,9 @@ import yaml
 from pydantic import ValidationError
 
 from etude.app import recipes
+from etude.app.build import nest
+from etude.app.plan import make_plan
+from etude.core.clock import Interval
 from etude.core.errors import UsageError
 from toys import tiny_reach
 
@@ -94,3 +97,33 @@ def test_files_from_before_ray_are_read_as_they_were_meant(tmp_path: Path) -> No
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(content))
     assert recipes.find(str(path)) == tiny_reach()
+
+
+@pytest.mark.parametrize("name", ["pick-place", "pick-place-original", "pick-place-sac"])
+def test_pick_place_is_evaluated_as_often_as_whole_iterations_allow(name: str) -> None:
+    """Every 5,000 steps, or the nearest multiple of what an iteration collects; in one batch."""
+    recipe = recipes.find(name)
+    loops, every = nest(recipe), Interval.parse(recipe.evaluation.every)
+    assert every.unit == "cycles"
+    size = loops.steps_per_iteration
+    between = every.count * loops.iterations_per_cycle * size
+    assert between == min((n * size for n in range(1, 100)), key=lambda steps: abs(steps - 5_000))
+    assert recipe.evaluation.rows == recipe.evaluation.group_rows
+    assert recipe.evaluation.final_episodes == 100
+
+
+@pytest.mark.parametrize("name", ["pick-place", "pick-place-original", "pick-place-sac"])
+def test_gains_of_a_potential_are_discounted_as_the_learner_discounts(name: str) -> None:
+    recipe = recipes.find(name)
+    assert recipe.task.shaping_discount() == recipe.algorithm.gamma  # type: ignore[union-attr]
+    other = recipe.model_copy(
+        update={"algorithm": recipe.algorithm.model_copy(update={"gamma": 0.9})}
+    )
+    with pytest.raises(UsageError, match=r"Use --env\.discount 0\.9"):
+        make_plan(other)
+    tied = other.task.model_copy(update={"discount": 0.9})
+    assert make_plan(other.model_copy(update={"env": tied})).recipe == name
+    # A sum of rewards has no discount to agree on, and neither has a reward without a potential.
+    for change in ({"episodic": True}, {"shaping": 0.0}):
+        free = other.task.model_copy(update=change)
+        assert make_plan(other.model_copy(update={"env": free})).recipe == name

@@ -32,7 +32,7 @@ def test_gymnasium_accepts_it(config: AnyEnvConfig) -> None:
 
 @pytest.mark.parametrize("config", SHORT, ids=lambda c: c.kind)
 def test_it_is_the_batch_step_for_step(config: AnyEnvConfig) -> None:
-    batch, env = make_env(config, 1), AsGymnasium(config)
+    batch, env = make_env(config, 1), AsGymnasium(config, ("state",))
     stream, ends = np.random.default_rng(0), 0
     expected = batch.reset(Key(7).child("gymnasium"))["state"][0]
     obs, info = env.reset(seed=7)
@@ -57,6 +57,13 @@ def test_it_is_the_batch_step_for_step(config: AnyEnvConfig) -> None:
         np.testing.assert_array_equal(start, result.obs["state"][0])
         assert not np.array_equal(start, obs)
     assert ends == 3
+
+
+def test_several_observations_are_a_dict() -> None:
+    env = AsGymnasium(PickPlaceConfig())
+    assert isinstance(env.observation_space, spaces.Dict)
+    obs, _ = env.reset(seed=1)
+    assert {name: array.shape for name, array in obs.items()} == {"state": (27,), "critic": (9,)}
 
 
 def test_an_episode_given_up_halfway_is_not_repeated() -> None:

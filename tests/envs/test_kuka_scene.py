@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from etude.envs.kuka_scene import (
-    DAMPING,
     FINGERS,
     HAND_SITE,
     OBJECT_COLLISION,
-    STIFFNESS,
+    RESPONSE,
     STROKE,
     arm_table,
     kuka_spec,
@@ -84,8 +83,40 @@ def test_masses_and_limits_are_those_of_the_table() -> None:
         np.testing.assert_allclose(joint.axis, [0, 0, 1])
         servo = model.actuator(f"joint{index + 1}")
         np.testing.assert_allclose(servo.ctrlrange, link["range_rad"])
-        assert servo.gainprm[0] == STIFFNESS
-        assert servo.biasprm[2] == -DAMPING
+        np.testing.assert_allclose(servo.forcerange, [-link["torque_nm"], link["torque_nm"]])
+        assert servo.gainprm[0] == -servo.biasprm[1]
+        assert servo.biasprm[2] == 0.0
+        damping = model.dof_damping[model.joint(f"joint{index + 1}").dofadr[0]]
+        assert damping == pytest.approx(servo.gainprm[0] * RESPONSE)
+        assert damping * np.deg2rad(link["speed_deg_s"]) == pytest.approx(link["torque_nm"])
+
+
+@pytest.mark.parametrize("integrator", ["mjINT_IMPLICITFAST", "mjINT_DISCRETE"])
+@pytest.mark.parametrize("fingers", ["sliding", "locked"])
+def test_saturated_servos_keep_to_their_torque_and_the_arm_to_its_speed(
+    fingers: Any, integrator: str
+) -> None:
+    """Targets anywhere in the range, new ones before the old are reached."""
+    spec = kuka_spec(fingers=fingers, timestep=0.0125)
+    spec.option.integrator = getattr(mujoco.mjtIntegrator, integrator)
+    model = spec.compile()
+    data, table = mujoco.MjData(model), arm_table()
+    data.qpos[:7] = data.ctrl[:7] = HOME
+    stream, saturated = np.random.default_rng(0), np.zeros(7, np.bool_)
+    for _ in range(100):
+        data.ctrl[:7] = stream.uniform(*table.range.T)
+        for _ in range(8):
+            mujoco.mj_step(model, data)
+            force = np.abs(data.actuator_force[:7])
+            assert (force <= table.torque).all()
+            saturated |= force == table.torque
+            assert (np.abs(data.qvel[:7]) < 3.0 * table.speed).all()
+    assert saturated.all()
+    data.ctrl[:7] = HOME
+    for _ in range(400):
+        mujoco.mj_step(model, data)
+    np.testing.assert_allclose(data.qpos[:7], HOME, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(data.qvel[:7], 0.0, atol=1e-2)
 
 
 def run(spec: Any, steps: int = 100) -> np.ndarray:

@@ -8,15 +8,17 @@ import pytest
 from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from pydantic import ValidationError
 
+from etude.app import recipes
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.envs.kuka_scene import FINGERS, arm_table
-from etude.envs.pick_place import PickPlace, PickPlaceConfig
+from etude.envs.kuka_clearance import Clearance
+from etude.envs.kuka_scene import FINGERS, HAND_SITE, PALM, RESPONSE, arm_table
+from etude.envs.pick_place import GUESS, PickPlace, PickPlaceConfig, PickPlaceReward
 from etude.envs.pick_place_expert import PickPlaceExpert
 from etude.envs.pick_place_random import PickPlaceRandom, hashed_normal
-from etude.envs.pick_place_scene import CUBE_HALF, TABLE_CENTER
-from etude.envs.pick_place_terms import OUTCOMES, SLICES, STAGES, STATE
+from etude.envs.pick_place_scene import CUBE_HALF, TABLE_CENTER, scene_spec
+from etude.envs.pick_place_terms import CRITIC, OUTCOMES, SLICES, STAGES, STATE
 
 RANDOM = PickPlaceRandom(
     cube_mass=0.5, friction=0.3, servo_gain=0.2, observation_noise=0.002, observation_delay=2
@@ -246,28 +248,74 @@ def test_a_cube_that_leaves_the_table_ends_the_episode() -> None:
     assert OUTCOMES[int(result.episodes["outcome"][0])] == "never reached"
 
 
-def test_stages_add_up_to_their_end_minus_their_start() -> None:
-    """Whatever the path: so that lingering, or going to and fro, earns nothing."""
-    steps, rows = 22, 12
-    config = PickPlaceConfig.anywhere()
-    short = PickPlace(config.model_copy(update={"max_episode_steps": steps}), rows)
-    long, expert = PickPlace(config, rows), PickPlaceExpert(config, rows)
-    obs = short.reset(KEY)
-    long.reset(KEY)
-    start = long.view.stages.copy()
-    noise = np.random.default_rng(0).normal(0, 0.2, (steps, rows, 5)).astype(np.float32)
-    noise[:, :, -1] = 0.0
-    for step in range(steps):
-        action = np.clip(expert.act(obs) + noise[step], -1.0, 1.0)
-        result = short.step(action)
+STAGES_ALONE = PickPlaceReward(action_cost=0.0, success=0.0, fallen=0.0, align=0.5)
+
+
+def record(
+    env: PickPlace, act: Callable[[Observations], Array], steps: int
+) -> tuple[Array, Array, Array]:
+    """Rewards [steps, rows], stages [steps + 1, rows, 7], and whether [rows] terminated at last."""
+    obs = env.reset(KEY)
+    rewards, stages = [], [env.view.stages.copy()]
+    for _ in range(steps):
+        result = env.step(act(obs))
         obs = result.obs
-        long.step(action)
-    gained = long.view.stages - start
-    assert (gained[:, STAGES.index("carry")] > 0.1).any()
-    for index, name in enumerate(STAGES):
-        weight = getattr(config.reward, name)
-        found = result.episodes[f"reward/{name}"]
-        np.testing.assert_allclose(found, weight * gained[:, index], atol=1e-9)
+        rewards.append(result.reward.astype(np.float64))
+        stages.append(env.view.stages.copy())
+    return np.array(rewards), np.array(stages), result.terminated
+
+
+@pytest.mark.parametrize("shaping", [0.0, 0.3, 1.0])
+def test_lingering_and_going_to_and_fro_earn_nothing(shaping: float) -> None:
+    """Discounted as a learner does, a path is worth what it reached first, and its two ends.
+
+    Only the new heights of a stage count, each when it is reached; the rest of the reward is worth
+    gamma^T phi(end) - phi(start), however long and wherever the arm lingers in between.
+    """
+    steps, rows, gamma = 22, 12, 0.9
+    config = PickPlaceConfig.anywhere(discount=gamma, shaping=shaping, reward=STAGES_ALONE)
+    expert = PickPlaceExpert(config, rows)
+    noise = iter(np.random.default_rng(0).normal(0, 0.2, (steps, rows, 5)).astype(np.float32))
+
+    def hesitant(obs: Observations) -> Array:
+        action, shaking = expert.act(obs), next(noise)
+        shaking[:, -1] = 0.0
+        return np.clip(action + shaking, -1.0, 1.0)
+
+    rewards, stages, terminated = record(PickPlace(config, rows), hesitant, steps)
+    assert not terminated.any()
+    weights = np.array([getattr(config.reward, name) for name in STAGES])
+    assert (stages[-1, :, STAGES.index("carry")] - stages[0, :, STAGES.index("carry")] > 0.1).any()
+    news = np.diff(np.maximum.accumulate(stages, axis=0), axis=0) @ weights
+    discounts = gamma ** np.arange(steps)
+    potential = stages @ weights
+    assert (np.diff(potential, axis=0) < -0.01).any(), "some step must lose, or this shows little"
+    expected = discounts @ news + shaping * (gamma**steps * potential[-1] - potential[0])
+    np.testing.assert_allclose(discounts @ rewards, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.99])
+def test_where_an_episode_terminates_the_potential_is_zero(gamma: float) -> None:
+    """What a cube thrown off the table had been worth is given back."""
+    config = PickPlaceConfig(discount=gamma, shaping=1.0, reward=STAGES_ALONE)
+    env = PickPlace(config, 2)
+    env.reset(KEY)
+    beside = env.simulation.model.joint("cube").qposadr[0]
+    env.simulation.bind("qpos")[1, beside + 1] = 0.3 + CUBE_HALF
+    weights = np.array([getattr(config.reward, name) for name in STAGES])
+    terminated, best = np.zeros(2, np.bool_), env.view.stages.copy()
+    while not terminated.any():
+        before = env.view.stages.copy()
+        best = np.maximum(best, before)
+        result = env.step(np.array([[0, 0, 0, 1]] * 2, np.float32))
+        terminated = result.terminated
+    np.testing.assert_array_equal(terminated, [False, True])
+    assert (before[1] @ weights) > 0.1
+    assert result.reward[1] == pytest.approx(-(before[1] @ weights), abs=2e-2)
+    after = env.view.stages[0]
+    news = np.maximum(after - best[0], 0.0)
+    expected = (gamma * after - before[0] + news) @ weights
+    assert result.reward[0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_bonus_exceeds_what_is_left_to_gain_at_the_target() -> None:
@@ -331,6 +379,27 @@ def test_parts_of_the_observation_are_where_they_are_said_to_be() -> None:
     assert obs.shape[1] == sum(_widths())
 
 
+def test_what_the_success_test_remembers_is_for_the_critic_alone() -> None:
+    """Two arms that stand alike see the same, whatever has happened to their cubes before."""
+    still, seen = np.array([[0, 0, 0, 1]], np.float32), []
+    for carried in (False, True):
+        env = PickPlace(PickPlaceConfig(), 1)
+        env.reset(KEY)
+        view, cube = env.view, env.simulation.model.joint("cube").qposadr[0]
+        env.simulation.bind("qpos")[:, cube : cube + 3] = view.target
+        view.carried[:] = carried
+        obs = env.step(still).obs
+        assert (view.carried.all(), view.placed.all()) == (carried, carried)
+        parts = np.concatenate([term(view) for term in CRITIC.values()], axis=1)
+        assert_same_bits(obs["critic"], parts.astype(np.float32))
+        np.testing.assert_array_equal(obs["critic"][:, :2], [[carried, carried]])
+        seen.append(obs["state"])
+    assert_same_bits(*seen)
+    config = recipes.find("pick-place").policy
+    assert "critic" in config.critic_reads
+    assert "critic" not in config.actor_reads
+
+
 def test_fingers_feel_the_cube_and_not_the_table() -> None:
     env = PickPlace(PickPlaceConfig(cube_center=(0.1, -0.2)), 2)
     env.reset(KEY)
@@ -353,6 +422,10 @@ def test_randomised_episodes_start_alike_and_differ_after() -> None:
     assert_same_bits(envs[0].view.cube, envs[1].view.cube)
     mass = envs[1].simulation.expand("body_mass")[:, envs[1].simulation.model.body("cube").id]
     assert len(set(mass.tolist())) == 8
+    expand = envs[1].simulation.expand
+    stiffness, damping = expand("actuator_gainprm")[:, :7, 0], expand("dof_damping")[:, :7]
+    assert len(set(stiffness[:, 0].tolist())) == 8
+    np.testing.assert_allclose(damping / stiffness, RESPONSE)
     assert ((mass >= 0.05) & (mass <= 0.15)).all()
 
 
@@ -371,6 +444,126 @@ def test_observations_are_late_and_noisy_as_asked() -> None:
     noise = hashed_normal(np.arange(500, dtype=np.uint64), np.full(500, 7), 12)
     assert abs(noise.mean()) < 0.05
     assert abs(noise.std() - 1.0) < 0.05
+
+
+def disturbed(config: PickPlaceRandom, rows: int, steps: int) -> tuple[list[Array], list[Array]]:
+    """{"state"} of the same steps as they are shown, and as they are."""
+    env, plain = PickPlace(PickPlaceConfig(random=config), rows), PickPlace(PickPlaceConfig(), rows)
+    shown, true = [env.reset(KEY)["state"]], [plain.reset(KEY)["state"]]
+    for action in random_actions(plain, steps):
+        shown.append(env.step(action).obs["state"])
+        true.append(plain.step(action).obs["state"])
+    return shown, true
+
+
+def test_noise_cannot_be_averaged_away_within_an_observation() -> None:
+    """Whatever says the same of cube and target says it with the same error."""
+    size, rows = 0.01, 200
+    shown, true = disturbed(PickPlaceRandom(observation_noise=size), rows, 4)
+    last_cube: Array | None = None
+    for seen, real in zip(shown, true, strict=True):
+        noise = {name: (seen - real)[:, part] for name, part in SLICES.items()}
+        for name in ("hand_position", "hand_velocity", "hand_turn", "gripper", "cube_turn"):
+            assert not noise[name].any(), name
+        cube, target = noise["cube_offset"], noise["hand_to_target"]
+        assert abs(cube.std() / size - 1) < 0.1
+        assert abs(target.std() / size - 1) < 0.1
+        assert abs(np.corrcoef(cube.ravel(), target.ravel())[0, 1]) < 0.15
+        np.testing.assert_allclose(noise["target_offset"], target - cube, atol=1e-6)
+        if last_cube is not None:
+            moved = (cube - last_cube) / 0.1
+            np.testing.assert_allclose(noise["cube_velocity"], moved, atol=2e-6)
+            assert abs(np.corrcoef(cube.ravel(), last_cube.ravel())[0, 1]) < 0.15
+        last_cube = cube
+
+
+def test_a_measurement_that_is_shown_again_is_the_same() -> None:
+    """Until the first late observation arrives, the one at the start is all there is to see."""
+    late = PickPlaceRandom(observation_noise=0.01, observation_delay=3)
+    env = PickPlace(PickPlaceConfig(random=late), 16)
+    shown = [env.reset(KEY)["state"]]
+    for action in random_actions(env, 4):
+        shown.append(env.step(action).obs["state"])
+    delays = env.snapshot()["task"]["delay"]
+    assert delays.max() == 3
+    for row, delay in enumerate(delays.tolist()):
+        for step in range(1, delay + 1):
+            assert_same_bits(shown[step][row], shown[0][row])
+        assert (shown[delay + 1][row] != shown[0][row]).any()
+
+
+def lying_down(model: mujoco.MjModel, hand: Array) -> Array:
+    """[7] joint angles that put the hand at [3] m, its fingers level and pointing away."""
+    data, site = mujoco.MjData(model), model.site(HAND_SITE).id
+    data.qpos[:7] = GUESS
+    wanted = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
+    translation, rotation = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+    for _ in range(200):
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        turn = 0.5 * np.cross(data.site_xmat[site].reshape(3, 3), wanted, axis=0).sum(axis=1)
+        error = np.concatenate([hand - data.site_xpos[site], turn])
+        mujoco.mj_jacSite(model, data, translation, rotation, site)
+        jacobian = np.concatenate([translation, rotation])[:, :7]
+        square = jacobian @ jacobian.T + 0.0025 * np.eye(6)
+        data.qpos[:7] += jacobian.T @ np.linalg.solve(square, error)
+    assert np.abs(error).max() < 1e-6
+    return np.array(data.qpos[:7])
+
+
+@pytest.mark.parametrize("gap", [0.004, -0.0003])
+def test_a_cube_under_the_palm_is_not_let_go_of(gap: float) -> None:
+    """Fingers touch nothing and are 11 cm away, and the palm lies on the cube, or just over it."""
+    env = PickPlace(PickPlaceConfig(control="joint"), 2)
+    env.reset(KEY)
+    model, palm_half = env.simulation.model, 0.035
+    hand = TABLE_CENTER + np.array([0.1, 0.0, 2 * CUBE_HALF + palm_half + gap])
+    qpos, cube = env.simulation.bind("qpos"), model.joint("cube").qposadr[0]
+    qpos[:, :7] = lying_down(model, hand)
+    qpos[:, cube : cube + 2] = hand[:2] - [0.138 - 0.045, 0.0]
+    # The same arm, and a cube that lies beside it.
+    qpos[1, cube + 1] += 0.2
+    env.view.target[:, :2] = qpos[:, cube : cube + 2]
+    env.view.carried[:] = True
+    succeeded = np.zeros(2, np.bool_)
+    for _ in range(3):
+        result = env.step(np.array([[*[0] * 7, 1]] * 2, np.float32))
+        succeeded |= result.terminated
+        assert env.view.placed[0]
+        assert env.view.distance[0] > 0.1
+        assert not env.view.touch[0].any()
+    np.testing.assert_array_equal(succeeded, [False, True])
+
+
+def test_clearance_is_the_distance_to_the_nearest_surface() -> None:
+    """Against MuJoCo's own distance to a sphere so small that it is a point."""
+    env = PickPlace(PickPlaceConfig(), 1)
+    spec = scene_spec(0.0125)
+    spot = spec.worldbody.add_body(name="spot", mocap=True)
+    spot.add_geom(name="spot", type=mujoco.mjtGeom.mjGEOM_SPHERE, size=[1e-4, 0, 0])
+    model = spec.compile()
+    data, clearance = mujoco.MjData(model), Clearance(env.simulation)
+    stream, nearest = np.random.default_rng(0), set()
+    names = (PALM, *arm_table().names)
+    for _ in range(200):
+        angles = stream.uniform(*arm_table().range.T)
+        data.qpos[:7] = angles
+        env.simulation.bind("qpos")[0, :7] = angles
+        env.simulation.forward()
+        mujoco.mj_kinematics(model, data)
+        about = data.geom(names[stream.integers(len(names))]).xpos
+        point = about + stream.uniform(-0.3, 0.3, 3)
+        data.mocap_pos[0] = point
+        mujoco.mj_forward(model, data)
+        ids = [model.geom(name).id for name in names]
+        found = [
+            mujoco.mj_geomDistance(model, data, i, model.geom("spot").id, 9, None) for i in ids
+        ]
+        if min(found) < 0.0:
+            continue
+        nearest.add(names[int(np.argmin(found))])
+        assert clearance.of(point[None])[0] == pytest.approx(min(found) + 1e-4, abs=1e-5)
+    assert len(nearest) >= 6
 
 
 def test_a_config_that_would_start_solved_is_refused() -> None:

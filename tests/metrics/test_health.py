@@ -79,3 +79,24 @@ def test_large_steps_are_wrong_only_where_they_lead_nowhere(
             }
         )
     assert ("KL too high" in [warning.name for warning in health.warnings]) == told
+
+
+@pytest.mark.parametrize(
+    ("drawn", "certain", "evaluations", "expected"),
+    [
+        (0.95, 0.0, RECENT, ["success needs the noise"]),
+        (0.95, 0.0, RECENT - 1, []),  # not for long
+        (0.95, 0.6, RECENT, []),
+        (0.1, 0.0, RECENT, []),  # there is no success yet to speak of
+    ],
+)
+def test_success_that_only_noise_brings_is_named(
+    drawn: float, certain: float, evaluations: int, expected: list[str]
+) -> None:
+    """Also where only every other row holds an evaluation."""
+    health = Health(100)
+    for i in range(evaluations):
+        health.add({"iterations": 2 * i, "rollout/success_rate": drawn})
+        row = {"iterations": 2 * i + 1, "rollout/success_rate": drawn}
+        health.add({**row, "eval/success_rate": certain})
+    assert [warning.name for warning in health.warnings] == expected

@@ -58,6 +58,25 @@ def test_the_best_is_by_success_then_by_reward(monkeypatch: pytest.MonkeyPatch) 
     assert (evaluator.num_done, evaluator.num_episodes) == (6, 24)
 
 
+def test_of_policies_that_cannot_be_told_apart_the_later_is_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four episodes with a spread of 2: a standard error of 1, around the largest so far."""
+    evaluator, broadcast = make()
+    spread = np.array([-2.0, 2.0, -2.0, 2.0])
+    verdicts = []
+    for success, reward in [(1.0, 5.0), (1.0, 4.2), (1.0, 3.9), (1.0, 5.5), (1.0, 4.2), (0.5, 9.0)]:
+        fixed = {
+            "return": reward + spread,
+            "length": np.ones(4),
+            "is_success": np.full(4, success),
+        }
+        monkeypatch.setattr(evaluator, "episodes", lambda *_, fixed=fixed: fixed)
+        verdicts.append(evaluator.test(broadcast).is_best)
+    assert verdicts == [True, True, False, True, False, False]
+    assert evaluator.best == (1.0, 5.5)
+
+
 def test_a_summary() -> None:
     episodes = {"return": np.array([1.0, 3.0]), "length": np.array([4.0, 6.0])}
     assert summarise(episodes) == {

@@ -61,6 +61,7 @@ def look(recipe: Recipe) -> World:
             "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
         )
     _check_motions(recipe, len(spec.motions))
+    _check_discount(recipe)
     with torch.device("meta"):
         policy = make_policy(recipe.policy, spec, None)
     groups, tests = recipe.collector.num_groups, recipe.evaluation.episodes
@@ -85,6 +86,17 @@ def _check_motions(recipe: Recipe, num: int) -> None:
             f"The {num} motions are each played equally often, and evaluation.final_episodes "
             f"{config.final_episodes} is no multiple of that: use --evaluation.final-episodes "
             f"{near}, or 0 for none."
+        )
+
+
+def _check_discount(recipe: Recipe) -> None:
+    """Refuse gains of a potential that are discounted unlike what is learned from them."""
+    shaping, gamma = recipe.task.shaping_discount(), getattr(recipe.algorithm, "gamma", None)
+    if shaping is not None and gamma is not None and shaping != gamma:
+        raise UsageError(
+            f"This environment rewards gains of a potential with env.discount {shaping:g}, and "
+            f"algorithm.gamma is {gamma:g}: where they differ, lingering earns or costs. Use "
+            f"--env.discount {gamma:g}."
         )
 
 

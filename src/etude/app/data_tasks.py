@@ -121,7 +121,9 @@ def make_shown(recipe: Recipe, rows: int, threads: int = 1) -> ShownTask:
     if isinstance(recipe.task, ReachConfig):
         return ShownReach(recipe.task, rows, threads)
     if isinstance(recipe.task, PickPlaceConfig):
-        return ShownPickPlace(recipe.task, rows, threads)
+        # What is learned from demonstrations is the sum of an episode's rewards, undiscounted.
+        config = recipe.task.model_copy(update={"discount": 1.0})
+        return ShownPickPlace(config, rows, threads)
     raise UsageError(
         "Demonstrations are recorded of reach and pick-place, whose progress is known; "
         f"'{recipe.name}' has an environment of the kind '{recipe.task.kind}'."

@@ -24,6 +24,7 @@ from etude.app.replay_recipes import (
     episodic_ircr,
     episodic_short,
     offline,
+    pick_place_sac,
     reward_only,
     reward_only_debug,
     sac,
@@ -186,8 +187,8 @@ def pick_place() -> Recipe:
     """A Kuka arm learns to pick up a cube by friction and put it down at a target."""
     return Recipe(
         name="pick-place",
-        env=PickPlaceConfig(),
-        policy=PolicyConfig(init_std=0.6),
+        env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
+        policy=PolicyConfig(init_std=0.6, critic_reads=("state", "critic")),
         collector=CollectorConfig(rows=64, group_rows=32, threads=2, engine_threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
@@ -199,8 +200,34 @@ def pick_place() -> Recipe:
             entropy_coef=0.004,
             bound_coef=0.1,
         ),
-        clock=ClockConfig(total_timesteps=200_000, cycles=3, iterations=8),
-        evaluation=EvaluationConfig(every="3 epochs", episodes=50, rows=50, group_rows=25),
+        clock=ClockConfig(total_timesteps=200_000, cycles=3, iterations=5),
+        evaluation=EvaluationConfig(every="1 cycle", episodes=10, rows=10, group_rows=10),
+    )
+
+
+def pick_place_original() -> Recipe:
+    """Pick-and-place with the PPO settings of stable-baselines3: what tuning gains over them."""
+    tuned = pick_place()
+    return tuned.model_copy(
+        update={
+            "name": "pick-place-original",
+            "env": PickPlaceConfig(max_episode_steps=50, discount=0.99),
+            "policy": tuned.policy.model_copy(update={"init_std": 1.0}),
+            "collector": CollectorConfig(rows=8, group_rows=4, threads=2),
+            "algorithm": PPOConfig(
+                rollout_steps=256,
+                minibatch_size=64,
+                update_epochs=10,
+                learning_rate=3e-4,
+                gamma=0.99,
+                gae_lambda=0.95,
+                clip=0.2,
+                value_coef=1.0,
+                entropy_coef=0.01,
+                max_grad_norm=0.5,
+            ),
+            "clock": ClockConfig(total_timesteps=200_000, cycles=4, iterations=2),
+        }
     )
 
 
@@ -210,8 +237,8 @@ def pick_place_anywhere() -> Recipe:
     return fixed.model_copy(
         update={
             "name": "pick-place-anywhere",
-            "env": PickPlaceConfig.anywhere(),
-            "policy": PolicyConfig(hidden=(128, 128), init_std=0.6),
+            "env": PickPlaceConfig.anywhere(max_episode_steps=60, discount=0.95),
+            "policy": fixed.policy.model_copy(update={"hidden": (128, 128)}),
             "collector": CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
             "algorithm": fixed.algorithm.model_copy(
                 update={
@@ -237,6 +264,7 @@ def pick_place_short() -> Recipe:
             "name": "pick-place-short",
             "env": PickPlaceConfig.anywhere(
                 max_episode_steps=20,
+                discount=0.95,
                 random={**shaky, "observation_noise": 0.001, "observation_delay": 1},
             ),
             "collector": CollectorConfig(rows=32, group_rows=8, threads=2),
@@ -297,6 +325,8 @@ CATALOG: dict[str, Callable[[], Recipe]] = {
     "reach-at-scale": reach_at_scale,
     "reach-at-scale-short": reach_at_scale_short,
     "pick-place": pick_place,
+    "pick-place-original": pick_place_original,
+    "pick-place-sac": pick_place_sac,
     "pick-place-anywhere": pick_place_anywhere,
     "pick-place-short": pick_place_short,
     "imitate-walk": imitate_walk,

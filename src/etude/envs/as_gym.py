@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -24,8 +25,14 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
 
-    def __init__(self, env: BatchEnv | AnyEnvConfig) -> None:
-        """`env`: what configures a task, or an environment of one row, which is then ours."""
+    def __init__(
+        self, env: BatchEnv | AnyEnvConfig, observations: Sequence[str] | None = None
+    ) -> None:
+        """`env`: what configures a task, or an environment of one row, which is then ours.
+
+        observations: those to give, such as ("state",) for a policy that must not see "critic";
+        None gives all.
+        """
         batch = make_env(env, 1) if isinstance(env, Config) else env
         if batch.num_rows != 1:
             raise UsageError(
@@ -33,7 +40,9 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
                 "make it with one."
             )
         self.batch = batch
-        named = {name: _box(spec) for name, spec in batch.spec.observations.items()}
+        given = batch.spec.observations
+        named = {name: _box(given[name]) for name in observations or given}
+        self._names = tuple(named)
         self._single = next(iter(named)) if len(named) == 1 else None
         self.observation_space = named[self._single] if self._single else spaces.Dict(named)
         self.action_space = _action_space(batch.spec.action)
@@ -77,7 +86,7 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
     def _one(self, obs: Observations) -> Any:
         if self._single is not None:
             return obs[self._single][0].copy()
-        return {name: array[0].copy() for name, array in obs.items()}
+        return {name: obs[name][0].copy() for name in self._names}
 
     def _rows_of(self, action: Any) -> Array:
         """An action of the space as the batch takes it: [1, n], or [1] for a single choice."""

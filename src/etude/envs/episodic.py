@@ -25,6 +25,13 @@ class EnvBase(Config):
         """The environment that policies are judged in: this one, unless a kind knows better."""
         return self
 
+    def shaping_discount(self) -> float | None:
+        """The discount in rewards that are gains of a potential; None where there are none.
+
+        They leave the best policy as it is only where the learner discounts alike.
+        """
+        return None
+
 
 class Episodic:
     """An environment whose rewards are held back until an episode ends."""

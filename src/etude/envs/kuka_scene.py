@@ -15,11 +15,14 @@ import numpy as np
 
 from etude.core.contracts import Array
 
-STIFFNESS = 2000.0
-DAMPING = 200.0
-"""Gains of the joint position servos, N m / rad and N m s / rad. Their ratio makes the arm follow
-a new target with a time constant of 0.1 s. Torques are not clipped: a saturated servo loses the
-implicit damping that keeps it stable at 10 ms steps, and the light wrist then chatters."""
+RESPONSE = 0.1
+"""Time constant with which a joint follows a new target, s.
+
+A servo's stiffness is its torque limit over the way a joint covers at its speed limit in this time,
+and the joint's damping is stiffness times this time: at full torque a joint settles at its speed
+limit, as a motor does under its back-EMF. The damping is the joint's and not the servo's, because
+MuJoCo integrates a joint's damping implicitly whether or not the servo is saturated; the damping of
+a saturated servo is lost, and the light wrist then diverges at 10 ms steps."""
 
 STROKE = 0.085
 """Largest opening between the fingers, m."""
@@ -37,6 +40,8 @@ OBJECT_COLLISION = {"contype": 2, "conaffinity": 3}
 NO_COLLISION = {"contype": 0, "conaffinity": 0}
 
 HAND_SITE = "hand"
+PALM = "palm"
+"""Of the hand: its body and its geom."""
 Fingers = Literal["sliding", "locked"]
 
 _PALM_MASS, _FINGER_MASS = 0.7, 0.1
@@ -66,8 +71,16 @@ class ArmTable:
     """[7, 2] rad."""
     speed: Array
     """[7] rad/s: the manufacturer's limits."""
+    torque: Array
+    """[7] N m: likewise."""
     flange: Array
     """[3] m: where tools are mounted, in the last link's frame."""
+
+    @property
+    def stiffness(self) -> Array:
+        """[7] N m / rad, of the joints' position servos; see `RESPONSE`."""
+        stiffness: Array = self.torque / (self.speed * RESPONSE)
+        return stiffness
 
 
 def _unit(quaternions: list[list[float]]) -> Array:
@@ -95,6 +108,7 @@ def arm_table() -> ArmTable:
         inertia_rotation=_unit([link["inertia_quat"] for link in links]),
         range=column("range_rad"),
         speed=np.deg2rad(column("speed_deg_s")),
+        torque=column("torque_nm"),
         flange=np.array(data["flange_site_on_link7"], np.float64),
     )
 
@@ -160,13 +174,14 @@ def _add_links(
             explicitinertial=True,
             gravcomp=1.0,
         )
-        limits = table.range[index]
+        limits, stiffness = table.range[index], float(table.stiffness[index])
         link.add_joint(
             name=joint,
             type=mujoco.mjtJoint.mjJNT_HINGE,
             axis=[0, 0, 1],
             range=limits,
             limited=mujoco.mjtLimited.mjLIMITED_TRUE,
+            damping=[stiffness * RESPONSE, 0.0, 0.0],
         )
         link.add_geom(
             name=name,
@@ -182,8 +197,10 @@ def _add_links(
             trntype=mujoco.mjtTrn.mjTRN_JOINT,
             ctrlrange=limits,
             ctrllimited=mujoco.mjtLimited.mjLIMITED_TRUE,
+            forcerange=np.array([-1.0, 1.0]) * table.torque[index],
+            forcelimited=mujoco.mjtLimited.mjLIMITED_TRUE,
         )
-        servo.set_to_position(kp=STIFFNESS, kv=DAMPING)
+        servo.set_to_position(kp=stiffness)
         parent = link
     return parent
 
@@ -197,10 +214,10 @@ def _add_gripper(
 ) -> None:
     """Palm, two fingers that close along y, and the site "hand" between their tips."""
     box = mujoco.mjtGeom.mjGEOM_BOX
-    palm = link.add_body(name="palm", pos=table.flange, gravcomp=1.0)
+    palm = link.add_body(name=PALM, pos=table.flange, gravcomp=1.0)
     half = _PALM_DEPTH / 2
     palm.add_geom(
-        name="palm", type=box, size=[0.035, 0.06, half], pos=[0, 0, half], mass=_PALM_MASS, **bits
+        name=PALM, type=box, size=[0.035, 0.06, half], pos=[0, 0, half], mass=_PALM_MASS, **bits
     )
     palm.add_site(name=HAND_SITE, pos=[0, 0, _HAND_HEIGHT], size=[0.005, 0, 0])
     locked = fingers == "locked"

@@ -2,7 +2,7 @@
 
 The policy's outputs go straight to the controller. Success is earned by physics alone: the cube
 must have been off the table between two pressing fingers, and lie at rest in the target, let go
-of, with the hand away from it.
+of, with fingers, palm and links away from it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.envs.episodic import EnvBase
 from etude.envs.hand_control import HandControl, solve_pose
+from etude.envs.kuka_clearance import Clearance
 from etude.envs.kuka_scene import FINGERS, HAND_SITE, STROKE, ArmTable, arm_table
 from etude.envs.mujoco_batch import MujocoTask, Simulation
 from etude.envs.pick_place_random import Disturbance, ModelRandomiser, PickPlaceRandom
@@ -31,7 +32,15 @@ from etude.envs.pick_place_scene import (
     Integrator,
     scene,
 )
-from etude.envs.pick_place_terms import CLEAR, LOW, STAGES, PickPlaceView, pick_place_terms, rate
+from etude.envs.pick_place_terms import (
+    CLEAR,
+    LOW,
+    STAGES,
+    PickPlaceView,
+    free,
+    pick_place_terms,
+    rate,
+)
 from etude.envs.shot import Shot
 
 GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
@@ -56,7 +65,12 @@ _REST_STEPS = 2
 
 
 class PickPlaceReward(Config):
-    """Weights of the reward terms. Each stage pays its gain, so that lingering earns nothing."""
+    """Weights of the reward terms.
+
+    A stage pays each new height once, when it is first reached in an episode; and as a potential
+    phi it pays gamma phi(s') - phi(s), which says at once what a step gained or lost and adds
+    nothing to any policy's worth. So lingering, or going to and fro, earns nothing.
+    """
 
     reach: float = Field(1.0, description="For bringing the fingers around the cube, from above.")
     align: float = Field(0.0, description="For turning the hand along the cube.")
@@ -101,9 +115,22 @@ class PickPlaceConfig(EnvBase):
     integrator: Integrator = Field("discrete", description="implicitfast needs 200 substeps.")
     max_episode_steps: int = Field(200, ge=1, le=200, description="Control steps at most.")
     reward: PickPlaceReward = Field(PickPlaceReward(), description="Weights of the terms.")
+    shaping: float = Field(
+        0.3, ge=0, description="Share of the stages' weights with which they are a potential too."
+    )
+    discount: float = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="Of the potential in the reward: the same as algorithm.gamma. An episodic "
+        "reward is a sum, whose discount is 1.",
+    )
     random: PickPlaceRandom = Field(
         PickPlaceRandom(), description="How much physics and senses differ between episodes."
     )
+
+    def shaping_discount(self) -> float | None:
+        return None if self.episodic or not self.shaping else self.discount
 
     @classmethod
     def anywhere(cls, **changes: Any) -> Self:
@@ -130,8 +157,10 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._config = config
         self._home = solve_pose(model, np.array(GUESS), start, 0.0)
         self._hand_control = HandControl(simulation, table, self._home)
+        self._discount = 1.0 if config.episodic else config.discount
         self._speed = table.speed * (config.joint_speed * CONTROL_SECONDS)
         self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
+        self._clearance = Clearance(simulation)
         self._bind(simulation, table)
         self._last_hand = np.zeros((num_rows, 3))
         self._model = ModelRandomiser(config.random, simulation)
@@ -210,6 +239,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
             touch=flags(2),
             offset=numbers(3),
             distance=numbers(),
+            clearance=numbers(),
             height=numbers(),
             error=numbers(),
             held=flags(),
@@ -222,7 +252,8 @@ class PickPlace(MujocoTask[PickPlaceView]):
             fallen=flags(),
             drop=numbers(),
             stages=numbers(len(STAGES)),
-            last_stages=numbers(len(STAGES)),
+            best_stages=numbers(len(STAGES)),
+            gains=numbers(len(STAGES)),
             action=numbers(actions),
         )
 
@@ -251,8 +282,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._locate()
         self._feel()
         self._judge()
-        view.last_stages[:] = view.stages
-        view.stages[:] = rate(view)
+        self._pay()
         if self._disturbance is not None:
             self._disturbance.push(super()._observe()["state"])
 
@@ -263,6 +293,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         view.opening[:] = self._fingers.sum(axis=1)
         np.subtract(view.cube, view.hand, out=view.offset)
         np.sqrt(np.einsum("ij,ij->i", view.offset, view.offset), out=view.distance)
+        view.clearance[:] = self._clearance.of(view.cube)
         np.subtract(view.cube[:, 2], REST_HEIGHT, out=view.height)
         away = view.target - view.cube
         np.sqrt(away[:, 0] ** 2 + away[:, 1] ** 2, out=view.error)
@@ -286,7 +317,6 @@ class PickPlace(MujocoTask[PickPlaceView]):
         view, height = self.view, self.view.height
         inside = view.error <= self._config.radius
         down = height < LOW
-        free = ~view.touch.any(axis=1)
         lifted = view.held & (height > _LIFTED)
         np.logical_or(view.reached, view.distance < _NEAR, out=view.reached)
         np.logical_or(view.lifted, lifted, out=view.lifted)
@@ -296,10 +326,23 @@ class PickPlace(MujocoTask[PickPlaceView]):
         np.logical_and(view.carried, inside & down, out=view.placed)
         np.copyto(view.drop, np.maximum(height, 0.0), where=view.held)
         still = np.abs(view.cube_velocity).max(axis=1) < _SLOW
-        rests = view.placed & free & still & (height < 0.002) & (view.distance > CLEAR)
+        away = np.minimum(view.distance, view.clearance) > CLEAR
+        rests = view.placed & free(view) & still & (height < 0.002) & away
         np.multiply(view.rested + 1.0, rests, out=view.rested)
         np.greater_equal(view.rested, _REST_STEPS, out=view.success)
         np.less(height, -0.03, out=view.fallen)
+
+    def _pay(self) -> None:
+        """What the stages are worth: new heights, once, and the gain of the potential."""
+        view, before = self.view, self.view.stages.copy()
+        view.stages[:] = rate(view)
+        best = np.maximum(view.best_stages, view.stages)
+        # Where an episode terminates nothing is left to hope for: there the potential is 0, or it
+        # would be a reward of its own. Where time runs out it stays, and so does the value.
+        goes_on = ~(view.success | view.fallen)
+        shaping = self._discount * view.stages * goes_on[:, None] - before
+        np.add(best - view.best_stages, self._config.shaping * shaping, out=view.gains)
+        view.best_stages[:] = best
 
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         config, count = self._config, self._home.size
@@ -342,14 +385,14 @@ class PickPlace(MujocoTask[PickPlaceView]):
         view.command[rows] = 1.0
         self._last_hand[rows] = view.hand[rows]
         self._locate()
-        view.stages[rows] = rate(view)[rows]
+        view.stages[rows] = view.best_stages[rows] = rate(view)[rows]
         if self._disturbance is not None:
             self._disturbance.begin(rows, super()._observe()["state"][rows])
 
     def _observe(self) -> Observations:
         if self._disturbance is None:
             return super()._observe()
-        return {"state": self._disturbance.observe(self._elapsed)}
+        return super()._observe() | {"state": self._disturbance.observe(self._elapsed)}
 
     def _memory(self) -> dict[str, Array]:
         # What the next step reads before it writes; the rest of the view follows from these.
@@ -367,4 +410,5 @@ class PickPlace(MujocoTask[PickPlaceView]):
             "rested": view.rested,
             "drop": view.drop,
             "stages": view.stages,
+            "best_stages": view.best_stages,
         }

@@ -11,8 +11,8 @@ from pydantic import Field
 from etude.core.contracts import Array
 from etude.core.recipe import Config
 from etude.envs.mujoco_batch import Simulation
-from etude.envs.pick_place_scene import CUBE
-from etude.envs.pick_place_terms import MEASURED, SLICES
+from etude.envs.pick_place_scene import CONTROL_SECONDS, CUBE
+from etude.envs.pick_place_terms import SLICES
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -27,7 +27,9 @@ class PickPlaceRandom(Config):
         0.0, ge=0, lt=1, description="Stiffness and damping of each arm joint: likewise."
     )
     observation_noise: float = Field(
-        0.0, ge=0, description="Standard deviation of measured positions, m."
+        0.0,
+        ge=0,
+        description="Standard deviation of the measured positions of cube and target, m.",
     )
     observation_delay: int = Field(
         0, ge=0, le=10, description="Observations are up to so many control steps old."
@@ -54,6 +56,8 @@ class ModelRandomiser:
         self._friction = float(model.geom_friction[self._geom, 0])
         self._gain = model.actuator_gainprm[self._servos].copy()
         self._bias = model.actuator_biasprm[self._servos].copy()
+        self._dofs = model.jnt_dofadr[model.actuator_trnid[self._servos, 0]]
+        self._damping = model.dof_damping[self._dofs].copy()
 
     def draw(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         """New values for rows [k]."""
@@ -70,17 +74,24 @@ class ModelRandomiser:
             share = 1.0 + config.friction * draws[:, 1]
             simulation.expand("geom_friction")[rows, self._geom, 0] = self._friction * share
         if config.servo_gain:
-            # Both gains alike: the servo keeps its time constant and bends more under load.
-            shares = (1.0 + config.servo_gain * draws[:, 2:])[:, :, None]
+            # Both alike: the joint keeps its time constant and bends more under load.
+            shares = 1.0 + config.servo_gain * draws[:, 2:]
             where = np.ix_(rows, self._servos)
-            simulation.expand("actuator_gainprm")[where] = self._gain * shares
-            simulation.expand("actuator_biasprm")[where] = self._bias * shares
+            simulation.expand("actuator_gainprm")[where] = self._gain * shares[:, :, None]
+            simulation.expand("actuator_biasprm")[where] = self._bias * shares[:, :, None]
+            damping = self._damping * shares
+            simulation.expand("dof_damping")[np.ix_(rows, self._dofs)] = damping
 
 
 class Disturbance:
     """Late and noisy observations. Noise is a hash of an episode's seed and the time.
 
     So nothing but the seed must be kept, and it does not matter how often one looks.
+
+    Two positions are measured, the cube's and the target's, and each measurement is disturbed once:
+    all that an observation says of them is derived from the same disturbed numbers, and a
+    measurement that is shown again is shown as it was. So no part of an observation can be used to
+    average the noise of another away. The hand is exact, as joint encoders are.
     """
 
     def __init__(self, config: PickPlaceRandom, num_rows: int, width: int) -> None:
@@ -90,7 +101,6 @@ class Disturbance:
         self.delay = np.zeros(num_rows, np.int64)
         self.history = np.zeros((num_rows, config.observation_delay + 1, width), np.float32)
         """[rows, delay + 1, n]: the latest observation first."""
-        self._columns = np.concatenate([np.arange(width)[SLICES[name]] for name in MEASURED])
 
     def draw(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         """Noise and delay of the new episodes of rows [k]."""
@@ -111,9 +121,20 @@ class Disturbance:
         """[rows, n] float32, after `elapsed` [rows] control steps of the episodes."""
         seen: Array = self.history[self._rows, self.delay]
         if self._config.observation_noise:
-            noise = hashed_normal(self.seed, elapsed, self._columns.size)
-            seen[:, self._columns] += (noise * self._config.observation_noise).astype(np.float32)
+            self._disturb(seen, np.maximum(elapsed - self.delay, 0))
         return seen
+
+    def _disturb(self, seen: Array, measured: Array) -> None:
+        """Add the noise of measurements at [rows] control steps to observations [rows, n]."""
+        size = self._config.observation_noise
+        cube, target = np.split(hashed_normal(self.seed, measured, 6) * size, 2, axis=1)
+        before = hashed_normal(self.seed, measured - 1, 6)[:, :3] * size
+        # A cube that was never seen before is taken to be still.
+        change = np.where(measured[:, None] > 0, cube - before, 0.0) / CONTROL_SECONDS
+        seen[:, SLICES["cube_offset"]] += cube.astype(np.float32)
+        seen[:, SLICES["cube_velocity"]] += change.astype(np.float32)
+        seen[:, SLICES["target_offset"]] += (target - cube).astype(np.float32)
+        seen[:, SLICES["hand_to_target"]] += target.astype(np.float32)
 
     def memory(self) -> dict[str, Array]:
         return {"noise_seed": self.seed, "delay": self.delay, "history": self.history}

@@ -13,7 +13,7 @@ from etude.envs.mujoco_batch import Term, Terms
 from etude.envs.pick_place_scene import CUBE_HALF, TABLE_CENTER
 
 STAGES = ("reach", "align", "grasp", "carry", "place", "release", "clear")
-"""Parts of the staged potential; each reward term is the gain in one of them."""
+"""Parts of the staged potential; each is a reward term."""
 
 OUTCOMES = (
     "success",
@@ -29,7 +29,9 @@ OUTCOMES = (
 TENT = 0.05
 """How high above the table the cube is best carried, and above the cube the hand approaches, m."""
 CLEAR = 0.06
-"""How far from the cube's centre the hand counts as away, m."""
+"""How far from the cube's centre hand, palm and links count as away, m."""
+_CORNER = CUBE_HALF * 3**0.5
+"""How far from its centre the cube reaches: what is further away cannot touch it, m."""
 LOW = 0.008
 """A cube no higher than this above the table counts as put down, m."""
 _DROPPED = 0.02
@@ -68,6 +70,8 @@ class PickPlaceView:
     """[rows, 3] m from hand to cube."""
     distance: Array
     """[rows] m from hand to cube."""
+    clearance: Array
+    """[rows] m from the cube's centre to the nearest surface of palm and links."""
     height: Array
     """[rows] m of the cube above the table."""
     error: Array
@@ -92,8 +96,10 @@ class PickPlaceView:
     """[rows] m above the table when last held."""
     stages: Array
     """[rows, 7], each 0 to 1: see `STAGES`."""
-    last_stages: Array
-    """[rows, 7], one control step ago."""
+    best_stages: Array
+    """[rows, 7]: the most of each so far in this episode."""
+    gains: Array
+    """[rows, 7]: what each stage pays for the last control step."""
     action: Array
     """[rows, n] in [-1, 1]."""
 
@@ -143,8 +149,13 @@ def hand_to_target(view: PickPlaceView) -> Array:
 
 
 def progress(view: PickPlaceView) -> Array:
-    """Whether the cube has been carried, and lies in the target, [rows, 2]."""
-    return np.stack([view.carried, view.placed], axis=1)
+    """Whether the cube has been carried, and lies in the target; the best stages, [rows, 9].
+
+    Success test and reward remember these, and no sensor tells them: they are for the value
+    function alone.
+    """
+    flags = np.stack([view.carried, view.placed], axis=1)
+    return np.concatenate([flags, view.best_stages], axis=1)
 
 
 def joint_position(view: PickPlaceView) -> Array:
@@ -160,6 +171,12 @@ def gentleness(view: PickPlaceView) -> Array:
     return gentle
 
 
+def free(view: PickPlaceView) -> Array:
+    """[rows] bool: no finger touches the cube, and neither palm nor links can."""
+    untouched: Array = ~view.touch.any(axis=1) & (view.clearance > _CORNER)
+    return untouched
+
+
 def rate(view: PickPlaceView) -> Array:
     """The staged potential, [rows, 7]: a later stage counts only once the earlier are done."""
     held, placed, distance, error = view.held, view.placed, view.distance, view.error
@@ -172,7 +189,7 @@ def rate(view: PickPlaceView) -> Array:
     approach = flat + np.abs(offset[:, 2] + above)
     # Up, over and down: likewise along a tent over the table.
     way = error + np.abs(view.height - np.minimum(error, TENT))
-    touched = view.touch.any(axis=1)
+    away = np.minimum(distance, view.clearance)
     around = np.exp(-((distance / CUBE_HALF) ** 2))
     open_share = view.opening / STROKE
     stages = np.empty((distance.size, len(STAGES)))
@@ -180,18 +197,19 @@ def rate(view: PickPlaceView) -> Array:
     stages[:, 1] = np.where(later, 1.0, 0.5 + 0.5 * np.cos(4.0 * (view.cube_yaw - view.hand_yaw)))
     stages[:, 2] = np.where(later, 1.0, 0.5 * around * (1.0 - open_share))
     stages[:, 3] = np.where(placed, 1.0, held * (1.0 - np.tanh(2.5 * way)))
-    stages[:, 4] = placed * gentleness(view) * (0.5 + 0.5 * np.exp(-((error / 0.015) ** 2)))
-    stages[:, 5] = placed * open_share
-    stages[:, 6] = placed * ~touched * np.minimum(distance / CLEAR, 1.0)
+    gently = placed * gentleness(view)
+    stages[:, 4] = gently * (0.5 + 0.5 * np.exp(-((error / 0.015) ** 2)))
+    stages[:, 5] = gently * open_share
+    stages[:, 6] = gently * free(view) * np.minimum(away / CLEAR, 1.0)
     return stages
 
 
 def _gain(index: int) -> Callable[[PickPlaceView], Array]:
     def term(view: PickPlaceView) -> Array:
-        gain: Array = view.stages[:, index] - view.last_stages[:, index]
+        gain: Array = view.gains[:, index]
         return gain
 
-    term.__doc__ = f"Gain in the stage '{STAGES[index]}'."
+    term.__doc__ = f"What the stage '{STAGES[index]}' pays."
     return term
 
 
@@ -224,14 +242,14 @@ def drop_height(view: PickPlaceView) -> Array:
 
 def outcome(view: PickPlaceView) -> Array:
     """What became of the episode, as an index into `OUTCOMES`."""
-    free, down = ~view.touch.any(axis=1), view.height < LOW
+    released, down = free(view), view.height < LOW
     kinds = [
         (view.success, "success"),
         (~view.reached, "never reached"),
         (~view.lifted, "reached but no grasp"),
-        (view.fallen | (free & (view.drop > _DROPPED) & ~view.placed), "dropped"),
-        (view.placed & ~free, "not released"),
-        (free & down & ~view.placed, "placed wrong"),
+        (view.fallen | (released & (view.drop > _DROPPED) & ~view.placed), "dropped"),
+        (view.placed & ~released, "not released"),
+        (released & down & ~view.placed, "placed wrong"),
     ]
     return np.select(
         [mask for mask, _ in kinds],
@@ -250,22 +268,24 @@ STATE: dict[str, Term[PickPlaceView]] = {
     "cube_turn": cube_turn,
     "target_offset": target_offset,
     "hand_to_target": hand_to_target,
-    "progress": progress,
 }
 """The observation "state", in this order."""
-_WIDTHS = (3, 3, 2, 4, 3, 3, 3, 3, 3, 2)
+_WIDTHS = (3, 3, 2, 4, 3, 3, 3, 3, 3)
 SLICES = {
     name: slice(sum(_WIDTHS[:index]), sum(_WIDTHS[: index + 1])) for index, name in enumerate(STATE)
 }
 """Where each part of "state" is."""
-MEASURED = ("hand_position", "cube_offset", "target_offset", "hand_to_target")
-"""Parts that are positions in metres."""
+CRITIC: dict[str, Term[PickPlaceView]] = {"progress": progress}
+"""The observation "critic": what only a value function may read."""
 
 
 def pick_place_terms(joints: bool) -> Terms[PickPlaceView]:
     """joints: whether the joint angles are observed too, as joint control needs them."""
     return Terms(
-        observations={"state": {**STATE, **({"joints": joint_position} if joints else {})}},
+        observations={
+            "state": {**STATE, **({"joints": joint_position} if joints else {})},
+            "critic": CRITIC,
+        },
         rewards={
             **{name: _gain(index) for index, name in enumerate(STAGES)},
             "action_cost": action_cost,

@@ -148,6 +148,21 @@ def _success_stuck(rows: Sequence[Row], progress: float) -> Warning | None:
     )
 
 
+def _needs_noise(rows: Sequence[Row], progress: float) -> Warning | None:
+    """Of the last rows with an evaluation, whose actions are not drawn as those of rollouts are."""
+    tested = [row for row in rows if row.get("eval/success_rate") is not None]
+    drawn = _recent(tested, "rollout/success_rate")
+    certain = _recent(tested, "eval/success_rate")
+    if not (drawn and certain) or fmean(certain) > 0.5 * fmean(drawn) or min(drawn) < 0.2:
+        return None
+    return Warning(
+        "success needs the noise",
+        f"{fmean(drawn):.0%} of episodes succeed with exploration noise and {fmean(certain):.0%} "
+        "with the most likely actions: train on, or lower algorithm.entropy_coef so that the "
+        "spread falls",
+    )
+
+
 def _exploration(row: Row) -> str:
     """The fields by which the algorithm that logs such rows explores."""
     if "train/ent_coef" in row:
@@ -198,6 +213,7 @@ RULES: tuple[Rule, ...] = (
     _entropy_collapsed,
     _value_blind,
     _success_stuck,
+    _needs_noise,
     _term_dominates,
     _style_saturated,
 )
@@ -206,6 +222,7 @@ _READ = frozenset(
     {
         "iterations",
         "rollout/success_rate",
+        "eval/success_rate",
         "rollout/ep_rew_mean",
         "train/approx_kl",
         "train/std",

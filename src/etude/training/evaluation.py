@@ -112,11 +112,25 @@ class Evaluator:
         metrics = summarise(episodes)
         self.num_done += 1
         self.num_episodes += int(metrics["eval/episodes"])
-        score = (metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"])
-        is_best = self.best is None or score > self.best
-        if is_best:
-            self.best = score
-        return Verdict(metrics, is_best, episodes)
+        return Verdict(metrics, self._is_best(metrics), episodes)
+
+    def _is_best(self, metrics: dict[str, float]) -> bool:
+        """By success, then by mean reward; where that cannot tell the two apart, the later one.
+
+        Few episodes leave many policies with the same success, and the largest of their mean
+        rewards is mostly luck: one less by no more than its standard error is as good, and has
+        trained longer. What it is held against stays the largest, so that it cannot creep down.
+        """
+        success, reward = metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"]
+        error = metrics["eval/std_reward"] / metrics["eval/episodes"] ** 0.5
+        best = self.best
+        if best is None or success > best[0]:
+            self.best = (success, reward)
+            return True
+        if success < best[0] or reward <= best[1] - error:
+            return False
+        self.best = (success, max(reward, best[1]))
+        return True
 
     def state_dict(self) -> Tree:
         return _memory(self)
