@@ -11,8 +11,8 @@ The end of a run is not compared, since every variant ends near 100 %. Differenc
 seed, with 95 % intervals (Student's t). What is finished is kept in FILE, so a gate that was
 stopped goes on where it was.
 
-Exits 1 where a variant that is the default is worse, beyond its interval, than the alternative
-beside it: V-trace than GAE under lag 1, or uniform than prioritised draws.
+Exits 1 where a variant that is the default has the smaller area, beyond its interval, than the
+alternative beside it: V-trace than GAE under lag 1, or uniform than prioritised draws.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def main() -> int:
         if f"{recipe} | {variant} | {seed}" not in done
     ]
     extra = [word for pair in options.set for word in pair]
+    if done.setdefault("set", extra) != extra:
+        parser.error(f"{options.out} holds results with --set {done['set']}: name another --out")
 
     def one(job: tuple[str, str, int]) -> tuple[str, dict[str, float]]:
         return " | ".join(map(str, job)), train(*job, extra)
@@ -86,8 +88,8 @@ def main() -> int:
     ]
     for sentence in bad:
         print(sentence)
-    print(f"learning: {len(done)} trainings, {len(bad)} defaults worse than their alternative")
-    return 1 if bad or not done else 0
+    print(f"learning: {len(done) - 1} trainings, {len(bad)} defaults worse than their alternative")
+    return 1 if bad or len(done) < 2 else 0
 
 
 def train(recipe: str, variant: str, seed: int, extra: list[str]) -> dict[str, float]:
@@ -99,7 +101,7 @@ def train(recipe: str, variant: str, seed: int, extra: list[str]) -> dict[str, f
         options += ["--evaluation.final-episodes", "0", *extra]
         base = [sys.executable, "-m", "etude"]
         plan = subprocess.run(
-            [*base, "plan", recipe, "--json"], check=True, capture_output=True, text=True
+            [*base, "plan", recipe, "--json", *extra], check=True, capture_output=True, text=True
         )
         sizes = json.loads(plan.stdout)["geometry"]
         options += ["--clock.iterations", str(max(ROW_STEPS // sizes["buffer_steps"], 1))]

@@ -42,11 +42,10 @@ import numpy as np
 
 import etude
 from machine import report_load
+from results import T95, half_width
 
 SECONDS = 600.0
 METHODS = ("rrd", "given", "ircr")
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
-"""Student's t, 97.5 %, by degrees of freedom."""
 CHEETAH = (
     *("sac", "--env.id", "HalfCheetah-v5", "--env.episodic"),
     *("--clock.total-timesteps", "100000", "--evaluation.every", "20000 steps"),
@@ -186,7 +185,7 @@ def summary(results: list[Result]) -> str:
     means = means_of(results)
     text = f"return {means.mean():.2f}"
     if len(means) > 1:
-        half = T95[min(len(means) - 1, 8)] * means.std(ddof=1) / math.sqrt(len(means))
+        half = half_width(means)
         text += f" ± {half:.2f} (95 %, {len(means)} seeds)"
     return text + succeeded(results)
 
@@ -203,7 +202,7 @@ def beats(ours: list[Result], theirs: list[Result], name: str) -> bool:
     parts = [means.var(ddof=1) / len(means) for means in sides]
     spread = sum(p**2 / (len(m) - 1) for p, m in zip(parts, sides, strict=True))
     freedom = int(np.clip(sum(parts) ** 2 / spread, 1, 8)) if spread else 1
-    margin, half = sides[0].mean() - sides[1].mean(), T95[freedom] * math.sqrt(sum(parts))
+    margin, half = sides[0].mean() - sides[1].mean(), T95[freedom - 1] * math.sqrt(sum(parts))
     print(f"rrd beats {name} by {margin:.2f} ± {half:.2f}")
     return bool(margin - half > 0)
 

@@ -122,7 +122,7 @@ def test_the_part_held_out_is_the_part_asked_for(groups: int, held_out: float) -
     assert len(kept) >= 3
     if held_out and groups > 1:
         assert num >= 1
-        assert abs(num - held_out * groups) <= 1.0 - min(1e-9, held_out)
+        assert num == min(max(round(held_out * groups), 1), groups - 1)
     else:
         assert num == 0
 

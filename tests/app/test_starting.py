@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from etude.app.plan import make_plan
 from etude.app.recipe import Recipe
 from etude.app.run import resume, train
 from etude.core.errors import UsageError
+from etude.rollout.local import Placement
+from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from toys import changed, tiny_reach
 
@@ -120,10 +123,60 @@ def test_a_larger_budget_says_what_its_schedules_do(tmp_path: Path) -> None:
     assert any("none of them jumps" in text for text in said)
 
 
+def test_a_larger_budget_does_not_keep_where_rollouts_run_this_time(tmp_path: Path) -> None:
+    run = train(tiny_reach(2), tmp_path / "run")
+    steps = run.rows()[-1]["timesteps"]
+    resume(run.path, total_timesteps=2 * steps, collector=Placement(threads=3))
+    kept = etude.Run(run.path).recipe
+    assert kept.clock.total_timesteps == 2 * steps
+    assert kept.collector == run.recipe.collector
+    with pytest.raises(UsageError, match="planned for 1,024 steps already"):
+        resume(run.path, total_timesteps=2 * steps)
+
+
+def test_a_start_is_pinned_to_a_checkpoint(tmp_path: Path) -> None:
+    """The run it was taken from may go on, and this one must still start from the same."""
+    first = train(tiny_reach(2), tmp_path / "first")
+    second = train(from_run(tiny_reach(2), first.path), tmp_path / "second")
+    pinned = Path(second.recipe.start_from or "")
+    assert pinned == max((first.path / "checkpoints").glob("0*")).resolve()
+    resume(first.path, total_timesteps=1_024)
+    assert max((first.path / "checkpoints").glob("0*")).resolve() != pinned
+    again = train(second.recipe, tmp_path / "again")
+    assert again.fingerprint() == second.fingerprint()
+
+
+def test_a_value_function_of_other_rewards_begins_anew(tmp_path: Path) -> None:
+    """Whether rewards are scaled must agree, or every value would be in the wrong unit."""
+    raw = tiny_reach(2, algorithm={"normalise_rewards": False})
+    first = train(raw, tmp_path / "first")
+    scaled = changed(raw, algorithm={"normalise_rewards": True})
+    kept, anew, fresh = (
+        begun(from_run(raw, first.path), tmp_path / "kept"),
+        begun(from_run(scaled, first.path), tmp_path / "anew"),
+        begun(scaled, tmp_path / "fresh"),
+    )
+    name = next(n for n in kept.policy.state_dict() if n.startswith("critic."))
+    arrays = [x.policy.state_dict()[name] for x in (kept, anew, fresh)]
+    assert torch.equal(arrays[1], arrays[2])
+    assert not torch.equal(arrays[0], arrays[2])
+
+
+def test_a_run_that_starts_from_another_learns_from_its_first_iteration(tmp_path: Path) -> None:
+    """The normaliser has statistics already."""
+    first = train(tiny_reach(2), tmp_path / "first")
+    recipe = from_run(tiny_reach(3), first.path)
+    plan, run = make_plan(recipe), train(recipe, tmp_path / "second")
+    assert plan.counts["updates"] == 3 * 8 == run.summary()["counts"]["updates"]
+    assert not any("only collect" in note for note in plan.notes)
+
+
 def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
     run = train(tiny_reach(2), tmp_path / "run")
-    parts = build(run.recipe, run.folder)
-    parts.loop.board.load_state_dict = lambda state: state["window"]  # type: ignore[method-assign]
+    path = max((run.path / "checkpoints").glob("0*"))
+    policy, contract, training = checkpoint.load_training(path)
+    del training["board"]["cycle"]["episodes"]["sums"]
+    shutil.rmtree(path)
+    checkpoint.save(run.path / "checkpoints", int(path.name), (policy, contract), training)
     with pytest.raises(UsageError, match="another version of Etude: its state of 'board' has no"):
-        parts.loop.saver.restore(parts.loop.clock, lambda text: None)
-    parts.close()
+        resume(run.path)

@@ -60,8 +60,9 @@ def split_store(
     config: DatasetConfig,
     action: ActionSpec | None = None,
     for_reward: bool = True,
+    with_clips: bool = True,
 ) -> tuple[EpisodesOf, EpisodesOf]:
-    """The episodes to learn from and those held out; a reward is also learned from clips of them.
+    """The episodes to learn from and those held out; a reward may also be learned from clips.
 
     action: what the stored actions are for, see `EpisodesOf`. A dataset that cannot teach a
     reward is refused where one is to be learned.
@@ -75,7 +76,7 @@ def split_store(
             "and a reward is learned from returns: import files with rewards, or say that the "
             "episodes succeeded (etude data import --assume-success --success-reward 1)."
         )
-    clips, steps = _clips(store, config)
+    clips, steps = _clips(store, config if with_clips else None)
     sides = []
     for side in (kept, held_out):
         among = np.isin(clips, side)
@@ -92,18 +93,18 @@ def split_store(
     return sides[0], sides[1]
 
 
-def _clips(store: EpisodeStore, config: DatasetConfig) -> tuple[Array, Array]:
-    """Episodes [clips] int64 and first steps [clips] of the clips that are added.
+def _clips(store: EpisodeStore, config: DatasetConfig | None) -> tuple[Array, Array]:
+    """Episodes [clips] int64 and first steps [clips] of the clips that are added; None adds none.
 
     They are the same for the same dataset. Where every return is 0, or every step is rewarded
     alike, clips would not differ either, and `split_store` refuses.
     """
-    num = config.add_truncated
-    if num is None:
+    num = 0 if config is None else config.add_truncated
+    if config is not None and num is None:
         returns, lengths = store.returns, store.lengths
         equal = not config.allow_equal_returns and not contrast(returns, lengths).enough
         num = store.num_episodes if equal else 0
-    return draw_clips(store.lengths, num, Key(0))
+    return draw_clips(store.lengths, num or 0, Key(0))
 
 
 def split(returns: Array, held_out: float, groups: Array | None = None) -> tuple[Array, Array]:

@@ -239,7 +239,7 @@ class OffPolicy(ABC):
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, once the warm-up is over."""
         config, shards = self.config, range(len(self.stores))
-        if config.is_warming_up(clock.now.timesteps + clock.nest.steps_per_iteration):
+        if clock.only_collects:
             return
         if config.dataset and config.normalise_observations and not clock.now.iterations:
             self._look(key.child("moments"))

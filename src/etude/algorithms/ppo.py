@@ -291,8 +291,8 @@ class PPO:
     def end_iteration(self) -> dict[str, float]:
         self.policy.absorb(self._moments)
         metrics = {}
-        if self.config.sampling == "prioritised":
-            drawn = [float(shard.drawn.mean()) for shard in self.shards]
+        drawn = [float(shard.drawn.mean()) for shard in self.shards]
+        if self.config.sampling == "prioritised" and any(drawn):
             metrics["train/coverage"] = self._mean(drawn)
         if self.policy.action.kind == "box":
             metrics["train/std"] = float(self.policy.log_std.detach().exp().mean())
@@ -325,10 +325,12 @@ class PPO:
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         """The value function comes with the scale of the returns it predicts, or not at all."""
-        if training is None:
-            arrays = {**self.policy.state_dict(), **self.policy.actor_arrays(arrays)}
+        moments = None if training is None else self.scaler.moments_in(training["rewards"])
+        was_scaled = moments is not None and bool(moments["count"] > 0)
+        if moments is not None and was_scaled == self.config.normalise_rewards:
+            self.scaler.moments = moments
         else:
-            self.scaler.moments = self.scaler.moments_in(training["rewards"])
+            arrays = {**self.policy.state_dict(), **self.policy.actor_arrays(arrays)}
         self.load_policy(arrays)
         self.initial.copy_(self.flat.data)
 

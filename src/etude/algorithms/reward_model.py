@@ -137,10 +137,11 @@ def episode_rewards(rrd: RRD, steps: Transitions) -> Array:
 
 
 def evaluate(rrd: RRD, episodes: EpisodesOf, progress: str | None) -> dict[str, float]:
-    """Judge the learned reward on whole episodes.
+    """Judge the learned reward on episodes with all their steps.
 
-    "eval/R_loss": mean of (mean r - R / T)^2; a whole episode has no sampling variance to correct.
-    "eval/return_correlation": Spearman's, between the sums of the learned reward and the returns.
+    "eval/R_loss": mean of (mean r - R / T)^2; all steps leave no sampling variance to correct.
+    "eval/return_correlation": Spearman's, between the sums of the learned reward and the returns;
+    of clips too, where there are any.
     With the name of a progress signal, read after each step:
     "eval/rank_correlation": Spearman's, of the running sum of the learned reward with progress in
     an episode, averaged over those in which there was any; "eval/time_correlation" is the same of
@@ -153,8 +154,10 @@ def evaluate(rrd: RRD, episodes: EpisodesOf, progress: str | None) -> dict[str, 
     for number in range(episodes.num_episodes):
         steps, whole = episodes.episode(number)
         rewards = episode_rewards(rrd, steps)
-        losses.append(float(rewards.mean() - whole / len(rewards)) ** 2)
         sums.append(float(rewards.sum()))
+        if number >= episodes.num_whole:  # A clip's steps are those of an episode before it.
+            continue
+        losses.append(float(rewards.mean() - whole / len(rewards)) ** 2)
         if progress is not None:
             done = steps.next_obs[progress].reshape(len(rewards)).astype(np.float64)
             followed.append((rewards.cumsum(), np.arange(len(done)), done))

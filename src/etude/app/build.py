@@ -216,9 +216,10 @@ def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
 
 
 def checked_start(recipe: Recipe, own: Tree) -> Start:
-    """What `start_from` names, for a policy of the contract `own`.
+    """What `start_from` names, for a policy of the contract `own`; refused where that differs.
 
-    Value functions, critics and reward statistics belong to the algorithm that learned them.
+    The contract holds the policy's kind, which belongs to one algorithm: so training state, where
+    there is any, is that algorithm's.
     """
     path = Path(recipe.start_from or "")
     start = load_start(path)

@@ -79,7 +79,9 @@ class TrainCommand(Config):
         None, description="The run's folder; default runs/<recipe>/<date-time>-s<seed>."
     )
     source: Annotated[str | None, tyro.conf.arg(name="from")] = Field(
-        None, description="A run or policy to start from: its weights and normaliser."
+        None,
+        description="A run, checkpoint or policy folder to start from; `etude plan` says what of "
+        "it is kept.",
     )
 
 

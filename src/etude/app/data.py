@@ -54,7 +54,7 @@ class ImportCommand(Config):
     """Files of another system into one episode store."""
 
     paths: tyro.conf.Positional[tuple[str, ...]] = Field(
-        description="robomimic, LIBERO or Minari, as many as there are; last, the folder to make."
+        description="Files to read (robomimic, LIBERO or Minari), then the dataset folder to make."
     )
     obs: tuple[str, ...] = Field((), description="Only these observations.")
     mask: str | None = Field(None, description="Only the episodes of this mask (robomimic).")
@@ -65,7 +65,7 @@ class ImportCommand(Config):
         None, description="Reward at the end of successes, instead of the file's rewards."
     )
     assume_success: bool = Field(
-        False, description="Episodes that do not say whether they succeeded did."
+        False, description="Count episodes of unknown success as successes."
     )
     seed: int = Field(0, description="Which clips are drawn.")
     memory: float = Field(4.0, gt=0, description="GiB that reading may take.")

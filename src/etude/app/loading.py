@@ -55,18 +55,24 @@ class Start(NamedTuple):
     """The algorithm's state; None where only the policy was kept."""
 
 
+def start_path(path: Path) -> Path:
+    """A run's newest checkpoint that can be resumed, or the path itself."""
+    if not (path / "checkpoints").is_dir():
+        return path
+    newest = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
+    return policy_path(path) if newest is None else newest
+
+
 def load_start(path: Path) -> Start:
-    """A run's newest checkpoint, or the checkpoint or policy folder at `path`."""
-    chosen: Path | None = path
-    if (path / "checkpoints").is_dir():
-        chosen = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
-    if chosen is not None and (chosen / "training").is_dir():
+    """What a new run takes from the run, checkpoint or policy folder at `path`."""
+    chosen = start_path(path)
+    if (chosen / "training").is_dir():
         try:
             arrays, contract, training = checkpoint.load_training(chosen)
         except checkpoint.DamagedCheckpoint as error:
             raise EtudeError(f"{error} Use another one.") from error
         return Start(chosen, arrays, contract, training["algorithm"])
-    return Start(policy_path(path), *policy_parts(path), None)
+    return Start(chosen, *policy_parts(chosen), None)
 
 
 class Taught(NamedTuple):

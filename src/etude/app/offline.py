@@ -69,7 +69,9 @@ def open_data(recipe: Recipe) -> Data:
     action = _bounds(store) if recipe.env is None else _fits(recipe, store)
     spec = EnvSpec(there, action, store.geometry.max_episode_steps)
     for_reward = isinstance(recipe.rewards, RRDConfig | IRCRConfig)
-    return Data(store, spec, reads, *split_store(store, config, action, for_reward))
+    # IRCR gives every step its episode's return, and a clip would give the same steps another.
+    clips = isinstance(recipe.rewards, RRDConfig)
+    return Data(store, spec, reads, *split_store(store, config, action, for_reward, clips))
 
 
 def _reward_reads(recipe: Recipe, there: dict[str, ArraySpec]) -> tuple[str, ...]:

@@ -62,8 +62,7 @@ class OnPolicy:
         cut = geometry(recipe)
         batches = cut.num_minibatches * _config(recipe).update_epochs
         batches += on_policy_rewards.num_updates(recipe)
-        # With lag 1 the second iteration, too, is collected before the normaliser has seen any.
-        return Nest.of(recipe.clock, cut.buffer_steps, batches, 1 + recipe.collector.lag)
+        return Nest.of(recipe.clock, cut.buffer_steps, batches, _idle_iterations(recipe))
 
     def look(self, recipe: Recipe) -> World:
         return collecting.look(recipe)
@@ -126,6 +125,14 @@ class OnPolicy:
             at_most=None if config.target_kl is None else "target_kl may end an update early",
             notes=_notes(recipe, coverage),
         )
+
+
+def _idle_iterations(recipe: Recipe) -> int:
+    """The first iterations, which only collect: a normaliser without statistics needs some.
+
+    With lag 1 the second iteration, too, is collected before the normaliser has seen any.
+    """
+    return 0 if recipe.start_from is not None else 1 + recipe.collector.lag
 
 
 def _contents(recipe: Recipe, env: EnvSpec, policy: BasePolicy) -> BufferSpec:
@@ -200,8 +207,10 @@ def _state(
 
 
 def _notes(recipe: Recipe, coverage: float) -> list[str]:
-    first = "2 iterations only collect" if recipe.collector.lag else "iteration only collects"
-    notes = [f"The first {first}: the normaliser needs statistics before anything is learned."]
+    idle, notes = _idle_iterations(recipe), []
+    if idle:
+        first = "iteration only collects" if idle == 1 else f"{idle} iterations only collect"
+        notes = [f"The first {first}: the normaliser needs statistics before anything is learned."]
     if _config(recipe).sampling == "uniform":
         return notes
     return [

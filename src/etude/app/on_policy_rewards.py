@@ -74,7 +74,16 @@ def _reference(recipe: Recipe, env: EnvSpec) -> tuple[Array, Array | None]:
         raise UsageError(
             f"style_windows() and the observation '{STYLE}' must be finite numbers of float32."
         )
-    return windows, motions if MOTION in env.observations else None
+    if MOTION not in env.observations or motions is None:
+        return windows, None
+    known, shape = set(range(max(len(env.motions), 1))), env.observations[MOTION].shape
+    if motions.shape != windows.shape[:1] or set(motions.tolist()) != known or shape != (1,):
+        raise UsageError(
+            f"style_motions() must say of each of the {len(windows):,} windows which of the "
+            f"environment's {len(known):,} motions it is of (0, 1, ...), with at least one window "
+            f"of each; and the observation '{MOTION}' must be one number."
+        )
+    return windows, motions.astype(np.int64)
 
 
 def lines(source: OnPolicyRewards) -> list[str]:

@@ -49,7 +49,9 @@ class Recipe(Config):
     name: str = Field(description="Name of the recipe; runs are kept under it.")
     seed: int = Field(0, ge=0, description="Where all randomness of the run comes from.")
     start_from: str | None = Field(
-        None, description="A run or policy whose weights and normaliser this run starts with."
+        None,
+        description="A run, checkpoint or policy folder this run starts from: of a run its newest "
+        "checkpoint, with value function or critics; of a policy folder the policy alone.",
     )
     env: EnvConfig = Field(None, description="The task; none for learning from a dataset.")
     collector: CollectorConfig = Field(CollectorConfig(), description="Rollouts.")

@@ -318,8 +318,9 @@ def _notes(recipe: Recipe, loops: Nest) -> list[str]:
             "far as their returns, and begins new ones: the environment cannot be restored."
         )
     if loops.idle_iterations:
+        by = "with random actions" if recipe.start_from is None else "by the policy it starts from"
         notes.append(
-            f"The first {loops.idle_iterations:,} iterations only collect, with random actions: "
+            f"The first {loops.idle_iterations:,} iterations only collect, {by}: "
             f"the warm-up is {config.warmup_steps:,} steps."
         )
     return notes

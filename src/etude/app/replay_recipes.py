@@ -86,7 +86,9 @@ def episodic() -> Recipe:
             capacity=200_000,
             initial_alpha=0.02,
         ),
-        rewards=RRDConfig.vector(),
+        # Episodes are short beside K, and some end early: the biased loss then pulls the rewards
+        # of an episode together and a policy never sees where it did well.
+        rewards=RRDConfig.vector().model_copy(update={"loss": "unbiased"}),
         clock=ClockConfig(total_timesteps=57_600, cycles=5, iterations=10),
         evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
     )

@@ -13,6 +13,7 @@ import torch
 
 from etude.app import fresh, recipes
 from etude.app.build import Parts, build, nest, start_policy
+from etude.app.loading import start_path
 from etude.app.logs import Outputs, check, open_logs
 from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
@@ -187,6 +188,7 @@ def train(
         if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
             assert path is not None
             return _resume(ranks, Path(path), asked, console)
+        recipe = _pinned(recipe, ranks)
         with _folder(ranks, lambda: _create(recipe, path, ranks)) as folder:
             out = _outputs(recipe, folder, console, asked, ranks)
             out.say(f"Run folder: {folder.path}")
@@ -196,6 +198,19 @@ def train(
             start_policy(recipe, parts.algorithm)
             _execute(parts, folder, out.say)
         return Run(folder.path)
+
+
+def _pinned(recipe: Recipe, ranks: Ranks) -> Recipe:
+    """The recipe with the checkpoint it starts from in place of that checkpoint's run.
+
+    A run that still trains has another newest checkpoint soon: every rank, and a resume before
+    this run's first save, must start from the same.
+    """
+    if recipe.start_from is None:
+        return recipe
+    start = Path(recipe.start_from)
+    chosen = ranks.from_first(lambda: str(start_path(start).resolve()))
+    return recipe.model_copy(update={"start_from": chosen})
 
 
 def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks) -> RunFolder:
@@ -269,11 +284,11 @@ def _resume(
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
             if total_timesteps is not None:
-                _extend(recipe, clock, folder, ranks, say)
+                _extend(total_timesteps, clock, folder, ranks, say)
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
             if total_timesteps is not None:
-                _extend(recipe, clock, folder, ranks, say)
+                _extend(total_timesteps, clock, folder, ranks, say)
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             if parts.metrics is not None:
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
@@ -322,7 +337,7 @@ def _outputs(
 def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
     """The recipe with a larger budget."""
     done = nest(recipe).total.timesteps
-    if total_timesteps < done:
+    if total_timesteps <= done:
         raise UsageError(
             f"{folder.path} is planned for {done:,} steps already: --total-timesteps must be more."
         )
@@ -330,20 +345,20 @@ def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
     return recipe.model_copy(update={"clock": clock})
 
 
-def _extend(longer: Recipe, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
-    """Go on with a larger budget, which is written to the run's folder with its plan.
+def _extend(steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
+    """Go on with a budget of so many steps, which is written to the run's folder with its plan.
 
     Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
     progress back: from here on they take the values of a run that was planned so from the start.
     """
-    step, schedules = clock.now.timesteps, longer.algorithm.schedules
-    before = recipes.load(folder.recipe)
-    shorter, loops = nest(before), nest(longer)
+    before = recipes.load(folder.recipe)  # as it was asked, wherever its rollouts run this time
+    longer = _longer(before, steps, folder)
+    shorter, loops, schedules = nest(before), nest(longer), longer.algorithm.schedules
     was, now = (schedules(clock.now.iterations / n.iterations) for n in (shorter, loops))
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
     note = (
         f"The budget grows from {shorter.total.timesteps:,} to {loops.total.timesteps:,} steps at "
-        f"step {step:,}; schedules follow the new length"
+        f"step {clock.now.timesteps:,}; schedules follow the new length"
         f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
     )
     say(note)

@@ -71,7 +71,8 @@ def _differ(returns: Array) -> str:
     if common > 0.95:
         return (
             f"Returns differ, but {common:.0%} of them are {np.median(returns):g}: few episodes "
-            "carry all there is to learn. More failures would help: --add-truncated N."
+            "carry all there is to learn. More failures would help: `etude data import "
+            "--add-truncated N`, or --algorithm.add-truncated N when a reward is learned."
         )
     return (
         f"Returns differ ({returns.min():g} to {returns.max():g}, standard deviation "

@@ -128,6 +128,15 @@ def metric_of(statistic: str) -> str:
     return METRIC_OF.get(statistic) or (statistic if "/" in statistic else f"rollout/{statistic}")
 
 
+def epoch_means(summary: Mapping[str, float]) -> dict[str, float]:
+    """The columns "epoch/<loss>" of an epoch's last row: means of its losses over the epoch."""
+    return {
+        f"epoch/{name.removeprefix('train/')}": value
+        for name, value in summary.items()
+        if name.startswith("train/") and name.endswith("loss")
+    }
+
+
 class Level:
     """The metrics and episodes of a cycle, or of an epoch."""
 

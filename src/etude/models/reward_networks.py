@@ -39,8 +39,8 @@ class RewardNetworkConfig(Config):
 
     reads: tuple[str, ...] = Field(
         ("state",),
-        description="Observations it reads; uint8 [h, w, c] are images. Without a name it reads "
-        "all images and all vectors that a robot has of itself.",
+        description="Observations it reads; uint8 [h, w, c] are images. Empty: all images and all "
+        "proprioceptive vectors.",
     )
     hidden: tuple[PositiveInt, ...] = Field((256, 256), description="Units of each hidden layer.")
     encoder: EncoderConfig = Field(EncoderConfig(), description="In front of each image.")

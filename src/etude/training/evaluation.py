@@ -86,6 +86,8 @@ class Evaluator:
         self.key = key
         self._workers = workers
         self.best: tuple[float, float] | None = None
+        self._largest = 0.0
+        """The largest mean reward of all evaluations with the best success."""
         self.num_done = 0
         self.num_episodes = 0
 
@@ -119,24 +121,25 @@ class Evaluator:
 
         Few episodes leave many policies with the same success, and the largest of their mean
         rewards is mostly luck: one less by no more than its standard error is as good, and has
-        trained longer. What it is held against stays the largest, so that it cannot creep down.
+        trained longer. What it is held against stays the largest, so that it cannot creep down;
+        `best` is what the policy that was kept reached.
         """
         success, reward = metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"]
         error = metrics["eval/std_reward"] / metrics["eval/episodes"] ** 0.5
-        best = self.best
-        if best is None or success > best[0]:
-            self.best = (success, reward)
-            return True
-        if success < best[0] or reward <= best[1] - error:
+        known = self.best
+        if known is None or success > known[0]:
+            self._largest = reward
+        elif success < known[0] or reward < self._largest - error:
             return False
-        self.best = (success, max(reward, best[1]))
+        self.best, self._largest = (success, reward), max(reward, self._largest)
         return True
 
     def state_dict(self) -> Tree:
-        return _memory(self)
+        return {**_memory(self), "largest": self._largest}
 
     def load_state_dict(self, state: Tree) -> None:
         _remember(self, state)
+        self._largest = float(state["largest"])
 
     def close(self) -> None:
         for env in self._envs:

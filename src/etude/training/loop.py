@@ -14,7 +14,7 @@ from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, Collector, LogWriter
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
-from etude.metrics.board import Board
+from etude.metrics.board import Board, epoch_means
 from etude.metrics.usage import Usage
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import Curriculum
@@ -124,15 +124,17 @@ class Loop:
             callback.evaluation_end(context, verdict.metrics)
 
     def _log(self, context: Context) -> None:
-        """A cycle's end is one log row, an epoch's end a summary."""
-        if self.clock.cycle_ended:
-            row = self._row(self.board.read_cycle())
-            for log in self.logs:
-                log.write(row)
-            for callback in self.callbacks:
-                callback.cycle_end(context, row)
+        """A cycle's end is one log row; an epoch's last row also has the means of its losses."""
+        if not self.clock.cycle_ended:
+            return
+        row = self._row(self.board.read_cycle())
+        summary = self.board.read_epoch() if self.clock.epoch_ended else {}
+        row |= epoch_means(summary)
+        for log in self.logs:
+            log.write(row)
+        for callback in self.callbacks:
+            callback.cycle_end(context, row)
         if self.clock.epoch_ended:
-            summary = self.board.read_epoch()
             for callback in self.callbacks:
                 callback.epoch_end(context, summary)
 
