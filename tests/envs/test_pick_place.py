@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -18,7 +19,7 @@ from etude.envs.pick_place import GUESS, PickPlace, PickPlaceConfig, PickPlaceRe
 from etude.envs.pick_place_expert import PickPlaceExpert
 from etude.envs.pick_place_random import PickPlaceRandom, hashed_normal
 from etude.envs.pick_place_scene import CUBE_HALF, TABLE_CENTER, scene_spec
-from etude.envs.pick_place_terms import CRITIC, OUTCOMES, SLICES, STAGES, STATE
+from etude.envs.pick_place_terms import CRITIC, OUTCOMES, SLICES, STAGES, STATE, lies_at
 
 RANDOM = PickPlaceRandom(
     cube_mass=0.5, friction=0.3, servo_gain=0.2, observation_noise=0.002, observation_delay=2
@@ -318,6 +319,26 @@ def test_where_an_episode_terminates_the_potential_is_zero(gamma: float) -> None
     assert result.reward[0] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("change", [{"episodic": True}, {"shaping": 0.0}])
+def test_a_sum_of_rewards_is_not_shaped(change: dict[str, Any]) -> None:
+    """In a sum a potential does not cancel: it would pay to hold the cube until time runs out."""
+
+    def rewards(config: PickPlaceConfig) -> Array:
+        env = PickPlace(config, 4)
+        env.reset(KEY)
+        return np.array([env.step(action).reward for action in random_actions(env, 20)])
+
+    shaped = PickPlaceConfig(reward=STAGES_ALONE)
+    assert rewards(shaped).min() < -1e-3
+    assert rewards(shaped.model_copy(update=change)).min() >= 0.0
+
+
+def test_the_cube_lies_at_the_target_by_millimetres() -> None:
+    offsets = np.array([[0, 0, 0], [0.03, 0, 0], [0, 0, -0.008], [0.03, 0, 0.008], [0.1, 0, 0]])
+    expected = np.exp([0.0, -1.0, -1.0, -2.0, -((0.1 / 0.03) ** 2)])
+    np.testing.assert_allclose(lies_at(offsets)[:, 0], expected)
+
+
 def test_the_bonus_exceeds_what_is_left_to_gain_at_the_target() -> None:
     reward = PickPlaceConfig().reward
     assert reward.success > reward.carry + reward.place + reward.release + reward.clear
@@ -470,6 +491,8 @@ def test_noise_cannot_be_averaged_away_within_an_observation() -> None:
         assert abs(target.std() / size - 1) < 0.1
         assert abs(np.corrcoef(cube.ravel(), target.ravel())[0, 1]) < 0.15
         np.testing.assert_allclose(noise["target_offset"], target - cube, atol=1e-6)
+        near = lies_at(seen[:, SLICES["target_offset"]])
+        np.testing.assert_allclose(seen[:, SLICES["at_target"]], near, atol=1e-6)
         if last_cube is not None:
             moved = (cube - last_cube) / 0.1
             np.testing.assert_allclose(noise["cube_velocity"], moved, atol=2e-6)

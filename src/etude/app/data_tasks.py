@@ -121,8 +121,9 @@ def make_shown(recipe: Recipe, rows: int, threads: int = 1) -> ShownTask:
     if isinstance(recipe.task, ReachConfig):
         return ShownReach(recipe.task, rows, threads)
     if isinstance(recipe.task, PickPlaceConfig):
-        # What is learned from demonstrations is the sum of an episode's rewards, undiscounted.
-        config = recipe.task.model_copy(update={"discount": 1.0})
+        # What is learned from demonstrations is the sum of an episode's rewards, undiscounted:
+        # shaping would not cancel in it.
+        config = recipe.task.model_copy(update={"shaping": 0.0})
         return ShownPickPlace(config, rows, threads)
     raise UsageError(
         "Demonstrations are recorded of reach and pick-place, whose progress is known; "

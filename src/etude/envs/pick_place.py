@@ -68,8 +68,8 @@ class PickPlaceReward(Config):
     """Weights of the reward terms.
 
     A stage pays each new height once, when it is first reached in an episode; and as a potential
-    phi it pays gamma phi(s') - phi(s), which says at once what a step gained or lost and adds
-    nothing to any policy's worth. So lingering, or going to and fro, earns nothing.
+    phi it pays gamma phi(s') - phi(s) (potential-based shaping), which says at once what a step
+    gained or lost and does not change which policy is best. So lingering earns nothing.
     """
 
     reach: float = Field(1.0, description="For bringing the fingers around the cube, from above.")
@@ -116,14 +116,17 @@ class PickPlaceConfig(EnvBase):
     max_episode_steps: int = Field(200, ge=1, le=200, description="Control steps at most.")
     reward: PickPlaceReward = Field(PickPlaceReward(), description="Weights of the terms.")
     shaping: float = Field(
-        0.3, ge=0, description="Share of the stages' weights with which they are a potential too."
+        0.3,
+        ge=0,
+        description="Weight of potential-based shaping, gamma phi(s') - phi(s), relative to the "
+        "stages' weights; 0 is none.",
     )
     discount: float = Field(
         0.95,
         gt=0,
         le=1,
-        description="Of the potential in the reward: the same as algorithm.gamma. An episodic "
-        "reward is a sum, whose discount is 1.",
+        description="Discount of the shaping; must equal algorithm.gamma. A sum of rewards "
+        "(env.episodic) is not shaped.",
     )
     random: PickPlaceRandom = Field(
         PickPlaceRandom(), description="How much physics and senses differ between episodes."
@@ -157,7 +160,8 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._config = config
         self._home = solve_pose(model, np.array(GUESS), start, 0.0)
         self._hand_control = HandControl(simulation, table, self._home)
-        self._discount = 1.0 if config.episodic else config.discount
+        # A sum has no discount for which shaping would cancel: it would pay to run out of time.
+        self._shaping = config.shaping if config.shaping_discount() is not None else 0.0
         self._speed = table.speed * (config.joint_speed * CONTROL_SECONDS)
         self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
         self._clearance = Clearance(simulation)
@@ -340,8 +344,8 @@ class PickPlace(MujocoTask[PickPlaceView]):
         # Where an episode terminates nothing is left to hope for: there the potential is 0, or it
         # would be a reward of its own. Where time runs out it stays, and so does the value.
         goes_on = ~(view.success | view.fallen)
-        shaping = self._discount * view.stages * goes_on[:, None] - before
-        np.add(best - view.best_stages, self._config.shaping * shaping, out=view.gains)
+        shaping = self._config.discount * view.stages * goes_on[:, None] - before
+        np.add(best - view.best_stages, self._shaping * shaping, out=view.gains)
         view.best_stages[:] = best
 
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:

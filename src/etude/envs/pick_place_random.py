@@ -12,7 +12,7 @@ from etude.core.contracts import Array
 from etude.core.recipe import Config
 from etude.envs.mujoco_batch import Simulation
 from etude.envs.pick_place_scene import CONTROL_SECONDS, CUBE
-from etude.envs.pick_place_terms import SLICES
+from etude.envs.pick_place_terms import SLICES, lies_at
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -135,6 +135,7 @@ class Disturbance:
         seen[:, SLICES["cube_velocity"]] += change.astype(np.float32)
         seen[:, SLICES["target_offset"]] += (target - cube).astype(np.float32)
         seen[:, SLICES["hand_to_target"]] += target.astype(np.float32)
+        seen[:, SLICES["at_target"]] = lies_at(seen[:, SLICES["target_offset"]])
 
     def memory(self) -> dict[str, Array]:
         return {"noise_seed": self.seed, "delay": self.delay, "history": self.history}

@@ -34,6 +34,8 @@ _CORNER = CUBE_HALF * 3**0.5
 """How far from its centre the cube reaches: what is further away cannot touch it, m."""
 LOW = 0.008
 """A cube no higher than this above the table counts as put down, m."""
+_NEAR_TARGET = 0.03
+"""What counts as near the target in an observation, m."""
 _DROPPED = 0.02
 """Let go of from higher than this, a cube was dropped and not placed, m."""
 
@@ -142,6 +144,22 @@ def cube_turn(view: PickPlaceView) -> Array:
 def target_offset(view: PickPlaceView) -> Array:
     """From cube to target, [rows, 3] m."""
     return view.target - view.cube
+
+
+def at_target(view: PickPlaceView) -> Array:
+    """1 where the cube lies on the target's middle, [rows, 1]; see `lies_at`."""
+    return lies_at(target_offset(view))
+
+
+def lies_at(offset: Array) -> Array:
+    """[rows, 1] in [0, 1] of the offset [rows, 3] m from cube to target.
+
+    Whether to let go is decided by millimetres of an offset that is decimetres large elsewhere.
+    It is a function of the measured offset, not of what the success test remembers.
+    """
+    flat = (offset[:, :2] ** 2).sum(axis=1) / _NEAR_TARGET**2
+    near: Array = np.exp(-flat - (offset[:, 2] / LOW) ** 2)
+    return near[:, None]
 
 
 def hand_to_target(view: PickPlaceView) -> Array:
@@ -268,9 +286,10 @@ STATE: dict[str, Term[PickPlaceView]] = {
     "cube_turn": cube_turn,
     "target_offset": target_offset,
     "hand_to_target": hand_to_target,
+    "at_target": at_target,
 }
 """The observation "state", in this order."""
-_WIDTHS = (3, 3, 2, 4, 3, 3, 3, 3, 3)
+_WIDTHS = (3, 3, 2, 4, 3, 3, 3, 3, 3, 1)
 SLICES = {
     name: slice(sum(_WIDTHS[:index]), sum(_WIDTHS[: index + 1])) for index, name in enumerate(STATE)
 }
