@@ -153,7 +153,9 @@ def make_learner(
     views = [buffer.part(groups.part(g)) for g in range(groups.num_groups)]
     own = make_policy(agent.policy.config, spec, None)
     collector = LocalCollector(envs, own, Key(5, ("collect",)), Workers(1), [views])
-    nest = Nest(20, 1, 1, cut.steps_per_iteration, fields["train_batches"])
+    steps = cut.steps_per_iteration
+    idle = agent.config.idle_iterations(steps)
+    nest = Nest(20, 1, 1, steps, fields["train_batches"], idle)
     return Learner(agent, collector, Clock(nest))
 
 

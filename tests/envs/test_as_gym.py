@@ -63,7 +63,7 @@ def test_several_observations_are_a_dict() -> None:
     env = AsGymnasium(PickPlaceConfig())
     assert isinstance(env.observation_space, spaces.Dict)
     obs, _ = env.reset(seed=1)
-    assert {name: array.shape for name, array in obs.items()} == {"state": (27,), "critic": (9,)}
+    assert {name: array.shape for name, array in obs.items()} == {"state": (28,), "critic": (9,)}
 
 
 def test_an_episode_given_up_halfway_is_not_repeated() -> None:
