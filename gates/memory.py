@@ -96,7 +96,8 @@ def child(recipe_name: str, changes: list[str], iterations: int, folder: Path) -
     parts = build(recipe, RunFolder.create(folder, dump(recipe), "", {}, {}))
     report("build")
     loop = parts.loop
-    for i in range(iterations):
+    loop.clock.skip_idle()
+    for i in range(loop.clock.now.iterations, loop.clock.now.iterations + iterations):
         fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), i)
         report(f"collect {i}")
         loop.algorithm.ingest(fragments, loop.clock)

@@ -78,6 +78,7 @@ class Timed:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.parts = build(recipe, RunFolder.create(folder, "", "", {}, {}))
         self.loop = self.parts.loop
+        self.loop.clock.skip_idle()
         self.fragments: list[Any] = []
 
     def collect(self) -> None:

@@ -305,7 +305,7 @@ WRAPPED: tuple[tuple[str, Any, str], ...] = (
     ("values (networks)", ppo_shard, "_in_chunks"),
     (FORWARD, ActorCritic, "evaluate"),
     ("normalise observations", ActorCritic, "prepare"),
-    ("check finite", ppo_module, "check_finite"),
+    ("check finite", ppo_module, "non_finite"),
     ("scale rewards", RewardScaler, "observe"),
     ("scale rewards", RewardScaler, "scale"),
 )

@@ -321,8 +321,8 @@ def _measure(
         loop = parts.loop
         timings: dict[str, list[float]] = {"collect": [], "train": []}
         begin = time.perf_counter()
-        first = loops.idle_iterations
-        loop.clock.now = loops.at(first)  # Iterations that only collect are not typical.
+        loop.clock.skip_idle()
+        first = loop.clock.now.iterations
         for i in range(rounds + 1):
             start = time.perf_counter()
             if i > 1 and start - begin > _LONGEST_MEASUREMENT:

@@ -204,6 +204,10 @@ class Clock:
         self.now = self.nest.at(self.now.iterations + 1, self.now.updates + updates)
         self.episodes += episodes
 
+    def skip_idle(self) -> None:
+        """Begin with the first iteration that learns, to time what is typical of a run."""
+        self.now = self.before = self.nest.at(self.nest.idle_iterations)
+
     def end_here(self) -> None:
         """Make the iteration that just ended the run's last."""
         self.continue_to(replace(self.nest, iterations=self.now.iterations))
