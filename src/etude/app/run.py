@@ -336,10 +336,12 @@ def _outputs(
 
 def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
     """The recipe with a larger budget."""
-    done = nest(recipe).total.timesteps
-    if total_timesteps <= done:
+    now = nest(recipe)
+    least = now.total.timesteps + now.steps_per_iteration
+    if total_timesteps < least:
         raise UsageError(
-            f"{folder.path} is planned for {done:,} steps already: --total-timesteps must be more."
+            f"{folder.path} is planned for {now.total.timesteps:,} steps already: "
+            f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
     clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
     return recipe.model_copy(update={"clock": clock})
