@@ -42,6 +42,7 @@ from etude.training.curriculum import (
 )
 from etude.training.loop import Loop
 from etude.training.saving import Saver
+from etude.training.stop import StopRequest
 from etude.training.stopwatch import Stopwatch
 
 METHODS: dict[str, Method] = {
@@ -166,6 +167,7 @@ def build(
         callbacks=callbacks,
         stopwatch=Stopwatch(on_phase),
         ranks=ranks,
+        stop=StopRequest(recipe.checkpoint.grace),
     )
 
     closing = ExitStack()  # Closes the rest where one of them fails.

@@ -65,6 +65,7 @@ class Loop:
             self._log(context)
             with self.stopwatch.phase("save"):
                 saved = self.saver.save_if_due(self.clock, urgent=self._agree())
+            self.stop.boundary(self.clock.now.timesteps, saved)
             # A signal that came too late for this boundary is met at the next, where it is saved.
             if saved and self._agree() and not self.clock.finished:
                 return False

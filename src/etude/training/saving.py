@@ -26,6 +26,12 @@ class CheckpointConfig(Config):
     seconds: float | None = Field(
         None, gt=0, description="Also save when this much wall-clock time has passed."
     )
+    grace: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds from a signal (SIGTERM, SIGINT, SIGHUP, SIGUSR1) to the process's end "
+        "if no iteration ends before; None: 3 times the longest iteration, at least 5.",
+    )
     keep_last: int = Field(3, ge=1, description="Resumable checkpoints that are kept.")
     keep_every: int | None = Field(
         None, ge=1, description="Keep the policy of one checkpoint in so many timesteps."

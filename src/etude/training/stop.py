@@ -2,53 +2,119 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import sys
+import threading
+import time
 from types import FrameType
 
-GRACE_SECONDS = 5.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""What asks a run to stop: people, terminals that close, and schedulers whose time is up."""
+LEAST_GRACE = 5.0
+"""Seconds that a run has to reach its next boundary, where iterations are short."""
+ITERATIONS = 3
+"""Or so many times the longest iteration so far, its save included."""
 
 
 class StopRequest:
-    """Turns SIGTERM and SIGINT into a request the loop reads at iteration boundaries.
+    """Turns signals into a request that the loop reads at iteration boundaries.
 
-    If no boundary comes within 5 seconds, or a second signal does, the process ends where it
-    stands: whatever was going on is recomputed, bit for bit, from the last checkpoint.
+    If no boundary comes within the grace, or a second signal does, the process ends where it
+    stands: whatever was going on is recomputed, bit for bit, from the last checkpoint. A thread of
+    its own answers, since the one that trains may be inside a library or a disk for long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float | None = None) -> None:
+        """`grace`: seconds until the process ends without a boundary; None: by how long
+        iterations take."""
         self.signal: int | None = None
+        self._given = grace
+        self._longest = 0.0
+        self._boundary = time.monotonic()
+        self._saved = (0, self._boundary)
         self._previous: dict[int, object] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup = -1
 
     @property
     def requested(self) -> bool:
         return self.signal is not None
 
+    @property
+    def grace(self) -> float:
+        """Seconds from a signal to the process's end, if no boundary comes."""
+        by_iterations = max(LEAST_GRACE, ITERATIONS * self._longest)
+        return by_iterations if self._given is None else self._given
+
+    def boundary(self, step: int, saved: bool) -> None:
+        """An iteration has ended, and was saved or not."""
+        now = time.monotonic()
+        self._longest, self._boundary = max(self._longest, now - self._boundary), now
+        if saved:
+            self._saved = (step, now)
+
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Only the main thread is told of signals.
+        self._boundary = time.monotonic()
+        self._saved = (self._saved[0], self._boundary)
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
-        self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=[self._pipe[0]], daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        os.close(self._pipe[1])  # Ends the thread, which closes the other end.
+        self._pipe = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            self._exit()
-        self.signal = number
-        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+        if self.signal is None:
+            self.signal = number
 
-    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
-        self._exit()
+    def _watch(self, pipe: int) -> None:
+        """Acknowledge the first signal; end the process at a second one, or when time is up."""
+        deadline: float | None = None
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                self._exit()
+            came = os.read(pipe, 64)
+            if not came:
+                os.close(pipe)
+                return
+            for number in came:
+                if number not in SIGNALS:
+                    continue
+                if deadline is not None:
+                    self._exit()
+                deadline = time.monotonic() + self.grace
+                self.signal = self.signal or number
+                _tell(
+                    f"{signal.Signals(number).name}: the run is saved at the end of this iteration "
+                    f"if that comes within {self.grace:.0f} s; a second signal ends it at once."
+                )
 
     def _exit(self) -> None:
-        print(
-            "Stopped before a boundary; resume continues from the last checkpoint.",
-            file=sys.stderr,
-            flush=True,
+        step, since = self._saved
+        _tell(
+            f"Stopped without saving: the {time.monotonic() - since:.0f} s of work since step "
+            f"{step:,} are lost, and `etude resume` does them again."
         )
         os._exit(128 + (self.signal or signal.SIGTERM))
+
+
+def _tell(text: str) -> None:
+    """To whoever sent the signal; a terminal that is gone cannot be told anything."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
