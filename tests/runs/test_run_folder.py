@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,48 @@ def test_one_writer(tmp_path: Path) -> None:
     RunFolder.open(path, write=False)
     run.close()
     RunFolder.open(path).close()
+
+
+def test_nobody_gets_in_by_removing_the_locks_file(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    run = create(path)
+    (path / ".lock").unlink()
+    with pytest.raises(UsageError, match="is being written by process unknown"):
+        RunFolder.open(path)
+    run.check_writer()
+    run.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_was_moved_away_is_no_longer_written(replaced: bool, tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    run = create(path)
+    path.rename(tmp_path / "elsewhere")
+    if replaced:
+        create(path).close()
+    with pytest.raises(EtudeError, match="was moved, removed or replaced"):
+        run.check_writer()
+    run.close()
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "manifest.json"])
+def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
+    """A run folder from a stranger may lead a resume to files of its own choice."""
+    path, precious = tmp_path / "one", tmp_path / "precious"
+    create(path).close()
+    precious.write_text("mine")
+    target = path / name
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+    target.symlink_to(precious)
+    with pytest.raises(UsageError, match=f"{name} is a symbolic link"):
+        RunFolder.open(path)
+    # Also where the link appears only later.
+    with pytest.raises(files.DiskFault, match="a symbolic link is in its place"):
+        files.AppendFile(target)
+    assert precious.read_text() == "mine"
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ _FIXES = {
     errno.ENOENT: "its parent folder cannot hold it; choose another folder",
     errno.ENOTDIR: "a file is where a folder should be; choose another folder",
     errno.EEXIST: "something of that name is in the way; choose another name",
+    errno.ELOOP: "a symbolic link is in its place, and nothing is written through one; remove it",
     errno.EFBIG: "it would be larger than this system allows; raise the limit (ulimit -f)",
 }
 
@@ -49,7 +50,8 @@ class Disk:
         os.mkdir(path)
 
     def open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+        # A link that someone put in a file's place must not lead a write elsewhere.
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def write(self, fd: int, data: Chunk) -> int:
         return os.write(fd, data)

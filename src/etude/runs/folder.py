@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import socket
 import traceback
 import weakref
 from contextlib import suppress
@@ -53,7 +54,7 @@ class RunFolder:
         lock = None
         try:
             _fill(temporary, texts)
-            lock = Lock(temporary / LOCK)  # held before anyone else can see the folder
+            lock = Lock(temporary)  # held before anyone else can see the folder
             files.rename(temporary, path)
             files.fsync_folder(path.parent)
         except BaseException as error:
@@ -76,8 +77,14 @@ class RunFolder:
         if not (run.path / RECIPE).is_file():
             raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. Check the path.")
         if write:
-            run._lock = Lock(run.path / LOCK)
+            _refuse_links(run.path)
+            run._lock = Lock(run.path)
         return run
+
+    def check_writer(self) -> None:
+        """Before a commit: this process is still the one writer of what is at this path."""
+        if self._lock is not None:
+            self._lock.check(self.path)
 
     def close(self) -> None:
         """Give up the lock; the process's end does the same."""
@@ -147,28 +154,48 @@ class RunFolder:
 
 
 class Lock:
-    """One writer per run. The operating system lets go of it when the process dies."""
+    """One writer per run. The operating system lets go of it when the process dies.
 
-    def __init__(self, path: Path) -> None:
-        with files.clear_faults("open the lock", path):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    The folder itself is locked, which nobody can take away by removing a file; the file `.lock`
+    in it only tells people who the writer is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / LOCK
+        with files.clear_faults("lock", folder):
+            self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with files.clear_faults("lock", path):
+            with files.clear_faults("lock", folder):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+            with files.clear_faults("write the lock", file):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                holder = os.open(file, flags, 0o666)
+                with os.fdopen(holder, "w") as stream:
+                    stream.write(f"{os.getpid()} on {socket.gethostname()}\n")
         except files.DiskFault as error:
-            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
             os.close(self._fd)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             raise UsageError(
-                f"{path.parent} is being written by process {holder or 'unknown'}; "
-                "wait for it to finish, or stop it first."
+                f"{folder} is being written by process {_holder(file)}; wait for it to finish, or "
+                "stop it first."
             ) from error
         # A forked worker would otherwise hold the lock beyond the death of the writer.
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forget(here))
+
+    def check(self, folder: Path) -> None:
+        """Refuse to go on where the folder at this path is not the one that is locked."""
+        held = os.fstat(self._fd)
+        try:
+            found = os.stat(folder)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise EtudeError(
+                f"{folder} was moved, removed or replaced while this run was being written; what "
+                "was saved before is where the folder is now. Resume it there."
+            )
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -190,6 +217,26 @@ def _forget(reference: weakref.ref[Lock]) -> None:
     lock = reference()
     if lock is not None:
         lock.release()
+
+
+def _holder(file: Path) -> str:
+    """Who the lock's file says is writing."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return "unknown"
+    with os.fdopen(fd, "rb") as stream:
+        return stream.read(256).decode(errors="replace").strip() or "unknown"
+
+
+def _refuse_links(folder: Path) -> None:
+    """A run folder from a stranger may lead writes elsewhere by links in place of its parts."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink():
+            raise UsageError(
+                f"{entry} is a symbolic link, and nothing is written through one: put what it "
+                "points to in its place, or remove it."
+            )
 
 
 def _refuse_existing(path: Path) -> None:

@@ -82,6 +82,8 @@ class Saver:
         # was stopped must end as one that was not.
         self.num_saved += due
         wanted = urgent or late or due
+        if wanted or self._best_is_new:
+            self._folder.check_writer()
         if wanted:
             self._save(clock)
         elif self._best_is_new and self._ranks.is_first:
