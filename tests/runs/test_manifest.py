@@ -38,9 +38,39 @@ def test_git_commit_is_recorded(tmp_path: Path) -> None:
     git("commit", "-qm", "a")
     before = manifest.collect("", project=tmp_path)
     assert len(before["git"]["commit"]) == 40
+    git("checkout", "-q", "--detach")
+    assert manifest.collect("", project=tmp_path)["git"] == before["git"]
+    git("checkout", "-q", "-b", "other")
+    git("pack-refs", "--all")
+    inside = tmp_path / "a folder"
+    inside.mkdir()
+    assert manifest.collect("", project=inside)["git"] == before["git"]
+    git("worktree", "add", "-q", str(tmp_path / "tree"), "-b", "third")
+    assert manifest.collect("", project=tmp_path / "tree")["git"] == before["git"]
     (tmp_path / "a").write_text("2")
-    changed = manifest.differences(before, manifest.collect("", project=tmp_path))
-    assert changed == ["Whether the project has uncommitted changes was False and is True now."]
+    git("commit", "-qam", "b")
+    (said,) = manifest.differences(before, manifest.collect("", project=tmp_path))
+    assert said.startswith("The git commit of the project was ")
+
+
+def test_nothing_of_a_repository_is_run(tmp_path: Path) -> None:
+    """A repository names programs for git to run: filters, hooks, a monitor of its files."""
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+
+    git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "a")
+    trap = f"touch {tmp_path / 'sprung'}; cat"
+    git("config", "filter.trap.clean", trap)
+    git("config", "core.fsmonitor", trap)
+    (tmp_path / ".gitattributes").write_text("a filter=trap\n")
+    (tmp_path / "a").write_text("2")
+    assert len(manifest.collect("", project=tmp_path)["git"]["commit"]) == 40
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_differences_are_sentences(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,7 +24,6 @@ _NAMES = {
     "cpu/capability": "the instruction set torch uses",
     "threads/torch": "the number of torch threads",
     "git/commit": "the git commit of the project",
-    "git/changed": "whether the project has uncommitted changes",
     "exactness": "the exactness statement",
 }
 _HARMLESS = ("cpu/count", "learner/ranks")
@@ -122,19 +121,46 @@ def _cpu_model() -> str:
 
 
 def _git(project: Path) -> Tree:
-    """{"commit", "changed"} of the repository around a folder, or {} when there is none."""
-    commit = _run_git(project, "rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    status = _run_git(project, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "changed": bool(status)}
+    """{"commit"} of the repository around a folder, or {} when there is none.
+
+    Read from its files: git itself would run programs that a repository names in its settings.
+    """
+    for folder in (project.absolute(), *project.absolute().parents):
+        try:
+            commit = _commit(folder / ".git")
+        except (OSError, ValueError):
+            continue
+        return {"commit": commit}
+    return {}
 
 
-def _run_git(project: Path, *arguments: str) -> str | None:
-    # fsmonitor is a program a repository may name in its own settings; it has no business here.
-    command = ["git", "-C", str(project), "-c", "core.fsmonitor=false", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+def _commit(git: Path) -> str:
+    """The commit that is checked out; raises where there is none."""
+    if git.is_file():  # A worktree or submodule says where its own folder is.
+        git = git.parent / _short(git).removeprefix("gitdir: ")
+    head = _short(git / "HEAD")
+    if not head.startswith("ref: "):
+        return _checked(head)
+    name = head.removeprefix("ref: ")
+    shared = git / "commondir"
+    places = [git, *([git / _short(shared)] if shared.is_file() else [])]
+    for place in places:
+        if (place / name).is_file():
+            return _checked(_short(place / name))
+        packed = place / "packed-refs"
+        for line in packed.read_text(errors="replace").splitlines() if packed.is_file() else ():
+            commit, _, ref = line.partition(" ")
+            if ref == name:
+                return _checked(commit)
+    raise ValueError(f"{name} has no commit")
+
+
+def _short(file: Path) -> str:
+    with file.open("rb") as stream:
+        return stream.read(4096).decode(errors="replace").strip()
+
+
+def _checked(commit: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
+        raise ValueError("not a commit")
+    return commit
