@@ -16,8 +16,9 @@ from etude.app import recipes
 from etude.app.build import build, start_policy
 from etude.app.plan import make_plan
 from etude.app.recipe import Recipe
-from etude.app.run import resume, train
+from etude.app.run import _extend, resume, train
 from etude.core.errors import UsageError
+from etude.core.ranks import Alone
 from etude.rollout.local import Placement
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
@@ -132,6 +133,22 @@ def test_a_larger_budget_does_not_keep_where_rollouts_run_this_time(tmp_path: Pa
     assert kept.collector == run.recipe.collector
     with pytest.raises(UsageError, match="planned for 1,024 steps already"):
         resume(run.path, total_timesteps=2 * steps)
+
+
+def test_a_rank_that_comes_late_to_a_larger_budget_takes_it_too(tmp_path: Path) -> None:
+    """The first rank may have written the longer recipe before another one gets there."""
+    run = train(tiny_reach(2), tmp_path / "run")
+    longer = changed(run.recipe, clock={"total_timesteps": 1_024})
+    run.folder.recipe.write_text(recipes.dump(longer))
+    clock = build(longer, run.folder).loop.clock
+
+    class Second(Alone):
+        is_first = False
+
+    said: list[str] = []
+    _extend(longer, 1_024, clock, run.folder, Second(), said.append)
+    assert clock.nest.iterations == 4
+    assert said == []
 
 
 def test_a_start_is_pinned_to_a_checkpoint(tmp_path: Path) -> None:

@@ -284,11 +284,11 @@ def _resume(
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say):
             if total_timesteps is not None:
-                _extend(total_timesteps, clock, folder, ranks, say)
+                _extend(recipe, total_timesteps, clock, folder, ranks, say)
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
             if total_timesteps is not None:
-                _extend(total_timesteps, clock, folder, ranks, say)
+                _extend(recipe, total_timesteps, clock, folder, ranks, say)
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             if parts.metrics is not None:
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
@@ -347,30 +347,35 @@ def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
     return recipe.model_copy(update={"clock": clock})
 
 
-def _extend(steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
-    """Go on with a budget of so many steps, which is written to the run's folder with its plan.
+def _extend(
+    recipe: Recipe, steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say
+) -> None:
+    """Go on with the recipe's budget of so many steps; the first rank writes it to the folder.
 
     Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
     progress back: from here on they take the values of a run that was planned so from the start.
     """
+    loops = nest(recipe)
+    at, done = clock.now.timesteps, clock.now.iterations
+    clock.continue_to(loops)
+    if not ranks.is_first:
+        return
     before = recipes.load(folder.recipe)  # as it was asked, wherever its rollouts run this time
     longer = _longer(before, steps, folder)
-    shorter, loops, schedules = nest(before), nest(longer), longer.algorithm.schedules
-    was, now = (schedules(clock.now.iterations / n.iterations) for n in (shorter, loops))
+    shorter, schedules = nest(before), longer.algorithm.schedules
+    was, now = (schedules(done / n.iterations) for n in (shorter, loops))
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
     note = (
         f"The budget grows from {shorter.total.timesteps:,} to {loops.total.timesteps:,} steps at "
-        f"step {clock.now.timesteps:,}; schedules follow the new length"
+        f"step {at:,}; schedules follow the new length"
         f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
     )
     say(note)
-    clock.continue_to(loops)
-    if ranks.is_first:
-        plan = make_plan(longer, begun=True, ranks=ranks.size, notes=[note])
-        texts = {"recipe.yaml": recipes.dump(longer), "plan.txt": render(plan)}
-        texts["plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
-        for name, text in texts.items():
-            files.replace_file(folder.path / name, [text.encode()])
+    plan = make_plan(longer, begun=True, ranks=ranks.size, notes=[note])
+    texts = {"recipe.yaml": recipes.dump(longer), "plan.txt": render(plan)}
+    texts["plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
+    for name, text in texts.items():
+        files.replace_file(folder.path / name, [text.encode()])
 
 
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
