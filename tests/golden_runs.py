@@ -1,0 +1,139 @@
+"""A short run of every method, and one hash of all it learned and logged.
+
+    python tests/golden_runs.py [NAME ...]      # write tests/golden.json anew
+
+The hashes hold for processors that compute as the one did that wrote the file; `machine` says so.
+Names of parameters and metrics are left out: only numbers count, so that a rename changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from etude.app import recipes
+from etude.app.recipes import Recipe
+from etude.app.run import train
+from etude.runs import checkpoint
+from run_hash import comparable_rows
+from toys import changed, tiny_motions, tiny_reach, toy_dataset
+
+FILE = Path(__file__).with_name("golden.json")
+SMALL_EVALUATION = {"episodes": 6, "rows": 6, "group_rows": 6, "final_episodes": 6}
+
+
+def short(name: str, timesteps: int, **sections: dict[str, object]) -> Recipe:
+    """A recipe of the catalogue, cut to so many steps."""
+    sections["clock"] = {"total_timesteps": timesteps} | sections.get("clock", {})
+    sections["evaluation"] = SMALL_EVALUATION | sections.get("evaluation", {})
+    return changed(recipes.find(name), **sections)
+
+
+def gymnasium(folder: Path) -> Recipe:
+    algorithm = {"update_epochs": 2, "rollout_steps": 32}
+    return short("ppo", 6 * 512, algorithm=algorithm, clock={"iterations": 2, "cycles": 1})
+
+
+def off_policy(name: str) -> Callable[[Path], Recipe]:
+    def make(folder: Path) -> Recipe:
+        base = recipes.find("episodic-short")
+        method = recipes.find(name).algorithm.model_copy(
+            update={
+                "rollout_steps": base.algorithm.rollout_steps,
+                "batch_size": base.algorithm.batch_size,
+                "warmup_steps": base.algorithm.warmup_steps,
+                "train_batches": base.algorithm.train_batches,
+                "capacity": base.algorithm.capacity,
+            }
+        )
+        policy = base.policy.model_copy(update={"kind": recipes.find(name).policy.kind})
+        rewards = recipes.find(name).rewards
+        return base.model_copy(
+            update={"algorithm": method, "policy": policy, "rewards": rewards}
+        )
+
+    return make
+
+
+def offline(folder: Path) -> Recipe:
+    return changed(
+        recipes.find("offline"),
+        policy={"hidden": (32, 32)},
+        algorithm={"dataset": str(toy_dataset(folder / "data")), "train_batches": 8},
+        rewards={"rrd_batch_size": 32, "rrd_sample_size": 4},
+        learner={"shards": 2},
+        clock={"epochs": 2, "cycles": 1, "iterations": 2},
+        evaluation={"every": "1 epoch"},
+    )
+
+
+def reward_only(folder: Path) -> Recipe:
+    recipe = recipes.find("reward-only")
+    rrd = {"rrd_batch_size": 16, "rrd_sample_size": 4, "network": {"reads": ("state",)}}
+    data = {"dataset": str(toy_dataset(folder / "data")), "progress": "progress"}
+    return changed(
+        recipe,
+        algorithm={**data, "rrd": recipe.algorithm.rrd.model_dump(mode="json") | rrd},
+        clock={"epochs": 2, "cycles": 1, "iterations": 2},
+        evaluation={"every": "1 epoch"},
+    )
+
+
+RUNS: dict[str, Callable[[Path], Recipe]] = {
+    "ppo": lambda folder: tiny_reach(6),
+    "ppo on Gymnasium": gymnasium,
+    "ppo on PettingZoo": lambda folder: short("spread", 2 * 6_144),
+    "lstm, priorities, lag, shards": lambda folder: short("reach-at-scale-short", 4 * 2_048),
+    "pick and place": lambda folder: recipes.find("pick-place-short"),
+    "imitation": lambda folder: recipes.find("imitate-walk-short"),
+    "curriculum over motions": lambda folder: tiny_motions(1),
+    "amp": lambda folder: recipes.find("amp-walk-short"),
+    "sac": off_policy("sac"),
+    "td3": off_policy("td3"),
+    "rrd": lambda folder: recipes.find("episodic-short"),
+    "ircr": off_policy("episodic-ircr"),
+    "offline": offline,
+    "reward-only": reward_only,
+}
+
+
+def golden_hash(recipe: Recipe, folder: Path) -> str:
+    """Of the final policy's arrays and of every number in metrics.jsonl that is no time."""
+    run = train(recipe, folder / "run")
+    arrays = checkpoint.load_training(run.path / "checkpoints" / "final")[0]
+    parts = [hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest() for a in arrays.values()]
+    for row in comparable_rows(run.path):
+        parts.append(json.dumps(sorted(map(repr, row.values()))))
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
+
+
+def machine() -> str:
+    """How this machine rounds: products and transcendental functions of fixed numbers."""
+    numbers = torch.linspace(-3.0, 3.0, 64 * 48).reshape(64, 48)
+    product = numbers @ numbers.T
+    found = [product, product.tanh(), numbers.exp(), torch.nn.functional.silu(numbers)]
+    bits = b"".join(array.numpy().tobytes() for array in found)
+    bits += np.sin(np.linspace(0.0, 9.0, 1_001)).tobytes()
+    return hashlib.sha256(bits).hexdigest()[:16]
+
+
+def main() -> None:
+    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    known["machine"] = machine()
+    for name in sys.argv[1:] or RUNS:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = golden_hash(RUNS[name](Path(scratch)), Path(scratch))
+        print(f"{name}: {'same' if known.get(name) == found else 'NEW'} {found[:16]}", flush=True)
+        known[name] = found
+    FILE.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
