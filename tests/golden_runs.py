@@ -55,9 +55,7 @@ def off_policy(name: str) -> Callable[[Path], Recipe]:
         )
         policy = base.policy.model_copy(update={"kind": recipes.find(name).policy.kind})
         rewards = recipes.find(name).rewards
-        return base.model_copy(
-            update={"algorithm": method, "policy": policy, "rewards": rewards}
-        )
+        return base.model_copy(update={"algorithm": method, "policy": policy, "rewards": rewards})
 
     return make
 
