@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +27,7 @@ from etude.core.explain import explain
 from etude.core.recipe import Config
 from etude.envs.catalog import AnyEnvConfig, EnvConfig
 from etude.models.policies import PolicyConfig
-from etude.rollout.local import CollectorConfig
+from etude.rollout.local import CollectorConfig, Placement
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
@@ -80,6 +83,54 @@ class Recipe(Config):
                 "acting in one: give it --env.id ID or --env.task module:Class."
             )
         return self.env
+
+
+FREE = (
+    "name",
+    *(f"collector.{name}" for name in (*Placement.model_fields, "engine_threads")),
+    "evaluation.final_episodes",
+    "checkpoint",
+    "logs",
+)
+"""Fields and sections that change no result: each resume may have others."""
+LATER = ("clock.total_timesteps", "clock.epochs", "evaluation", "start_from", "algorithm.dataset")
+"""What a resume may change as well, and says so: how long the run is and how it is tested from
+there on; and where things are that are known by their hash, or not needed any more."""
+
+
+def digest(recipe: Recipe) -> str:
+    """SHA-256 of all that a result follows from: the same for recipes that differ in FREE alone."""
+    named = [(name, value) for name, value in _fields(recipe) if not _among(name, FREE)]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def changes(old: Recipe, new: Recipe) -> tuple[list[str], list[str]]:
+    """What is different, "field was this and is that": what no resume may change, and LATER."""
+    before, now = dict(_fields(old)), dict(_fields(new))
+    refused, said = [], []
+    for name in [*now, *(name for name in before if name not in now)]:
+        was, is_now = (json.dumps(fields.get(name)) for fields in (before, now))
+        if was != is_now and not _among(name, FREE):
+            kind = said if _among(name, LATER) else refused
+            kind.append(f"{name} was {was} and is {is_now}")
+    return refused, said
+
+
+def _fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Every field as it is written on the command line, section.key, with its value."""
+
+    def inside(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                yield from inside(value, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", value
+
+    return inside(recipe.model_dump(mode="json"), "")
+
+
+def _among(name: str, fields: tuple[str, ...]) -> bool:
+    return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
 def load(path: Path) -> Recipe:

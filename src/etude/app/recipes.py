@@ -18,7 +18,7 @@ from etude.app.imitation_recipes import (
     imitate_walk,
     imitate_walk_short,
 )
-from etude.app.recipe import Recipe, dump, load, validated
+from etude.app.recipe import Recipe, changes, digest, dump, load, validated
 from etude.app.replay_recipes import (
     episodic,
     episodic_ircr,
@@ -44,7 +44,7 @@ from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
-__all__ = ["CATALOG", "Recipe", "dump", "find", "load", "purpose", "validated"]
+__all__ = ["CATALOG", "Recipe", "changes", "digest", "dump", "find", "load", "purpose", "validated"]
 
 
 def reach() -> Recipe:
