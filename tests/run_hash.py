@@ -14,6 +14,7 @@ FREE = ("time/", "system/")
 
 OWN = {
     "metrics",  # a position in a file whose time/ columns differ
+    "run",  # copies of recipe and manifest, which may name another machine or other intervals
     "saver",  # a save that a signal asked for is one more
 }
 """Parts of the training state that may differ."""

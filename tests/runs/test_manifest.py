@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import platform
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from etude.runs import manifest
+from etude.runs import manifest, standard
 
 
 def test_collect_is_json_and_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,9 +26,8 @@ def test_collect_is_json_and_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made["versions"]["torch"]
     assert made["cpu"]["model"]
     assert made["git"] == {}
-    assert (
-        manifest.differences(made, manifest.collect("exact on CPU", {"learner": 2}, tmp_path)) == []
-    )
+    again = manifest.collect("exact on CPU", {"learner": 2}, tmp_path)
+    assert manifest.differences(made, again) == ([], [])
 
 
 def test_git_commit_is_recorded(tmp_path: Path) -> None:
@@ -49,7 +53,7 @@ def test_git_commit_is_recorded(tmp_path: Path) -> None:
     assert manifest.collect("", project=tmp_path / "tree")["git"] == before["git"]
     (tmp_path / "a").write_text("2")
     git("commit", "-qam", "b")
-    (said,) = manifest.differences(before, manifest.collect("", project=tmp_path))
+    (said,) = manifest.differences(before, manifest.collect("", project=tmp_path)).possible
     assert said.startswith("The git commit of the project was ")
 
 
@@ -80,9 +84,83 @@ def test_differences_are_sentences(tmp_path: Path) -> None:
     new["cpu"] |= {"model": "Abacus", "count": 999}
     new["threads"]["torch"] = 64
     new["environment"] = old["environment"] | {"MKL_CBWR": "COMPATIBLE"}
-    said = manifest.differences(old, new)
-    assert len(said) == 4
-    assert f"The version of torch was {old['versions']['torch']} and is 9.9 now." in said
+    decisive, said = manifest.differences(old, new)
+    assert decisive == [f"The version of torch was {old['versions']['torch']} and is 9.9 now."]
+    assert len(said) == 3
     assert "The environment variable MKL_CBWR was not set and is COMPATIBLE now." in said
     assert any(s.startswith("The CPU was") for s in said)
     assert any(s.startswith("The number of torch threads was") for s in said)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("GLIBC_TUNABLES", "LD_PRELOAD", "NPY_DISABLE_CPU_FEATURES", "DNNL_MAX_CPU_ISA"),
+        *("ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "MKL_CBWR", "OPENBLAS_CORETYPE"),
+    ],
+)
+def test_variables_that_move_bits_are_recorded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    old = manifest.collect("exact", project=tmp_path)
+    monkeypatch.setenv(name, "1")
+    new = manifest.collect("exact", project=tmp_path)
+    said = f"The environment variable {name} was not set and is 1 now."
+    assert manifest.differences(old, new) == ([], [said])
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [("cpu", "capability"), *(("versions", package) for package in manifest.PACKAGES)],
+)
+def test_what_ends_exactness(group: str, name: str, tmp_path: Path) -> None:
+    old = manifest.collect("exact", project=tmp_path)
+    old[group][name] = "one"
+    new = copy.deepcopy(old)
+    new[group][name] = "other"
+    (said,), none = manifest.differences(old, new)
+    assert said.endswith("was one and is other now.")
+    assert none == []
+    del old[group][name]  # as in a manifest that did not record it yet
+    assert manifest.differences(old, new).decisive == []
+
+
+def test_the_standard_computation_decides(tmp_path: Path) -> None:
+    old = manifest.collect("exact", project=tmp_path)
+    assert old["computation"] == standard.digest()
+    new = old | {"computation": "0" * 64}
+    (said,), _ = manifest.differences(old, new)
+    assert said.startswith("The hash of the standard computation was ")
+
+
+def test_the_standard_computation_is_short_and_always_the_same() -> None:
+    torch.set_num_threads(2)
+    standard.digest()
+    start = time.perf_counter()
+    again = standard.digest.__wrapped__()
+    assert time.perf_counter() - start < 0.3
+    assert again == standard.digest()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "ATEN_CPU_CAPABILITY=default",
+        pytest.param("OPENBLAS_CORETYPE=Nehalem", marks=pytest.mark.slow),
+        pytest.param("DNNL_MAX_CPU_ISA=SSE41", marks=pytest.mark.slow),
+        pytest.param("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-FMA", marks=pytest.mark.slow),
+    ],
+)
+def test_the_standard_computation_notices_other_instructions(variable: str) -> None:
+    if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this machine has no other instructions to choose from")
+    name, _, value = variable.partition("=")
+    code = "from etude.runs import standard; print(standard.digest())"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(
+        command, env={**os.environ, name: value}, capture_output=True, text=True, check=True
+    )
+    assert len(found.stdout.strip()) == 64
+    assert found.stdout.strip() != standard.digest()

@@ -28,6 +28,7 @@ from etude.envs.catalog import env_agents, env_config, make_bare
 from etude.envs.check import check_env, render_findings
 from etude.logs.rows import is_offline, step_of
 from etude.rollout.local import Placement
+from etude.runs.folder import NOT_EXACT
 from etude.training.distributed import writes
 
 USAGE = """\
@@ -239,6 +240,8 @@ def _done(run: Run) -> None:
     last = run.rows()[-1]
     unit = "updates" if is_offline(last) else "steps"
     print(f"Done in {last['time/time_elapsed']:.1f} s: {step_of(last):,} {unit}.")
+    if run.exactness.startswith(NOT_EXACT):
+        print(f"This run is {run.exactness}.")
     tested = "Last evaluation in training:"
     if "eval/success_rate" in last:
         print(f"{tested} {last['eval/success_rate']:.1%} success", end=", ")

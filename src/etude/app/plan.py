@@ -23,6 +23,7 @@ from etude.metrics.board import Board
 from etude.motion.curriculum import floor
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
+from etude.training.saving import RUN
 
 COUNTS = (
     "epochs",
@@ -232,6 +233,7 @@ def _training(recipe: Recipe, world: World) -> Tree:
         "board": Board(world.spec.statistics).state_dict(),
         "metrics": {"bytes": total.cycles * 1000, "sha256": "0" * 64},
         "saver": {"best": total.timesteps, "num_saved": total.epochs},
+        RUN: {"recipe": dump(recipe), "manifest": "0" * 1000},
     }
 
 

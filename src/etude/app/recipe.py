@@ -107,7 +107,8 @@ def digest(recipe: Recipe) -> str:
 def changes(old: Recipe, new: Recipe) -> tuple[list[str], list[str]]:
     """What is different, "field was this and is that": what no resume may change, and LATER."""
     before, now = dict(_fields(old)), dict(_fields(new))
-    refused, said = [], []
+    refused: list[str] = []
+    said: list[str] = []
     for name in [*now, *(name for name in before if name not in now)]:
         was, is_now = (json.dumps(fields.get(name)) for fields in (before, now))
         if was != is_now and not _among(name, FREE):

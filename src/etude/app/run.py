@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.app import fresh, recipes
+from etude.app import exactness, fresh, recipes
 from etude.app.build import Parts, build, nest, start_policy
 from etude.app.loading import start_path
 from etude.app.logs import Outputs, check, open_logs
@@ -31,6 +31,7 @@ from etude.runs.folder import RunFolder, default_path
 from etude.training.callbacks import Callback
 from etude.training.distributed import joined, was_restarted
 from etude.training.evaluation import summarise
+from etude.training.saving import RUN
 
 Say = Callable[[str], None]
 
@@ -137,17 +138,24 @@ class Run:
         path = self.path / "summary.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
+    @property
+    def exactness(self) -> str:
+        """ "exact: ..." or "not exact: ...", and why."""
+        return str(self.folder.manifest().get("exactness", ""))
+
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of weights with normaliser, of training state, and of the metric rows.
 
         Two exact runs agree in all three: `time/` and `system/` columns, which may differ, are
-        left out, and so is the position in metrics.jsonl, whose bytes they are part of.
+        left out, and so is the position in metrics.jsonl, whose bytes they are part of, how often
+        the run was saved, and the copies of recipe and manifest.
         """
         path = checkpoint.newest_verified(self.folder.checkpoints, repair=False)
         if path is None:
             raise UsageError(f"{self.path} has no checkpoint yet.")
         policy, _, training = checkpoint.load_training(path)
-        del training["metrics"]
+        del training["metrics"], training["saver"]["num_saved"]
+        training.pop(RUN, None)
         free = ("time/", "system/")
         rows = [{k: v for k, v in r.items() if not k.startswith(free)} for r in self.rows()]
         text = json.dumps(rows, sort_keys=True).encode()
@@ -273,11 +281,12 @@ def _resume(
 ) -> Run:
     with _folder(ranks, lambda: RunFolder.open(path)) as folder:
 
-        def continued() -> Tree:
-            recipe = _continued(folder, ranks, asked.say, total_timesteps, collector)
-            return recipe.model_dump(mode="json")
+        def continued() -> tuple[Tree, list[str]]:
+            recipe, lost = _continued(folder, ranks, asked.say, total_timesteps, collector)
+            return recipe.model_dump(mode="json"), lost
 
-        recipe = recipes.validated(ranks.from_first(continued), str(folder.recipe))
+        plain, lost = ranks.from_first(continued)
+        recipe = recipes.validated(plain, str(folder.recipe))
         out = _outputs(recipe, folder, console, asked, ranks)
         say = out.say
         parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
@@ -296,6 +305,9 @@ def _resume(
             say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
         if clock.finished:
             say("The run is finished already.")
+        elif ranks.is_first:
+            for reason in lost:
+                folder.mark_not_exact(reason)
         for note in rank_notes(recipe, ranks.size):
             say(note)
         _execute(parts, folder, say)
@@ -308,9 +320,10 @@ def _continued(
     say: Say,
     total_timesteps: int | None,
     collector: Placement | None,
-) -> Recipe:
-    """The recipe a run goes on with; says what is not as it was."""
-    recipe = recipes.load(folder.recipe)
+) -> tuple[Recipe, list[str]]:
+    """The recipe a run goes on with, and why it is not exact then; says what is not as it was."""
+    recipe, saved = recipes.load(folder.recipe), exactness.copies(folder)
+    exactness.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
     if total_timesteps is not None:
         recipe = _longer(recipe, total_timesteps, folder)
@@ -318,10 +331,11 @@ def _continued(
         placed = collector.applied(recipe.collector)
         recipe = recipe.model_copy(update={"collector": placed})
     now = _manifest(recipe, make_plan(recipe, begun=True, ranks=ranks.size), ranks)
-    for sentence in manifest.differences(folder.manifest(), now):
-        say(f"Not as it was when the run started, so bits may differ: {sentence}")
     _warn_of_failures(folder, say)
-    return recipe
+    if saved is None:
+        exactness.begin_anew(folder, now, say)
+        return recipe, []
+    return recipe, exactness.lost(folder, now, saved, say)
 
 
 def _outputs(
@@ -440,6 +454,7 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
         "checkpoints": loop.saver.num_saved,
     }
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
+    summary["exactness"] = folder.manifest()["exactness"]
     text = json.dumps(summary, indent=2) + "\n"
     files.replace_file(folder.path / "summary.json", [text.encode()])
 
@@ -451,6 +466,7 @@ def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
         f"{verdict}: {plan.exactness['reason']}",
         {"learner": recipe.learner.threads},
         ranks=ranks.size,
+        recipe=recipes.digest(recipe),
     )
 
 

@@ -13,12 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
 if TYPE_CHECKING:
+    import torch
+
     from etude.core.clock import Clock
 
 Array = np.ndarray[Any, Any]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 Tree = dict[str, Any]
 SEPARATOR = "/"
@@ -16,7 +16,13 @@ SEPARATOR = "/"
 
 def is_array(leaf: object) -> bool:
     """Whether a leaf is stored as bytes (arrays, tensors) rather than as JSON."""
-    return isinstance(leaf, np.ndarray | torch.Tensor)
+    return isinstance(leaf, np.ndarray) or _is_tensor(leaf)
+
+
+def _is_tensor(leaf: object) -> bool:
+    """Torch takes seconds to load: where nobody has, as in a probe's process, nothing is one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(leaf, torch.Tensor)
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -60,7 +66,7 @@ def without_arrays(tree: Tree) -> Tree:
 
 def copy_arrays(tree: Tree) -> Tree:
     """The same tree with arrays that share no memory with the original."""
-    return map_arrays(lambda a: a.detach().clone() if torch.is_tensor(a) else a.copy(), tree)
+    return map_arrays(lambda a: a.detach().clone() if _is_tensor(a) else a.copy(), tree)
 
 
 def num_bytes(tree: Tree) -> int:
@@ -73,7 +79,7 @@ def digest(tree: Tree) -> str:
     sha = hashlib.sha256()
     for path, leaf in leaves(tree):
         if is_array(leaf):
-            array = leaf.detach().cpu().numpy() if torch.is_tensor(leaf) else leaf
+            array = leaf.detach().cpu().numpy() if _is_tensor(leaf) else leaf
             sha.update(f"{path}|{array.dtype.str}|{array.shape}|".encode())
             sha.update(np.ascontiguousarray(array).tobytes())
         else:

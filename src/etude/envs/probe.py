@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +17,16 @@ from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
 from etude.core.errors import UsageError
 from etude.core.imports import describe
 from etude.core.keys import Key
-from etude.core.trees import digest
+from etude.core.trees import Tree, digest
+from etude.envs import object_state
+from etude.envs.episodic import EnvBase
 
+KEY = Key(0, ("probe",))
 PROBE_STEPS = 50
 STEPS_BEFORE = 23
 """Before the snapshot; a prime, so that it does not fall where episodes of round length end."""
+PATIENCE = 60.0
+"""Seconds that a fresh process has."""
 
 
 def random_actions(env: BatchEnv, steps: int, key: Key, reach: float = 1.0) -> list[Array]:
@@ -55,37 +67,149 @@ def presence(env: BatchEnv) -> Array | None:
     return present
 
 
-def probe(make: Callable[[], BatchEnv], name: str) -> Exactness:
-    """Snapshot, step, restore and step again, in the same and in another instance; compare bits.
+def probe(make: Make, config: EnvBase, rows: int, name: str) -> Exactness:
+    """Whether an environment resumes bit for bit; asked once per process and folder.
 
-    `make` gives a new instance; `name` is what the verdict calls it.
+    Snapshot, step, restore and step again: in the same instance, in another one, and in two fresh
+    processes that hash strings differently; compare bits. `make` is a function of a module, which
+    those processes find by its name; `name` is what the verdict calls the environment.
     """
-    key = Key(0, ("probe",))
-    env, other = make(), make()
+    asked = f"{make.__module__} {config.model_dump_json()} {rows} {os.getcwd()}"
+    if asked not in _verdicts:
+        verdict, trial = _here(make, config, rows, name)
+        _verdicts[asked] = verdict if trial is None else _elsewhere(make, config, trial, name)
+    return _verdicts[asked]
+
+
+Make = Callable[[Any, int], BatchEnv]
+_verdicts: dict[str, Exactness] = {}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was played, to be played again by others."""
+
+    rows: int
+    snapshot: Tree
+    after: list[str]
+    """Digests of the steps after the snapshot."""
+    begin: list[str]
+    """Digests of the first steps, from a reset to the snapshot."""
+
+
+def _here(make: Make, config: EnvBase, rows: int, name: str) -> tuple[Exactness, Trial | None]:
+    """The verdict of this process, and what to try elsewhere if it is a good one."""
+    env, other = make(config, rows), make(config, rows)
     try:
-        env.reset(key)
-        play(env, random_actions(env, STEPS_BEFORE, key.child("before")))
+        begin = first_steps(env)
         # The other instance has a past of its own, which the snapshot must overwrite.
-        other.reset(key.child("other"))
-        play(other, random_actions(other, PROBE_STEPS // 3, key.child("past")))
+        other.reset(KEY.child("other"))
+        play(other, random_actions(other, PROBE_STEPS // 3, KEY.child("past")))
         snapshot = env.snapshot()
-        actions = random_actions(env, PROBE_STEPS, key.child("after"))
-        expected = play(env, actions)
+        expected = play(env, random_actions(env, PROBE_STEPS, KEY.child("after")))
         for place, instance in (("the same instance", env), ("a fresh instance", other)):
-            instance.restore(snapshot, key)
-            found = play(instance, actions)
-            for step, (one, two) in enumerate(zip(expected, found, strict=True)):
-                if one != two:
-                    return Exactness(
-                        False,
-                        f"restored in {place}, '{name}' differs after {step + 1} steps: "
-                        "it keeps state that is not in its snapshot",
-                    )
+            found = steps_after(instance, snapshot)
+            if (step := _first_difference(expected, found)) is not None:
+                reason = (
+                    f"restored in {place}, '{name}' differs after {step} steps: it keeps state "
+                    "that is not in its snapshot"
+                )
+                return Exactness(False, reason), None
     except UsageError:
         raise
     except Exception as error:  # foreign code may fail in any way once restored
-        return Exactness(False, f"'{name}' cannot be restored: {describe(error)}")
+        return Exactness(False, f"'{name}' cannot be restored: {describe(error)}"), None
     finally:
         env.close()
         other.close()
-    return Exactness(True, f"a probe of {PROBE_STEPS} steps after a restore was equal in every bit")
+    return Exactness(True, _EQUAL), Trial(rows, snapshot, expected, begin)
+
+
+def first_steps(env: BatchEnv) -> list[str]:
+    """Digests of the steps from a reset to where the snapshot is taken."""
+    env.reset(KEY)
+    return play(env, random_actions(env, STEPS_BEFORE, KEY.child("before")))
+
+
+def steps_after(env: BatchEnv, snapshot: Tree) -> list[str]:
+    """Digests of the steps from the snapshot on."""
+    env.restore(snapshot, KEY)
+    return play(env, random_actions(env, PROBE_STEPS, KEY.child("after")))
+
+
+def _elsewhere(make: Make, config: EnvBase, trial: Trial, name: str) -> Exactness:
+    """The verdict of two fresh processes; where there can be none, that of this one, with a note.
+
+    Sets and dicts of strings have another order in each process: a resume is in another process.
+    """
+    code = object_state.encode(trial.snapshot)
+    if digest(object_state.decode(code)) != digest(trial.snapshot):
+        return _only_here(name, "its snapshot holds more than arrays, numbers and strings")
+    order = {
+        "make": [make.__module__, make.__qualname__],
+        "config": [type(config).__module__, type(config).__qualname__],
+        "fields": config.model_dump(mode="json"),
+        "rows": trial.rows,
+        "snapshot": code,
+    }
+    for answer in _ask(json.dumps(order).encode()):
+        if "unmade" in answer:
+            return _only_here(name, answer["unmade"])
+        if "failed" in answer:
+            reason = f"'{name}' cannot be restored in another process: {answer['failed']}"
+            return Exactness(False, reason)
+        for what, expected in (("", trial.begin), ("restored there, ", trial.after)):
+            step = _first_difference(expected, answer["after" if what else "begin"])
+            if step is not None:
+                reason = (
+                    f"in another process, {what}'{name}' differs after {step} steps: it goes by "
+                    "the order of a set, by hash(), or by something else that each process has "
+                    "its own of"
+                )
+                return Exactness(False, reason)
+    return Exactness(True, f"{_EQUAL}, in this and in two fresh processes")
+
+
+_EQUAL = f"a probe of {PROBE_STEPS} steps after a restore was equal in every bit"
+
+
+def _only_here(name: str, why: str) -> Exactness:
+    return Exactness(
+        True, f"{_EQUAL}, but in this process only: '{name}' cannot be tried in a fresh one ({why})"
+    )
+
+
+def _first_difference(expected: list[str], found: list[str]) -> int | None:
+    """After how many steps two plays differ."""
+    pairs = zip(expected, found, strict=True)
+    return next((n for n, (one, two) in enumerate(pairs, 1) if one != two), None)
+
+
+def _ask(order: bytes) -> list[dict[str, Any]]:
+    """What two fresh processes answer, which run side by side."""
+    path = os.pathsep.join(filter(None, sys.path))
+    processes = [
+        subprocess.Popen(
+            # Not `-m` alone, which would look for Etude in the current folder first.
+            [sys.executable, "-P", "-m", "etude.envs.probe_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+        )
+        for seed in ("1", "2")
+    ]
+    with ThreadPoolExecutor(len(processes)) as threads:
+        return list(threads.map(lambda process: _answer(process, order), processes))
+
+
+def _answer(process: subprocess.Popen[bytes], order: bytes) -> dict[str, Any]:
+    try:
+        said, _ = process.communicate(order, timeout=PATIENCE)
+        return dict(json.loads(said))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {"unmade": f"nothing was heard of it for {PATIENCE} s"}
+    except (OSError, ValueError):
+        return {"unmade": f"the process ended with code {process.returncode}"}

@@ -22,6 +22,7 @@ from etude.core.trees import Tree, copy_arrays, digest, map_arrays
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.rollout.group import Group
 from etude.rollout.local import Workers
+from etude.runs import standard
 from etude.runs.manifest import cpu_name
 
 PROBE_STEPS = 8
@@ -109,7 +110,7 @@ class Hello:
     host: str
     cpu: str
     probe: str
-    """SHA-256 of a short rollout; the same where the bits are the same."""
+    """SHA-256 of the standard computation and a short rollout; the same where the bits are."""
 
 
 def packed(broadcast: Broadcast) -> Broadcast:
@@ -140,10 +141,9 @@ class Host:
         return Hello(os.getpid(), host, cpu_name(), probe)
 
     def probe(self, broadcast: Broadcast) -> str:
-        """SHA-256 of a few steps of one group, from its first episodes, and of where they end.
-
-        The seed is always the same, and so are the shapes to those of the run: two processes that
-        agree here compute with the same instructions.
+        """SHA-256 of the standard computation, and of a few steps of one group with the run's own
+        environment and shapes, from its first episodes: two processes that agree here compute with
+        the same instructions and the same code.
         """
         (found,) = self._workers.run([lambda: self._probe(broadcast)])
         return found
@@ -160,6 +160,7 @@ class Host:
         finally:
             group.env.close()
         named = {**vars(fragment), "finals": fragment.finals._asdict(), "end": end}
+        named["standard"] = standard.digest()
         named["episodes"] = {n.replace("/", "."): a for n, a in fragment.episodes.items()}
         del named["seconds"]
         return digest(named)

@@ -37,6 +37,7 @@ __all__ = [
     "UnknownFormat",
     "checkpoint_bytes",
     "exists",
+    "load_document",
     "load_policy_parts",
     "load_training",
     "mark",
@@ -165,6 +166,15 @@ def load_training(path: Path) -> tuple[Tree, Tree, Tree]:
         return arrays, contract, assemble({**flat, **leaves})
     except Malformed as error:
         raise DamagedCheckpoint(state_file, str(error)) from error
+
+
+def load_document(path: Path) -> Tree:
+    """What is no array in the training state of a resumable checkpoint, verified first."""
+    _, training = _check_both(_existing(path))
+    try:
+        return assemble(training.read_document())
+    except Malformed as error:
+        raise DamagedCheckpoint(training.folder / DOCUMENTS["training"], str(error)) from error
 
 
 def _read_policy(part: CheckedPart) -> tuple[Tree, Tree]:

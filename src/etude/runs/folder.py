@@ -23,6 +23,8 @@ from etude.runs.metrics_log import MetricsLog
 
 RECIPE, MANIFEST, METRICS, LOCK = "recipe.yaml", "manifest.json", "metrics.jsonl", ".lock"
 FOLDERS = ("checkpoints", "evaluations", "failures")
+NOT_EXACT = "not exact"
+"""How a manifest's statement begins where a run is not."""
 
 
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
@@ -38,6 +40,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._lock: Lock | None = None
+        self._copies: Tree | None = None
 
     @classmethod
     def create(
@@ -68,6 +71,7 @@ class RunFolder:
             raise
         run = cls(path)
         run._lock = lock
+        run._copies = {"recipe": recipe, "manifest": texts[MANIFEST]}
         return run
 
     @classmethod
@@ -136,8 +140,25 @@ class RunFolder:
 
     def mark_not_exact(self, reason: str) -> None:
         """Note in the manifest, for good, that the run's bits are not what its recipe promises."""
-        document = self.manifest() | {"exactness": f"not exact: {reason}"}
-        files.replace_file(self.path / MANIFEST, [_pretty(document).encode()])
+        manifest = self.manifest()
+        said = str(manifest.get("exactness", ""))
+        if reason not in said:
+            known = f"{said}; " if said.startswith(NOT_EXACT) else f"{NOT_EXACT}: "
+            self.rewrite(manifest | {"exactness": known + reason}, {})
+
+    def rewrite(self, manifest: Tree, texts: dict[str, str]) -> None:
+        """Give some of a run's texts new contents, and the manifest."""
+        for name, text in (texts | {MANIFEST: _pretty(manifest)}).items():
+            files.replace_file(self.path / name, [text.encode()])
+        self._copies = None
+        self.copies()
+
+    def copies(self) -> Tree:
+        """What every checkpoint holds a copy of: {"recipe", "manifest"}, the texts of the two."""
+        if self._copies is None:
+            texts = {"recipe": self.recipe, "manifest": self.path / MANIFEST}
+            self._copies = {name: path.read_text() for name, path in texts.items()}
+        return dict(self._copies)
 
     def write_failure(self, exception: BaseException, arrays: Tree, context: Tree) -> Path:
         """Keep what is needed to look into a failure: traceback, arrays and where it happened."""

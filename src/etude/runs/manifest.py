@@ -7,14 +7,20 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from etude.core.trees import Tree, leaves
+from etude.runs import standard
 
-PACKAGES = ("etude", "torch", "numpy", "mujoco")
-PREFIXES = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "ONEDNN_", "ATEN_CPU_", "CUBLAS_", "CUDA_VISIBLE_")
-"""Environment variables that choose threads, instruction sets or devices, and so may move bits."""
+PACKAGES = ("etude", "torch", "numpy", "mujoco", "gymnasium", "pettingzoo")
+PREFIXES = (
+    *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "ONEDNN_", "DNNL_", "NPY_", "ATEN_CPU_", "CUBLAS_"),
+    *("CUDA_VISIBLE_", "GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED"),
+)
+"""Environment variables that choose threads, instruction sets, libraries, devices or the order of
+sets, and so may move bits."""
 
 _NAMES = {
     "system/os": "the operating system",
@@ -24,10 +30,16 @@ _NAMES = {
     "cpu/capability": "the instruction set torch uses",
     "threads/torch": "the number of torch threads",
     "git/commit": "the git commit of the project",
-    "exactness": "the exactness statement",
+    "computation": "the hash of the standard computation",
 }
-_HARMLESS = ("cpu/count", "learner/ranks")
-"""Recorded for people; the same bits come out on any number of cores and of ranks."""
+_HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness")
+"""The same bits come out on any number of cores and of ranks; the last two are looked at apart."""
+_DECISIVE = (
+    *("computation", "cpu/capability"),
+    *(f"versions/{package}" for package in PACKAGES),
+)
+"""What a run is not exact with any more, where it has changed. The rest only may move bits, and
+the standard computation finds out whether it has."""
 
 
 def collect(
@@ -35,12 +47,13 @@ def collect(
     threads: dict[str, int] | None = None,
     project: Path | None = None,
     ranks: int = 1,
+    recipe: str = "",
 ) -> Tree:
     """The manifest of a run starting now, as a tree of JSON values.
 
     `exactness` is the statement the plan made; `threads` adds the recipe's own counts to those of
     torch; `project` is the folder whose git commit is recorded, by default the current one;
-    `ranks` the number of learner processes.
+    `ranks` the number of learner processes; `recipe` the digest of the recipe.
     """
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -58,19 +71,31 @@ def collect(
         "learner": {"ranks": ranks},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES)},
         "git": _git(project or Path.cwd()),
+        "computation": standard.digest(),
+        "recipe": recipe,
         "exactness": exactness,
     }
 
 
-def differences(old: Tree, new: Tree) -> list[str]:
-    """One sentence for each thing that may change bits and is not as it was."""
+class Differences(NamedTuple):
+    """A sentence for each thing that may change bits and is not as it was."""
+
+    decisive: list[str]
+    """A run that goes on with these is not exact."""
+    possible: list[str]
+
+
+def differences(old: Tree, new: Tree) -> Differences:
+    """What two manifests say of two processes; what one of them does not know decides nothing."""
     before, now = _comparable(old), _comparable(new)
-    sentences = []
+    found = Differences([], [])
     for path in sorted(before.keys() | now.keys()):
         a, b = before.get(path), now.get(path)
         if a != b:
-            sentences.append(f"{_called(path)} was {_shown(a)} and is {_shown(b)} now.")
-    return sentences
+            decides = path in _DECISIVE and a is not None and b is not None
+            kind = found.decisive if decides else found.possible
+            kind.append(f"{_called(path)} was {_shown(a)} and is {_shown(b)} now.")
+    return found
 
 
 def _comparable(manifest: Tree) -> Tree:
@@ -95,7 +120,8 @@ def _called(path: str) -> str:
 
 
 def _shown(value: object) -> str:
-    return "not set" if value is None else str(value)
+    text = "not set" if value is None else str(value)
+    return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 def _version(package: str) -> str | None:

@@ -140,16 +140,20 @@ class CheckedPart:
 
     def read(self) -> tuple[dict[str, Any], Tree]:
         """({path: array}, document), parsed only after all hashes were found right."""
-        name = DOCUMENTS[str(self.manifest["part"])]
-        with self._verified(ARRAYS) as arrays_file, self._verified(name) as document_file:
-            with _blamed(self.folder / name):
-                if self._size(name) > MAX_DOCUMENT:
-                    raise Malformed(f"is larger than {MAX_DOCUMENT} bytes")
-                document = decode_json(document_file.read(self._size(name)))
+        with self._verified(ARRAYS) as arrays_file:
+            document = self.read_document()
             with _blamed(self.folder / ARRAYS):
                 arrays = tensors.read(arrays_file, self._size(ARRAYS))
                 assemble(dict.fromkeys(arrays))
         return arrays, document
+
+    def read_document(self) -> Tree:
+        """The document alone, parsed after its hash was found right."""
+        name = DOCUMENTS[str(self.manifest["part"])]
+        with self._verified(name) as document_file, _blamed(self.folder / name):
+            if self._size(name) > MAX_DOCUMENT:
+                raise Malformed(f"is larger than {MAX_DOCUMENT} bytes")
+            return decode_json(document_file.read(self._size(name)))
 
     def _size(self, name: str) -> int:
         return int(self.manifest["files"][name]["size"])

@@ -69,6 +69,11 @@ def _numbers(*shape: int) -> Array:
     return ((mixed.astype(np.float64) * 2.0**-23 - 1.0) * 0.7071067811865476).reshape(shape)
 
 
+def _tensor(*shape: int) -> torch.Tensor:
+    """The same as float32, in memory of torch's own: kernels may go by where an array begins."""
+    return torch.from_numpy(_numbers(*shape)).to(torch.float32)
+
+
 def _numpy() -> Tree:
     x = _numbers(1000)
     functions = (np.exp, np.tanh, np.sin, np.cos, np.arctan, np.cbrt)
@@ -82,15 +87,14 @@ def _numpy() -> Tree:
 
 
 def _torch() -> Tree:
-    x = torch.from_numpy(_numbers(1000).astype(np.float32))
+    x = _tensor(1000)
     functions = (torch.exp, torch.tanh, torch.sin, torch.erf, torch.sigmoid, torch.log1p)
     found: Tree = {f.__name__: f(0.9 * x) for f in functions}
     found["softmax"], found["elu"] = x.view(10, 100).softmax(1), functional.elu(x)
     found["sum"] = torch.stack([x.sum(), x.square().mean(), x.std(), x.norm()])
     found["convolution"] = functional.conv2d(x[:960].view(2, 3, 16, 10), x[:216].view(8, 3, 3, 3))
     for rows, inputs, outputs in _LAYERS:
-        weights = torch.from_numpy(_numbers(outputs, inputs).astype(np.float32))
-        rows_in = torch.from_numpy(_numbers(rows, inputs).astype(np.float32))
+        rows_in, weights = _tensor(rows, inputs), _tensor(outputs, inputs)
         found[f"layer{rows}"] = functional.linear(rows_in, weights, weights[:, 0])
         found[f"gradient{rows}"] = found[f"layer{rows}"].T @ rows_in
     return found

@@ -18,6 +18,9 @@ from etude.core.trees import Tree, without_arrays
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 
+RUN = "run"
+"""What a checkpoint calls its copies of the run's recipe and manifest."""
+
 
 class CheckpointConfig(Config):
     """When the run is saved. None of this changes a result."""
@@ -135,6 +138,7 @@ class Saver:
     def training_state(self) -> Tree:
         state: Tree = {name: part.state_dict() for name, part in self._parts.items()}
         state["saver"] = {"best": self._best, "num_saved": self.num_saved}
+        state[RUN] = self._folder.copies()
         return state
 
     def restore(self, clock: Clock, say: Callable[[str], None]) -> bool:
