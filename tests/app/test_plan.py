@@ -190,7 +190,8 @@ def test_every_recipe_does_what_its_plan_says(name: str, tmp_path: Path) -> None
     assert len(run.rows()) == plan["counts"]["log_rows"]
     final = (run.path / "checkpoints" / "final").resolve()
     on_disk = sum(file.stat().st_size for file in final.rglob("*") if file.is_file())
-    assert plan["bytes"]["checkpoint"] == pytest.approx(on_disk, rel=0.01)
+    # The text of the manifest is not known before.
+    assert plan["bytes"]["checkpoint"] == pytest.approx(on_disk, rel=0.01, abs=1000)
 
 
 @pytest.mark.parametrize("name", recipes.CATALOG)

@@ -9,6 +9,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from test_episodes import World, everything, geometry
 
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
+from etude.core.seals import sealed
 from etude.core.trees import Tree, digest
 from etude.experience.episodes import DamagedStore, EpisodeStore
 from etude.experience.episodes_log import StoreFault
@@ -293,6 +296,69 @@ def a_dataset(path: Path) -> EpisodeStore:
     return store.seal()
 
 
+def reseal(path: Path, document: Tree) -> None:
+    """Change a file as one would who knows how it is sealed."""
+    path.write_bytes(sealed({name: value for name, value in document.items() if name != "seal"}))
+
+
+def test_every_byte_of_a_dataset_is_checked_before_it_is_used(tmp_path: Path) -> None:
+    """One flipped bit anywhere: noticed by whoever reads it, with the file named."""
+    data = a_dataset(tmp_path / "data")
+    whole = contents(data)
+    for path in sorted(data.path.iterdir()):
+        good = path.read_bytes()
+        for place in range(0, len(good), 7):
+            path.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+            with pytest.raises(DamagedStore, match=path.name):
+                contents(EpisodeStore.open(data.path))
+        path.write_bytes(good)
+    assert contents(EpisodeStore.open(data.path)) == whole
+
+
+def test_the_episodes_in_a_damaged_block_are_named_and_others_can_be_read(tmp_path: Path) -> None:
+    data = a_dataset(tmp_path / "data")
+    path = data.path / "steps-000000000001.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    again = EpisodeStore.open(data.path)
+    again.episode(0)
+    for _ in range(2):  # it stays damaged
+        with pytest.raises(DamagedStore, match=rf"{path.name} .* \(it holds episodes 2 to 4\)"):
+            again.episode(3)
+
+
+CUT = """
+import sys
+from pathlib import Path
+from etude.experience.episodes import EpisodeStore
+store = EpisodeStore.open(Path(sys.argv[1]))
+store.episode(0)
+print("mapped", flush=True)
+sys.stdin.readline()
+try:
+    store.episode(0)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_file_that_is_cut_while_it_is_mapped_is_named(tmp_path: Path) -> None:
+    """Reading the map of it would be SIGBUS."""
+    data = a_dataset(tmp_path / "data")
+    path = data.path / "steps-000000000000.bin"
+    process = subprocess.Popen(
+        [sys.executable, "-c", CUT, str(data.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "mapped\n"
+    os.truncate(path, 0)
+    out, _ = process.communicate("\n")
+    assert process.returncode == 0
+    assert out.startswith(f"DamagedStore {path} was cut while it was in use (it holds episodes 0 ")
+
+
 def test_a_damaged_dataset_is_found(tmp_path: Path) -> None:
     data = a_dataset(tmp_path / "data")
     state = data.state_dict()
@@ -313,7 +379,7 @@ def test_a_damaged_dataset_is_found(tmp_path: Path) -> None:
     shutil.copytree(data.path, other)
     seal = json.loads((other / "sealed.json").read_text())
     seal["steps"]["sha256"][0] = "0" * 64
-    (other / "sealed.json").write_text(json.dumps(seal))
+    reseal(other / "sealed.json", seal)
     with pytest.raises(EtudeError, match="not the data this run was started with"):
         EpisodeStore.open(other).load_state_dict(state)
 
@@ -372,7 +438,7 @@ def test_a_hostile_description_is_refused(tmp_path: Path, file: str, path: str, 
         document["specs"]["obs/../../x"] = value
     else:
         put(document, path, value)
-    (data.path / file).write_text(json.dumps(document))
+    reseal(data.path / file, document)
     with pytest.raises(EtudeError, match=r"data"):
         EpisodeStore.open(data.path)
 
@@ -397,7 +463,7 @@ def test_a_hostile_index_is_refused(tmp_path: Path, start: int, length: int) -> 
     path.write_bytes(table.tobytes())
     seal = json.loads((data.path / "sealed.json").read_text())
     seal["episodes"]["sha256"] = [hashlib.sha256(table.tobytes()).hexdigest()]
-    (data.path / "sealed.json").write_text(json.dumps(seal))
+    reseal(data.path / "sealed.json", seal)
     with pytest.raises(DamagedStore, match="wrong at episode 3"):
         EpisodeStore.open(data.path)
 

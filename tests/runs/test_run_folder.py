@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,10 +21,10 @@ import torch
 from disk_faults import Died, Failing, Mortal, Watched
 from safetensors.numpy import load_file
 
-from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.runs import files
 from etude.runs.folder import RunFolder, default_path
-from etude.runs.metrics_log import MetricsLog
+from etude.runs.metrics_log import MetricsLog, read_rows
 
 HOLD = """
 import sys, time
@@ -49,9 +51,12 @@ def test_create_and_open(tmp_path: Path) -> None:
         assert run.failures.is_dir()
         assert run.evaluation(5) == path / "evaluations" / "000000000005"
     assert RunFolder.open(path, write=False).metrics == path / "metrics.jsonl"
-    (path / "manifest.json").write_text("no")
-    with pytest.raises(EtudeError, match=r"manifest\.json"):
-        run.manifest()
+    whole = (path / "manifest.json").read_bytes()
+    for i in range(len(whole)):
+        (path / "manifest.json").write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
+        with pytest.raises(Damaged, match=r"manifest\.json"):
+            RunFolder.open(path, write=False).manifest()
+    assert run.manifest() == {"exactness": "exact"}  # as it was opened with
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -118,6 +123,47 @@ def test_a_folder_that_was_moved_away_is_no_longer_written(replaced: bool, tmp_p
     with pytest.raises(EtudeError, match="was moved, removed or replaced"):
         run.check_writer()
     run.close()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_rows_and_reports_of_a_folder_that_was_moved(gone: bool, tmp_path: Path) -> None:
+    """Nothing is made where it was; a report goes to where it is, if it is anywhere."""
+    path, moved = tmp_path / "one", tmp_path / "elsewhere"
+    run = create(path)
+    log = run.metrics_log()
+    log.append({"cycle": 1})
+    if gone:
+        shutil.rmtree(path)
+    else:
+        path.rename(moved)
+    with pytest.raises(EtudeError, match="was moved, removed or replaced") as caught:
+        log.append({"cycle": 2})
+    assert (str(moved) in str(caught.value)) != gone
+    if gone:
+        with pytest.raises(EtudeError, match="is gone"):
+            run.write_failure(caught.value, {}, {})
+    else:
+        assert run.write_failure(caught.value, {}, {}).parent == moved / "failures"
+    assert not path.exists()
+
+
+def test_the_later_of_two_writers_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts of a file system whose locks do not reach each other."""
+    path = tmp_path / "one"
+    first = create(path)
+    assert (path / ".lock").read_text() == (
+        f"{os.getpid()} on {socket.gethostname()} (inode {path.stat().st_ino})\n"
+    )
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    second = RunFolder.open(path)
+    second.check_writer()  # what it found may be the name of one that died
+    first.metrics_log().append({"cycle": 1})
+    with pytest.raises(EtudeError, match="which came first: this one has stopped"):
+        second.check_writer()
+    (path / ".lock").unlink()
+    first.check_writer()
+    assert "another-host" not in (path / ".lock").read_text()
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "manifest.json"])
@@ -197,18 +243,53 @@ def test_metrics_are_cut_back(tmp_path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-def test_changed_metrics_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["flip", "cut", "row gone", "newline", "all gone"])
+def test_damaged_rows_are_named_and_marked(way: str, tmp_path: Path) -> None:
+    path, said = tmp_path / "metrics.jsonl", list[str]()
+    log = MetricsLog(path)
+    for cycle in range(1, 6):
+        log.append({"cycle": cycle})
+    position, whole = log.position(), path.read_bytes()
+    log.append({"cycle": 6})
+    log.close()
+    lines = whole.splitlines(keepends=True)
+    damaged, lost = {
+        "flip": (whole.replace(b"3", b"7"), [3]),
+        "cut": (whole[:-3], [5]),
+        "row gone": (b"".join(lines[:1] + lines[2:]), [2]),
+        "newline": (whole.replace(b"\n", b" ", 1), [1, 2]),
+        "all gone": (b"", [1, 2, 3, 4, 5]),
+    }[way]
+    path.write_bytes(damaged)
+    again = MetricsLog(path, said.append)
+    again.load_state_dict(position)
+    kept = [number for number in range(1, 6) if number not in lost]
+    assert read_rows(path) == [{"cycle": number} for number in kept]
+    assert [json.loads(line).get("lost") for line in path.read_text().splitlines()] == [
+        None if number in kept else number for number in range(1, 6)
+    ]
+    assert ", ".join(map(str, lost)) in said[0]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged
+    again.append({"cycle": 6})
+    MetricsLog(path).cut_back(again.position())
+    assert len(said) == 1
+
+
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"cycle": 1}\n{"cycle" 2}\n')
+    with pytest.raises(Damaged, match="Row 2 of"):
+        read_rows(path)
+
+
+def test_metrics_of_an_older_version_must_be_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)
     log.append({"cycle": 1})
-    position = log.position()
-    text = path.read_bytes()
-    path.write_bytes(text.replace(b"1", b"2") + b"more\n")
-    with pytest.raises(EtudeError, match="rows were changed"):
-        MetricsLog(path).cut_back(position)
-    assert path.read_bytes().endswith(b"more\n")
-    path.write_bytes(text[:-1])
-    with pytest.raises(EtudeError, match="rows were lost"):
+    position = {name: value for name, value in log.position().items() if name != "rows"}
+    MetricsLog(path).cut_back(position)
+    path.write_bytes(b'{"cycle": 2}\n')
+    with pytest.raises(EtudeError, match="earlier rows were changed"):
         MetricsLog(path).cut_back(position)
 
 

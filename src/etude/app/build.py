@@ -148,7 +148,7 @@ def build(
     }
     metrics = None
     if ranks.is_first:
-        metrics = state["metrics"] = folder.metrics_log()
+        metrics = state["metrics"] = folder.metrics_log(say)
         logs = [RowsLog(metrics), *logs]
         if recipe.evaluation.stop_at_success is not None:
             callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]

@@ -15,8 +15,9 @@ from typing import Annotated
 import tyro
 from pydantic import Field, ValidationError
 
-from etude.app import doctor, evaluating, plan_view, play, recipes
+from etude.app import doctor, evaluating, fsck, plan_view, play, recipes
 from etude.app.options import Verbs, parse, run_verb, spelled_out, with_env
+from etude.app.out_of_memory import explained
 from etude.app.plan import make_plan
 from etude.app.recipe import Recipe
 from etude.app.run import Run, resume, silent, train
@@ -43,6 +44,7 @@ etude trains robot skills.
   etude check  TASK                           does an environment keep its contract
   etude data   inspect|import|validate|record  datasets of demonstrations
   etude motion list|show CLIP                 clips of motion that a humanoid can imitate
+  etude fsck   RUN                            which files of it are whole, what can be saved
   etude doctor                                what this machine can and cannot do
 
 RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
@@ -90,6 +92,11 @@ class ResumeCommand(Config):
     """Continue a run from its last good checkpoint."""
 
     run: tyro.conf.Positional[str] = Field(description="The run's folder.")
+    checkpoint: int | None = Field(
+        None,
+        ge=0,
+        description="Go back to the checkpoint of this step; those after it are set aside.",
+    )
     total_timesteps: int | None = Field(
         None, ge=1, description="A larger budget of environment steps than the run was given."
     )
@@ -134,6 +141,15 @@ class CheckCommand(Config):
     )
 
 
+class FsckCommand(Config):
+    """Which files of a run or dataset are whole, and what can be saved; changes nothing."""
+
+    path: tyro.conf.Positional[str] = Field(description="A run's folder, or a dataset's.")
+    json_output: Annotated[bool, tyro.conf.arg(name="json")] = Field(
+        False, description="Print JSON, for programs."
+    )
+
+
 class DoctorCommand(Config):
     """What this machine can and cannot do."""
 
@@ -145,7 +161,8 @@ class DoctorCommand(Config):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     try:
-        return run_verb("etude", USAGE, VERBS, list(sys.argv[1:] if argv is None else argv))
+        with explained():
+            return run_verb("etude", USAGE, VERBS, list(sys.argv[1:] if argv is None else argv))
     except ToldElsewhere as error:
         return error.exit_code
     except EtudeError as error:
@@ -230,7 +247,8 @@ def _train(arguments: list[str]) -> None:
 def _resume(arguments: list[str]) -> None:
     command = parse("resume", ResumeCommand, spelled_out(arguments))
     path, budget, place = Path(command.run), command.total_timesteps, command.collector
-    run = resume(path, budget, say=_say, console=True, collector=place)
+    at = command.checkpoint
+    run = resume(path, budget, say=_say, console=True, collector=place, checkpoint=at)
     if writes():
         _done(run)
 
@@ -309,6 +327,16 @@ def _motion(arguments: list[str]) -> int:
     return motion_main(arguments)
 
 
+def _fsck(arguments: list[str]) -> int:
+    command = parse("fsck", FsckCommand, arguments)
+    report = fsck.examine(Path(command.path))
+    if command.json_output:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        print(fsck.render(report), end="")
+    return int(report.damaged)
+
+
 def _doctor(arguments: list[str]) -> None:
     command = parse("doctor", DoctorCommand, arguments)
     findings = doctor.examine(Path.cwd())
@@ -329,5 +357,6 @@ VERBS: Verbs = {
     "check": _check,
     "data": _data,
     "motion": _motion,
+    "fsck": _fsck,
     "doctor": _doctor,
 }

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from etude.app.out_of_memory import machine_memory
 from etude.app.plan_view import duration, size
 from etude.app.recipes import reach
 from etude.core.errors import EtudeError
@@ -108,11 +109,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    fields = dict(re.findall(r"(\w+):\s+(\d+) kB", _read("/proc/meminfo")))
-    total, free = (int(fields.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    if limit.isdigit():
-        total, free = min(total, int(limit)), min(free, int(limit))
+    total, free = machine_memory()
     if not total:
         return Finding("memory", "unknown", "compare with the bytes that `etude plan` prints")
     found = f"{size(free)} free of {size(total)}"

@@ -11,29 +11,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.app import exactness, fresh, recipes
+from etude.app import exactness, fresh, recipes, recovery
 from etude.app.build import Parts, build, nest, start_policy
 from etude.app.loading import start_path
 from etude.app.logs import Outputs, check, open_logs
+from etude.app.out_of_memory import check_plan, explained
 from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
 from etude.app.recipe import Recipe
 from etude.core.clock import Clock
 from etude.core.contracts import Array, LogWriter
-from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.ranks import LostRank, Ranks, ToldElsewhere
+from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, digest
 from etude.models.policies import BasePolicy
 from etude.rollout.group import Inference, restart
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest
-from etude.runs.folder import RunFolder, default_path
+from etude.runs.folder import PLAN, PLAN_JSON, RECIPE, RunFolder, default_path, pretty
+from etude.runs.metrics_log import read_rows
 from etude.training.callbacks import Callback
 from etude.training.distributed import joined, was_restarted
 from etude.training.evaluation import summarise
 from etude.training.saving import RUN
 
 Say = Callable[[str], None]
+SUMMARY = "summary.json"
 
 
 def silent(text: str) -> None:
@@ -113,9 +117,7 @@ def load_policy(path: str | Path) -> LoadedPolicy:
 
 def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl so far."""
-    if not folder.metrics.exists():
-        return []
-    return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return read_rows(folder.metrics)
 
 
 class Run:
@@ -123,7 +125,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder.open(Path(path), write=False)
-        self.recipe = recipes.load(self.folder.recipe)
+        self.recipe = recovery.recipe_of(self.folder)
 
     @property
     def path(self) -> Path:
@@ -135,8 +137,11 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """What a finished run did."""
-        path = self.path / "summary.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        path = self.path / SUMMARY
+        try:
+            return unsealed(path.read_bytes()) if path.exists() else {}
+        except ValueError as error:
+            raise Damaged(path, f"{path} {error}: `etude resume` writes it anew.") from error
 
     @property
     def exactness(self) -> str:
@@ -197,7 +202,8 @@ def train(
             assert path is not None
             return _resume(ranks, Path(path), asked, console)
         recipe = _pinned(recipe, ranks)
-        with _folder(ranks, lambda: _create(recipe, path, ranks)) as folder:
+        made = _folder(ranks, lambda: _create(recipe, path, ranks, say))
+        with made as folder, explained(folder.path):
             out = _outputs(recipe, folder, console, asked, ranks)
             out.say(f"Run folder: {folder.path}")
             for note in rank_notes(recipe, ranks.size):
@@ -221,9 +227,10 @@ def _pinned(recipe: Recipe, ranks: Ranks) -> Recipe:
     return recipe.model_copy(update={"start_from": chosen})
 
 
-def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks) -> RunFolder:
+def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks, say: Say) -> RunFolder:
     check(recipe.logs)
     plan = make_plan(recipe, ranks=ranks.size)
+    check_plan(plan, say)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
     document = _manifest(recipe, plan, ranks)
     return RunFolder.create(target, recipes.dump(recipe), render(plan), plan.to_json(), document)
@@ -259,16 +266,18 @@ def resume(
     on_phase: Callable[[str], None] = silent,
     console: bool = False,
     collector: Placement | None = None,
+    checkpoint: int | None = None,
 ) -> Run:
     """Continue a run from its last good checkpoint, as if it had never stopped.
 
-    `total_timesteps` gives it a larger budget first; schedules that follow the run's progress
-    then follow the new length. `console`: show the run on the screen. `collector`: where its
-    rollouts run this time, which changes no bit; nor does the number of ranks it goes on with.
+    `checkpoint`: from that of this step, and those after it are set aside. `total_timesteps` gives
+    it a larger budget first; schedules that follow the run's progress then follow the new length.
+    `console`: show the run on the screen. `collector`: where its rollouts run this time, which
+    changes no bit; nor does the number of ranks it goes on with.
     """
     asked = Outputs(say, on_phase, [*logs], [*callbacks])
     with joined() as ranks:
-        return _resume(ranks, Path(path), asked, console, total_timesteps, collector)
+        return _resume(ranks, Path(path), asked, console, total_timesteps, collector, checkpoint)
 
 
 def _resume(
@@ -278,8 +287,9 @@ def _resume(
     console: bool,
     total_timesteps: int | None = None,
     collector: Placement | None = None,
+    step: int | None = None,
 ) -> Run:
-    with _folder(ranks, lambda: RunFolder.open(path)) as folder:
+    with _folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
 
         def continued() -> tuple[Tree, list[str]]:
             recipe, lost = _continued(folder, ranks, asked.say, total_timesteps, collector)
@@ -291,7 +301,7 @@ def _resume(
         say = out.say
         parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
         clock = parts.loop.clock
-        if parts.loop.saver.restore(clock, say):
+        if parts.loop.saver.restore(clock, say, step):
             if total_timesteps is not None:
                 _extend(recipe, total_timesteps, clock, folder, ranks, say)
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
@@ -322,6 +332,7 @@ def _continued(
     collector: Placement | None,
 ) -> tuple[Recipe, list[str]]:
     """The recipe a run goes on with, and why it is not exact then; says what is not as it was."""
+    recovery.restore(folder, say)
     recipe, saved = recipes.load(folder.recipe), exactness.copies(folder)
     exactness.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
@@ -330,7 +341,9 @@ def _continued(
     if collector is not None:
         placed = collector.applied(recipe.collector)
         recipe = recipe.model_copy(update={"collector": placed})
-    now = _manifest(recipe, make_plan(recipe, begun=True, ranks=ranks.size), ranks)
+    plan = make_plan(recipe, begun=True, ranks=ranks.size)
+    recovery.settle(folder, plan, say)
+    now = _manifest(recipe, plan, ranks)
     _warn_of_failures(folder, say)
     if saved is None:
         exactness.begin_anew(folder, now, say)
@@ -386,10 +399,8 @@ def _extend(
     )
     say(note)
     plan = make_plan(longer, begun=True, ranks=ranks.size, notes=[note])
-    texts = {"recipe.yaml": recipes.dump(longer), "plan.txt": render(plan)}
-    texts["plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
-    for name, text in texts.items():
-        files.replace_file(folder.path / name, [text.encode()])
+    texts = {RECIPE: recipes.dump(longer), PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())}
+    folder.rewrite(folder.manifest(), texts)
 
 
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -454,9 +465,8 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
         "checkpoints": loop.saver.num_saved,
     }
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
-    summary["exactness"] = folder.manifest()["exactness"]
-    text = json.dumps(summary, indent=2) + "\n"
-    files.replace_file(folder.path / "summary.json", [text.encode()])
+    summary["exactness"] = folder.manifest().get("exactness", "unknown")
+    files.replace_file(folder.path / SUMMARY, [sealed(summary)])
 
 
 def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:

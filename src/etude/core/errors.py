@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -15,6 +16,14 @@ class UsageError(EtudeError):
     """What was asked for does not exist or does not add up."""
 
     exit_code = 2
+
+
+class Damaged(EtudeError):
+    """A file is not what was written to it: missing, cut or altered. `path` says which."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class NonFinite(EtudeError):

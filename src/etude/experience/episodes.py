@@ -83,6 +83,7 @@ class EpisodeStore:
         self._finals = RecordLog(path, "finals", geometry.final_record, episodes, disk)
         self._episodes = RecordLog(path, "episodes", INDEX, episodes, disk)
         self._logs = dict(zip(_LOGS, (self._steps, self._finals, self._episodes), strict=True))
+        self._steps.holds = self._episodes_of
         fields = geometry.specs_read(reads)
         seen = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
         self._columns, self._seen = Columns(fields), Columns(seen)
@@ -103,22 +104,25 @@ class EpisodeStore:
         """An empty store to write to, in a folder whose parent exists.
 
         Blocks that a killed run left there are overwritten, or taken up by `load_state_dict`; a
-        sealed dataset and a store of another geometry are refused.
+        sealed dataset and a store of another geometry are refused. A damaged description is
+        written anew: what the blocks hold is told by the hashes in a checkpoint.
         """
         path = Path(path)
         if os.path.lexists(path / SEAL):
             raise UsageError(f"{path} is a finished dataset; choose another folder.")
-        if os.path.lexists(path / DESCRIPTION):
-            if read_geometry(path) != geometry:
-                raise UsageError(f"{path} holds a store of another geometry; choose another.")
-        else:
-            create_folder(path, disk)
+        create_folder(path, disk)
+        try:
+            there = read_geometry(path)
+        except DamagedStore:
             write_json(path / DESCRIPTION, geometry.describe(), disk)
+        else:
+            if there != geometry:
+                raise UsageError(f"{path} holds a store of another geometry; choose another.")
         return cls(path, geometry, disk)
 
     @classmethod
     def open(cls, path: Path, reads: Collection[str] | None = None) -> EpisodeStore:
-        """A sealed dataset, to read; sizes and index are checked, `check_blocks` reads the rest.
+        """A sealed dataset, to read; sizes and index are checked now, each block when it is read.
 
         reads: the observations that steps come with, None for all. Others stay on the disk.
         """
@@ -414,6 +418,15 @@ class EpisodeStore:
             sha.update(ahead[OBS + name].tobytes())
         return sha.hexdigest()
 
+    def _episodes_of(self, start: int, stop: int) -> str:
+        """Which finished episodes have steps among the slots start to stop."""
+        starts, lengths = self._index.starts, self._index.lengths
+        (found,) = ((starts < stop) & (starts + lengths * self.lanes > start)).nonzero()
+        found += self._index.first
+        if not len(found):
+            return f"steps {start // self.lanes:,} to {stop // self.lanes:,}"
+        return f"episodes {found[0]:,} to {found[-1]:,}"
+
     def garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
         """Block files that neither this store nor any of these states (`state_dict`) needs."""
         found = []
@@ -450,6 +463,27 @@ class EpisodeStore:
     def check_blocks(self) -> None:
         """Read every block of a sealed dataset; raises `DamagedStore` at the first bad one."""
         self._settle(self._load_logs(read_json(self.path / SEAL), verify=True))
+
+    @classmethod
+    def examine(cls, path: Path, state: Tree | None = None) -> dict[Path, str]:
+        """What is wrong with each file of a dataset, or of a store that `state` names the files
+        of; "" for one that is whole."""
+        found: dict[Path, str] = {}
+        try:
+            store = cls(path, read_geometry(path), None)
+            found[path / DESCRIPTION] = ""
+            named = read_json(path / SEAL) if state is None else state
+            for name, log in store._logs.items():
+                found |= log.examine(named.get(name))
+            if state is None:
+                found[path / SEAL] = ""
+                cls.open(path)
+                found[path / LABELS] = ""
+            elif not any(found.values()):
+                store.load_state_dict(state)
+        except DamagedStore as error:
+            found[error.path] = error.what
+        return found
 
     def close(self) -> None:
         """Let go of the files being written; what was appended stays."""

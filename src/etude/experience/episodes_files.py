@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
+from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree
 from etude.experience.episodes_geometry import StoreGeometry
 from etude.experience.episodes_log import DamagedStore, Disk, clear_faults, file_size, fsync
@@ -33,9 +33,9 @@ def fsync_folder(path: Path, disk: Disk) -> None:
 
 
 def write_json(path: Path, document: Tree, disk: Disk) -> str:
-    """Durable, and whole or not there at all; returns the SHA-256 of the file."""
+    """Durable, sealed, and whole or not there at all; returns the SHA-256 of the file."""
     beside = path.with_name(f".tmp-{path.name}")
-    text = (json.dumps(document, sort_keys=True, indent=1) + "\n").encode()
+    text = sealed(document)
     data = memoryview(text)
     with clear_faults("write", path):
         fd = disk.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -59,12 +59,9 @@ def read_json(path: Path, sha256: str | None = None) -> Tree:
     if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256:
         raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedStore(path, "is not valid JSON") from error
-    if not isinstance(document, dict):
-        raise DamagedStore(path, "is not a JSON object")
-    return document
+        return unsealed(text)
+    except ValueError as error:
+        raise DamagedStore(path, str(error)) from error
 
 
 def read_geometry(path: Path) -> StoreGeometry:

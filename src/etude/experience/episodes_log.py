@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.core.errors import EtudeError
+from etude.core.errors import Damaged, EtudeError
 from etude.core.trees import Tree
 
 _CHUNK = 1 << 20
@@ -52,12 +52,12 @@ class StoreFault(EtudeError):
         self.errno = code
 
 
-class DamagedStore(EtudeError):
+class DamagedStore(Damaged):
     """A file of a store is missing, short or altered."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} {what}; put back a good copy, or resume an older checkpoint.")
-        self.path = path
+        super().__init__(path, f"{path} {what}; put back a good copy.")
+        self.what = what
 
 
 @contextmanager
@@ -81,7 +81,11 @@ class RecordLog:
         self._disk = disk
         # Opaque bytes: numpy moves them whole, five times faster than field by field.
         self._raw = np.dtype((np.void, dtype.itemsize))
-        self._maps: dict[int, Array] = {}
+        self._maps: dict[int, tuple[mmap.mmap, Array]] = {}
+        self._unread: dict[int, tuple[int, str]] = {}
+        """Size and SHA-256 of blocks that are still to be checked, before they are first read."""
+        self.holds: Callable[[int, int], str] = _episodes
+        """What records start to stop belong to, in words."""
         self._sparse = False
         """Whether only parts of records are read."""
         self._sealed: dict[int, str] = {}
@@ -192,21 +196,44 @@ class RecordLog:
         return whole.view(self.dtype)
 
     def _map(self, block: int) -> Array:
-        """The records of a block, as many as its file has: raw bytes, read-only."""
-        found = self._maps.get(block)
-        if found is None:
-            path = self.path(block)
-            size, size_of = file_size(path), self.dtype.itemsize
-            if size < size_of:
-                raise DamagedStore(path, "is empty")
-            length = min(size // size_of, self.block_records)
-            with clear_faults("map", path), open(path, "rb") as stream:
-                pages = mmap.mmap(stream.fileno(), length * size_of, access=mmap.ACCESS_READ)
-            if self._sparse and hasattr(mmap, "MADV_RANDOM"):
-                # Reading ahead would fetch what lies between the parts.
-                pages.madvise(mmap.MADV_RANDOM)
-            found = self._maps[block] = np.frombuffer(pages, self._raw)
+        """The records of a block, as many as its file has: raw bytes, read-only.
+
+        Reading a map of a file that was cut would end the process without a word, so its size is
+        asked for every time.
+        """
+        if block in self._maps:
+            pages, found = self._maps[block]
+            if pages.size() < found.nbytes:
+                raise self._damaged(block, "was cut while it was in use")
+            return found
+        if block in self._unread:
+            self._check(block, *self._unread[block])
+            del self._unread[block]
+        path = self.path(block)
+        size, size_of = file_size(path), self.dtype.itemsize
+        if size < size_of:
+            raise DamagedStore(path, "is empty")
+        length = min(size // size_of, self.block_records)
+        with clear_faults("map", path), open(path, "rb") as stream:
+            pages = mmap.mmap(stream.fileno(), length * size_of, access=mmap.ACCESS_READ)
+        if self._sparse and hasattr(mmap, "MADV_RANDOM"):
+            # Reading ahead would fetch what lies between the parts.
+            pages.madvise(mmap.MADV_RANDOM)
+        found = np.frombuffer(pages, self._raw)
+        self._maps[block] = pages, found
         return found
+
+    def _check(self, block: int, size: int, expected: str) -> Any:
+        """The SHA-256 of a block's first bytes, which must be the one that was recorded."""
+        found = _hash_file(self.path(block), size)
+        if found.hexdigest() != expected:
+            raise self._damaged(block, "is damaged: its SHA-256 is not what was recorded")
+        return found
+
+    def _damaged(self, block: int, what: str) -> DamagedStore:
+        start = block * self.block_records
+        stop = min(start + self.block_records, self.count)
+        return DamagedStore(self.path(block), f"{what} (it holds {self.holds(start, stop)})")
 
     def sync(self) -> bool:
         """Make all that was written durable; True if there was any, and names may be new."""
@@ -218,7 +245,8 @@ class RecordLog:
 
     def forget(self, first: int) -> None:
         """Keep no map and no hash of blocks that hold nothing from record `first` on."""
-        for kept in (self._maps, self._sealed):
+        kept: dict[int, Any]
+        for kept in (self._maps, self._sealed, self._unread):
             for block in [b for b in kept if b < first // self.block_records]:
                 del kept[block]
 
@@ -238,8 +266,8 @@ class RecordLog:
     def load(self, state: Any, verify: bool) -> int:
         """Cut back to what `state` names and return its first record.
 
-        Every file must be there and long enough. `verify` reads them all; without it only the
-        last is read, since its hash has to run on.
+        Every file must be there and long enough. `verify` reads them all; without it each is read
+        before it is used, and at once only one that is written on, since its hash has to run on.
         """
         first, count, hashes = _check_state(state, self.folder / self.name)
         blocks = self._blocks(first, count)
@@ -247,23 +275,42 @@ class RecordLog:
             raise DamagedStore(self.folder / self.name, "is described with other blocks")
         self._close_file()
         self._maps.clear()
-        self._sealed, self._running = {}, hashlib.sha256()
+        self._sealed, self._unread, self._running = {}, {}, hashlib.sha256()
+        self.count = count
         for block, expected in zip(blocks, hashes, strict=True):
-            length = min(count - block * self.block_records, self.block_records)
-            full = length == self.block_records
-            size, path = length * self.dtype.itemsize, self.path(block)
-            if file_size(path) < size:
-                raise DamagedStore(path, f"is short: {size:,} bytes were written to it")
-            if verify or not full:
-                running = _hash_file(path, size)
-                if running.hexdigest() != expected:
-                    raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")
+            size = self._size_of(block)
+            full = size == self.block_records * self.dtype.itemsize
+            self._check_size(block, size)
             if full:
                 self._sealed[block] = expected
+            if verify or (self._disk is not None and not full):
+                found = self._check(block, size, expected)
+                self._running = self._running if full else found
             else:
-                self._running = running
-        self.count = count
+                self._unread[block] = size, expected
         return first
+
+    def examine(self, state: Any) -> dict[Path, str]:
+        """What is wrong with each block that `state` names, "" for one that is whole."""
+        first, self.count, hashes = _check_state(state, self.folder / self.name)
+        found = {}
+        for block, expected in zip(self._blocks(first, self.count), hashes, strict=False):
+            try:
+                self._check_size(block, self._size_of(block))
+                self._check(block, self._size_of(block), expected)
+                found[self.path(block)] = ""
+            except DamagedStore as error:
+                found[error.path] = error.what
+        return found
+
+    def _size_of(self, block: int) -> int:
+        """Bytes of a block that hold records."""
+        length = min(self.count - block * self.block_records, self.block_records)
+        return length * self.dtype.itemsize
+
+    def _check_size(self, block: int, size: int) -> None:
+        if file_size(self.path(block)) < size:
+            raise self._damaged(block, f"is short: {size:,} bytes were written to it")
 
     def finish(self) -> None:
         """Cut the last block to what it holds and delete blocks that hold nothing."""
@@ -303,6 +350,7 @@ class RecordLog:
             block = int(path.name.removeprefix(f"{self.name}-").removesuffix(".bin"))
             self._dirty.discard(block)
             self._maps.pop(block, None)
+            self._unread.pop(block, None)
 
     def close(self) -> None:
         """Let go of the file being written; what was written stays."""
@@ -352,6 +400,10 @@ def _hash_file(path: Path, size: int) -> Any:
             sha.update(buffer[:length])
             size -= length
     return sha
+
+
+def _episodes(start: int, stop: int) -> str:
+    return f"episodes {start:,} to {stop - 1:,}"
 
 
 def _check_state(state: Any, where: Path) -> tuple[int, int, list[str]]:

@@ -35,13 +35,17 @@ from etude.runs.parts import (
 __all__ = [
     "DamagedCheckpoint",
     "UnknownFormat",
+    "check_step",
     "checkpoint_bytes",
+    "examine",
     "exists",
+    "go_back",
     "load_document",
     "load_policy_parts",
     "load_training",
     "mark",
     "newest_verified",
+    "resumable",
     "retain",
     "save",
     "step_of",
@@ -51,6 +55,7 @@ __all__ = [
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced"
 DAMAGED = ".damaged"
+ASIDE = ".aside"
 LATEST = "latest"
 _STEP = re.compile(r"[0-9]{12,}")
 
@@ -208,8 +213,28 @@ def verify(path: Path) -> int:
     return training.step
 
 
-def newest_verified(folder: Path, say: Say = print, repair: bool = True) -> Path | None:
+def examine(path: Path) -> dict[Path, str]:
+    """What is wrong with each file of a checkpoint, "" for one that is whole."""
+    found: dict[Path, str] = {}
+    for name in ("policy", "training") if _looks_resumable(path) else ("policy",):
+        try:
+            found |= check_part(path / name, name).examine()
+        except DamagedCheckpoint as error:
+            found[error.path] = error.wrong
+    if _looks_resumable(path) and not any(found.values()):
+        try:
+            verify(path)
+        except DamagedCheckpoint as error:
+            found[error.path] = error.wrong
+    return found
+
+
+def newest_verified(
+    folder: Path, say: Say = print, repair: bool = True, before: int | None = None
+) -> Path | None:
     """The newest checkpoint that can be resumed, every byte checked; None if there is none.
+
+    With `before`, only those of an earlier step are looked at.
 
     A damaged one is set aside as `<step>.damaged` and `say` is told; what a killed writer left
     behind is cleaned up, and `latest` is put right. That is for the holder of the run's lock:
@@ -219,7 +244,9 @@ def newest_verified(folder: Path, say: Say = print, repair: bool = True) -> Path
         return None
     if repair:
         _clean_up(folder)
-    for step in sorted(_steps(folder), reverse=True):
+    for step in sorted(steps(folder), reverse=True):
+        if before is not None and step >= before:
+            continue
         main = folder / step_name(step)
         for path in (main, _replaced(main)):
             if not _looks_resumable(path):
@@ -238,7 +265,7 @@ def newest_verified(folder: Path, say: Say = print, repair: bool = True) -> Path
     return None
 
 
-def _steps(folder: Path) -> set[int]:
+def steps(folder: Path) -> set[int]:
     """Steps of which the folder holds a checkpoint, whole or not, or one that was replaced."""
     names = (name.removesuffix(REPLACED) for name in os.listdir(folder))
     return {int(name) for name in names if _STEP.fullmatch(name)}
@@ -266,11 +293,35 @@ def _clean_up(folder: Path) -> None:
             files.remove_tree(path)  # one that can be resumed stays until `main` has verified
 
 
-def _set_aside(path: Path) -> str:
-    aside, count = path.with_name(path.name + DAMAGED), 1
-    while os.path.lexists(aside):
-        count += 1
-        aside = path.with_name(f"{path.name}{DAMAGED}-{count}")
+def check_step(folder: Path, step: int) -> None:
+    """Refuse a step whose checkpoint cannot be resumed, with those that are there."""
+    found = resumable(folder) if folder.is_dir() else []
+    if folder / step_name(step) not in found:
+        there = ", ".join(str(step_of(path)) for path in found)
+        raise UsageError(
+            f"{folder} has no checkpoint of step {step} that can be resumed"
+            f"{': choose one of ' + there if there else ', nor of any other'}."
+        )
+    verify(folder / step_name(step))
+
+
+def go_back(folder: Path, step: int, say: Say = print) -> None:
+    """Make the checkpoint of a step the newest: later ones are set aside as `<step>.aside`."""
+    later = [name for name in sorted(os.listdir(folder)) if _later(name, step)]
+    for name in later:
+        say(f"The checkpoint {name} is set aside as {_set_aside(folder / name, ASIDE)}.")
+    for link in folder.iterdir():
+        if link.is_symlink() and os.readlink(link) in later:
+            files.remove_tree(link)
+
+
+def _later(name: str, step: int) -> bool:
+    name = name.removesuffix(REPLACED)
+    return bool(_STEP.fullmatch(name)) and int(name) > step
+
+
+def _set_aside(path: Path, suffix: str = DAMAGED) -> str:
+    aside = files.free_path(path.with_name(path.name + suffix))
     files.rename(path, aside)
     files.fsync_folder(path.parent)
     return aside.name
@@ -301,7 +352,7 @@ def mark(folder: Path, name: str, step: int) -> None:
 
 def resumable(folder: Path) -> list[Path]:
     """Checkpoints that have training state, the newest first."""
-    found = [folder / step_name(step) for step in sorted(_steps(folder), reverse=True)]
+    found = [folder / step_name(step) for step in sorted(steps(folder), reverse=True)]
     return [p for p in found if p.is_dir() and not p.is_symlink() and _looks_resumable(p)]
 
 
@@ -311,7 +362,7 @@ def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[P
     With `every`, the first checkpoint of each stretch of that many steps keeps its policy. At
     least one checkpoint that verifies stays resumable, however old it is.
     """
-    present = [folder / step_name(step) for step in sorted(_steps(folder), reverse=True)]
+    present = [folder / step_name(step) for step in sorted(steps(folder), reverse=True)]
     present = [path for path in present if path.is_dir() and not path.is_symlink()]
     resumable = [path for path in present if _looks_resumable(path)]
     whole = set(resumable[: max(keep_last, 1)])

@@ -222,6 +222,15 @@ def replace_symlink(path: Path, target: str) -> None:
     fsync_folder(path.parent)
 
 
+def free_path(path: Path) -> Path:
+    """The path itself, or the first `<path>-<n>` that does not exist."""
+    free, count = path, 1
+    while os.path.lexists(free):
+        count += 1
+        free = path.with_name(f"{path.name}-{count}")
+    return free
+
+
 class AppendFile:
     """A file that only grows, or is cut back to a position that was recorded."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -15,23 +16,27 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import Damaged, EtudeError, UsageError
+from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, is_array
 from etude.runs import files, tensors
-from etude.runs.documents import decode_json
-from etude.runs.metrics_log import MetricsLog
+from etude.runs.metrics_log import MetricsLog, Say
 
 RECIPE, MANIFEST, METRICS, LOCK = "recipe.yaml", "manifest.json", "metrics.jsonl", ".lock"
+PLAN, PLAN_JSON = "plan.txt", "plan.json"
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """How a manifest's statement begins where a run is not."""
+_HASHES = "files"
+"""Where the manifest names the SHA-256 of the other texts of a run."""
+_MOST_TEXT = 64 << 20
 
 
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
     """`runs/<recipe>/<date-time>-s<seed>`, with a number after it if that is taken."""
     moment = (now or datetime.now()).strftime("%Y-%m-%d-%H%M%S")
     name = re.sub(r"[^\w.-]+", "-", recipe).strip(".-") or "run"
-    return _free(Path(root) / name / f"{moment}-s{seed}")
+    return files.free_path(Path(root) / name / f"{moment}-s{seed}")
 
 
 class RunFolder:
@@ -49,8 +54,8 @@ class RunFolder:
         """A new run, locked for this process. It appears whole or not at all."""
         path = Path(path)
         _refuse_existing(path)
-        texts = {RECIPE: recipe, "plan.txt": plan, "plan.json": _pretty(plan_json)}
-        texts[MANIFEST] = _pretty(manifest)
+        texts = {RECIPE: recipe, PLAN: plan, PLAN_JSON: pretty(plan_json)}
+        texts[MANIFEST] = sealed({**manifest, _HASHES: _hashes_of(texts)}).decode()
         files.make_folder(path.parent)
         temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
         files.remove_tree(temporary)
@@ -78,7 +83,7 @@ class RunFolder:
     def open(cls, path: Path, write: bool = True) -> RunFolder:
         """An existing run; `write=True` makes this process its one writer."""
         run = cls(path)
-        if not (run.path / RECIPE).is_file():
+        if not (run.recipe.is_file() or run.checkpoints.is_dir()):
             raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. Check the path.")
         if write:
             _refuse_links(run.path)
@@ -126,17 +131,18 @@ class RunFolder:
         """Where the evaluation at a step is kept; named like the checkpoint of that step."""
         return self.path / "evaluations" / f"{step:012d}"
 
-    def metrics_log(self) -> MetricsLog:
+    def metrics_log(self, say: Say = lambda text: None) -> MetricsLog:
         """The run's metric rows, open for appending."""
-        return MetricsLog(self.metrics)
+        return MetricsLog(self.metrics, say, self.check_writer)
 
     def manifest(self) -> Tree:
         """What the run was started with."""
         path = self.path / MANIFEST
         try:
-            return decode_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise EtudeError(f"Could not read {path}: {error}.") from error
+            document = unsealed(self.copies()["manifest"].encode())
+        except ValueError as error:
+            raise Damaged(path, f"{path} {error}.") from error
+        return {name: value for name, value in document.items() if name != _HASHES}
 
     def mark_not_exact(self, reason: str) -> None:
         """Note in the manifest, for good, that the run's bits are not what its recipe promises."""
@@ -147,26 +153,54 @@ class RunFolder:
             self.rewrite(manifest | {"exactness": known + reason}, {})
 
     def rewrite(self, manifest: Tree, texts: dict[str, str]) -> None:
-        """Give some of a run's texts new contents, and the manifest."""
-        for name, text in (texts | {MANIFEST: _pretty(manifest)}).items():
+        """Give some of a run's texts new contents, and the manifest, which names their hashes."""
+        self.check_writer()
+        for name, text in texts.items():
             files.replace_file(self.path / name, [text.encode()])
+        hashes = _hashes(self.copies()["manifest"]) | _hashes_of(texts)
+        text = sealed({**manifest, _HASHES: hashes}).decode()
+        files.replace_file(self.path / MANIFEST, [text.encode()])
+        self._copies = {"recipe": self._copies_of(RECIPE), "manifest": text}
+
+    def put_back(self, name: str, text: str) -> None:
+        """Give back to the recipe or the manifest a text that it had before."""
+        files.replace_file(self.path / name, [text.encode()])
         self._copies = None
-        self.copies()
 
     def copies(self) -> Tree:
-        """What every checkpoint holds a copy of: {"recipe", "manifest"}, the texts of the two."""
+        """What every checkpoint holds a copy of: {"recipe", "manifest"}, the texts of the two.
+
+        Read once: a run goes on from what it was opened with.
+        """
         if self._copies is None:
-            texts = {"recipe": self.recipe, "manifest": self.path / MANIFEST}
-            self._copies = {name: path.read_text() for name, path in texts.items()}
+            texts = {"recipe": RECIPE, "manifest": MANIFEST}
+            self._copies = {name: self._copies_of(file) for name, file in texts.items()}
         return dict(self._copies)
 
+    def _copies_of(self, name: str) -> str:
+        return _read(self.path / name).decode(errors="replace")
+
+    def changed_texts(self, copy: str = "") -> list[str]:
+        """Names of texts that are missing or not as the manifest names them, itself included.
+
+        `copy`: a text of the manifest, to go by where the file is damaged.
+        """
+        text = self._copies_of(MANIFEST)
+        damaged = [] if _is_whole(text) else [MANIFEST]
+        hashes = _hashes(copy if damaged else text)
+        return damaged + [n for n in sorted(hashes) if _sha256(_read(self.path / n)) != hashes[n]]
+
     def write_failure(self, exception: BaseException, arrays: Tree, context: Tree) -> Path:
-        """Keep what is needed to look into a failure: traceback, arrays and where it happened."""
-        folder = _free(self.failures / datetime.now().strftime("%Y-%m-%d-%H%M%S"))
+        """Keep what is needed to look into a failure: traceback, arrays and where it happened.
+
+        Where the run is now: it may have been moved, and something else may be in its place.
+        """
+        here = self.path if self._lock is None else self._lock.find(self.path)
+        folder = files.free_path(here / "failures" / datetime.now().strftime("%Y-%m-%d-%H%M%S"))
         files.make_folder(folder)
         report = "".join(traceback.format_exception(exception))
         files.write_file(folder / "error.txt", [report.encode(errors="replace")])
-        files.write_file(folder / "context.json", [_pretty(context).encode()])
+        files.write_file(folder / "context.json", [pretty(context).encode()])
         storable = _storable(arrays)
         layout = tensors.layout(storable)
         files.write_file(folder / "reproduction.safetensors", tensors.chunks(storable, layout))
@@ -177,8 +211,9 @@ class RunFolder:
 class Lock:
     """One writer per run. The operating system lets go of it when the process dies.
 
-    The folder itself is locked, which nobody can take away by removing a file; the file `.lock`
-    in it only tells people who the writer is.
+    The folder itself is locked, which nobody can take away by removing a file. The file `.lock` in
+    it says who the writer is: host, process and inode. Some network file systems let two hosts
+    lock one folder; there the two see each other in that file, and the later one gives way.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -188,35 +223,65 @@ class Lock:
         try:
             with files.clear_faults("lock", folder):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with files.clear_faults("write the lock", file):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-                holder = os.open(file, flags, 0o666)
-                with os.fdopen(holder, "w") as stream:
-                    stream.write(f"{os.getpid()} on {socket.gethostname()}\n")
+            inode = os.fstat(self._fd).st_ino
+            self._name = f"{os.getpid()} on {socket.gethostname()} (inode {inode})"
+            self._before = _holder(file)
+            _sign(file, self._name)
         except files.DiskFault as error:
             os.close(self._fd)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             raise UsageError(
-                f"{folder} is being written by process {_holder(file)}; wait for it to finish, or "
-                "stop it first."
+                f"{folder} is being written by process {_holder(file) or 'unknown'}; wait for it "
+                "to finish, or stop it first."
             ) from error
         # A forked worker would otherwise hold the lock beyond the death of the writer.
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forget(here))
 
     def check(self, folder: Path) -> None:
-        """Refuse to go on where the folder at this path is not the one that is locked."""
+        """Refuse to go on where this process is not the one writer of the folder at this path."""
+        if not self._is_at(folder):
+            there = self._now_at()
+            fix = f"It is at {there} now: resume it there" if there else "It cannot be found"
+            raise EtudeError(
+                f"{folder} was moved, removed or replaced while this run was being written. {fix}; "
+                "nothing was written since."
+            )
+        named = _holder(folder / LOCK)
+        if named == self._name:
+            return
+        if named and named == self._before:  # It was there first, and has signed again since.
+            raise EtudeError(
+                f"{folder} is also being written by process {named}, which came first: this one "
+                "has stopped, and has saved nothing since."
+            )
+        _sign(folder / LOCK, self._name)
+
+    def find(self, folder: Path) -> Path:
+        """Where the locked folder is: at the path it was opened by, or wherever it was moved."""
+        if self._is_at(folder):
+            return folder
+        found = self._now_at()
+        if found is None:
+            raise EtudeError(f"{folder} is gone.")
+        return found
+
+    def _is_at(self, folder: Path) -> bool:
         held = os.fstat(self._fd)
         try:
             found = os.stat(folder)
         except OSError:
-            found = None
-        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
-            raise EtudeError(
-                f"{folder} was moved, removed or replaced while this run was being written; what "
-                "was saved before is where the folder is now. Resume it there."
-            )
+            return False
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
+    def _now_at(self) -> Path | None:
+        """Where the folder was moved, as far as the system tells; None where it was removed."""
+        try:
+            found = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
+        except OSError:
+            return None
+        return found if self._is_at(found) else None
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -234,6 +299,14 @@ def _fill(folder: Path, texts: dict[str, str]) -> None:
     files.fsync_folder(folder)
 
 
+def _sign(file: Path, name: str) -> None:
+    """Write into the lock's file who holds it."""
+    with files.clear_faults("write the lock", file):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(file, flags, 0o666), "w") as stream:
+            stream.write(f"{name}\n")
+
+
 def _forget(reference: weakref.ref[Lock]) -> None:
     lock = reference()
     if lock is not None:
@@ -242,12 +315,7 @@ def _forget(reference: weakref.ref[Lock]) -> None:
 
 def _holder(file: Path) -> str:
     """Who the lock's file says is writing."""
-    try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return "unknown"
-    with os.fdopen(fd, "rb") as stream:
-        return stream.read(256).decode(errors="replace").strip() or "unknown"
+    return _read(file)[:256].decode(errors="replace").strip()
 
 
 def _refuse_links(folder: Path) -> None:
@@ -268,16 +336,38 @@ def _refuse_existing(path: Path) -> None:
         )
 
 
-def _free(path: Path) -> Path:
-    """The path itself, or the first `<path>-<n>` that does not exist."""
-    free, count = path, 1
-    while os.path.lexists(free):
-        count += 1
-        free = path.with_name(f"{path.name}-{count}")
-    return free
+def _is_whole(manifest: str) -> bool:
+    try:
+        unsealed(manifest.encode())
+    except ValueError:
+        return False
+    return True
 
 
-def _pretty(document: Tree) -> str:
+def _hashes(manifest: str) -> dict[str, str]:
+    """What a text of manifest.json names of the texts beside it; {} where it is damaged."""
+    return dict(unsealed(manifest.encode()).get(_HASHES, {})) if _is_whole(manifest) else {}
+
+
+def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
+    return {name: _sha256(text.encode()) for name, text in texts.items()}
+
+
+def _read(path: Path) -> bytes:
+    """What is in a small file; nothing where it is missing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as stream:
+            return stream.read(_MOST_TEXT)
+    except OSError:
+        return b""
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def pretty(document: Tree) -> str:
     """Indented JSON for people; a report must not fail over a value JSON does not know."""
     return json.dumps(document, indent=2, default=repr) + "\n"
 

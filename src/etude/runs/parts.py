@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from etude.core.errors import EtudeError
+from etude.core.errors import Damaged, EtudeError
 from etude.core.trees import Tree, is_array, leaves
 from etude.runs import files, tensors
 from etude.runs.documents import Malformed, assemble, decode_json, encode_json, plain
@@ -32,12 +32,12 @@ MAX_DOCUMENT = 1 << 28
 PartName = Literal["policy", "training"]
 
 
-class DamagedCheckpoint(EtudeError):
+class DamagedCheckpoint(Damaged):
     """A checkpoint that is not what was saved; says which file and what is wrong with it."""
 
     def __init__(self, path: Path, wrong: str) -> None:
-        super().__init__(f"Damaged checkpoint: {path} {wrong}.")
-        self.path, self.wrong = path, wrong
+        super().__init__(path, f"Damaged checkpoint: {path} {wrong}.")
+        self.wrong = wrong
 
 
 class UnknownFormat(DamagedCheckpoint):
@@ -137,6 +137,17 @@ class CheckedPart:
         for name in self.manifest["files"]:
             with self._verified(name):
                 pass
+
+    def examine(self) -> dict[Path, str]:
+        """What is wrong with each file, "" for one that is whole."""
+        found = {self.folder / MANIFEST: ""}
+        for name in self.manifest["files"]:
+            try:
+                with self._verified(name):
+                    found[self.folder / name] = ""
+            except DamagedCheckpoint as error:
+                found[error.path] = error.wrong
+        return found
 
     def read(self) -> tuple[dict[str, Any], Tree]:
         """({path: array}, document), parsed only after all hashes were found right."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.contracts import Algorithm, Stateful
-from etude.core.errors import UsageError
+from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.ranks import ALONE, Ranks
 from etude.core.recipe import Config
 from etude.core.trees import Tree, without_arrays
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 
+Say = Callable[[str], None]
 RUN = "run"
 """What a checkpoint calls its copies of the run's recipe and manifest."""
 
@@ -141,11 +143,39 @@ class Saver:
         state[RUN] = self._folder.copies()
         return state
 
-    def restore(self, clock: Clock, say: Callable[[str], None]) -> bool:
-        """Put every part back to the newest checkpoint that verifies; False if there is none."""
-        found = self._ranks.from_first(lambda: self._newest(say))
-        if found is None:
-            return False
+    def restore(self, clock: Clock, say: Say, step: int | None = None) -> bool:
+        """Put every part back to the newest checkpoint that is whole; False if there is none.
+
+        With `step`, to the checkpoint of that step; later ones are set aside. One whose replay is
+        damaged is set aside for the one before, if that is whole: else nothing is changed.
+        """
+        folder, before = self._folder.checkpoints, None
+        if step is not None:
+            self._ranks.from_first(lambda: checkpoint.check_step(folder, step))
+            before = step + 1
+        damage: list[Damaged] = []
+        while found := self._ranks.from_first(partial(self._newest, say, before)):
+            try:
+                self._load(found, clock)
+            except Damaged as error:
+                damage.append(error)
+                before = int(found[0])
+                if step is not None:
+                    break
+                say(f"{error} The checkpoint of step {before:,} needs it; trying the one before.")
+                continue
+            if before is not None and self._ranks.is_first:
+                checkpoint.go_back(folder, int(found[0]), say)
+            return True
+        if damage:
+            self._newest(say)  # `latest` is what it was.
+            raise EtudeError(
+                f"{damage[0]} No checkpoint that was tried can be resumed without it; the policies "
+                f"are whole, and --from {self._folder.path} starts a new run from the newest."
+            )
+        return False
+
+    def _load(self, found: tuple[str, Tree, Tree], clock: Clock) -> None:
         name, arrays, training = found
         path = self._folder.checkpoints / name
         missing = sorted(self._parts.keys() - training.keys())
@@ -169,11 +199,10 @@ class Saver:
         if self._ranks.is_first:
             self._remember_all(path, training)
             self._mark_again(clock)
-        return True
 
-    def _newest(self, say: Callable[[str], None]) -> tuple[str, Tree, Tree] | None:
+    def _newest(self, say: Say, before: int | None = None) -> tuple[str, Tree, Tree] | None:
         """Name, policy and training state of the newest checkpoint that verifies."""
-        path = checkpoint.newest_verified(self._folder.checkpoints, say)
+        path = checkpoint.newest_verified(self._folder.checkpoints, say, before=before)
         if path is None:
             return None
         arrays, _, training = checkpoint.load_training(path)

@@ -1,0 +1,71 @@
+"""What a run needs of its folder's texts: put back from the copies in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import yaml
+
+from etude.app import exactness
+from etude.app.plan import Plan
+from etude.app.plan_view import render
+from etude.app.recipe import Recipe, load, validated
+from etude.core.errors import Damaged, UsageError
+from etude.runs import files
+from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
+
+Say = Callable[[str], None]
+USED = "The copy in the newest checkpoint is used."
+
+
+def recipe_of(folder: RunFolder) -> Recipe:
+    """A run's recipe: where its file is damaged, the copy in the newest checkpoint."""
+    try:
+        return load(folder.recipe)
+    except UsageError as error:
+        return validated(yaml.safe_load(_copy_of_recipe(folder, error)), "The copy of the recipe")
+
+
+def restore(folder: RunFolder, say: Say) -> None:
+    """Put back a damaged recipe and manifest; what was there is kept."""
+    try:
+        load(folder.recipe)
+    except UsageError as error:
+        text = _copy_of_recipe(folder, error)
+        aside = files.free_path(folder.path / f"{RECIPE}.damaged")
+        if folder.recipe.is_file():
+            files.write_file(aside, [folder.recipe.read_bytes()])
+            say(f"{error} {USED} The file as it was is kept as {aside.name}.")
+        else:
+            say(f"{error} {USED}")
+        folder.put_back(RECIPE, text)
+    try:
+        folder.manifest()
+    except Damaged as error:
+        copy = (exactness.copies(folder) or {}).get("manifest")
+        if copy is None:
+            say(f"{error} No checkpoint holds a copy: what the run was started with is lost.")
+            folder.rewrite({}, {})
+        else:
+            say(f"{error} {USED}")
+            folder.put_back(MANIFEST, copy)
+
+
+def _copy_of_recipe(folder: RunFolder, error: UsageError) -> str:
+    copy = (exactness.copies(folder) or {}).get("recipe")
+    if copy is None:
+        raise UsageError(f"{error} No checkpoint holds a copy of it: put one back.") from error
+    return str(copy)
+
+
+def settle(folder: RunFolder, plan: Plan, say: Say) -> None:
+    """Write a damaged plan anew, and let the manifest name the recipe that the run goes on with."""
+    changed, texts = folder.changed_texts(), dict[str, str]()
+    for name, text in ((PLAN, render(plan)), (PLAN_JSON, pretty(plan.to_json()))):
+        if name in changed:
+            say(f"{folder.path / name} was damaged, and is written anew.")
+            texts[name] = text
+    if RECIPE in changed:
+        texts[RECIPE] = folder.copies()["recipe"]
+    if texts:
+        folder.rewrite(folder.manifest(), texts)
