@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+from etude.core import trust
+
+# What tests trust is kept away from what the person who runs them trusts.
+_state = tempfile.TemporaryDirectory()
+os.environ["XDG_STATE_HOME"] = _state.name
 
 # A busy machine is no failure.
 settings.register_profile("etude", deadline=None)
@@ -20,3 +28,10 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_trust() -> None:
+    """What one test has loaded is neither doubted nor trusted in the next."""
+    for memory in (trust._doubted, trust._vouched, trust._used):
+        memory.clear()

@@ -18,6 +18,7 @@ from etude.app.logs import Outputs, check, open_logs
 from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
 from etude.app.recipe import Recipe
+from etude.core import trust as trusted
 from etude.core.clock import Clock
 from etude.core.contracts import Array, LogWriter
 from etude.core.errors import EtudeError, NonFinite, UsageError
@@ -120,9 +121,10 @@ def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
 class Run:
     """A run on disk."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, trust: bool = False) -> None:
+        """trust: code that its recipe names may run, now and later."""
         self.folder = RunFolder.open(Path(path), write=False)
-        self.recipe = recipes.load(self.folder.recipe)
+        self.recipe = recipes.load(self.folder.recipe, trust)
 
     @property
     def path(self) -> Path:
@@ -184,6 +186,7 @@ def train(
     torchrun has started them again, the run in the folder `path` goes on.
     """
     asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    trusted.vouch(recipes.texts(recipe))
     with joined() as ranks:
         if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
             assert path is not None
@@ -218,7 +221,10 @@ def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks) -> RunFolder:
     plan = make_plan(recipe, ranks=ranks.size)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
     document = _manifest(recipe, plan, ranks)
-    return RunFolder.create(target, recipes.dump(recipe), render(plan), plan.to_json(), document)
+    text = recipes.dump(recipe)
+    folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
+    trusted.remember(folder.recipe, recipes.texts(recipe))
+    return folder
 
 
 def _is_begun(path: str | Path | None) -> bool:
@@ -251,16 +257,18 @@ def resume(
     on_phase: Callable[[str], None] = silent,
     console: bool = False,
     collector: Placement | None = None,
+    trust: bool = False,
 ) -> Run:
     """Continue a run from its last good checkpoint, as if it had never stopped.
 
     `total_timesteps` gives it a larger budget first; schedules that follow the run's progress
     then follow the new length. `console`: show the run on the screen. `collector`: where its
     rollouts run this time, which changes no bit; nor does the number of ranks it goes on with.
+    `trust`: code that its recipe names may run, now and later.
     """
     asked = Outputs(say, on_phase, [*logs], [*callbacks])
     with joined() as ranks:
-        return _resume(ranks, Path(path), asked, console, total_timesteps, collector)
+        return _resume(ranks, Path(path), asked, console, total_timesteps, collector, trust)
 
 
 def _resume(
@@ -270,11 +278,13 @@ def _resume(
     console: bool,
     total_timesteps: int | None = None,
     collector: Placement | None = None,
+    trust: bool = False,
 ) -> Run:
     with _folder(ranks, lambda: RunFolder.open(path)) as folder:
 
         def continued() -> Tree:
-            recipe = _continued(folder, ranks, asked.say, total_timesteps, collector)
+            loaded = recipes.load(folder.recipe, trust)
+            recipe = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
             return recipe.model_dump(mode="json")
 
         recipe = recipes.validated(ranks.from_first(continued), str(folder.recipe))
@@ -303,6 +313,7 @@ def _resume(
 
 
 def _continued(
+    recipe: Recipe,
     folder: RunFolder,
     ranks: Ranks,
     say: Say,
@@ -310,7 +321,6 @@ def _continued(
     collector: Placement | None,
 ) -> Recipe:
     """The recipe a run goes on with; says what is not as it was."""
-    recipe = recipes.load(folder.recipe)
     check(recipe.logs)
     if total_timesteps is not None:
         recipe = _longer(recipe, total_timesteps, folder)
