@@ -115,8 +115,8 @@ class WandbLog:
         # Two processes within a second get folders that differ in a number after the id.
         name = self._state.id
         files = sorted(self._folder.glob(f"wandb/*run-*-{name}*/run-{name}.wandb"))
-        found = max((step for file in files for step in _steps(file)), default=NOTHING)
         try:
+            found = max((step for file in files for step in _steps(file)), default=NOTHING)
             self._run = wandb.init(
                 project=self._project,
                 name=self._name,

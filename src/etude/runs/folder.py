@@ -22,6 +22,7 @@ from etude.runs.documents import decode_json
 from etude.runs.metrics_log import MetricsLog
 
 RECIPE, MANIFEST, METRICS, LOCK = "recipe.yaml", "manifest.json", "metrics.jsonl", ".lock"
+MAX_MANIFEST = 1 << 20
 FOLDERS = ("checkpoints", "evaluations", "failures")
 
 
@@ -130,7 +131,11 @@ class RunFolder:
         """What the run was started with."""
         path = self.path / MANIFEST
         try:
-            return decode_json(path.read_bytes())
+            with path.open("rb") as stream:
+                data = stream.read(MAX_MANIFEST + 1)
+            if len(data) > MAX_MANIFEST:
+                raise ValueError(f"it has more than {MAX_MANIFEST:,} bytes")
+            return decode_json(data)
         except (OSError, ValueError) as error:
             raise EtudeError(f"Could not read {path}: {error}.") from error
 
