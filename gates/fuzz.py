@@ -13,7 +13,9 @@ process starts again. Inputs that found something go to --findings; keep them in
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import io
 import math
 import mmap
 import os
@@ -21,12 +23,13 @@ import random
 import resource
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
+
+import atheris
 
 from report import Gate, parse
 
@@ -42,15 +45,20 @@ SHARES = {
 """Of all inputs: readers that answer within microseconds get more of them."""
 SECONDS, MEGABYTES = 20, 4096
 COUNT = struct.Struct("<Q")
+DEATHS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU, signal.SIGABRT, signal.SIGFPE}
+"""What HDF5's library may die of, and the limit of time that is set for it."""
+
+
+sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
+with (
+    contextlib.redirect_stderr(io.StringIO()),  # it names every module
+    atheris.instrument_imports(include=["etude"], enable_loader_override=False),
+):
+    import readers
 
 
 def child(name: str, runs: int, seed: int, folder: Path) -> None:
     """Fuzz one reader; ends the process. Counts and findings are left in the folder."""
-    import atheris
-
-    sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
-    with atheris.instrument_imports(include=["etude"], enable_loader_override=False):
-        import readers
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
     reader = readers.READERS[name](scratch)
@@ -121,6 +129,22 @@ def child(name: str, runs: int, seed: int, folder: Path) -> None:
     atheris.Fuzz()
 
 
+def forked(name: str, runs: int, seed: int, folder: Path) -> int:
+    """How a process that fuzzes one reader ended."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    stream = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    try:
+        child(name, runs, seed, folder)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
 def fuzz(name: str, runs: int, seed: int, gate: Gate, findings: Path) -> None:
     """So many inputs for one reader, started again where its library has died."""
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -131,20 +155,16 @@ def fuzz(name: str, runs: int, seed: int, gate: Gate, findings: Path) -> None:
         (folder / "count").write_bytes(COUNT.pack(0))
         done = 0
         while done < runs and restarts < max(20, runs // 20):
-            command = [sys.executable, __file__, "--child", name, "--inputs", str(runs - done)]
-            command += ["--seed", str(seed + restarts), "--folder", place]
-            ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
+            code = forked(name, runs - done, seed + restarts, folder)
             (before, done) = done, COUNT.unpack((folder / "count").read_bytes())[0]
-            if ended.returncode == 0 and done > before:
+            if code == 0 and done > before:
                 break
             restarts += 1
-            died = -ended.returncode in (signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU)
-            died |= -ended.returncode in (signal.SIGABRT, signal.SIGFPE)
-            if name == "hdf5" and died and done > before:
+            if name == "hdf5" and -code in DEATHS and done > before:
                 gate.count("readers of HDF5 that died and were started again")
                 continue
-            words = ended.stderr.strip().splitlines()[-12:]
-            gate.fail(f"{name}: the process ended with {ended.returncode}: {' / '.join(words)}")
+            words = (folder / "stderr").read_text(errors="replace").strip().splitlines()[-12:]
+            gate.fail(f"{name}: the process ended with {code}: {' / '.join(words)}")
         seconds = time.monotonic() - begin
         print(f"{name}: {done:,} inputs in {seconds:.0f} s", flush=True)
         gate.count("inputs", done)
@@ -166,12 +186,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--readers", nargs="+", default=list(SHARES), help="only these")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parse(parser, smallest={"inputs": 600})
-    if options.child:
-        child(options.child, options.inputs, options.seed, options.folder)
-        return 0
     chosen = {name: SHARES[name] for name in options.readers}
     whole = sum(chosen.values())
     needs = {"inputs": options.inputs, "readers": len(chosen)}
