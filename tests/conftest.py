@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
 
+from etude.core import trust
 from etude.envs import probe
+
+# What tests trust is kept away from what the person who runs them trusts.
+_state = tempfile.TemporaryDirectory()
+os.environ["XDG_STATE_HOME"] = _state.name
 
 # A busy machine is no failure.
 settings.register_profile("etude", deadline=None)
@@ -36,3 +43,10 @@ def _probes_stay_here(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 def fresh_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Environments are probed in fresh processes, as they are outside of tests."""
     monkeypatch.setattr(probe, "_verdicts", {})
+
+
+@pytest.fixture(autouse=True)
+def _fresh_trust() -> None:
+    """What one test has loaded is neither doubted nor trusted in the next."""
+    for memory in (trust._doubted, trust._vouched, trust._used):
+        memory.clear()

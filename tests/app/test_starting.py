@@ -195,5 +195,5 @@ def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path
     del training["board"]["cycle"]["episodes"]["sums"]
     shutil.rmtree(path)
     checkpoint.save(run.path / "checkpoints", int(path.name), (policy, contract), training)
-    with pytest.raises(UsageError, match="another version of Etude: its state of 'board' has no"):
+    with pytest.raises(UsageError, match=r"another version of Etude, .*state of 'board' does not"):
         resume(run.path)

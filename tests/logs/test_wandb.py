@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from log_points import row_points, rows_like_a_run, wandb_points
 
-from etude.core.errors import UsageError
+from etude.core.errors import EtudeError, UsageError
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install etude[wandb]")
 
@@ -52,6 +52,20 @@ def test_rows_are_sent_once(tmp_path: Path) -> None:
     follow(make(folder), ROWS[:3], ROWS[3:])
     assert wandb_points(folder) == sorted(row_points(ROWS))
     assert json.loads((folder / "wandb.json").read_text())["id"] == name
+
+
+def test_a_strangers_folder_does_not_lead_it_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    log = make(folder)
+    state = {"id": "../../../x", "confirmed": -1, "sent": -1, "uploaded": False}
+    (folder / "wandb.json").write_text(json.dumps(state))
+    with pytest.raises(EtudeError, match="its id is none of W&B's"):
+        log.begin([])
+    (folder / "wandb.json").unlink()
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "settings").write_text("[default]\nbase_url = https://example.com\n")
+    with pytest.raises(UsageError, match="would tell W&B where to send the run"):
+        log.begin([])
 
 
 def test_what_a_killed_process_had_buffered_is_sent_again(tmp_path: Path) -> None:

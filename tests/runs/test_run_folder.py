@@ -166,7 +166,11 @@ def test_the_later_of_two_writers_loses(tmp_path: Path, monkeypatch: pytest.Monk
     assert "another-host" not in (path / ".lock").read_text()
 
 
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "manifest.json"])
+NAMES = [".lock", "metrics.jsonl", "checkpoints", "manifest.json", "recipe.yaml", "wandb.json"]
+DEEP = ["tensorboard/events", "evaluations/1/summary.json", "checkpoints/latest", "wandb/run/files"]
+
+
+@pytest.mark.parametrize("name", NAMES + DEEP)
 def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
     """A run folder from a stranger may lead a resume to files of its own choice."""
     path, precious = tmp_path / "one", tmp_path / "precious"
@@ -177,13 +181,25 @@ def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
         shutil.rmtree(target)
     else:
         target.unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.symlink_to(precious)
-    with pytest.raises(UsageError, match=f"{name} is a symbolic link"):
-        RunFolder.open(path)
+    for write in (True, False):
+        with pytest.raises(UsageError, match=f"{name} is a symbolic link"):
+            RunFolder.open(path, write)
     # Also where the link appears only later.
     with pytest.raises(files.DiskFault, match="a symbolic link is in its place"):
         files.AppendFile(target)
     assert precious.read_text() == "mine"
+
+
+def test_links_of_a_runs_own_stay(tmp_path: Path) -> None:
+    create(tmp_path / "one").close()
+    inside = tmp_path / "one" / "wandb" / "run-1" / "logs"
+    inside.mkdir(parents=True)
+    (inside.parents[1] / "latest-run").symlink_to("run-1")
+    (inside.parents[1] / "debug.log").symlink_to("run-1/logs/debug.log")
+    (tmp_path / "elsewhere").symlink_to("one")
+    RunFolder.open(tmp_path / "elsewhere").close()
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import Tree
 from etude.metrics.board import Board
+from etude.runs.checkpoint import fitting
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
@@ -214,7 +215,8 @@ def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
     """Begin a run with the policy of another, where the recipe says so."""
     if recipe.start_from is not None:
         start = checked_start(recipe, algorithm.policy_parts()[1])
-        algorithm.start_from(start.arrays, start.training)
+        with fitting(start.path, "state"):
+            algorithm.start_from(start.arrays, start.training)
 
 
 def checked_start(recipe: Recipe, own: Tree) -> Start:
@@ -229,7 +231,7 @@ def checked_start(recipe: Recipe, own: Tree) -> Start:
         there, here = (json.dumps(c.get(part), sort_keys=True) for c in (start.contract, own))
         if there != here:
             raise UsageError(
-                f"The policy in {path} was made for other {part} than this recipe has: {there} "
-                f"and not {here}. Give this recipe the same, or start without it."
+                f"The policy in {path} was made for other {part} than this recipe has: "
+                f"{there[:300]} and not {here}. Give this recipe the same, or start without it."
             )
     return start

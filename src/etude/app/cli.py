@@ -25,6 +25,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.ranks import ToldElsewhere
 from etude.core.recipe import Config
+from etude.core.trust import vouch
 from etude.envs.catalog import env_agents, env_config, make_bare
 from etude.envs.check import check_env, render_findings
 from etude.logs.rows import is_offline, step_of
@@ -63,7 +64,16 @@ class ListCommand(Config):
     )
 
 
-class PlanCommand(Config):
+class Trusting(Config):
+    """A command that may run code which a file names."""
+
+    trust: bool = Field(
+        False,
+        description="Run the code that the recipe file names. It is remembered: once is enough.",
+    )
+
+
+class PlanCommand(Trusting):
     """What a run would do, without doing it."""
 
     recipe: Recipe_
@@ -74,7 +84,7 @@ class PlanCommand(Config):
     )
 
 
-class TrainCommand(Config):
+class TrainCommand(Trusting):
     """Plan a run, then do it."""
 
     recipe: Recipe_
@@ -88,7 +98,7 @@ class TrainCommand(Config):
     )
 
 
-class ResumeCommand(Config):
+class ResumeCommand(Trusting):
     """Continue a run from its last good checkpoint."""
 
     run: tyro.conf.Positional[str] = Field(description="The run's folder.")
@@ -103,7 +113,7 @@ class ResumeCommand(Config):
     collector: Placement = Field(Placement(), description="Where rollouts run from now on.")
 
 
-class EvalCommand(Config):
+class EvalCommand(Trusting):
     """Fresh deterministic episodes of a run's best policy."""
 
     run: tyro.conf.Positional[str] = Field(description="The run's folder.")
@@ -119,7 +129,7 @@ class EvalCommand(Config):
     )
 
 
-class PlayCommand(Config):
+class PlayCommand(Trusting):
     """Watch a run's best policy in MuJoCo's viewer."""
 
     run: tyro.conf.Positional[str] = Field(description="The run's folder.")
@@ -186,7 +196,8 @@ def _target(verb: str, arguments: list[str]) -> tuple[Recipe, list[str]]:
         names = ", ".join(recipes.CATALOG)
         raise UsageError(f"Name a recipe first: etude {verb} RECIPE ... (one of {names}).")
     name, rest = arguments[0], spelled_out(arguments[1:])
-    return with_env(recipes.find(name), rest), rest
+    vouch(text.partition("=")[2] or text for text in rest)
+    return with_env(recipes.find(name, "--trust" in rest), rest), rest
 
 
 def _list(arguments: list[str]) -> None:
@@ -247,8 +258,8 @@ def _train(arguments: list[str]) -> None:
 def _resume(arguments: list[str]) -> None:
     command = parse("resume", ResumeCommand, spelled_out(arguments))
     path, budget, place = Path(command.run), command.total_timesteps, command.collector
-    at = command.checkpoint
-    run = resume(path, budget, say=_say, console=True, collector=place, checkpoint=at)
+    at, trust = command.checkpoint, command.trust
+    run = resume(path, budget, say=_say, console=True, collector=place, checkpoint=at, trust=trust)
     if writes():
         _done(run)
 
@@ -280,7 +291,7 @@ def _done(run: Run) -> None:
 
 def _eval(arguments: list[str]) -> None:
     command = parse("eval", EvalCommand, arguments)
-    run = Run(command.run)
+    run = Run(command.run, command.trust)
     say = silent if command.json_output else _say
     metrics = evaluating.examine(
         run.recipe, run.path, command.episodes, command.seed, command.video, say
@@ -291,7 +302,7 @@ def _eval(arguments: list[str]) -> None:
 
 def _play(arguments: list[str]) -> None:
     command = parse("play", PlayCommand, arguments)
-    run = Run(command.run)
+    run = Run(command.run, command.trust)
     play.play(run.recipe, run.path, command.seed)
 
 

@@ -98,6 +98,7 @@ class RecordCommand(Config):
     reward: Literal["success", "task"] = Field(
         "success", description="1 at success alone, or the task's own rewards."
     )
+    trust: bool = Field(False, description="Run the code that the recipe file names.")
     seed: int = Field(0, description="Other episodes.")
     workers: int = Field(0, ge=0, description="Processes that draw; 0: one per core.")
     json_output: Json = Field(False, description="Print JSON, for programs.")
@@ -181,8 +182,9 @@ def _record(arguments: list[str]) -> None:
 
     if not command.noise or min(command.noise) < 0:
         raise UsageError("--noise takes standard deviations that are not negative, such as 0 0.1.")
-    recipe, out, start = recipes.find(command.recipe), Path(command.out), time.perf_counter()
-    chosen = command.model_dump(exclude={"recipe", "out", "json_output", "workers", "policy"})
+    recipe, out = recipes.find(command.recipe, command.trust), Path(command.out)
+    start, kept = time.perf_counter(), {"recipe", "out", "json_output", "workers", "policy"}
+    chosen = command.model_dump(exclude={*kept, "trust"})
     options = RecordOptions(
         **chosen,
         policy=None if command.policy is None else Path(command.policy),

@@ -26,7 +26,7 @@ from etude.app.data_tasks import (
 )
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, ArraySpec, Observations, StepResult
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.experience.episodes import EpisodeStore
 from etude.experience.episodes_geometry import OBS
@@ -76,12 +76,7 @@ class PolicyActor:
 
     def __init__(self, path: Path, task: ShownTask) -> None:
         self._policy = fresh.load(path)
-        known = task.spec.observations
-        for name, spec in self._policy.actor_observations.items():
-            if name not in known or known[name].shape != spec.shape:
-                raise UsageError(f"The policy of {path} was trained on another task than this.")
-        if self._policy.action != task.spec.action:
-            raise UsageError(f"The policy of {path} acts otherwise than this task is acted on.")
+        fresh.check_fits(self._policy, task.spec, path)
         self._infer = Inference(self._policy)
         self._state = self._policy.initial_state(task.num_rows)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import yaml
-
-from etude.app.recipe import Recipe, changes, validated
+from etude.app.recipe import Recipe, changes, parsed
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.runs import checkpoint, manifest
@@ -34,7 +32,7 @@ def check_recipe(recipe: Recipe, saved: Tree, folder: RunFolder, say: Say) -> No
     """Refuse a recipe that is not the one a checkpoint with the copies `saved` was made with."""
     if "recipe" not in saved:
         return
-    was = validated(yaml.safe_load(saved["recipe"]), f"The recipe in {folder.checkpoints}")
+    was = parsed(str(saved["recipe"]).encode(), f"The recipe in {folder.checkpoints}")
     refused, said = changes(was, recipe)
     if refused:
         raise UsageError(

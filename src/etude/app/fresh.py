@@ -61,7 +61,19 @@ class Fresh:
 def load(path: Path) -> BasePolicy:
     """The policy of a run, a checkpoint or a policy folder."""
     arrays, contract = policy_parts(path)
-    return policy_from_contract(contract, arrays)
+    try:
+        return policy_from_contract(contract, arrays)
+    except UsageError as error:
+        raise UsageError(f"{path} holds no policy that can be used. {error}") from error
+
+
+def check_fits(policy: BasePolicy, env: EnvSpec, path: Path) -> None:
+    """Refuse a policy that acts on other observations, or otherwise, than the environment."""
+    for name, spec in policy.actor_observations.items():
+        if env.observations.get(name) != spec:
+            raise UsageError(f"The policy of {path} was trained on another task than this.")
+    if policy.action != env.action:
+        raise UsageError(f"The policy of {path} acts otherwise than this task is acted on.")
 
 
 def play(recipe: Recipe, path: Path, episodes: int | None = None, seed: int | None = None) -> Fresh:
@@ -81,6 +93,7 @@ def play(recipe: Recipe, path: Path, episodes: int | None = None, seed: int | No
     policy, workers = load(path), Workers(recipe.collector.threads)
     evaluator = make_evaluator(recipe, key, workers, policy)
     try:
+        check_fits(policy, evaluator.spec, path)
         played = evaluator.episodes(Broadcast(0, dict(policy.state_dict())), LABEL)
         return Fresh(
             played, evaluator.spec, step_of(path), seed, evaluator.key, group_rows, episodes // rows

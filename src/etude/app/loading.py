@@ -71,7 +71,7 @@ def load_start(path: Path) -> Start:
             arrays, contract, training = checkpoint.load_training(chosen)
         except checkpoint.DamagedCheckpoint as error:
             raise EtudeError(f"{error} Use another one.") from error
-        return Start(chosen, arrays, contract, training["algorithm"])
+        return Start(chosen, arrays, contract, training.get("algorithm", {}))
     return Start(chosen, *policy_parts(chosen), None)
 
 
@@ -89,7 +89,7 @@ def load_taught(path: Path) -> Taught:
     if contract.get("kind") == CONTRACT_KIND:
         return Taught(reward_network_from_contract(contract, arrays), None)
     state = _reward_state(path)
-    if "contract" not in state:
+    if not all(isinstance(state.get(name), dict) for name in ("contract", "network")):
         raise UsageError(
             f"{path} learned no reward: give a reward-only run, a run with --rewards.kind rrd, or "
             "one of their checkpoints."
@@ -105,7 +105,8 @@ def _reward_state(path: Path) -> Tree:
         newest = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
     if newest is None or not (newest / "training").is_dir():
         return {}
-    state = checkpoint.load_training(newest)[2].get("algorithm", {}).get("rewards", {})
+    algorithm = checkpoint.load_training(newest)[2].get("algorithm")
+    state = algorithm.get("rewards") if isinstance(algorithm, dict) else None
     return state if isinstance(state, dict) else {}
 
 

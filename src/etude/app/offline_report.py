@@ -32,8 +32,9 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     arrays, _, training = checkpoint.load_training(newest)
     data = open_data(recipe)
     learner = make_learner(recipe, data, Key(recipe.seed))
-    learner.load_policy(arrays)
-    learner.load_state_dict(training["algorithm"])
+    with checkpoint.fitting(newest, "state"):
+        learner.load_policy(arrays)
+        learner.load_state_dict(training["algorithm"])
     metrics = judge(learner, data.held_out)
     say(f"{data.held_out.num_episodes:,} episodes of {data.store.path} that were held out")
     for name, value in metrics.items():

@@ -55,6 +55,7 @@ def play(recipe: Recipe, path: Path, seed: int | None = None) -> None:
 
 def _act(task: MujocoTask[Any], data: Any, window: Any, path: Path, key: Key) -> None:
     policy, model = fresh.load(path), task.simulation.model
+    fresh.check_fits(policy, task.spec, path)
     infer, state, obs = Inference(policy), policy.initial_state(1), task.reset(key)
     seconds, begin = model.opt.timestep * task.spec.substeps, time.monotonic()
     for step in count(1):

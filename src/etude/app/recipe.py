@@ -25,6 +25,7 @@ from etude.core.clock import ClockConfig
 from etude.core.errors import UsageError
 from etude.core.explain import explain
 from etude.core.recipe import Config
+from etude.core.trust import doubt
 from etude.envs.catalog import AnyEnvConfig, EnvConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig, Placement
@@ -134,14 +135,61 @@ def _among(name: str, fields: tuple[str, ...]) -> bool:
     return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
-def load(path: Path) -> Recipe:
-    """Read a recipe.yaml."""
+MAX_BYTES, MAX_ITEMS = 1 << 18, 1 << 16
+"""Of a recipe's file, and of what it holds; those of people have some thousands."""
+
+
+def load(path: Path, trust: bool = False) -> Recipe:
+    """Read a recipe.yaml. Code that it names runs only with `trust`, or where it has had it."""
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        words = " ".join(str(error).split())
-        raise UsageError(f"{path} cannot be read as YAML: {words}.") from error
-    return validated(content, str(path))
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    recipe = parsed(data, str(path))
+    doubt(texts(recipe), path, trust)
+    return recipe
+
+
+def parsed(data: bytes, source: str) -> Recipe:
+    """A recipe from the text of a recipe.yaml."""
+    try:
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        content = yaml.safe_load(data.decode())
+        _check_size(content)
+    except Exception as error:  # the parser has many, some of them its own mistakes
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{source} cannot be read as YAML: {words}.") from error
+    return validated(content, source)
+
+
+def _check_size(content: Any) -> None:
+    """Refuse content that a few lines say over and over, by references of YAML to itself."""
+    waiting, items = [content], 0
+    while waiting:
+        item = waiting.pop()
+        items += 1
+        if items > MAX_ITEMS:
+            raise ValueError(f"it holds more than {MAX_ITEMS:,} items")
+        if isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list | tuple | set):
+            waiting += item
+
+
+def texts(recipe: Recipe) -> set[str]:
+    """Every text in a recipe: whatever it names is one of them."""
+    found, waiting = set[str](), [recipe.model_dump()]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            found.add(item)
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += item
+    return found
 
 
 def validated(content: Any, source: str) -> Recipe:

@@ -18,7 +18,7 @@ from etude.app.imitation_recipes import (
     imitate_walk,
     imitate_walk_short,
 )
-from etude.app.recipe import Recipe, changes, digest, dump, load, validated
+from etude.app.recipe import Recipe, changes, digest, dump, load, texts, validated
 from etude.app.replay_recipes import (
     episodic,
     episodic_ircr,
@@ -44,7 +44,18 @@ from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
-__all__ = ["CATALOG", "Recipe", "changes", "digest", "dump", "find", "load", "purpose", "validated"]
+__all__ = [
+    "CATALOG",
+    "Recipe",
+    "changes",
+    "digest",
+    "dump",
+    "find",
+    "load",
+    "purpose",
+    "texts",
+    "validated",
+]
 
 
 def reach() -> Recipe:
@@ -355,15 +366,18 @@ def purpose(name: str) -> str:
     return (CATALOG[name].__doc__ or "").strip().splitlines()[0]
 
 
-def find(target: str) -> Recipe:
-    """A recipe by its name, from a recipe.yaml, or from one's own function."""
+def find(target: str, trust: bool = False) -> Recipe:
+    """A recipe by its name, from a recipe.yaml, or from one's own function.
+
+    trust: code that the recipe.yaml names may run.
+    """
     if target in CATALOG:
         return CATALOG[target]()
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UsageError(f"There is no file {target}; check the path.")
-        return load(path)
+        return load(path, trust)
     if ":" in target:
         return _from_function(target)
     if path.suffix == ".py":

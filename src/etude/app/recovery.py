@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import yaml
-
 from etude.app import exactness
 from etude.app.plan import Plan
 from etude.app.plan_view import render
-from etude.app.recipe import Recipe, load, validated
+from etude.app.recipe import Recipe, load, parsed, texts
 from etude.core.errors import Damaged, UsageError
+from etude.core.trust import doubt
 from etude.runs import files
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 
@@ -18,12 +17,14 @@ Say = Callable[[str], None]
 USED = "The copy in the newest checkpoint is used."
 
 
-def recipe_of(folder: RunFolder) -> Recipe:
+def recipe_of(folder: RunFolder, trust: bool = False) -> Recipe:
     """A run's recipe: where its file is damaged, the copy in the newest checkpoint."""
     try:
-        return load(folder.recipe)
+        return load(folder.recipe, trust)
     except UsageError as error:
-        return validated(yaml.safe_load(_copy_of_recipe(folder, error)), "The copy of the recipe")
+        recipe = parsed(_copy_of_recipe(folder, error).encode(), "The copy of the recipe")
+        doubt(texts(recipe), folder.recipe, trust)
+        return recipe
 
 
 def restore(folder: RunFolder, say: Say) -> None:

@@ -18,7 +18,7 @@ from etude.app.loading import policy_parts
 from etude.app.recipe import Recipe
 from etude.app.reward_only import open_data
 from etude.core.contracts import Array
-from etude.runs import files
+from etude.runs import checkpoint, files
 
 WIDTH, HEIGHT, MARGIN = 520, 150, 44
 _NAMES = {
@@ -43,7 +43,9 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     """Judge a run's best reward on the episodes held out; its metrics, and charts of three."""
     config, store = open_data(recipe)
     learner = make_reward_only(config, store, torch.device("cpu"), None)
-    learner.load_policy(policy_parts(path)[0])
+    arrays, _ = policy_parts(path)
+    with checkpoint.fitting(path, "policy"):
+        learner.load_policy(arrays)
     metrics = learner.evaluate()
     held_out = learner.held_out
     clips = f" and {held_out.num_clips:,} clips" if held_out.num_clips else ""

@@ -19,6 +19,7 @@ from etude.app.out_of_memory import check_plan, explained
 from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
 from etude.app.recipe import Recipe
+from etude.core import trust as trusted
 from etude.core.clock import Clock
 from etude.core.contracts import Array, LogWriter
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
@@ -123,9 +124,10 @@ def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
 class Run:
     """A run on disk."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, trust: bool = False) -> None:
+        """trust: code that its recipe names may run, now and later."""
         self.folder = RunFolder.open(Path(path), write=False)
-        self.recipe = recovery.recipe_of(self.folder)
+        self.recipe = recovery.recipe_of(self.folder, trust)
 
     @property
     def path(self) -> Path:
@@ -197,6 +199,7 @@ def train(
     torchrun has started them again, the run in the folder `path` goes on.
     """
     asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    trusted.vouch(recipes.texts(recipe))
     with joined() as ranks:
         if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
             assert path is not None
@@ -233,7 +236,10 @@ def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks, say: Say) -> 
     check_plan(plan, say)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
     document = _manifest(recipe, plan, ranks)
-    return RunFolder.create(target, recipes.dump(recipe), render(plan), plan.to_json(), document)
+    text = recipes.dump(recipe)
+    folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
+    trusted.remember(folder.recipe, recipes.texts(recipe))
+    return folder
 
 
 def _is_begun(path: str | Path | None) -> bool:
@@ -267,17 +273,21 @@ def resume(
     console: bool = False,
     collector: Placement | None = None,
     checkpoint: int | None = None,
+    trust: bool = False,
 ) -> Run:
     """Continue a run from its last good checkpoint, as if it had never stopped.
 
     `checkpoint`: from that of this step, and those after it are set aside. `total_timesteps` gives
     it a larger budget first; schedules that follow the run's progress then follow the new length.
     `console`: show the run on the screen. `collector`: where its rollouts run this time, which
-    changes no bit; nor does the number of ranks it goes on with.
+    changes no bit; nor does the number of ranks it goes on with. `trust`: code that its recipe
+    names may run, now and later.
     """
     asked = Outputs(say, on_phase, [*logs], [*callbacks])
     with joined() as ranks:
-        return _resume(ranks, Path(path), asked, console, total_timesteps, collector, checkpoint)
+        return _resume(
+            ranks, Path(path), asked, console, total_timesteps, collector, checkpoint, trust
+        )
 
 
 def _resume(
@@ -288,11 +298,14 @@ def _resume(
     total_timesteps: int | None = None,
     collector: Placement | None = None,
     step: int | None = None,
+    trust: bool = False,
 ) -> Run:
     with _folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
 
         def continued() -> tuple[Tree, list[str]]:
-            recipe, lost = _continued(folder, ranks, asked.say, total_timesteps, collector)
+            recovery.restore(folder, asked.say)
+            loaded = recipes.load(folder.recipe, trust)
+            recipe, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
             return recipe.model_dump(mode="json"), lost
 
         plain, lost = ranks.from_first(continued)
@@ -325,6 +338,7 @@ def _resume(
 
 
 def _continued(
+    recipe: Recipe,
     folder: RunFolder,
     ranks: Ranks,
     say: Say,
@@ -332,8 +346,7 @@ def _continued(
     collector: Placement | None,
 ) -> tuple[Recipe, list[str]]:
     """The recipe a run goes on with, and why it is not exact then; says what is not as it was."""
-    recovery.restore(folder, say)
-    recipe, saved = recipes.load(folder.recipe), exactness.copies(folder)
+    saved = exactness.copies(folder)
     exactness.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
     if total_timesteps is not None:

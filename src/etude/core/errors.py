@@ -7,9 +7,16 @@ from typing import Any
 
 
 class EtudeError(Exception):
-    """A mistake or fault that ends in one clear sentence, not in a traceback."""
+    """A mistake or fault that ends in one clear sentence, not in a traceback.
+
+    Whatever a file or a name put into the sentence, it stays one line without control characters.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        shown = (c if c.isprintable() else " " if c.isspace() else "?" for c in message)
+        super().__init__("".join(shown))
 
 
 class UsageError(EtudeError):

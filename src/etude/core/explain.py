@@ -30,6 +30,8 @@ _WANTED = {
     "union_tag_not_found": "must say its kind, as in `kind: reach`",
 }
 """By pydantic's type of error, or by the word such a type begins with."""
+MOST, LONGEST = 8, 100
+"""Problems that are told, and characters of a name: a file of a stranger may have any number."""
 
 
 def explain(
@@ -40,7 +42,8 @@ def explain(
     With `option` fields are named as on the command line, --section.some-field.
     """
     sentences: dict[str, str] = {}
-    for problem in error.errors():
+    problems = error.errors(include_url=False)
+    for problem in problems[:MOST]:
         path, owner = _place(problem["loc"], model)
         name = shown(f"{prefix}{path}", option) if path else ""
         if problem["type"] == "extra_forbidden":
@@ -50,7 +53,8 @@ def explain(
         else:
             # A union reports every member it is not: the last one is the widest.
             sentences[name] = _sentence(dict(problem), name)
-    return "; ".join(sentences.values()) + "."
+    more = [f"and {len(problems) - MOST:,} more"] if len(problems) > MOST else []
+    return "; ".join([*sentences.values(), *more]) + "."
 
 
 def _meant(path: str, owner: type[BaseModel] | None, model: type[BaseModel] | None) -> str | None:
@@ -92,7 +96,7 @@ def _place(
     names: list[str] = []
     here: Any = model
     owner: type[BaseModel] | None = None
-    for part in loc:
+    for part in (p if isinstance(p, int) else p[:LONGEST] for p in loc[:LONGEST]):
         models = _models(here)
         owner = models[0] if models else owner
         fields = {name: field for m in models for name, field in m.model_fields.items()}

@@ -1,4 +1,7 @@
-"""One's own code by name: `module:name` or `file.py:name`, found from the current folder."""
+"""Code by name: `module:name` or `file.py:name`, found from the current folder.
+
+Nothing else imports what a recipe names, and here `trust` is asked first.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,26 @@ import importlib.util
 import os
 import sys
 import traceback
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from etude.core import trust
 from etude.core.errors import UsageError
 
 
-def load_object(target: str, example: str) -> Any:
+def load_object(target: str, example: str, default: str = "") -> Any:
     """What `module:name` or `file.py:name` stands for; `example` is shown to who wrote neither.
 
-    Importing runs the module. Only a name that a person typed, or wrote into a recipe, comes
-    here; nothing that was saved by a run holds code.
+    `default`: the name in a module that is named alone. Importing runs the module.
     """
     where, colon, name = target.rpartition(":")
-    if not colon or not where or not name:
+    if default and not colon:
+        where, name = target, default
+    if not where or not name:
         raise UsageError(f"'{target}' names no code: write {example}.")
+    permit(target, where)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
     if name not in vars(module):
         public = [known for known in vars(module) if not known.startswith("_")]
@@ -32,6 +39,34 @@ def load_object(target: str, example: str) -> Any:
         hint = f"did you mean '{near[0]}'?" if near else "check the spelling."
         raise UsageError(f"{where} has no '{name}'; {hint}")
     return vars(module)[name]
+
+
+def permit(target: str, where: str) -> None:
+    """Refuse to import a module or file for a `target` that is not trusted."""
+    if where.endswith(".py"):
+        origin: Path | None = Path(where).resolve()
+    else:
+        origin = _file_of(where)
+    if origin is not None and not origin.is_file():
+        origin = None
+    place = where if origin is None or str(origin) == where else f"{where} from {origin}"
+    trust.check(target, f"import {place}", origin)
+
+
+def _file_of(module: str) -> Path | None:
+    """The file a module would be loaded from, found without running its packages."""
+    paths: Any = [*sys.path, os.getcwd()]
+    name, spec = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        try:
+            spec = PathFinder.find_spec(name, paths)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        paths = spec.submodule_search_locations or []
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def _from_name(name: str) -> ModuleType:

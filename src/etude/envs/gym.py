@@ -15,6 +15,7 @@ from pydantic import Field
 
 from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
+from etude.core.imports import permit
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs import gym_state, object_state
@@ -65,6 +66,9 @@ def _warned_once() -> Iterator[None]:
 
 def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
     """One instance, or one sentence about why there is none."""
+    for text in (config.id, *config.kwargs.values()):
+        if isinstance(text, str) and ":" in text:  # Gymnasium imports what stands before it.
+            permit(text, text.partition(":")[0])
     try:
         with _warned_once():
             return gymnasium.make(config.id, disable_env_checker=True, **config.kwargs)

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from etude.core.errors import UsageError
 from etude.core.imports import describe, load_object
+from etude.core.trust import Untrusted
 from etude.envs.gym_spaces import Spaces
 
 Agent = Any
@@ -64,14 +65,16 @@ def make_parallel(name: str, kwargs: Mapping[str, Any]) -> ParallelEnv:
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    target = name if ":" in name else f"{name}:parallel_env"
+    example = "a module such as mpe2.simple_spread_v3, or module:factory"
     try:
-        factory = load_object(target, "a module such as mpe2.simple_spread_v3, or module:factory")
+        factory = load_object(name, example, default="parallel_env")
+    except Untrusted:
+        raise
     except UsageError as error:
         clear = _clearer(name, error.__cause__)
         raise error if clear is None else UsageError(clear) from error
     if not callable(factory):
-        raise UsageError(f"{target} cannot be called: name what makes the environment.")
+        raise UsageError(f"{name} cannot be called: name what makes the environment.")
     made: Callable[..., Any] = factory
     return made
 

@@ -24,7 +24,7 @@ class DataError(EtudeError):
         place = f" at {episode}" if episode else ""
         sentence = f"{path}{place}: {what.rstrip('.')}."
         # A name from a stranger's file may hold line breaks, or orders to a terminal.
-        super().__init__("".join(c if c.isprintable() else "?" for c in sentence))
+        super().__init__(sentence)
         self.path, self.episode, self.what = str(path), episode, what
 
 

@@ -38,8 +38,8 @@ class TensorBoardLog:
             for old in self._folder.glob("events.out.tfevents.*"):
                 old.unlink()
             name = f"events.out.tfevents.{int(self._begun):010d}.{os.getpid()}"
-            # Closed in close(); no with block spans a run.
-            self._writer = RecordWriter((self._folder / name).open("wb"))
+            # Closed in close(); no with block spans a run. A new file: "x" follows no link.
+            self._writer = RecordWriter((self._folder / name).open("xb"))
             self._add(Event(wall_time=self._begun - trained, file_version="brain.Event:2"))
             # Tells a TensorBoard that is watching to drop what it read from the old file.
             start = SessionLog(status=SessionLog.START)

@@ -106,11 +106,17 @@ class WandbLog:
         """Join the W&B run of this folder."""
         import wandb
 
+        settings = self._folder / "wandb" / "settings"
+        if settings.exists():
+            raise UsageError(
+                f"{settings} would tell W&B where to send the run, and Etude wrote no such file: "
+                "remove it, and give settings in your own folder or by variables."
+            )
         # Two processes within a second get folders that differ in a number after the id.
         name = self._state.id
         files = sorted(self._folder.glob(f"wandb/*run-*-{name}*/run-{name}.wandb"))
-        found = max((step for file in files for step in _steps(file)), default=NOTHING)
         try:
+            found = max((step for file in files for step in _steps(file)), default=NOTHING)
             self._run = wandb.init(
                 project=self._project,
                 name=self._name,
@@ -154,6 +160,8 @@ class _State:
             try:
                 content = json.loads(self._path.read_text())
                 self.id, self.uploaded = str(content["id"]), bool(content["uploaded"])
+                if not re.fullmatch(r"[\w-]{1,64}", self.id):
+                    raise ValueError("its id is none of W&B's")  # it becomes part of a path
                 self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
             except (ValueError, KeyError, TypeError, OSError) as error:
                 raise EtudeError(
@@ -171,7 +179,8 @@ class _State:
         names = ("id", "confirmed", "sent", "uploaded")
         temporary = self._path.with_name(f".tmp-{self._path.name}")
         try:
-            with temporary.open("w") as stream:
+            temporary.unlink(missing_ok=True)
+            with temporary.open("x") as stream:  # which follows no link
                 stream.write(json.dumps({name: getattr(self, name) for name in names}) + "\n")
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import nn
 
 from etude.core.contracts import Action, ActionSpec, Array, ArraySpec
@@ -17,6 +17,7 @@ from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
 from etude.models.normalise import Normaliser
+from etude.models.rebuilding import Layers, Units
 
 CONTRACT_FORMAT = 1
 
@@ -28,15 +29,19 @@ class PolicyConfig(Config):
         "mlp",
         description="mlp has no memory; lstm and gru do. For SAC squashed, for TD3 deterministic.",
     )
-    hidden: tuple[PositiveInt, ...] = Field((64, 64), description="Units of each hidden layer.")
-    units: PositiveInt = Field(128, description="Units of a recurrent policy's memory.")
+    hidden: Layers = Field((64, 64), description="Units of each hidden layer.")
+    units: Units = Field(128, description="Units of a recurrent policy's memory.")
     activation: Literal["tanh", "relu", "elu", "silu"] = Field(
         "tanh", description="Between layers."
     )
     init_std: float = Field(1.0, gt=0, description="Standard deviation of a box action at start.")
     learn_std: bool = Field(True, description="Learn it too; off keeps it as it is at start.")
-    actor_reads: tuple[str, ...] = Field(("state",), description="Observations the policy reads.")
-    critic_reads: tuple[str, ...] = Field(("state",), description="Observations the value reads.")
+    actor_reads: tuple[str, ...] = Field(
+        ("state",), min_length=1, description="Observations the policy reads."
+    )
+    critic_reads: tuple[str, ...] = Field(
+        ("state",), min_length=1, description="Observations the value reads."
+    )
 
 
 class Judgement(NamedTuple):

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
 from etude.core.errors import UsageError
 from etude.core.recipe import Config
+from etude.models.rebuilding import Layers, Units
 
 KERNEL, STRIDE, PADDING = 3, 2, 1
 
@@ -20,10 +21,10 @@ KERNEL, STRIDE, PADDING = 3, 2, 1
 class EncoderConfig(Config):
     """Convolutions over images."""
 
-    channels: tuple[PositiveInt, ...] = Field(
+    channels: Layers = Field(
         (16, 32, 32, 32), description="Filters of each 3x3 convolution; each halves the image."
     )
-    features: PositiveInt = Field(64, description="Numbers an image becomes.")
+    features: Units = Field(64, description="Numbers an image becomes.")
 
 
 def smallest_image(config: EncoderConfig) -> int:

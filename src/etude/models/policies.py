@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
@@ -21,6 +19,7 @@ from etude.models.actor_critic import (
 )
 from etude.models.actors import Actor, DeterministicPolicy, SquashedPolicy
 from etude.models.networks import Mlp
+from etude.models.rebuilding import Contract, rebuild
 from etude.models.recurrent import RecurrentPolicy
 
 __all__ = [
@@ -94,21 +93,21 @@ def _build(
     return POLICIES[config.kind](config, observations, action, generator)
 
 
-def policy_from_contract(contract: dict[str, Any], arrays: Tree) -> BasePolicy:
+class PolicyContract(Contract):
+    """What `BasePolicy.contract` gives."""
+
+    policy: PolicyConfig
+
+
+def policy_from_contract(contract: Tree, arrays: Tree) -> BasePolicy:
     """The policy a checkpoint's `policy/` holds."""
     if contract.get("format") != CONTRACT_FORMAT:
         raise UsageError(
-            f"This policy has format {contract.get('format')}; this version of etude reads "
-            f"format {CONTRACT_FORMAT}."
+            f"This policy has format {str(contract.get('format'))[:60]}; this version of etude "
+            f"reads format {CONTRACT_FORMAT}."
         )
-    observations = {
-        name: ArraySpec(tuple(spec["shape"]), spec["dtype"])
-        for name, spec in contract["observations"].items()
-    }
-    action: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in contract["action"].items()
-    }
-    config = PolicyConfig.model_validate(contract["policy"])
-    policy = _build(config, observations, ActionSpec(**action), None)
-    policy.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
-    return policy
+
+    def make(said: PolicyContract) -> BasePolicy:
+        return _build(said.policy, said.observations, said.action, None)
+
+    return rebuild(PolicyContract, contract, arrays, make)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
@@ -20,6 +20,7 @@ from etude.core.trees import Tree
 from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, stack_channels
 from etude.models.networks import Mlp
 from etude.models.normalise import Normaliser
+from etude.models.rebuilding import Contract, Layers, rebuild
 
 CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"
 """Format 1 left columns unscaled whose spread was below 1e-4."""
@@ -42,7 +43,7 @@ class RewardNetworkConfig(Config):
         description="Observations it reads; uint8 [h, w, c] are images. Empty: all images and all "
         "proprioceptive vectors.",
     )
-    hidden: tuple[PositiveInt, ...] = Field((256, 256), description="Units of each hidden layer.")
+    hidden: Layers = Field((256, 256), description="Units of each hidden layer.")
     encoder: EncoderConfig = Field(EncoderConfig(), description="In front of each image.")
 
     def found_in(self, observations: Mapping[str, ArraySpec], but: str | None = None) -> Self:
@@ -186,26 +187,27 @@ def make_reward_network(
     return RewardNetwork(config, observations, action, generator)
 
 
-def reward_network_from_contract(contract: dict[str, Any], arrays: Tree) -> RewardNetwork:
+class RewardContract(Contract):
+    """What `RewardNetwork.contract` gives."""
+
+    kind: str
+    network: RewardNetworkConfig
+
+
+def reward_network_from_contract(contract: Tree, arrays: Tree) -> RewardNetwork:
     """The reward network that a checkpoint's `policy/` holds."""
-    found = (contract.get("kind"), contract.get("format"))
-    if found != (CONTRACT_KIND, CONTRACT_FORMAT):
+    found = [str(contract.get(name))[:60] for name in ("kind", "format")]
+    if found != [CONTRACT_KIND, str(CONTRACT_FORMAT)]:
         raise UsageError(
-            f"This is not a reward network of format {CONTRACT_FORMAT}, but {found[0] or 'policy'} "
-            f"of format {found[1]}: name a run that learned a reward, or train it again if it is "
-            "older than this version."
+            f"This is not a reward network of format {CONTRACT_FORMAT}, but "
+            f"{found[0] if 'kind' in contract else 'policy'} of format {found[1]}: name a run that "
+            "learned a reward, or train it again if it is older than this version."
         )
-    observations = {
-        name: ArraySpec(tuple(spec["shape"]), spec["dtype"])
-        for name, spec in contract["observations"].items()
-    }
-    action: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in contract["action"].items()
-    }
-    config = RewardNetworkConfig.model_validate(contract["network"])
-    network = RewardNetwork(config, observations, ActionSpec(**action), None)
-    network.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
-    return network
+
+    def make(said: RewardContract) -> RewardNetwork:
+        return RewardNetwork(said.network, said.observations, said.action, None)
+
+    return rebuild(RewardContract, contract, arrays, make)
 
 
 def rewards_of(

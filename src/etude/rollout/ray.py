@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from etude.core import trust
 from etude.core.contracts import Broadcast
 from etude.core.errors import EtudeError, UsageError
 from etude.rollout.elastic import Answered, Event, Heard, Joined, Lost
@@ -38,6 +39,8 @@ def check(address: str) -> None:
             "collector.kind is ray, but Ray is not installed: `pip install etude[ray]`, or train "
             "with --collector.kind local."
         )
+    if address not in ("local", "auto"):
+        trust.check(address, f"exchange objects that are code with the Ray cluster at {address}")
     if address != "local":
         check_address(find_address(address))
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from etude.core.errors import UsageError
+from etude.core.imports import describe
 from etude.core.trees import Tree
 from etude.runs import files
 from etude.runs.documents import Malformed, assemble
@@ -39,6 +40,7 @@ __all__ = [
     "checkpoint_bytes",
     "examine",
     "exists",
+    "fitting",
     "go_back",
     "load_document",
     "load_policy_parts",
@@ -180,6 +182,19 @@ def load_document(path: Path) -> Tree:
         return assemble(training.read_document())
     except Malformed as error:
         raise DamagedCheckpoint(training.folder / DOCUMENTS["training"], str(error)) from error
+
+
+@contextmanager
+def fitting(path: Path, what: str) -> Iterator[None]:
+    """While a run takes in what a checkpoint holds: what does not fit it ends in one sentence."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UsageError(
+            f"{path} was saved by another version of Etude, or by something else: its {what} does "
+            f"not fit this run ({describe(error)[:300]}). Resume it with that version, or start a "
+            "new run from its policy with --from."
+        ) from error
 
 
 def _read_policy(part: CheckedPart) -> tuple[Tree, Tree]:

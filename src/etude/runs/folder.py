@@ -29,7 +29,8 @@ NOT_EXACT = "not exact"
 """How a manifest's statement begins where a run is not."""
 _HASHES = "files"
 """Where the manifest names the SHA-256 of the other texts of a run."""
-_MOST_TEXT = 64 << 20
+_MOST_TEXT = 1 << 20
+"""Bytes of a recipe, manifest or plan; those of runs have some thousands."""
 
 
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
@@ -85,8 +86,8 @@ class RunFolder:
         run = cls(path)
         if not (run.recipe.is_file() or run.checkpoints.is_dir()):
             raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. Check the path.")
+        _refuse_links(run.path)
         if write:
-            _refuse_links(run.path)
             run._lock = Lock(run.path)
         return run
 
@@ -319,13 +320,20 @@ def _holder(file: Path) -> str:
 
 
 def _refuse_links(folder: Path) -> None:
-    """A run folder from a stranger may lead writes elsewhere by links in place of its parts."""
-    for entry in sorted(folder.iterdir()):
-        if entry.is_symlink():
-            raise UsageError(
-                f"{entry} is a symbolic link, and nothing is written through one: put what it "
-                "points to in its place, or remove it."
-            )
+    """A run folder from a stranger may lead writes elsewhere by links in place of its parts.
+
+    Links of its own, such as `checkpoints/latest`, stay below the folder they are in.
+    """
+    for here, folders, names in os.walk(folder):
+        for path in (os.path.join(here, name) for name in sorted([*folders, *names])):
+            if not os.path.islink(path):
+                continue
+            inside = os.path.realpath(path).startswith(os.path.realpath(here) + os.sep)
+            if here == str(folder) or not inside:
+                raise UsageError(
+                    f"{path} is a symbolic link, and nothing is opened or written through one: put "
+                    "what it points to in its place, or remove it."
+                )
 
 
 def _refuse_existing(path: Path) -> None:

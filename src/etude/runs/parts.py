@@ -27,7 +27,8 @@ MANIFEST = "manifest.json"
 ARRAYS = "arrays.safetensors"
 DOCUMENTS = {"policy": "contract.json", "training": "state.json"}
 MAX_MANIFEST = 1 << 16
-MAX_DOCUMENT = 1 << 28
+MAX_DOCUMENT = {"policy": 1 << 20, "training": 1 << 24}
+"""Bytes of JSON: a thousand times what there is, and parsed within seconds."""
 
 PartName = Literal["policy", "training"]
 
@@ -98,6 +99,8 @@ def training_part(state: Tree) -> Part:
 def _ready(part: Part) -> Part:
     assemble(dict.fromkeys(part.arrays))  # a tree too deep to be read back is refused here
     part.layout  # noqa: B018  types that cannot be stored are refused before the disk is touched
+    if len(part.document) > MAX_DOCUMENT[part.name]:
+        raise TypeError(f"{len(part.document):,} bytes of JSON are more than a checkpoint can hold")
     return part
 
 
@@ -162,8 +165,8 @@ class CheckedPart:
         """The document alone, parsed after its hash was found right."""
         name = DOCUMENTS[str(self.manifest["part"])]
         with self._verified(name) as document_file, _blamed(self.folder / name):
-            if self._size(name) > MAX_DOCUMENT:
-                raise Malformed(f"is larger than {MAX_DOCUMENT} bytes")
+            if self._size(name) > (most := MAX_DOCUMENT[str(self.manifest["part"])]):
+                raise Malformed(f"is larger than {most:,} bytes")
             return decode_json(document_file.read(self._size(name)))
 
     def _size(self, name: str) -> int:

@@ -18,8 +18,8 @@ import torch
 from etude.runs.documents import Malformed, decode_json
 from etude.runs.files import Chunk
 
-MAX_HEADER = 100_000_000
-"""The limit of the safetensors library, so that whatever is written here can be read there."""
+MAX_HEADER = 1 << 24
+"""Parsed within seconds; the safetensors library takes more, so it reads whatever is written."""
 MAX_NDIM = 32
 
 _NUMPY = {

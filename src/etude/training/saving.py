@@ -184,18 +184,14 @@ class Saver:
                 f"{path} holds nothing for {', '.join(missing)}: resume with the callbacks the run "
                 "was started with."
             )
-        self._algorithm.load_policy(arrays)
+        with checkpoint.fitting(path, "policy"):
+            self._algorithm.load_policy(arrays)
         for name, part in self._parts.items():
-            try:
+            with checkpoint.fitting(path, f"state of '{name}'"):
                 part.load_state_dict(training[name])
-            except KeyError as error:
-                raise UsageError(
-                    f"{path} was saved by another version of Etude: its state of '{name}' has no "
-                    f"{error}. Resume it with that version, or start a new run from its policy "
-                    "with --from."
-                ) from error
-        self._best = training["saver"]["best"]
-        self.num_saved = int(training["saver"]["num_saved"])
+        with checkpoint.fitting(path, "state of 'saver'"):
+            self._best = training["saver"]["best"]
+            self.num_saved = int(training["saver"]["num_saved"])
         if self._ranks.is_first:
             self._remember_all(path, training)
             self._mark_again(clock)

@@ -1,0 +1,102 @@
+"""Networks rebuilt from a contract and arrays, which a stranger may have written.
+
+The contract is checked field by field, and what it describes is held against the arrays that are
+there before any memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch import nn
+
+from etude.core.contracts import ActionSpec, ArraySpec
+from etude.core.errors import EtudeError, UsageError
+from etude.core.explain import explain
+from etude.core.imports import describe
+from etude.core.recipe import Config
+from etude.core.trees import Tree, is_array
+
+MOST_UNITS = 1 << 20
+Units = Annotated[int, Field(ge=1, le=MOST_UNITS)]
+"""Of one layer."""
+Layers = Annotated[tuple[Units, ...], Field(max_length=64)]
+
+
+class Contract(Config):
+    """What every network's contract says: what it reads, and what is done."""
+
+    format: int
+    observations: dict[str, ArraySpec]
+    action: ActionSpec
+
+
+C = TypeVar("C", bound=Contract)
+M = TypeVar("M", bound=nn.Module)
+
+
+def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]) -> M:
+    """The network that `make` builds of a contract, with these arrays; refused where they differ.
+
+    make: builds without drawing weights, on the meta device too.
+    """
+    try:
+        said = model.model_validate(contract)
+        _check(said)
+        with torch.device("meta"):
+            described = make(said).state_dict()
+        _compare(described, arrays)
+        network = make(said)
+        network.load_state_dict({name: torch.as_tensor(x) for name, x in arrays.items()})
+    except EtudeError:
+        raise
+    except ValidationError as error:
+        raise UsageError(f"The contract is not one of Etude's: {explain(error, model)}") from error
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UsageError(f"The contract describes no network: {describe(error)}.") from error
+    return network
+
+
+def _check(said: Contract) -> None:
+    """What types do not say of shapes and bounds."""
+    for name, spec in said.observations.items():
+        if not spec.shape or not all(1 <= n <= MOST_UNITS for n in spec.shape):
+            raise UsageError(f"The contract gives '{name[:60]}' an impossible shape.")
+        if spec.dtype[:60] not in ("float32", "float64", "uint8", "int32", "int64", "bool"):
+            raise UsageError(f"The contract gives '{name[:60]}' an unknown type.")
+    action = said.action
+    if action.kind == "box":
+        whole = len(action.low) == len(action.high) > 0 and not action.sizes
+        sound = whole and all(map(math.isfinite, (*action.low, *action.high)))
+    else:
+        sound = bool(action.sizes) and all(1 <= n <= MOST_UNITS for n in action.sizes)
+        sound = sound and not action.low and not action.high
+        sound = sound and (len(action.sizes) == 1 or action.kind == "multi_discrete")
+    if not sound:
+        raise UsageError("The contract gives the action bounds or sizes that do not fit its kind.")
+
+
+def _compare(described: Tree, arrays: Tree) -> None:
+    """Refuse arrays of other names, shapes or types than the contract describes."""
+    for name in sorted(described.keys() ^ arrays.keys()):
+        there = "in the contract" if name in described else "among the arrays"
+        raise UsageError(f"Contract and arrays differ: '{name[:60]}' is only {there}.")
+    for name, expected in described.items():
+        found = arrays[name]
+        if not is_array(found):
+            raise UsageError(f"Contract and arrays differ: '{name}' is no array.")
+        shape, dtype = tuple(expected.shape), _dtype(expected)
+        if (tuple(found.shape), _dtype(found)) != (shape, dtype):
+            raise UsageError(
+                f"Contract and arrays differ: '{name}' is {_dtype(found)} of shape "
+                f"{tuple(found.shape)}, and not {dtype} of shape {shape}."
+            )
+
+
+def _dtype(array: torch.Tensor | np.ndarray) -> str:
+    return str(array.dtype).removeprefix("torch.")
