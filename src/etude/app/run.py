@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from etude.app.loading import start_path
 from etude.app.logs import Outputs, check, open_logs
 from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
+from etude.app.rank_checks import compare_bits, compare_recipes, refuse_to_repeat
 from etude.app.recipe import Recipe
 from etude.core.clock import Clock
 from etude.core.contracts import Array, LogWriter
@@ -189,6 +191,8 @@ def train(
             assert path is not None
             return _resume(ranks, Path(path), asked, console)
         recipe = _pinned(recipe, ranks)
+        compare_recipes(recipe, ranks)
+        compare_bits(ranks)
         with _folder(ranks, lambda: _create(recipe, path, ranks)) as folder:
             out = _outputs(recipe, folder, console, asked, ranks)
             out.say(f"Run folder: {folder.path}")
@@ -271,6 +275,7 @@ def _resume(
     total_timesteps: int | None = None,
     collector: Placement | None = None,
 ) -> Run:
+    compare_bits(ranks)
     with _folder(ranks, lambda: RunFolder.open(path)) as folder:
 
         def continued() -> Tree:
@@ -294,6 +299,7 @@ def _resume(
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
             start_policy(recipe, parts.algorithm)
             say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        ranks.from_first(lambda: refuse_to_repeat(folder, clock))
         if clock.finished:
             say("The run is finished already.")
         for note in rank_notes(recipe, ranks.size):
@@ -399,14 +405,13 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     except (LostRank, ToldElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
-        if isinstance(error, NonFinite) and not ranks.is_first:
-            raise ToldElsewhere(error.exit_code) from error  # All ranks have found the same.
-        _report(error, loop.clock.state_dict(), folder, say)
+        if ranks.is_first:  # which is told of what fails on others
+            _report(error, loop.clock.state_dict(), folder, say)
         raise
     finally:
         parts.close()
     if not finished:
-        stopped = Interrupted(folder.path, loop.stop.signal or 0)
+        stopped = Interrupted(folder.path, loop.stop.signal or signal.SIGTERM)
         raise stopped if ranks.is_first else ToldElsewhere(stopped.exit_code)
     ranks.from_first(lambda: _summarise(parts, folder))
 
@@ -455,9 +460,8 @@ def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
 
 
 def _warn_of_failures(folder: RunFolder, say: Say) -> None:
-    failed = sorted(folder.failures.iterdir()) if folder.failures.is_dir() else []
-    if failed:
+    if found := folder.last_failure():
         say(
-            f"This run failed before (see {failed[-1]}). A run is exact, so the same failure will "
+            f"This run failed before (see {found}). A run is exact, so the same failure will "
             "come again unless something changes."
         )

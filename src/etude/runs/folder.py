@@ -139,6 +139,10 @@ class RunFolder:
         document = self.manifest() | {"exactness": f"not exact: {reason}"}
         files.replace_file(self.path / MANIFEST, [_pretty(document).encode()])
 
+    def last_failure(self) -> Path | None:
+        """The newest report of a failure."""
+        return max(self.failures.iterdir(), default=None) if self.failures.is_dir() else None
+
     def write_failure(self, exception: BaseException, arrays: Tree, context: Tree) -> Path:
         """Keep what is needed to look into a failure: traceback, arrays and where it happened."""
         folder = _free(self.failures / datetime.now().strftime("%Y-%m-%d-%H%M%S"))
