@@ -40,6 +40,7 @@ gate:  ## the measured promises; takes some hours, on an idle machine
 	python gates/train_imitation.py
 	python gates/train_episodic.py
 	python gates/ranks.py --kills 10
+	python gates/rank_faults.py
 	python gates/scale.py
 	python gates/ray_speed.py
 	python gates/ray_faults.py --recipe reach-at-scale

@@ -77,12 +77,18 @@ def wait(children: list[int], patience: float = PATIENCE) -> list[int]:
     return [codes[child] for child in children]
 
 
-def attempt(recipe: Path, folder: Path, size: int) -> tuple[list[int], int]:
-    """Ranks that train or resume, and a pipe that the first one's phases come through."""
+def attempt(
+    recipe: Path, folder: Path, size: int, prepare: Callable[[int], None] = lambda rank: None
+) -> tuple[list[int], int]:
+    """Ranks that train or resume, and a pipe that the first one's phases come through.
+
+    `prepare` is called in each of them first.
+    """
     read, write = os.pipe()
 
     def work(rank: int) -> None:
         os.close(read)
+        prepare(rank)
 
         def on_phase(phase: str) -> None:
             os.write(write, (phase or "between").encode() + b"\n")

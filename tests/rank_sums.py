@@ -48,7 +48,7 @@ def check_sums(ranks: Ranks) -> None:
         assert torch.equal(total, one)
     backwards = sum(own for own, _ in reversed(known[:-1])) + known[-1][0]
     assert not torch.equal(backwards, expected[0])  # the order matters
-    ranks.adding(exactly=False).ordered_sum(totals, mine)
+    ranks.adding(exactly=False, patience=lambda: 60.0).ordered_sum(totals, mine)
     assert torch.allclose(totals[0].double(), sum(own.double() for own, _ in known), rtol=1e-4)
 
 
@@ -65,11 +65,6 @@ def check_words(ranks: Ranks) -> None:
 
 
 def check_failures(ranks: Ranks) -> None:
-    def fail() -> None:
-        raise UsageError("no")
-
-    with pytest.raises(UsageError if ranks.is_first else ToldElsewhere):
-        ranks.from_first(fail)
     faults = [NonFinite(f"shard {s}", {"x": np.ones(s)}) if s else None for s in range(SHARDS)]
     with pytest.raises(NonFinite, match="shard 1") as raised:
         raise_first(ranks, [faults[s] for s in ranks.part(SHARDS)])
@@ -82,7 +77,21 @@ def work(rank: int) -> None:
         check_sums(ranks)
         check_words(ranks)
         check_failures(ranks)
+        assert ranks.differing(lambda: "same") == []
+        others = list(range(1, ranks.size))
+        assert ranks.differing(lambda: str(ranks.rank > 0)) == others
+
+
+def work_in_vain(rank: int) -> None:
+    with pytest.raises(UsageError if rank == 0 else ToldElsewhere) as raised, joined() as ranks:
+        ranks.from_first(fail)
+    assert raised.value.exit_code == UsageError.exit_code
+
+
+def fail() -> None:
+    raise UsageError("no")
 
 
 if __name__ == "__main__":
-    sys.exit(max(wait(fork_ranks(int(sys.argv[1]), work))))
+    size = int(sys.argv[1])
+    sys.exit(max(*wait(fork_ranks(size, work)), *wait(fork_ranks(size, work_in_vain))))

@@ -8,6 +8,8 @@ from typing import Any
 
 # Read when torch is loaded: threads that wait actively starve the physics beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "WORLD_SIZE" in os.environ:  # Lost ranks are told of in a sentence; torch adds a page to it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 _EXPORTS = {
     "plan": ("etude.app.plan", "make_plan"),

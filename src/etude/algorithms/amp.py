@@ -315,17 +315,18 @@ class AMP:
         """What was not finite first, on the way from the windows to the gradient."""
         arrays: dict[str, torch.Tensor] = {}
         for s, some in enumerate(map(Drawn._make, self.ranks.gather(list(drawn)))):
+            shard = f"shard {s}{self.ranks.owner(s, self.shards)}"
             arrays |= {f"shard{s}_{name}": windows for name, windows in some._asdict().items()}
             for name, windows in (("the policy", some.agent), ("the reference", some.demo)):
                 if not bool(windows.isfinite().all()):
-                    return NonFinite(f"a window of {name} (shard {s})", arrays)
+                    return NonFinite(f"a window of {name} ({shard})", arrays)
                 with torch.no_grad():
                     logits = self.network(windows)
                 if not bool(logits.isfinite().all()):
-                    return NonFinite(f"the logit of a window of {name} (shard {s})", arrays)
+                    return NonFinite(f"the logit of a window of {name} ({shard})", arrays)
             loss, _ = discriminator_loss(self.network, some, self.config)
             if not bool(loss.isfinite()):
-                return NonFinite(f"the loss of the discriminator (shard {s})", arrays)
+                return NonFinite(f"the loss of the discriminator ({shard})", arrays)
         bad = self.flat.first_bad_gradient()
         where = f"gradient of '{bad}'" if bad else "norm of the gradient"
         return NonFinite(f"the {where} of the discriminator", arrays)

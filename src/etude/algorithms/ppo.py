@@ -34,7 +34,7 @@ from pydantic import Field
 
 from etude.algorithms.ppo_shard import Minibatch, Shard
 from etude.algorithms.rewards import GIVEN, OnPolicyRewards
-from etude.core.clock import Clock
+from etude.core.clock import Clock, IntervalText
 from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
@@ -127,6 +127,13 @@ class LearnerConfig(Config):
     reduce: Literal["exact", "fast"] = Field(
         "exact",
         description="How ranks add gradients: in shard order, or as their number makes fastest.",
+    )
+    timeout: float = Field(
+        120.0, gt=3, description="Seconds without a sign of life until a rank is given up."
+    )
+    compare_every: IntervalText = Field(
+        "10 iterations",
+        description="How often ranks compare their weights; before a save they always do.",
     )
 
 
@@ -275,18 +282,26 @@ class PPO:
 
     def _culprit(self, chosen: list[Minibatch]) -> NonFinite:
         arrays: dict[str, torch.Tensor] = {}
-        looks = [self._examined(*part) for part in zip(self.shards, chosen, strict=True)]
-        for s, (is_bad, own) in enumerate(self.ranks.gather(looks)):
-            arrays |= {f"shard{s}_{name}": array for name, array in own.items()}
-            if is_bad:
-                return NonFinite(f"the loss of a minibatch (shard {s})", arrays)
         name = self.flat.first_bad_gradient()
-        return NonFinite(f"the gradient of '{name}'" if name else "the gradient's norm", arrays)
+        found = f"the gradient of '{name}'" if name else "the gradient's norm"
+        looks = [self._examined(*part) for part in zip(self.shards, chosen, strict=True)]
+        for s, (bad, own) in enumerate(self.ranks.gather(looks)):
+            arrays |= {f"shard{s}_{name}": array for name, array in own.items()}
+            if bad:
+                what = "the loss of a minibatch" if bad == "loss" else found
+                shard = f"shard {s}{self.ranks.owner(s, self.geometry.shards)}"
+                return NonFinite(f"{what} ({shard})", arrays)
+        return NonFinite(found, arrays)
 
-    def _examined(self, shard: Shard, some: Minibatch) -> tuple[bool, dict[str, torch.Tensor]]:
-        """Whether a shard's loss is not finite, and its minibatch."""
+    def _examined(self, shard: Shard, some: Minibatch) -> tuple[str, dict[str, torch.Tensor]]:
+        """What of a shard's is not finite, its loss or its gradient, and its minibatch."""
         loss, _ = shard.loss(self.policy, some, self.config)
-        return not bool(loss.isfinite()), shard.minibatch_arrays(some)
+        arrays = shard.minibatch_arrays(some)
+        if not bool(loss.isfinite()):
+            return "loss", arrays
+        self.flat.grad.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return ("" if self.flat.first_bad_gradient() is None else "gradient"), arrays
 
     def end_iteration(self) -> dict[str, float]:
         self.policy.absorb(self._moments)

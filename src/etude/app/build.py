@@ -53,6 +53,9 @@ METHODS: dict[str, Method] = {
     "reward-only": RewardOnlyMethod(),
 }
 
+HURRY = 5.0
+"""Seconds without a sign of life until a rank is given up, where a signal asks the run to end."""
+
 
 def method_of(recipe: Recipe) -> Method:
     """How the recipe's algorithm is planned and built."""
@@ -132,7 +135,11 @@ def build(
 ) -> Parts:
     """All parts of a run, or this rank's of them, connected, at the state of a fresh start."""
     torch.set_num_threads(recipe.learner.threads)
-    ranks = ranks.adding(exactly=recipe.learner.reduce == "exact")
+    stop = StopRequest(recipe.checkpoint.grace)
+    ranks = ranks.adding(
+        exactly=recipe.learner.reduce == "exact",
+        patience=lambda: HURRY if stop.requested else recipe.learner.timeout,
+    )
     key, clock = Key(recipe.seed), Clock(nest(recipe))
     assembly = method_of(recipe).assemble(recipe, key, folder, clock, ranks)
     algorithm, collector, evaluator, spec = assembly
@@ -164,11 +171,13 @@ def build(
         curriculum=curriculum,
         board=board,
         logs=logs,
-        saver=Saver(folder, recipe.checkpoint, algorithm, state, ranks),
+        saver=Saver(
+            folder, recipe.checkpoint, algorithm, state, ranks, recipe.learner.compare_every
+        ),
         callbacks=callbacks,
         stopwatch=Stopwatch(on_phase),
         ranks=ranks,
-        stop=StopRequest(recipe.checkpoint.grace),
+        stop=stop,
     )
 
     closing = ExitStack()  # Closes the rest where one of them fails.

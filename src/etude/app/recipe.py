@@ -90,6 +90,8 @@ FREE = (
     "name",
     *(f"collector.{name}" for name in (*Placement.model_fields, "engine_threads")),
     "evaluation.final_episodes",
+    "learner.timeout",
+    "learner.compare_every",
     "checkpoint",
     "logs",
 )

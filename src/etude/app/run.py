@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from etude.app.logs import Outputs, check, open_logs
 from etude.app.out_of_memory import check_plan, explained
 from etude.app.plan import Plan, make_plan, rank_notes
 from etude.app.plan_view import render
+from etude.app.rank_checks import compare_bits, compare_recipes, refuse_to_repeat
 from etude.app.recipe import Recipe
 from etude.core import trust as trusted
 from etude.core.clock import Clock
@@ -205,6 +207,8 @@ def train(
             assert path is not None
             return _resume(ranks, Path(path), asked, console)
         recipe = _pinned(recipe, ranks)
+        compare_recipes(recipe, ranks)
+        compare_bits(ranks)
         made = _folder(ranks, lambda: _create(recipe, path, ranks, say))
         with made as folder, explained(folder.path):
             out = _outputs(recipe, folder, console, asked, ranks)
@@ -300,6 +304,7 @@ def _resume(
     step: int | None = None,
     trust: bool = False,
 ) -> Run:
+    compare_bits(ranks)
     with _folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
 
         def continued() -> tuple[Tree, list[str]]:
@@ -326,6 +331,7 @@ def _resume(
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
             start_policy(recipe, parts.algorithm)
             say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        ranks.from_first(lambda: refuse_to_repeat(folder, clock))
         if clock.finished:
             say("The run is finished already.")
         elif ranks.is_first:
@@ -437,14 +443,13 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     except (LostRank, ToldElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
-        if isinstance(error, NonFinite) and not ranks.is_first:
-            raise ToldElsewhere(error.exit_code) from error  # All ranks have found the same.
-        _report(error, loop.clock.state_dict(), folder, say)
+        if ranks.is_first:  # which is told of what fails on others
+            _report(error, loop.clock.state_dict(), folder, say)
         raise
     finally:
         parts.close()
     if not finished:
-        stopped = Interrupted(folder.path, loop.stop.signal or 0)
+        stopped = Interrupted(folder.path, loop.stop.signal or signal.SIGTERM)
         raise stopped if ranks.is_first else ToldElsewhere(stopped.exit_code)
     ranks.from_first(lambda: _summarise(parts, folder))
 
@@ -494,9 +499,8 @@ def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
 
 
 def _warn_of_failures(folder: RunFolder, say: Say) -> None:
-    failed = sorted(folder.failures.iterdir()) if folder.failures.is_dir() else []
-    if failed:
+    if found := folder.last_failure():
         say(
-            f"This run failed before (see {failed[-1]}). A run is exact, so the same failure will "
+            f"This run failed before (see {found}). A run is exact, so the same failure will "
             "come again unless something changes."
         )

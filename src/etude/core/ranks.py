@@ -64,8 +64,19 @@ class Ranks(Protocol):
         """
         ...
 
-    def adding(self, exactly: bool) -> Ranks:
-        """The same ranks, whose sums are taken in shard order, or in whichever is fastest."""
+    def differing(self, make: Callable[[], str]) -> list[int]:
+        """The ranks on which `make` gives something else than on the first."""
+        ...
+
+    def owner(self, index: int, count: int) -> str:
+        """Who has one of `count` shards, as the end of a sentence: ", on rank 1"."""
+        ...
+
+    def adding(self, exactly: bool, patience: Callable[[], float]) -> Ranks:
+        """The same ranks, whose sums are taken in shard order, or in whichever is fastest.
+
+        `patience`: the seconds for which they wait for one that gives no sign of life.
+        """
         ...
 
 
@@ -93,7 +104,13 @@ class Alone:
         for add in shards:
             add()
 
-    def adding(self, exactly: bool) -> Ranks:
+    def differing(self, make: Callable[[], str]) -> list[int]:
+        return []
+
+    def owner(self, index: int, count: int) -> str:
+        return ""
+
+    def adding(self, exactly: bool, patience: Callable[[], float]) -> Ranks:
         return self
 
 
@@ -103,5 +120,13 @@ ALONE = Alone()
 def raise_first(ranks: Ranks, faults: Sequence[NonFinite | None]) -> None:
     """Raise the first shard's fault, on every rank; `faults` are those of this rank's shards."""
     told = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
-    for where, arrays in filter(None, told):
-        raise NonFinite(where, arrays)
+    for index, fault in enumerate(told):
+        if fault is not None:
+            where, arrays = fault
+            raise NonFinite(f"{where}{ranks.owner(index, len(told))}", arrays)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """ "rank 1", or "ranks 1 and 3"."""
+    *some, last = map(str, ranks)
+    return f"ranks {', '.join(some)} and {last}" if some else f"rank {last}"

@@ -191,6 +191,10 @@ class RunFolder:
         hashes = _hashes(copy if damaged else text)
         return damaged + [n for n in sorted(hashes) if _sha256(_read(self.path / n)) != hashes[n]]
 
+    def last_failure(self) -> Path | None:
+        """The newest report of a failure."""
+        return max(self.failures.iterdir(), default=None) if self.failures.is_dir() else None
+
     def write_failure(self, exception: BaseException, arrays: Tree, context: Tree) -> Path:
         """Keep what is needed to look into a failure: traceback, arrays and where it happened.
 

@@ -12,21 +12,25 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from etude.core.errors import EtudeError
 from etude.core.ranks import ALONE, LostRank, Ranks, ToldElsewhere
+from etude.training.heartbeat import BEAT, CONTINUE, Heartbeat
 from etude.training.messages import decode, encode
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(minutes=30)
+LONGEST = timedelta(minutes=30)
 """How long a rank waits for one that still lives, such as the first in an evaluation."""
+PATIENCE = 120.0
+"""Seconds that a rank waits for one without a sign of life, before the recipe says how long."""
 BLOCK = 2048
 """Bytes of a message that fit into its first exchange; few are longer."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -57,10 +61,23 @@ def joined() -> Iterator[Ranks]:
     rank = int(os.environ["RANK"])
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    with _in_touch(rank):
-        _connect(rank, _size())
     try:
-        yield Distributed(rank, _size())
+        _connect(rank, _size())
+        heart = Heartbeat(rank, _size(), _store(), distributed.group.WORLD)
+    except RuntimeError as error:
+        raise LostRank(
+            f"Rank {rank} did not meet the others: one of them was killed, failed or cannot be "
+            f"reached. {CONTINUE}"
+        ) from error
+    try:
+        yield Distributed(heart)
+    except BaseException as error:
+        heart.leave(error)
+        if rank and isinstance(error, EtudeError) and not isinstance(error, LostRank):
+            raise ToldElsewhere(error.exit_code) from error
+        raise
+    else:
+        heart.stop()
     finally:
         distributed.destroy_process_group()
 
@@ -78,7 +95,7 @@ def _connect(rank: int, size: int) -> None:
         store=store,
         rank=rank,
         world_size=size,
-        timeout=PATIENCE,
+        timeout=LONGEST,
     )
 
 
@@ -112,24 +129,25 @@ def _loopback_store(host: str, port: int, rank: int, size: int) -> TCPStore:
     )
 
 
-@contextmanager
-def _in_touch(rank: int) -> Iterator[None]:
-    """Say in a sentence that others are gone, which torch does in a page."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostRank(
-            f"Rank {rank} ends here: another rank was killed, failed or cannot be reached. The "
-            "last checkpoint is untouched; `etude resume RUN` continues from it, bit for bit, on "
-            "any number of ranks that divides learner.shards."
-        ) from error
+def _store() -> PrefixStore:
+    """A connection of one's own to where the ranks have met; each start has keys of its own."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = TCPStore(host, port, timeout=timedelta(seconds=10), wait_for_workers=False)
+    return PrefixStore(f"etude/{attempt}", store)
 
 
 class Distributed:
     """One of several ranks; see `Ranks`."""
 
-    def __init__(self, rank: int, size: int, exactly: bool = True) -> None:
-        self.rank, self.size, self._exactly = rank, size, exactly
+    def __init__(
+        self,
+        heart: Heartbeat,
+        exactly: bool = True,
+        patience: Callable[[], float] = lambda: PATIENCE,
+    ) -> None:
+        self._heart, self._exactly, self._patience = heart, exactly, patience
+        self.rank, self.size = heart.rank, heart.size
 
     @property
     def is_first(self) -> bool:
@@ -139,25 +157,23 @@ class Distributed:
         own = count // self.size
         return range(self.rank * own, (self.rank + 1) * own)
 
-    def adding(self, exactly: bool) -> Ranks:
-        return Distributed(self.rank, self.size, exactly)
+    def owner(self, index: int, count: int) -> str:
+        return f", on rank {index * self.size // count}"
+
+    def adding(self, exactly: bool, patience: Callable[[], float]) -> Ranks:
+        return Distributed(self._heart, exactly, patience)
 
     def from_first(self, make: Callable[[], T]) -> T:
         if self.is_first:
-            try:
-                value = make()
-                message = encode([value])
-            except BaseException:
-                with suppress(LostRank):  # What went wrong here is what is to be told.
-                    self._broadcast(encode([]))
-                raise
-            self._broadcast(message)
+            value = make()
+            self._broadcast(encode(value))
             return value
-        told = decode(self._broadcast(None))
-        if not told:
-            raise ToldElsewhere
-        value = told[0]
-        return value
+        told: T = decode(self._broadcast(None))
+        return told
+
+    def differing(self, make: Callable[[], str]) -> list[int]:
+        first, *others = self.gather([make()])
+        return [rank for rank, one in enumerate(others, 1) if one != first]
 
     def gather(self, parts: list[T]) -> list[T]:
         everyone = self._all_gather(encode(parts))
@@ -169,45 +185,60 @@ class Distributed:
     ) -> None:
         if not self._exactly:
             ALONE.ordered_sum(totals, shards)
-            with _in_touch(self.rank):
-                for total in totals:
-                    distributed.all_reduce(total)
+            for total in totals:
+                self._exchange(distributed.all_reduce, total)
             return
         packs = [_Pack(same, self.size, len(shards)) for same in _by_type(totals)]
         for i, add in enumerate(shards):
             ALONE.ordered_sum(totals, [add])
             for pack in packs:
                 pack.put(i)
-        with _in_touch(self.rank):
-            for pack in packs:
-                pack.exchange()
+        for pack in packs:
+            pack.exchange(self._exchange)
+
+    def _exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
+        """Take part in a collective, and look up now and then while the others do not."""
+        self._heart.exchanges += 1
+        try:
+            work = collective(*arguments, async_op=True)
+        except RuntimeError as error:
+            self._heart.explain(error)
+        last = arguments[1] if isinstance(arguments[0], list) else arguments[0]
+        # Work on a GPU is only waited for where its result is read.
+        limit = () if last.is_cuda else (timedelta(seconds=BEAT),)
+        while True:
+            try:
+                work.wait(*limit)
+                return
+            except RuntimeError as error:
+                if last.is_cuda or work.is_completed():
+                    self._heart.explain(error)
+            self._heart.check(self._patience())
 
     def _broadcast(self, message: bytes | None) -> bytes:
         """The first rank's message; only that one gives it."""
         block = torch.zeros(BLOCK, dtype=torch.uint8) if message is None else _block(message)
-        with _in_touch(self.rank):
-            distributed.broadcast(block, 0)
-            length = _length(block)
-            if length <= BLOCK - 8:
-                return _bytes(block[8 : 8 + length])
-            whole = torch.zeros(length, dtype=torch.uint8)
-            if message is not None:
-                whole.copy_(_tensor(message))
-            distributed.broadcast(whole, 0)
+        self._exchange(distributed.broadcast, block, 0)
+        length = _length(block)
+        if length <= BLOCK - 8:
+            return _bytes(block[8 : 8 + length])
+        whole = torch.zeros(length, dtype=torch.uint8)
+        if message is not None:
+            whole.copy_(_tensor(message))
+        self._exchange(distributed.broadcast, whole, 0)
         return _bytes(whole)
 
     def _all_gather(self, message: bytes) -> list[bytes]:
         """The messages of all ranks, in their order."""
         blocks = list(torch.zeros(self.size, BLOCK, dtype=torch.uint8))
-        with _in_touch(self.rank):
-            distributed.all_gather(blocks, _block(message))
-            lengths = [_length(block) for block in blocks]
-            if max(lengths) <= BLOCK - 8:
-                return [_bytes(b[8 : 8 + n]) for b, n in zip(blocks, lengths, strict=True)]
-            own = torch.zeros(max(lengths), dtype=torch.uint8)
-            own[: len(message)] = _tensor(message)
-            wholes = [torch.zeros_like(own) for _ in blocks]
-            distributed.all_gather(wholes, own)
+        self._exchange(distributed.all_gather, blocks, _block(message))
+        lengths = [_length(block) for block in blocks]
+        if max(lengths) <= BLOCK - 8:
+            return [_bytes(b[8 : 8 + n]) for b, n in zip(blocks, lengths, strict=True)]
+        own = torch.zeros(max(lengths), dtype=torch.uint8)
+        own[: len(message)] = _tensor(message)
+        wholes = [torch.zeros_like(own) for _ in blocks]
+        self._exchange(distributed.all_gather, wholes, own)
         return [_bytes(whole[:n]) for whole, n in zip(wholes, lengths, strict=True)]
 
 
@@ -227,14 +258,14 @@ class _Pack:
         torch.cat([total.detach().reshape(-1) for total in self._totals], out=flat)
         self._parts[:, shard] = self._whole
 
-    def exchange(self) -> None:
+    def exchange(self, through: Callable[..., None]) -> None:
         """The totals over all shards, added in shard order."""
         received = torch.empty_like(self._parts)
-        distributed.all_to_all_single(received, self._parts)
+        through(distributed.all_to_all_single, received, self._parts)
         mine = torch.zeros_like(self._whole[0])
         for part in received.flatten(0, 1):
             mine += part
-        distributed.all_gather(list(self._whole), mine)
+        through(distributed.all_gather, list(self._whole), mine)
         start, flat = 0, self._whole.view(-1)
         for total in self._totals:
             end = start + total.numel()

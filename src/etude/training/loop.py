@@ -74,13 +74,11 @@ class Loop:
         return True
 
     def _agree(self) -> bool:
-        """Follow the first rank, whose callbacks may have ended the run; whether it shall stop."""
-        ended, stopping = self.ranks.from_first(
-            lambda: (self.clock.ended_early, self.stop.requested)
-        )
-        if ended and not self.clock.ended_early:
+        """Follow the first rank's callbacks, which may end the run; whether a signal says stop."""
+        told = self.ranks.gather([(self.clock.ended_early, self.stop.requested)])
+        if any(ended for ended, _ in told) and not self.clock.ended_early:
             self.clock.end_here()
-        return stopping
+        return any(stopping for _, stopping in told)
 
     def _iterate(self, context: Context) -> None:
         """Fill the buffer, update from it, then let the normaliser take in what was collected."""

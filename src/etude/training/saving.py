@@ -13,9 +13,9 @@ from pydantic import Field
 from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.contracts import Algorithm, Stateful
 from etude.core.errors import Damaged, EtudeError, UsageError
-from etude.core.ranks import ALONE, Ranks
+from etude.core.ranks import ALONE, Ranks, named
 from etude.core.recipe import Config
-from etude.core.trees import Tree, without_arrays
+from etude.core.trees import Tree, digest, without_arrays
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 
@@ -57,14 +57,19 @@ class Saver:
         algorithm: Algorithm,
         parts: Mapping[str, Stateful],
         ranks: Ranks = ALONE,
+        compare_every: str = "never",
     ) -> None:
-        """`parts` is everything with memory, by name; who they are does not matter here."""
+        """`parts` is everything with memory, by name; who they are does not matter here.
+
+        `compare_every`: how often ranks hold their weights against each other, besides at saves.
+        """
         self._folder = folder
         self._config = config
         self._every = Interval.parse(config.every)
         self._algorithm = algorithm
         self._parts = parts
         self._ranks = ranks
+        self._compare_every = Interval.parse(compare_every)
         self._last_save = time.monotonic()
         # What the algorithm told each checkpoint that can be resumed.
         self._saved: dict[str, Tree] = {}
@@ -87,6 +92,8 @@ class Saver:
         # was stopped must end as one that was not.
         self.num_saved += due
         wanted = urgent or late or due
+        if wanted or self._best_is_new or clock.is_due(self._compare_every):
+            self._compare(clock)
         if wanted or self._best_is_new:
             self._folder.check_writer()
         if wanted:
@@ -96,6 +103,19 @@ class Saver:
             checkpoint.save(folder, step_of(clock), policy, training=None)
         self._mark_best()
         return wanted
+
+    def _compare(self, clock: Clock) -> None:
+        """End the run where ranks do not have the same weights, optimizer and statistics."""
+        learned = self._algorithm
+        if others := self._ranks.differing(
+            lambda: digest({"policy": learned.policy_parts()[0], "rest": learned.state_dict()})
+        ):
+            raise EtudeError(
+                f"Rank 0 and {named(others)} no longer have the same weights, at step "
+                f"{step_of(clock):,}: a processor or memory errs, or code of yours gave them "
+                "different numbers. Nothing was saved since they last agreed; `etude resume` goes "
+                "on from there."
+            )
 
     def _is_late(self) -> bool:
         return time.monotonic() - self._last_save >= (self._config.seconds or 0.0)

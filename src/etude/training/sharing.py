@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from etude.core.contracts import Broadcast, Collector, Fragment
+from etude.core.errors import NonFinite
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.rollout.local import group_snapshots, group_state
@@ -19,7 +20,11 @@ class SharedCollector:
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         """The next fragment of every group of this rank."""
-        return self._own.collect(broadcast, iteration)
+        try:
+            return self._own.collect(broadcast, iteration)
+        except NonFinite as fault:
+            owner = self._ranks.owner(self._ranks.rank, self._ranks.size)
+            raise NonFinite(f"{fault.where}{owner}", fault.arrays) from fault
 
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
         self._own.report_to(say, not_exact)
