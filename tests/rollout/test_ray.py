@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import ray_moods
 from ray_nodes import actors_of, node, start  # isort: skip
 
 pytest.importorskip("ray")
@@ -163,6 +164,27 @@ def test_a_node_that_is_removed_changes_nothing(
     assert said[1].startswith("Collecting 4 groups on 2 workers")
     assert run.rows()[-1]["system/workers"] == 1.0
     assert run.rows()[-1]["system/restarts"] == 1.0
+
+
+def test_bad_moments_of_actors_change_nothing(
+    cluster: Any, untouched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors that pass, one ten times slower, and a broadcast that cannot be fetched."""
+    monkeypatch.chdir(tmp_path)
+    strikes = Strikes({n: partial(ray_moods.put, k) for n, k in enumerate(ray_moods.KINDS, 1)})
+    said: list[str] = []
+    with ray_moods.moody():
+        run = train(
+            on_ray(LSTM, cluster, 2), tmp_path / "run", callbacks=[strikes], say=said.append
+        )
+    assert hashes(run) == untouched(LSTM)
+    assert strikes.done == 4
+    assert ray_moods.left() == []
+    told = "\n".join(said)
+    assert "OSError: a strange moment" in told or "a strange moment; its group" in told
+    assert "RuntimeError: the simulator lost its mind" in told
+    assert "is slow; its group" in told
+    assert "which worker" in told  # did what another failed at, which was replaced
 
 
 @SLOW

@@ -7,11 +7,14 @@ is used only where it asks for a token.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import ipaddress
 import os
 import secrets
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from typing import Any
 from etude.core.contracts import Broadcast
 from etude.core.errors import EtudeError, UsageError
 from etude.rollout.elastic import Answered, Event, Heard, Joined, Lost
-from etude.rollout.host import Answer, Blueprint, Hello, Host, Task
+from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
 from etude.runs.manifest import PREFIXES
 
 LOOPBACK = "127.0.0.1"
@@ -28,7 +31,11 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 otherwise, even where it is asked for. Read when Ray is imported."""
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
-"""Between two looks at which machines there are."""
+"""Between two looks at which machines there are, and whether Ray's own processes answer."""
+LEAVE_SECONDS = 10.0
+"""For Ray to put down a cluster whose head does not answer."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""The first words of HTTP/2, which all servers of Ray's speak; they are answered at once."""
 
 
 def check(address: str) -> None:
@@ -85,6 +92,9 @@ class RayFleet:
         import ray
 
         self._ray: Any = ray
+        self._servers = _servers(ray)
+        self._asked = 0.0
+        self._silent: tuple[str, float] | None = None  # who, and since when
         self._threads, self._actors = blueprint.threads, actors
         self._blueprint = ray.put(blueprint)
         self._remote = ray.remote(Actor)
@@ -98,10 +108,12 @@ class RayFleet:
         self._handles: dict[int, Any] = {}
         self._nodes: dict[int, str] = {}
         self._greeted: set[int] = set()
-        self._flights: dict[Any, tuple[str, int]] = {}
+        self._flights: dict[Any, tuple[str, int, Task | None]] = {}
         self._next = self._refused = 0
         self._barred: set[str] = set()
         self._looked = 0.0
+        self._current: Broadcast | None = None
+        self._first: Broadcast | None = None
         self._broadcast: list[Any] = []
         self._probed, self._probe = probed, None
 
@@ -109,10 +121,29 @@ class RayFleet:
     def joining(self) -> int:
         return len(self._handles) - len(self._greeted)
 
+    def silent(self, seconds: float) -> tuple[str, float] | None:
+        wait = self._asked + LOOK_SECONDS - time.monotonic()
+        if wait > 0.0 and self._silent is not None:
+            time.sleep(min(wait, seconds))
+        elif wait <= 0.0:
+            mute = [who for who, at in self._servers.items() if not _answers(at, LOOK_SECONDS)]
+            self._asked = time.monotonic()
+            since = self._asked if self._silent is None else self._silent[1]
+            self._silent = (mute[0], since) if mute else None
+        return self._silent and (self._silent[0], time.monotonic() - self._silent[1])
+
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
-        self._broadcast = [self._ray.put(broadcast)]
-        if self._probed and self._probe is None:
-            self._probe = self._broadcast[0]
+        self._current, self._first = broadcast, self._first or broadcast
+        self._put()
+
+    def _put(self) -> None:
+        """Hand out the broadcast; again, where somebody could not get it."""
+        try:
+            self._broadcast = [self._ray.put(self._current)]
+            if self._probed and self._probe is None:
+                self._probe = self._ray.put(self._first)
+        except self._ray.exceptions.RayError as error:
+            raise EtudeError(f"Ray cannot take the broadcast: {_words(error)}") from error
 
     def recruit(self) -> None:
         if self._actors is not None:
@@ -140,15 +171,15 @@ class RayFleet:
         made = self._remote.options(**self._options, scheduling_strategy=strategy)
         self._handles[worker] = handle = made.remote(self._blueprint, os.getcwd())
         self._nodes[worker] = node
-        self._flights[handle.hello.remote(self._probe)] = ("hello", worker)
+        self._flights[handle.hello.remote(self._probe)] = ("hello", worker, None)
 
     def send(self, worker: int, task: Task) -> None:
         flight = self._handles[worker].run.remote(self._broadcast, task)
-        self._flights[flight] = ("run", worker)
+        self._flights[flight] = ("run", worker, task)
 
     def ask(self, worker: int) -> None:
-        if ("pulse", worker) not in self._flights.values():
-            self._flights[self._handles[worker].pulse.remote()] = ("pulse", worker)
+        if ("pulse", worker, None) not in self._flights.values():
+            self._flights[self._handles[worker].pulse.remote()] = ("pulse", worker, None)
 
     def events(self, seconds: float) -> list[Event]:
         flights = list(self._flights)
@@ -163,16 +194,19 @@ class RayFleet:
     def _landed(self, flight: Any) -> Event | None:
         if flight not in self._flights:  # Its worker was lost by another one of them.
             return None
-        kind, worker = self._flights.pop(flight)
+        kind, worker, task = self._flights.pop(flight)
         errors = self._ray.exceptions
         try:
             value = self._ray.get(flight)
         except errors.RayTaskError as error:
-            why = " ".join(str(error.cause or error).split())
-            if kind == "run":
-                raise EtudeError(f"Worker {worker} failed: {why}") from error
+            self._probe = None
+            self._put()  # It may be the broadcast that did not come.
+            if task is not None:
+                failed = Failure(_words(error.cause or error).rstrip("."), str(error))
+                answer = Answer(task.iteration, dict.fromkeys(task.groups, failed), 0.0)
+                return Answered(worker, answer)
             self._forget(worker)
-            return Lost(worker, why)
+            return Lost(worker, _words(error.cause or error))
         except errors.RayError as error:
             self._forget(worker)
             return Lost(worker, _reason(error))
@@ -199,11 +233,50 @@ class RayFleet:
         self._flights = {f: of for f, of in self._flights.items() if of[1] != worker}
 
     def close(self) -> None:
+        self._asked = 0.0
+        if self.silent(0.0) is not None:
+            self._leave()
+            return
         for worker in list(self._handles):
             self.drop(worker)
         self._broadcast, self._probe = [], None
         if self._own:
             self._ray.shutdown()
+
+    def _leave(self) -> None:
+        """Ray waits for a head that does not answer, perhaps for ever: it may do so alone."""
+        atexit.unregister(self._ray.shutdown)
+        leaving = threading.Thread(target=self._ray.shutdown, daemon=True)
+        if self._own:
+            leaving.start()
+            leaving.join(LEAVE_SECONDS)
+
+
+def _servers(ray: Any) -> dict[str, tuple[str, int]]:
+    """Ray's processes that a run cannot do without, and where they listen."""
+    context = ray.get_runtime_context()
+    head, _, port = context.gcs_address.rpartition(":")
+    here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+    return {
+        f"The head of the Ray cluster at {context.gcs_address}": (head.strip("[]"), int(port)),
+        "Ray's process on this machine": (here["NodeManagerAddress"], here["NodeManagerPort"]),
+    }
+
+
+def _answers(address: tuple[str, int], seconds: float) -> bool:
+    """Whether a server of Ray's lives. One that is ended refuses, and a frozen one is silent."""
+    try:
+        with socket.create_connection(address, seconds) as line:
+            line.sendall(GREETING)
+            line.recv(1)
+    except OSError:
+        return False
+    return True
+
+
+def _words(error: BaseException) -> str:
+    """An error's text in one line."""
+    return " ".join(str(error).split())
 
 
 def _reason(error: Exception) -> str:
@@ -251,10 +324,9 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
     try:
         ray.init(address, **options)
     except Exception as error:  # Ray raises plain ones too
-        words = " ".join(str(error).split())
         what = "No Ray cluster could be started" if address == "local" else "The Ray cluster"
         at = "" if address == "local" else f" at {address} cannot be used"
-        raise EtudeError(f"{what}{at}: {words}") from error
+        raise EtudeError(f"{what}{at}: {_words(error)}") from error
     try:
         # Ray has its own ways to find a cluster: it may be another than the one that was found.
         at_home = check_address(ray.get_runtime_context().gcs_address)
