@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,29 @@ class Moody(on_ray.Actor):
         env.step = step  # type: ignore[method-assign]
 
 
+class Keeper:
+    """Owns an object, which is gone when it is."""
+
+    def keep(self, value: Any) -> list[Any]:
+        import ray
+
+        return [ray.put(value)]
+
+
 class MoodyFleet(on_ray.RayFleet):
-    """Loses a broadcast right after it was handed out."""
+    """Hands out a broadcast that is lost already."""
 
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
         super().broadcast(serial, broadcast)
         if take("fetch"):
-            self._ray._private.internal_api.free(self._broadcast)
+            options = {**self._options, "num_cpus": 0}
+            keeper = self._ray.remote(Keeper).options(**options).remote()
+            self._broadcast = self._ray.get(keeper.keep.remote(broadcast))
+            self._ray.kill(keeper)
+            with suppress(self._ray.exceptions.RayError):
+                while True:
+                    self._ray.get(self._broadcast[0])
+                    time.sleep(0.02)
 
 
 @contextmanager

@@ -370,7 +370,7 @@ def test_a_head_that_does_not_answer_is_waited_for_and_then_given_up() -> None:
     collector, fleet, said = make(1)
     collector.collect(sent(0), 0)
     fleet.deaf = 0.0
-    with pytest.raises(HeadLost, match=r"The head has not answered for 45 s.*`etude resume`"):
+    with pytest.raises(HeadLost, match=r"The head has not answered for 40 s.*`etude resume`"):
         collector.collect(sent(1), 1)
     assert said[1] == "The head has not answered for 10 s; the run waits for it."
     assert len(said) == 2

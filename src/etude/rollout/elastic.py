@@ -32,9 +32,8 @@ GATHER = 15.0
 """Seconds that a run waits, once it has a worker, for the others it asked for."""
 NOBODY = 300.0
 """Seconds without any worker after which a run gives up."""
-HEADLESS = 45.0
-"""Seconds without an answer from what holds the workers together, after which a run gives up. Ray
-ends its processes, and the one that trains, 60 s after its head has gone."""
+HEADLESS = 40.0
+"""Seconds without an answer from what holds the workers together, until a run gives up."""
 MOST_FAILED = 5
 """Workers in a row that fail to start before a run without any gives up."""
 

@@ -29,11 +29,14 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Set to 0, Ray takes the loopback address for this machine's; it replaces it by an outer one
 otherwise, even where it is asked for. Read when Ray is imported."""
+HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Ray ends a process without a word so long after it lost the head, 60 s if nobody says more. A run
+gives up earlier and with a report, but only where it collects: it may be learning for long."""
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
 """Between two looks at which machines there are, and whether Ray's own processes answer."""
 LEAVE_SECONDS = 10.0
-"""For Ray to put down a cluster whose head does not answer."""
+"""For Ray to leave a cluster that does not answer."""
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """The first words of HTTP/2, which all servers of Ray's speak; they are answered at once."""
 
@@ -89,6 +92,7 @@ class RayFleet:
         they compute the same bits."""
         check(address)
         self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
+        self._at_home = self._own and address == "local"
         import ray
 
         self._ray: Any = ray
@@ -244,12 +248,31 @@ class RayFleet:
             self._ray.shutdown()
 
     def _leave(self) -> None:
-        """Ray waits for a head that does not answer, perhaps for ever: it may do so alone."""
+        """Processes of Ray's that do not answer may be waited for in vain: end those of this run,
+        and leave others alone."""
+        if not self._own:
+            return
         atexit.unregister(self._ray.shutdown)
+        if self._at_home:
+            node = self._ray._private.worker._global_node
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
         leaving = threading.Thread(target=self._ray.shutdown, daemon=True)
-        if self._own:
-            leaving.start()
-            leaving.join(LEAVE_SECONDS)
+        leaving.start()
+        leaving.join(LEAVE_SECONDS)
+        if leaving.is_alive():
+            _STUCK.set()
+
+
+_STUCK = threading.Event()
+
+
+@atexit.register
+def _end() -> None:
+    """Python cannot put down a process that hangs in Ray, and would crash: it ends here."""
+    if _STUCK.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _servers(ray: Any) -> dict[str, tuple[str, int]]:
@@ -308,6 +331,7 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         check_address(sys.modules["ray"].get_runtime_context().gcs_address)
         return False
+    os.environ.setdefault(HEAD_SECONDS, "3600")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         _stay_home()
