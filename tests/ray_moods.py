@@ -18,8 +18,12 @@ from etude.rollout import ray as on_ray
 from etude.rollout.host import Answer, Task
 
 MOODS = Path("moods")
-KINDS = ("raise", "step", "slow", "fetch")
-"""An error beside the rollouts, one in an environment, ten times slower, and a broadcast lost."""
+KINDS = {
+    "raise": "errors of a call",
+    "step": "errors of an environment",
+    "slow": "workers ten times slower",
+    "fetch": "broadcasts lost",
+}
 LEAST_SLOW = 4.0
 """Seconds that a slow one takes at least, since nobody minds a few milliseconds."""
 

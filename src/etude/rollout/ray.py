@@ -1,8 +1,8 @@
 """Workers as Ray actors. The only file that knows Ray.
 
 Ray serialises what travels between our own processes with pickle: that is transport, and nothing
-of it is kept. Whoever can reach a Ray cluster can run code on it, so a cluster beyond this machine
-is used only where it asks for a token.
+of it is kept. Whoever can reach a Ray cluster can run code on it, other users of this machine too,
+so a cluster is used only where it asks for a token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import importlib.util
 import ipaddress
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from etude.core.contracts import Broadcast
 from etude.core.errors import EtudeError, UsageError
 from etude.rollout.elastic import Answered, Event, Heard, Joined, Lost
 from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
+from etude.rollout.knocking import answers, is_open
 from etude.runs.manifest import PREFIXES
 
 LOOPBACK = "127.0.0.1"
@@ -37,8 +37,6 @@ LOOK_SECONDS = 1.0
 """Between two looks at which machines there are, and whether Ray's own processes answer."""
 LEAVE_SECONDS = 10.0
 """For Ray to leave a cluster that does not answer."""
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""The first words of HTTP/2, which all servers of Ray's speak; they are answered at once."""
 
 
 def check(address: str) -> None:
@@ -130,7 +128,7 @@ class RayFleet:
         if wait > 0.0 and self._silent is not None:
             time.sleep(min(wait, seconds))
         elif wait <= 0.0:
-            mute = [who for who, at in self._servers.items() if not _answers(at, LOOK_SECONDS)]
+            mute = [who for who, at in self._servers.items() if not answers(at, LOOK_SECONDS)]
             self._asked = time.monotonic()
             since = self._asked if self._silent is None else self._silent[1]
             self._silent = (mute[0], since) if mute else None
@@ -278,23 +276,11 @@ def _end() -> None:
 def _servers(ray: Any) -> dict[str, tuple[str, int]]:
     """Ray's processes that a run cannot do without, and where they listen."""
     context = ray.get_runtime_context()
-    head, _, port = context.gcs_address.rpartition(":")
     here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
     return {
-        f"The head of the Ray cluster at {context.gcs_address}": (head.strip("[]"), int(port)),
+        f"The head of the Ray cluster at {context.gcs_address}": _split(context.gcs_address),
         "Ray's process on this machine": (here["NodeManagerAddress"], here["NodeManagerPort"]),
     }
-
-
-def _answers(address: tuple[str, int], seconds: float) -> bool:
-    """Whether a server of Ray's lives. One that is ended refuses, and a frozen one is silent."""
-    try:
-        with socket.create_connection(address, seconds) as line:
-            line.sendall(GREETING)
-            line.recv(1)
-    except OSError:
-        return False
-    return True
 
 
 def _words(error: BaseException) -> str:
@@ -400,19 +386,33 @@ def find_address(address: str) -> str:
 
 
 def check_address(address: str) -> bool:
-    """Whether a cluster is on the loopback address; one beyond it must ask for a token."""
-    if _is_loopback(address.rpartition(":")[0]):
+    """Whether a cluster is on the loopback address; it must ask for a token there too, unless a
+    person says that nobody else is on this machine."""
+    at_home, mode = _is_loopback(_split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
+    if at_home and mode == "disabled":
         return True
-    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+    if mode != "token" or is_open(_split(address), LOOK_SECONDS):
+        alone = ", or RAY_AUTH_MODE=disabled if nobody else uses this machine" if at_home else ""
         raise UsageError(
             f"The Ray cluster at {address} is open to whoever can reach it: start Ray and this "
-            "command with RAY_AUTH_MODE=token (see docs/cluster.md)."
+            f"command with RAY_AUTH_MODE=token{alone} (see docs/cluster.md)."
         )
-    return False
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    if "RAY_AUTH_TOKEN" not in os.environ and file.exists():
+        known = file.stat()
+        if known.st_uid == os.getuid() and known.st_mode & 0o077:
+            raise UsageError(f"Others can read the Ray token in {file}: `chmod 600 {file}`.")
+    return at_home
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
 
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
