@@ -174,7 +174,8 @@ def test_bad_moments_of_actors_change_nothing(
 ) -> None:
     """Errors that pass, one ten times slower, and a broadcast that cannot be fetched."""
     monkeypatch.chdir(tmp_path)
-    strikes = Strikes({n: partial(ray_moods.put, k) for n, k in enumerate(ray_moods.KINDS, 1)})
+    moments = {1: "slow", 2: "fetch", 3: "raise", 5: "step"}
+    strikes = Strikes({n: partial(ray_moods.put, kind) for n, kind in moments.items()})
     said: list[str] = []
     with ray_moods.moody():
         run = train(
@@ -184,8 +185,9 @@ def test_bad_moments_of_actors_change_nothing(
     assert strikes.done == 4
     assert ray_moods.left() == []
     told = "\n".join(said)
-    assert "OSError: a strange moment" in told or "a strange moment; its group" in told
+    assert "a strange moment; its group" in told
     assert "RuntimeError: the simulator lost its mind" in told
+    assert "owner" not in told  # A broadcast that is handed out anew is nobody's fault.
     assert "is slow; its group" in told
     assert "which worker" in told  # did what another failed at, which was replaced
 

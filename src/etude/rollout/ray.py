@@ -35,6 +35,8 @@ gives up earlier and with a report, but only where it collects: it may be learni
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
 """Between two looks at which machines there are, and whether Ray's own processes answer."""
+MOST_HANDED = 4
+"""Times that one broadcast is handed out, where it cannot be fetched."""
 LEAVE_SECONDS = 10.0
 """For Ray to leave a cluster that does not answer."""
 
@@ -110,11 +112,12 @@ class RayFleet:
         self._handles: dict[int, Any] = {}
         self._nodes: dict[int, str] = {}
         self._greeted: set[int] = set()
-        self._flights: dict[Any, tuple[str, int, Task | None]] = {}
+        self._flights: dict[Any, tuple[str, int, Task | None, list[Any]]] = {}
         self._next = self._refused = 0
         self._barred: set[str] = set()
         self._looked = 0.0
         self._current: Broadcast | None = None
+        self._serial = self._handed = 0
         self._first: Broadcast | None = None
         self._broadcast: list[Any] = []
         self._probed, self._probe = probed, None
@@ -136,10 +139,21 @@ class RayFleet:
 
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
         self._current, self._first = broadcast, self._first or broadcast
+        self._serial, self._handed = serial, 1
         self._put()
 
+    def _put_again(self, broadcast: list[Any]) -> bool:
+        """Hand out anew what somebody could not fetch, unless it was before; False: too often."""
+        if broadcast is not self._broadcast and broadcast:
+            return True
+        self._handed += 1
+        if self._handed > MOST_HANDED:
+            return False
+        self._probe = None
+        self._put()
+        return True
+
     def _put(self) -> None:
-        """Hand out the broadcast; again, where somebody could not get it."""
         try:
             self._broadcast = [self._ray.put(self._current)]
             if self._probed and self._probe is None:
@@ -173,15 +187,15 @@ class RayFleet:
         made = self._remote.options(**self._options, scheduling_strategy=strategy)
         self._handles[worker] = handle = made.remote(self._blueprint, os.getcwd())
         self._nodes[worker] = node
-        self._flights[handle.hello.remote(self._probe)] = ("hello", worker, None)
+        self._flights[handle.hello.remote(self._probe)] = ("hello", worker, None, [])
 
     def send(self, worker: int, task: Task) -> None:
         flight = self._handles[worker].run.remote(self._broadcast, task)
-        self._flights[flight] = ("run", worker, task)
+        self._flights[flight] = ("run", worker, task, self._broadcast)
 
     def ask(self, worker: int) -> None:
-        if ("pulse", worker, None) not in self._flights.values():
-            self._flights[self._handles[worker].pulse.remote()] = ("pulse", worker, None)
+        if ("pulse", worker, None, []) not in self._flights.values():
+            self._flights[self._handles[worker].pulse.remote()] = ("pulse", worker, None, [])
 
     def events(self, seconds: float) -> list[Event]:
         flights = list(self._flights)
@@ -196,13 +210,16 @@ class RayFleet:
     def _landed(self, flight: Any) -> Event | None:
         if flight not in self._flights:  # Its worker was lost by another one of them.
             return None
-        kind, worker, task = self._flights.pop(flight)
+        kind, worker, task, broadcast = self._flights.pop(flight)
         errors = self._ray.exceptions
         try:
             value = self._ray.get(flight)
         except errors.RayTaskError as error:
-            self._probe = None
-            self._put()  # It may be the broadcast that did not come.
+            unfetched = isinstance(error.cause, errors.RayError)
+            if unfetched and self._put_again(broadcast):
+                if task is not None and task.serial == self._serial:
+                    self.send(worker, task)
+                    return None
             if task is not None:
                 failed = Failure(_words(error.cause or error).rstrip("."), str(error))
                 answer = Answer(task.iteration, dict.fromkeys(task.groups, failed), 0.0)
