@@ -140,24 +140,20 @@ class RayFleet:
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
         self._current, self._first = broadcast, self._first or broadcast
         self._serial, self._handed = serial, 1
-        self._put()
+        self._broadcast = [self._put(broadcast)]
 
     def _put_again(self, broadcast: list[Any]) -> bool:
         """Hand out anew what somebody could not fetch, unless it was before; False: too often."""
-        if broadcast is not self._broadcast and broadcast:
-            return True
-        self._handed += 1
-        if self._handed > MOST_HANDED:
-            return False
-        self._probe = None
-        self._put()
+        if broadcast is self._broadcast:
+            if self._handed == MOST_HANDED:
+                return False
+            self._handed += 1
+            self._broadcast = [self._put(self._current)]
         return True
 
-    def _put(self) -> None:
+    def _put(self, value: Any) -> Any:
         try:
-            self._broadcast = [self._ray.put(self._current)]
-            if self._probed and self._probe is None:
-                self._probe = self._ray.put(self._first)
+            return self._ray.put(value)
         except self._ray.exceptions.RayError as error:
             raise EtudeError(f"Ray cannot take the broadcast: {_words(error)}") from error
 
@@ -183,6 +179,8 @@ class RayFleet:
                 self._hire(pin(node, soft=False), node)
 
     def _hire(self, strategy: Any, node: str) -> None:
+        if self._probed and self._probe is None:
+            self._probe = self._put(self._first)
         worker, self._next = self._next, self._next + 1
         made = self._remote.options(**self._options, scheduling_strategy=strategy)
         self._handles[worker] = handle = made.remote(self._blueprint, os.getcwd())
@@ -215,12 +213,11 @@ class RayFleet:
         try:
             value = self._ray.get(flight)
         except errors.RayTaskError as error:
-            unfetched = isinstance(error.cause, errors.RayError)
-            if unfetched and self._put_again(broadcast):
-                if task is not None and task.serial == self._serial:
+            if task is not None:
+                unfetched = isinstance(error.cause, errors.RayError)
+                if unfetched and task.serial == self._serial and self._put_again(broadcast):
                     self.send(worker, task)
                     return None
-            if task is not None:
                 failed = Failure(_words(error.cause or error).rstrip("."), str(error))
                 answer = Answer(task.iteration, dict.fromkeys(task.groups, failed), 0.0)
                 return Answered(worker, answer)
@@ -246,6 +243,8 @@ class RayFleet:
             self._barred.add(node or "")
 
     def _forget(self, worker: int) -> None:
+        if worker in self._handles and worker not in self._greeted:
+            self._probe = None  # It may be this that did not come.
         self._handles.pop(worker, None)
         self._nodes.pop(worker, None)
         self._greeted.discard(worker)
