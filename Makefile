@@ -45,3 +45,5 @@ gate:  ## the measured promises; takes some hours, on an idle machine
 	python gates/ray_speed.py
 	python gates/ray_faults.py --recipe reach-at-scale
 	python gates/ray_faults.py --recipe episodic
+	python gates/ray_transients.py --moments 50
+	python gates/ray_head.py --strikes 20

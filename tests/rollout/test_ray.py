@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from ray_nodes import actors_of, node, start  # isort: skip
+import ray_moods
 
 pytest.importorskip("ray")
 
@@ -26,8 +28,10 @@ from etude.core.contracts import Broadcast, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.segments import BufferSpec
+from etude.rollout import ray as on_ray_module
 from etude.rollout.elastic import ElasticCollector, NoWorkers
 from etude.rollout.host import Blueprint, Host
+from etude.rollout.knocking import answers, is_open
 from etude.rollout.local import Placement
 from etude.rollout.ray import RayFleet, check_address, find_address
 from etude.rollout.schedule import Schedule
@@ -165,6 +169,29 @@ def test_a_node_that_is_removed_changes_nothing(
     assert run.rows()[-1]["system/restarts"] == 1.0
 
 
+def test_bad_moments_of_actors_change_nothing(
+    cluster: Any, untouched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors that pass, one ten times slower, and a broadcast that cannot be fetched."""
+    monkeypatch.chdir(tmp_path)
+    moments = {1: "slow", 2: "fetch", 3: "raise", 5: "step"}
+    strikes = Strikes({n: partial(ray_moods.put, kind) for n, kind in moments.items()})
+    said: list[str] = []
+    with ray_moods.moody():
+        run = train(
+            on_ray(LSTM, cluster, 2), tmp_path / "run", callbacks=[strikes], say=said.append
+        )
+    assert hashes(run) == untouched(LSTM)
+    assert strikes.done == 4
+    assert ray_moods.left() == []
+    told = "\n".join(said)
+    assert "a strange moment; its group" in told
+    assert "RuntimeError: the simulator lost its mind" in told
+    assert "owner" not in told  # A broadcast that is handed out anew is nobody's fault.
+    assert "is slow; its group" in told
+    assert "which worker" in told  # did what another failed at, which was replaced
+
+
 @SLOW
 def test_a_run_moves_to_a_cluster_when_it_is_resumed(
     cluster: Any, untouched: Any, tmp_path: Path
@@ -210,24 +237,72 @@ def test_an_actor_with_other_bits_is_refused_or_marks_the_run(
 @pytest.mark.parametrize(
     ("address", "mode", "open_to_all"),
     [
-        ("127.0.0.1:6379", "", False),
-        ("localhost:6379", "", False),
-        ("[::1]:6379", "", False),
+        ("127.0.0.1:6379", "", True),
+        ("127.0.0.1:6379", "disabled", False),
+        ("localhost:6379", "disabled", False),
+        ("[::1]:6379", "disabled", False),
+        ("[::1]:6379", "token", False),
         ("10.0.0.5:6379", "", True),
         ("10.0.0.5:6379", "disabled", True),
         ("head.example:6379", "", True),
         ("10.0.0.5:6379", "token", False),
     ],
 )
-def test_a_cluster_beyond_this_machine_must_ask_for_a_token(
+def test_a_cluster_must_ask_for_a_token(
     address: str, mode: str, open_to_all: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Other people may be on this machine too; who is alone may say so."""
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(on_ray_module, "is_open", lambda address, seconds: False)
     if open_to_all:
         with pytest.raises(UsageError, match="RAY_AUTH_MODE=token"):
             check_address(address)
     else:
         check_address(address)
+    # A token in the environment of the run alone is no use: Ray lets in who needs none.
+    monkeypatch.setattr(on_ray_module, "is_open", lambda address, seconds: True)
+    if mode == "token":
+        with pytest.raises(UsageError, match="is open to whoever can reach it"):
+            check_address(address)
+
+
+def test_a_token_that_others_can_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("0" * 64)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr(on_ray_module, "is_open", lambda address, seconds: False)
+    check_address("127.0.0.1:6379")  # This one is in the environment.
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(file))
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match=r"Others can read the Ray token .*chmod 600"):
+        check_address("127.0.0.1:6379")
+    file.chmod(0o600)
+    check_address("127.0.0.1:6379")
+
+
+def test_what_a_stranger_is_told(cluster: Any) -> None:
+    host, _, port = cluster.address.rpartition(":")
+    assert answers((host, int(port)), 5.0)
+    assert not is_open((host, int(port)), 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # It listens, and says nothing.
+        at = server.getsockname()[:2]
+        assert not answers(at, 0.05)
+        assert not is_open(at, 0.05)
+
+        def greet() -> None:
+            line, _ = server.accept()
+            with line:
+                line.recv(4096)
+                line.sendall(b"\0\0\x0f\x01\x05\0\0\0\x01@\x0bgrpc-status\x010")
+
+        for _ in range(2):
+            server.accept()[0].close()
+        threading.Thread(target=greet, daemon=True).start()
+        assert is_open(at, 5.0)
+    assert not answers(at, 1.0)  # It is gone.
 
 
 def test_the_cluster_of_this_machine_is_found(
@@ -254,6 +329,59 @@ def test_an_open_cluster_is_refused_before_a_folder_is_made(
     with pytest.raises(UsageError, match="open to whoever can reach it"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def struck(folder: Path, what: str, number: int, seconds: float) -> subprocess.Popen[str]:
+    """A run on a cluster of its own one of whose processes is given a signal."""
+    recipe = changed(LSTM, collector={"kind": "ray", "threads": 1, "actors": 1})
+    (folder / "recipe.yaml").write_text(recipes.dump(recipe))
+    driver = Path(__file__).parents[1] / "head_driver.py"
+    arguments = [folder / "recipe.yaml", folder / "run", what, int(number), seconds]
+    return subprocess.Popen(
+        [sys.executable, "-u", str(driver), *map(str, arguments)],
+        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("gcs_server", signal.SIGSTOP),
+        pytest.param("gcs_server", signal.SIGKILL, marks=SLOW),
+        pytest.param("raylet", signal.SIGSTOP, marks=SLOW),
+        pytest.param("raylet", signal.SIGKILL, marks=SLOW),
+    ],
+)
+def test_a_lost_head_ends_in_a_sentence_a_report_and_a_run_that_goes_on(
+    what: str, number: int, untouched: Any, tmp_path: Path
+) -> None:
+    process = struck(tmp_path, what, number, 2.0)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, out
+    assert "has not answered for 2 s: it was ended, froze or cannot be reached." in out
+    (report,) = (tmp_path / "run" / "failures").iterdir()
+    assert "HeadLost" in (report / "context.json").read_text()
+    run = resume(tmp_path / "run", collector=Placement(kind="local"))
+    assert hashes(run) == untouched(LSTM)
+
+
+@SLOW
+def test_signals_are_answered_while_a_head_is_waited_for(tmp_path: Path) -> None:
+    process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 60.0)
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line)
+        if "the run waits for it" in line:
+            break
+    start = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert any("SIGTERM: the run is saved" in line for line in process.stdout)
+    assert time.monotonic() - start < 10.0
+    assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_nothing_listens_beyond_loopback_while_a_cluster_of_its_own_trains(

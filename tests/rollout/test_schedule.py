@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.rollout.schedule import (
+    COPY_AFTER,
+    FADES,
     FIRST_PATIENCE,
+    LEAST_COPY_AFTER,
     LEAST_PATIENCE,
+    MOST_FAILURES,
     MOST_LOSSES,
     SLOWER,
     LostTooOften,
@@ -47,6 +51,7 @@ class Rates:
     dawdles: float = 0.0
     repeats: float = 0.0
     comes_and_goes: float = 0.0
+    fails: float = 0.0
 
 
 @dataclass
@@ -62,7 +67,12 @@ class Simulation:
     """{worker: {group: (iteration, snapshot)}}: where its environments stand."""
     snapshots: list[int] = field(default_factory=list)
     merged: list[list[int]] = field(default_factory=list)
+    slow: dict[int, float] = field(default_factory=dict)
+    """How many times slower than others a worker is."""
     sent: int = 0
+    copied: int = 0
+    looking: bool = False
+    retried: int = 0
     accepted: int = 0
     ignored: int = 0
     lost: int = 0
@@ -82,18 +92,19 @@ class Simulation:
             own, fate = self.held[order.worker], self.chance.random()
             assert order.send.isdisjoint(order.release)
             for group in order.release:
-                del own[group]
+                own.pop(group, None)
             for group in order.groups:
                 if group in order.send:
                     self.sent += 1
                     own[group] = (order.iteration - 1, self.snapshots[group])
                 assert own[group][0] == order.iteration - 1, "it holds another iteration's"
-            usual = self.chance.uniform(0.5, 1.5)
+            usual = self.chance.uniform(0.5, 1.5) * self.slow.get(order.worker, 1.0)
             rates = self.rates
             for share, kind, delay in (
                 (rates.dies, "die", self.chance.uniform(0.0, usual)),
                 (rates.freezes, "freeze", 0.0),
                 (rates.dawdles, "answer", 100.0 * usual),
+                (rates.fails, "fail", usual),
                 (1.0, "answer", usual),
             ):
                 if fate < share:
@@ -124,13 +135,24 @@ class Simulation:
         if kind == "answer":
             assert order is not None
             self.answer(worker, order)
+        elif kind == "fail":
+            assert order is not None
+            worst = max(len(self.schedule.failed_at(group)) for group in order.groups)
+            if worst + 1 >= MOST_FAILURES:  # It would be called the group's own fault.
+                return self.answer(worker, order)
+            for group in order.groups:
+                self.held[worker].pop(group)
+                came = (worker, order.iteration, group, self.now)
+                retried = self.schedule.retry(*came)
+                self.retried += retried
+                assert retried or not self.schedule.take(*came)
         elif kind == "die" and worker in self.schedule.workers:
             self.lost += 1
             self.schedule.lose(worker)
             self.join()
         elif kind == "look":
-            if self.events:
-                self.push(1.0, "look", -1)
+            self.looking = False
+            self.copied += sum(len(g) for _, g in self.schedule.stragglers(self.now))
             for late in self.schedule.overdue(self.now):
                 self.lost += 1
                 self.schedule.lose(late, late=True)
@@ -149,8 +171,10 @@ class Simulation:
                 else:
                     self.join()
             self.issue()
-            if not self.events:
+            if not self.looking:
                 self.push(1.0, "look", -1)
+                self.looking = True
+            if len(self.events) == 1:
                 self.join()
             self.happen()
         self.snapshots = [self.fresh[group] for group in range(self.schedule.num_groups)]
@@ -172,7 +196,7 @@ def simulate(
 
 def test_ten_thousand_workers_of_which_some_die_in_every_iteration() -> None:
     workers, groups, iterations = 10_000, 20_000, 6
-    rates = Rates(dies=0.01, freezes=0.001, dawdles=0.002, repeats=0.01, comes_and_goes=0.001)
+    rates = Rates(0.01, 0.001, dawdles=0.002, repeats=0.01, comes_and_goes=0.001, fails=0.002)
     start = time.process_time()
     one = simulate(workers, groups, iterations, rates, seed=1)
     seconds = time.process_time() - start
@@ -180,6 +204,7 @@ def test_ten_thousand_workers_of_which_some_die_in_every_iteration() -> None:
     assert one.accepted == groups * iterations  # nothing taken twice
     assert one.lost > 0.01 * workers * iterations * 0.8
     assert one.ignored > 0
+    assert min(one.copied, one.retried) > 0.001 * workers * iterations
     assert one.sent < 0.05 * groups * iterations + groups  # snapshots stay where they are
     assert seconds < 30.0
     other = simulate(100, groups, iterations, Rates(), seed=2)
@@ -190,7 +215,7 @@ def test_ten_thousand_workers_of_which_some_die_in_every_iteration() -> None:
     workers=st.integers(1, 9),
     groups=st.integers(1, 25),
     threads=st.integers(1, 3),
-    shares=st.lists(st.floats(0.0, 0.2), min_size=5, max_size=5),
+    shares=st.lists(st.floats(0.0, 0.2), min_size=6, max_size=6),
     seed=st.integers(0, 10_000),
 )
 def test_any_mixture_of_faults_gives_the_same_result(
@@ -199,6 +224,24 @@ def test_any_mixture_of_faults_gives_the_same_result(
     found = simulate(workers, groups, 4, Rates(*shares), seed, threads)
     assert found.snapshots == expected(groups, 4)
     assert found.accepted == groups * 4
+
+
+def test_a_worker_ten_times_slower_holds_nobody_up() -> None:
+    seconds = {}
+    for factor in (1.0, 10.0):
+        schedule = Schedule(8, 1, Patience())
+        one = Simulation(schedule, Rates(), random.Random(0), slow={0: factor})
+        one.snapshots = list(range(8))
+        for _ in range(4):
+            one.join()
+        for iteration in range(20):
+            one.iterate(iteration)
+        assert one.snapshots == expected(8, 20)
+        assert one.lost == 0
+        seconds[factor] = one.now
+        assert (one.copied > 0) == (factor > 1.0)
+    # Three times the median and the copies on top, and only while it does not sit out.
+    assert seconds[10.0] < 3.0 * seconds[1.0]
 
 
 def answer(schedule: Schedule, order: Order, now: float = 1.0) -> list[bool]:
@@ -313,6 +356,80 @@ def test_patience_follows_what_fragments_take() -> None:
     fixed.learn(60.0)
     fixed.lose()
     assert fixed.seconds == 7.0
+
+
+def test_patience_decays() -> None:
+    patience = Patience()
+    patience.learn(600.0)
+    for _ in range(30):
+        patience.fade()
+        patience.learn(1.0)
+    assert patience.seconds == pytest.approx(max(LEAST_PATIENCE, SLOWER * 600.0 * FADES**30))
+    for _ in range(60):
+        patience.fade()
+        patience.learn(1.0)
+    assert patience.seconds == LEAST_PATIENCE
+
+
+def test_groups_are_copied_after_a_multiple_of_the_median_and_once() -> None:
+    schedule = ready(groups=3, workers=3)
+    assert schedule.patience.copy_after == float("inf")
+    slow, *quick = schedule.orders(0.0)
+    for order in quick:
+        answer(schedule, order, now=2.0)
+    assert schedule.patience.copy_after == COPY_AFTER * 2.0
+    assert schedule.stragglers(6.0) == []
+    assert schedule.stragglers(6.1) == [(slow.worker, slow.groups)]
+    (copy,) = schedule.orders(6.1)
+    assert (copy.groups, copy.send) == (slow.groups, set(slow.groups))
+    assert schedule.stragglers(9.0) == []
+    assert answer(schedule, copy, now=9.0) == [True]
+    assert schedule.done
+    schedule.begin(1)
+    orders = schedule.orders(9.0)
+    assert slow.worker not in {order.worker for order in orders}
+    assert answer(schedule, slow, now=9.5) == [False]
+    for order in orders:
+        answer(schedule, order, now=10.0)
+    schedule.begin(2)
+    (back,) = [order for order in schedule.orders(10.0) if order.worker == slow.worker]
+    assert back.send == set(back.groups)  # What it holds is of iteration 0.
+    quick_ones = Patience()
+    quick_ones.learn(0.001)
+    assert quick_ones.copy_after == LEAST_COPY_AFTER
+
+
+def test_nothing_is_copied_while_everybody_works() -> None:
+    schedule = ready(groups=4, workers=2)
+    first, second = schedule.orders(0.0)
+    schedule.take(first.worker, 0, first.groups[0], 1.0)
+    assert schedule.stragglers(1e6) == []
+    schedule.lose(second.worker)
+    schedule.take(first.worker, 0, first.groups[1], 1.0)
+    assert schedule.stragglers(1e6) == []  # There are others that nobody has.
+
+
+def test_a_group_that_failed_goes_to_another_worker_and_not_for_ever() -> None:
+    schedule = ready(groups=2, workers=2)
+    orders = schedule.orders(0.0)
+    group, tried = orders[0].groups[0], [orders[0].worker]
+    assert schedule.retry(orders[0].worker, 0, group, 1.0)
+    assert schedule.orders(1.0) == []  # The other is busy, and this one has failed at it.
+    answer(schedule, orders[1], now=1.0)
+    (again,) = schedule.orders(1.0)
+    assert (again.groups, again.send) == ((group,), {group})
+    assert again.worker != orders[0].worker
+    for now in range(2, MOST_FAILURES):
+        assert schedule.retry(again.worker, 0, group, float(now))
+        tried.append(again.worker)
+        assert schedule.failed_at(group) == tried
+        (again,) = schedule.orders(float(now))  # All have failed at it: any may try.
+    assert not schedule.retry(again.worker, 0, group, 9.0)
+    assert answer(schedule, again, now=9.0) == [True]
+    assert schedule.done
+    assert not schedule.retry(again.worker, 0, group, 9.0)
+    schedule.begin(1)
+    assert schedule.failed_at(group) == []
 
 
 def test_an_iteration_that_is_begun_again_starts_from_the_snapshots() -> None:

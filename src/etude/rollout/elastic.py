@@ -32,6 +32,8 @@ GATHER = 15.0
 """Seconds that a run waits, once it has a worker, for the others it asked for."""
 NOBODY = 300.0
 """Seconds without any worker after which a run gives up."""
+HEADLESS = 40.0
+"""Seconds without an answer from what holds the workers together, until a run gives up."""
 MOST_FAILED = 5
 """Workers in a row that fail to start before a run without any gives up."""
 
@@ -78,6 +80,11 @@ class Fleet(Protocol):
         """Workers that were asked for and have not said hello."""
         ...
 
+    def silent(self, seconds: float) -> tuple[str, float] | None:
+        """Who of those that hold the workers together does not answer, and for how long; None
+        where all do. It takes so many seconds at the most, and nothing else may be asked then."""
+        ...
+
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
         """What tasks with this serial number act with; newcomers are probed with the first."""
         ...
@@ -105,6 +112,10 @@ class Fleet(Protocol):
 
 class NoWorkers(EtudeError):
     """All are gone and none can be had."""
+
+
+class HeadLost(EtudeError):
+    """What holds the workers together does not answer any more."""
 
 
 @dataclass
@@ -162,6 +173,7 @@ class ElasticCollector:
 
     def _collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         self._serial += 1
+        self._await_head()
         self._fleet.broadcast(self._serial, broadcast)
         if self._expected is None and self._probe is not None:
             self._expected = self._probe(broadcast)
@@ -211,8 +223,26 @@ class ElasticCollector:
         self._bytes += num_bytes(broadcast.policy) + sum(num_bytes(s) for s in snapshots.values())
         self._fleet.send(order.worker, task)
 
+    def _await_head(self) -> None:
+        """Wait while what holds the workers together does not answer, and give up in the end."""
+        told = False
+        while (found := self._fleet.silent(TICK)) is not None:
+            if self._closed:
+                raise Closed
+            who, seconds = found
+            if seconds > HEADLESS:
+                raise HeadLost(
+                    f"{who} has not answered for {seconds:.0f} s: it was ended, froze or cannot be "
+                    "reached. The last checkpoint is untouched: `etude resume` continues from it, "
+                    "with --collector.address on another cluster or with --collector local."
+                )
+            if seconds > QUIET and not told:
+                told = True
+                self._say(f"{who} has not answered for {seconds:.0f} s; the run waits for it.")
+
     def _news(self) -> list[Answered]:
         """Wait for what happens, and deal with all of it but the answers."""
+        self._await_head()
         if self._closed:
             raise Closed
         now = self._now()
@@ -230,7 +260,8 @@ class ElasticCollector:
                 self._known[event.worker].heard = self._now()
             if isinstance(event, Answered):
                 answers.append(event)
-        self._watch()
+        if not answers:  # Whoever has just answered is not late, however long nobody listened.
+            self._watch()
         return answers
 
     def _join(self, worker: int, hello: Hello) -> None:
@@ -274,6 +305,8 @@ class ElasticCollector:
         for worker in self._schedule.overdue(now):
             self._fleet.drop(worker)
             self._lose(worker, "it did not answer in time", late=True)
+        for worker, groups in self._schedule.stragglers(now):
+            self._say(f"{self._known[worker].name} is slow; {_named(groups)} to others as well.")
         for worker, groups, since, due in self._schedule.busy():
             known = self._known[worker]
             if now - max(since, known.asked) > PULSE:
@@ -314,18 +347,34 @@ class ElasticCollector:
         failures: dict[int, EtudeError],
     ) -> None:
         """Put what is wanted of an answer in its place."""
-        answer = answered.answer
+        answer, retried = answered.answer, list[int]()
         for group, outcome in answer.outcomes.items():
-            wanted = self._schedule.take(answered.worker, answer.iteration, group, self._now())
-            if not wanted:
+            came = (answered.worker, answer.iteration, group, self._now())
+            if isinstance(outcome, Failure) and self._schedule.retry(*came):
+                retried.append(group)
+                continue
+            if not self._schedule.take(*came):
                 continue
             if isinstance(outcome, Failure):
                 failures[group] = outcome.error(group, self._name(answered.worker))
                 continue
+            self._blame(self._schedule.failed_at(group), group, answered.worker)
             fragment, end = outcome
             # Copies: what came may be shared memory that is wanted back.
             ends[group] = copy_arrays(end)
             self._bytes += fill(parts[group], fragment) + num_bytes(ends[group])
+        if retried:
+            first = answer.outcomes[retried[0]]
+            assert isinstance(first, Failure)
+            error = first.error(retried[0], self._name(answered.worker))
+            self._say(f"{str(error).rstrip('.')}; {_named(retried)} to others.")
+
+    def _blame(self, failed: Sequence[int], group: int, worker: int) -> None:
+        """Replace those that failed at a group which a worker has done: it was not the group."""
+        for other in failed:
+            if other != worker and other in self._known:
+                self._fleet.drop(other)
+                self._lose(other, f"it failed at group {group}, which {self._name(worker)} did")
 
     def _name(self, worker: int) -> str:
         return self._known[worker].name if worker in self._known else f"worker {worker}"

@@ -10,6 +10,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -182,10 +183,14 @@ class Host:
         for group in task.release:
             if group in self._seats:
                 self._spare.append(self._seats.pop(group))
-        for group in task.groups:
-            self._sit(group)
         outcomes: dict[int, Outcome] = {}
-        self._workers.share([self._steps(task, group, outcomes) for group in task.groups])
+        for group in task.groups:
+            try:
+                self._sit(group)
+            except Exception as error:
+                outcomes[group] = Failure.of(error)
+        seated = [group for group in task.groups if group not in outcomes]
+        self._workers.share([self._steps(task, group, outcomes) for group in seated])
         return Answer(task.iteration, outcomes, time.perf_counter() - start)
 
     def _steps(self, task: Task, group: int, outcomes: dict[int, Outcome]) -> Iterator[None]:
@@ -200,6 +205,9 @@ class Host:
             outcomes[group] = (seat.part, seat.group.snapshot)
         except Exception as error:
             outcomes[group] = Failure.of(error)
+            # Where its environment stands is not known any more: the next try has a new one.
+            with suppress(Exception):
+                self._seats.pop(group).group.env.close()
 
     def _start(self, task: Task, group: int, seat: _Seat, key: Key) -> Snapshot:
         if task.begin:

@@ -1,17 +1,19 @@
 """Workers as Ray actors. The only file that knows Ray.
 
 Ray serialises what travels between our own processes with pickle: that is transport, and nothing
-of it is kept. Whoever can reach a Ray cluster can run code on it, so a cluster beyond this machine
-is used only where it asks for a token.
+of it is kept. Whoever can reach a Ray cluster can run code on it, other users of this machine too,
+so a cluster is used only where it asks for a token.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import ipaddress
 import os
 import secrets
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,24 @@ from etude.core import trust
 from etude.core.contracts import Broadcast
 from etude.core.errors import EtudeError, UsageError
 from etude.rollout.elastic import Answered, Event, Heard, Joined, Lost
-from etude.rollout.host import Answer, Blueprint, Hello, Host, Task
+from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
+from etude.rollout.knocking import answers, is_open
 from etude.runs.manifest import PREFIXES
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Set to 0, Ray takes the loopback address for this machine's; it replaces it by an outer one
 otherwise, even where it is asked for. Read when Ray is imported."""
+HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Ray ends a process without a word so long after it lost the head, 60 s if nobody says more. A run
+gives up earlier and with a report, but only where it collects: it may be learning for long."""
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
-"""Between two looks at which machines there are."""
+"""Between two looks at which machines there are, and whether Ray's own processes answer."""
+MOST_HANDED = 4
+"""Times that one broadcast is handed out, where it cannot be fetched."""
+LEAVE_SECONDS = 10.0
+"""For Ray to leave a cluster that does not answer."""
 
 
 def check(address: str) -> None:
@@ -85,9 +95,13 @@ class RayFleet:
         they compute the same bits."""
         check(address)
         self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
+        self._at_home = self._own and address == "local"
         import ray
 
         self._ray: Any = ray
+        self._servers = _servers(ray)
+        self._asked = 0.0
+        self._silent: tuple[str, float] | None = None  # who, and since when
         self._threads, self._actors = blueprint.threads, actors
         self._blueprint = ray.put(blueprint)
         self._remote = ray.remote(Actor)
@@ -101,10 +115,13 @@ class RayFleet:
         self._handles: dict[int, Any] = {}
         self._nodes: dict[int, str] = {}
         self._greeted: set[int] = set()
-        self._flights: dict[Any, tuple[str, int]] = {}
+        self._flights: dict[Any, tuple[str, int, Task | None, list[Any]]] = {}
         self._next = self._refused = 0
         self._barred: set[str] = set()
         self._looked = 0.0
+        self._current: Broadcast | None = None
+        self._serial = self._handed = 0
+        self._first: Broadcast | None = None
         self._broadcast: list[Any] = []
         self._probed, self._probe = probed, None
 
@@ -112,10 +129,36 @@ class RayFleet:
     def joining(self) -> int:
         return len(self._handles) - len(self._greeted)
 
+    def silent(self, seconds: float) -> tuple[str, float] | None:
+        wait = self._asked + LOOK_SECONDS - time.monotonic()
+        if wait > 0.0 and self._silent is not None:
+            time.sleep(min(wait, seconds))
+        elif wait <= 0.0:
+            mute = [who for who, at in self._servers.items() if not answers(at, LOOK_SECONDS)]
+            self._asked = time.monotonic()
+            since = self._asked if self._silent is None else self._silent[1]
+            self._silent = (mute[0], since) if mute else None
+        return self._silent and (self._silent[0], time.monotonic() - self._silent[1])
+
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
-        self._broadcast = [self._ray.put(broadcast)]
-        if self._probed and self._probe is None:
-            self._probe = self._broadcast[0]
+        self._current, self._first = broadcast, self._first or broadcast
+        self._serial, self._handed = serial, 1
+        self._broadcast = [self._put(broadcast)]
+
+    def _put_again(self, broadcast: list[Any]) -> bool:
+        """Hand out anew what somebody could not fetch, unless it was before; False: too often."""
+        if broadcast is self._broadcast:
+            if self._handed == MOST_HANDED:
+                return False
+            self._handed += 1
+            self._broadcast = [self._put(self._current)]
+        return True
+
+    def _put(self, value: Any) -> Any:
+        try:
+            return self._ray.put(value)
+        except self._ray.exceptions.RayError as error:
+            raise EtudeError(f"Ray cannot take the broadcast: {_words(error)}") from error
 
     def recruit(self) -> None:
         if self._actors is not None:
@@ -139,19 +182,21 @@ class RayFleet:
                 self._hire(pin(node, soft=False), node)
 
     def _hire(self, strategy: Any, node: str) -> None:
+        if self._probed and self._probe is None:
+            self._probe = self._put(self._first)
         worker, self._next = self._next, self._next + 1
         made = self._remote.options(**self._options, scheduling_strategy=strategy)
         self._handles[worker] = handle = made.remote(self._blueprint, os.getcwd())
         self._nodes[worker] = node
-        self._flights[handle.hello.remote(self._probe)] = ("hello", worker)
+        self._flights[handle.hello.remote(self._probe)] = ("hello", worker, None, [])
 
     def send(self, worker: int, task: Task) -> None:
         flight = self._handles[worker].run.remote(self._broadcast, task)
-        self._flights[flight] = ("run", worker)
+        self._flights[flight] = ("run", worker, task, self._broadcast)
 
     def ask(self, worker: int) -> None:
-        if ("pulse", worker) not in self._flights.values():
-            self._flights[self._handles[worker].pulse.remote()] = ("pulse", worker)
+        if ("pulse", worker, None, []) not in self._flights.values():
+            self._flights[self._handles[worker].pulse.remote()] = ("pulse", worker, None, [])
 
     def events(self, seconds: float) -> list[Event]:
         flights = list(self._flights)
@@ -166,16 +211,21 @@ class RayFleet:
     def _landed(self, flight: Any) -> Event | None:
         if flight not in self._flights:  # Its worker was lost by another one of them.
             return None
-        kind, worker = self._flights.pop(flight)
+        kind, worker, task, broadcast = self._flights.pop(flight)
         errors = self._ray.exceptions
         try:
             value = self._ray.get(flight)
         except errors.RayTaskError as error:
-            why = " ".join(str(error.cause or error).split())
-            if kind == "run":
-                raise EtudeError(f"Worker {worker} failed: {why}") from error
+            if task is not None:
+                unfetched = isinstance(error.cause, errors.RayError)
+                if unfetched and task.serial == self._serial and self._put_again(broadcast):
+                    self.send(worker, task)
+                    return None
+                failed = Failure(_words(error.cause or error).rstrip("."), str(error))
+                answer = Answer(task.iteration, dict.fromkeys(task.groups, failed), 0.0)
+                return Answered(worker, answer)
             self._forget(worker)
-            return Lost(worker, why)
+            return Lost(worker, _words(error.cause or error))
         except errors.RayError as error:
             self._forget(worker)
             return Lost(worker, _reason(error))
@@ -196,17 +246,65 @@ class RayFleet:
             self._barred.add(node or "")
 
     def _forget(self, worker: int) -> None:
+        if worker in self._handles and worker not in self._greeted:
+            self._probe = None  # It may be this that did not come.
         self._handles.pop(worker, None)
         self._nodes.pop(worker, None)
         self._greeted.discard(worker)
         self._flights = {f: of for f, of in self._flights.items() if of[1] != worker}
 
     def close(self) -> None:
+        self._asked = 0.0
+        if self.silent(0.0) is not None:
+            self._leave()
+            return
         for worker in list(self._handles):
             self.drop(worker)
         self._broadcast, self._probe = [], None
         if self._own:
             self._ray.shutdown()
+
+    def _leave(self) -> None:
+        """Processes of Ray's that do not answer may be waited for in vain: end those of this run,
+        and leave others alone."""
+        if not self._own:
+            return
+        atexit.unregister(self._ray.shutdown)
+        if self._at_home:
+            node = self._ray._private.worker._global_node
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        leaving = threading.Thread(target=self._ray.shutdown, daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_SECONDS)
+        if leaving.is_alive():
+            _STUCK.set()
+
+
+_STUCK = threading.Event()
+
+
+@atexit.register
+def _end() -> None:
+    """Python cannot put down a process that hangs in Ray, and would crash: it ends here."""
+    if _STUCK.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _servers(ray: Any) -> dict[str, tuple[str, int]]:
+    """Ray's processes that a run cannot do without, and where they listen."""
+    context = ray.get_runtime_context()
+    here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+    return {
+        f"The head of the Ray cluster at {context.gcs_address}": _split(context.gcs_address),
+        "Ray's process on this machine": (here["NodeManagerAddress"], here["NodeManagerPort"]),
+    }
+
+
+def _words(error: BaseException) -> str:
+    """An error's text in one line."""
+    return " ".join(str(error).split())
 
 
 def _reason(error: Exception) -> str:
@@ -238,6 +336,7 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         check_address(sys.modules["ray"].get_runtime_context().gcs_address)
         return False
+    os.environ.setdefault(HEAD_SECONDS, "3600")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         _stay_home()
@@ -254,10 +353,9 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
     try:
         ray.init(address, **options)
     except Exception as error:  # Ray raises plain ones too
-        words = " ".join(str(error).split())
         what = "No Ray cluster could be started" if address == "local" else "The Ray cluster"
         at = "" if address == "local" else f" at {address} cannot be used"
-        raise EtudeError(f"{what}{at}: {words}") from error
+        raise EtudeError(f"{what}{at}: {_words(error)}") from error
     try:
         # Ray has its own ways to find a cluster: it may be another than the one that was found.
         at_home = check_address(ray.get_runtime_context().gcs_address)
@@ -307,19 +405,33 @@ def find_address(address: str) -> str:
 
 
 def check_address(address: str) -> bool:
-    """Whether a cluster is on the loopback address; one beyond it must ask for a token."""
-    if _is_loopback(address.rpartition(":")[0]):
+    """Whether a cluster is on the loopback address; it must ask for a token there too, unless a
+    person says that nobody else is on this machine."""
+    at_home, mode = _is_loopback(_split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
+    if at_home and mode == "disabled":
         return True
-    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+    if mode != "token" or is_open(_split(address), LOOK_SECONDS):
+        alone = ", or RAY_AUTH_MODE=disabled if nobody else uses this machine" if at_home else ""
         raise UsageError(
             f"The Ray cluster at {address} is open to whoever can reach it: start Ray and this "
-            "command with RAY_AUTH_MODE=token (see docs/cluster.md)."
+            f"command with RAY_AUTH_MODE=token{alone} (see docs/cluster.md)."
         )
-    return False
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    if "RAY_AUTH_TOKEN" not in os.environ and file.exists():
+        known = file.stat()
+        if known.st_uid == os.getuid() and known.st_mode & 0o077:
+            raise UsageError(f"Others can read the Ray token in {file}: `chmod 600 {file}`.")
+    return at_home
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
 
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"

@@ -7,8 +7,10 @@ computes it or how often; the first result of an (iteration, group) counts and a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 from etude.core.errors import EtudeError
 
@@ -19,8 +21,17 @@ SLOWER = 10.0
 """How many times slower than the slowest so far a fragment may be, where no deadline is given."""
 MOST_DOUBLINGS = 3
 """Of patience, while only late workers are heard of."""
+FADES = 0.9
+"""What an iteration leaves of the slowest so far: one slow day does not make patience for good."""
+COPY_AFTER = 3.0
+"""How many times the median a fragment may take before an idle worker computes it as well."""
+LEAST_COPY_AFTER = 1.0
+RECENT = 256
+"""Answers that the median is of."""
 MOST_LOSSES = 10
 """Workers that one group may cost in one iteration before it is taken for the cause."""
+MOST_FAILURES = 3
+"""Errors in one group in one iteration before they are taken for the group's own."""
 
 
 class Patience:
@@ -30,6 +41,7 @@ class Patience:
         self._fixed = deadline
         self._slowest: float | None = None
         self._doublings = 0
+        self._recent: deque[float] = deque(maxlen=RECENT)
 
     @property
     def seconds(self) -> float:
@@ -39,9 +51,21 @@ class Patience:
         usual = max(LEAST_PATIENCE, SLOWER * (self._slowest or 0.0)) if known else FIRST_PATIENCE
         return usual * float(2**self._doublings)
 
+    @property
+    def copy_after(self) -> float:
+        """Seconds after which a fragment is given to another worker too."""
+        usual = median(self._recent) if self._recent else float("inf")
+        return max(LEAST_COPY_AFTER, COPY_AFTER * usual)
+
+    def fade(self) -> None:
+        """An iteration begins: how slow the slowest was counts a little less."""
+        if self._slowest is not None:
+            self._slowest *= FADES
+
     def learn(self, seconds: float) -> None:
         """A fragment came back after so long."""
         self._slowest = max(seconds, self._slowest or 0.0)
+        self._recent.append(seconds)
         self._doublings = 0
 
     def lose(self) -> None:
@@ -75,6 +99,8 @@ class _Worker:
     due: float = 0.0
     size: int = 1
     """Fragments that one thread does one after the other for the order."""
+    copied: bool = False
+    """Its groups were given to others as well."""
     held: set[int] = field(default_factory=set)
     """Groups whose newest snapshot stands in its environments."""
     release: set[int] = field(default_factory=set)
@@ -104,6 +130,7 @@ class Schedule:
         self._free: dict[int, None] = {}
         self._idle: dict[int, None] = {}
         self._losses: dict[int, int] = {}
+        self._failed: dict[int, list[int]] = {}  # workers, by the group they failed at
 
     @property
     def done(self) -> bool:
@@ -158,7 +185,8 @@ class Schedule:
         self._iteration = iteration
         self._open = set(range(self.num_groups))
         self._free = dict.fromkeys(range(self.num_groups))
-        self._losses = {}
+        self._losses, self._failed = {}, {}
+        self.patience.fade()
 
     def orders(self, now: float) -> list[Order]:
         """What the idle workers are to do next; [] where nobody is idle or nothing is open."""
@@ -169,12 +197,23 @@ class Schedule:
         moving: list[int] = []
         for group in self._free:
             holder = self._holder.get(group)
-            if holder in self._idle and len(chosen.get(holder, ())) < share:
+            if group in self._failed:
+                other = self._other(group, chosen, share)
+                if other is not None:
+                    chosen.setdefault(other, []).append(group)
+            elif holder in self._idle and len(chosen.get(holder, ())) < share:
                 chosen.setdefault(holder, []).append(group)
             else:
                 moving.append(group)
         self._spread(moving, chosen, share)
         return [self._issue(worker, groups, now) for worker, groups in chosen.items()]
+
+    def _other(self, group: int, chosen: dict[int, list[int]], share: int) -> int | None:
+        """An idle worker that has not failed at a group; any, where there is no other."""
+        failed = {worker for worker in self._failed[group] if worker in self._workers}
+        barred = failed if len(failed) < len(self._workers) else set()
+        free = (w for w in self._idle if w not in barred and len(chosen.get(w, ())) < share)
+        return next(free, None)
 
     def _spread(self, moving: list[int], chosen: dict[int, list[int]], share: int) -> None:
         """Groups without a place to those who have fewest."""
@@ -198,6 +237,7 @@ class Schedule:
             del self._free[group]
         del self._idle[worker]
         state.groups, state.iteration, state.issued = set(groups), self._iteration, now
+        state.copied = False
         state.size = -(-len(groups) // self._threads)
         state.due = now + self.patience.seconds * state.size
         release, state.release = frozenset(state.release.difference(groups)), set()
@@ -209,12 +249,7 @@ class Schedule:
 
         One that was given up for late may still be the first: it is as good as any other.
         """
-        state = self._workers.get(worker)
-        if state is not None and iteration == state.iteration and group in state.groups:
-            state.groups.discard(group)
-            if not state.groups:
-                self.patience.learn((now - state.issued) / state.size)
-                self._idle[worker] = None
+        state = self._answered(worker, iteration, group, now)
         if iteration != self._iteration or group not in self._open:
             if state is not None and group not in state.held:
                 state.release.add(group)
@@ -227,6 +262,36 @@ class Schedule:
             state.held.add(group)
             state.release.discard(group)
         return True
+
+    def retry(self, worker: int, iteration: int, group: int, now: float) -> bool:
+        """A group failed on a worker; whether another is to try it.
+
+        It is not if nobody wants it any more, or if it failed too often: `take` is next then.
+        """
+        failed = self._failed.get(group, [])
+        wanted = iteration == self._iteration and group in self._open
+        if not wanted or len(failed) + 1 >= MOST_FAILURES:
+            return False
+        self._answered(worker, iteration, group, now)
+        if self._holder.get(group) == worker:
+            self._let_go(group)
+        self._failed[group] = [*failed, worker]
+        self._free[group] = None
+        return True
+
+    def failed_at(self, group: int) -> list[int]:
+        """Workers on which a group failed in this iteration."""
+        return self._failed.get(group, [])
+
+    def _answered(self, worker: int, iteration: int, group: int, now: float) -> _Worker | None:
+        """One group less to wait for from a worker; with its last one it is idle."""
+        state = self._workers.get(worker)
+        if state is not None and iteration == state.iteration and group in state.groups:
+            state.groups.discard(group)
+            if not state.groups:
+                self.patience.learn((now - state.issued) / state.size)
+                self._idle[worker] = None
+        return state
 
     def _let_go(self, group: int) -> None:
         """Nobody holds the group's newest snapshot any more."""
@@ -244,3 +309,22 @@ class Schedule:
     def overdue(self, now: float) -> list[int]:
         """Workers to give up: `lose(worker, late=True)`."""
         return [worker for worker, _, _, due in self.busy() if due <= now]
+
+    def stragglers(self, now: float) -> list[tuple[int, tuple[int, ...]]]:
+        """(worker, its open groups) of those that take long while others have nothing to do.
+
+        The groups are free for the others from now on, once in an order; whoever is first counts.
+        """
+        if self._free or not self._idle:
+            return []
+        after, found = self.patience.copy_after, []
+        for worker, groups, since, _ in self.busy():
+            state = self._workers[worker]
+            wanted = [group for group in groups if group in self._open]
+            if state.copied or state.iteration != self._iteration or not wanted:
+                continue
+            if now - since > after * state.size:
+                state.copied = True
+                found.append((worker, tuple(wanted)))
+        self._free.update(dict.fromkeys(group for _, groups in found for group in groups))
+        return found

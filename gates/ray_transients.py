@@ -1,0 +1,108 @@
+"""Give Ray workers bad moments; the run must go on and equal the local one, bit for bit.
+
+    python gates/ray_transients.py [--recipe reach-at-scale] [--moments 50]
+
+Trains the recipe's short preset on a Ray cluster on 127.0.0.1, again and again. In every run some
+calls raise an error, some environments do, some workers are ten times slower than they were, and
+some broadcasts are lost before they are fetched. Each run's SHA-256 over weights, optimizer,
+normaliser, snapshots and metrics.jsonl is held against that of a run on one local thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from ray_nodes import start  # isort: skip
+
+import etude
+import ray_moods
+from etude.app.build import nest
+from etude.app.recipes import Recipe, find
+from etude.core.contracts import Fragment
+from etude.training.callbacks import Callback, Context
+from report import Gate, parse
+from results import fingerprint
+
+ITERATIONS = 10
+WITHIN = range(1, 7)
+"""Iterations after which a moment may come, so that somebody has it before the run ends."""
+
+
+class Moments(Callback):
+    """Bad moments after given iterations."""
+
+    def __init__(self, kinds: dict[int, str]) -> None:
+        self.kinds = kinds
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        iteration = context.clock.now.iterations
+        if iteration in self.kinds:
+            ray_moods.put(self.kinds[iteration], iteration)
+
+
+def short(name: str) -> Recipe:
+    recipe = find(f"{name}-short")
+    steps = ITERATIONS * nest(recipe).steps_per_iteration
+    clock = recipe.clock.model_copy(update={"total_timesteps": steps})
+    return recipe.model_copy(update={"clock": clock})
+
+
+def placed(recipe: Recipe, **collector: Any) -> Recipe:
+    chosen = recipe.collector.model_copy(update=collector)
+    return recipe.model_copy(update={"collector": chosen})
+
+
+def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
+    recipe = short(options.recipe)
+    reference = fingerprint(etude.train(placed(recipe, threads=1), scratch / "untouched").path)
+    print(f"untouched {recipe.name}: {reference}", flush=True)
+    os.chdir(scratch)  # Actors look for their moments where the driver was started.
+    cluster, chance, differ = start(2), random.Random(options.seed), 0
+    ray = {"kind": "ray", "threads": 1, "actors": 2, "address": cluster.address}
+    while gate.counts["moments"] < options.moments and not gate.failures:
+        most = min(len(ray_moods.KINDS), options.moments - gate.counts["moments"])
+        kinds = chance.sample(sorted(ray_moods.KINDS), most)
+        moments = dict(zip(sorted(chance.sample(WITHIN, most)), kinds, strict=True))
+        with ray_moods.moody():
+            path = scratch / f"run{gate.counts['runs']}"
+            run = etude.train(placed(recipe, **ray), path, callbacks=[Moments(moments)])
+        if ray_moods.left():
+            gate.fail(f"nobody had {', '.join(ray_moods.left())}")
+        result = fingerprint(run.path)
+        for kind in kinds:
+            gate.count(ray_moods.KINDS[kind])
+        gate.count("moments", most)
+        gate.count("runs")
+        differ += result != reference
+        verdict = "equal" if result == reference else f"DIFFERENT: {result}"
+        restarts = run.rows()[-1]["system/restarts"]
+        print(f"run {gate.counts['runs']:3d}  {moments}, {restarts:.0f} replaced  {verdict}")
+    cluster.shutdown()
+    gate.figure("runs that differ", differ, at_most=0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", default="reach-at-scale")
+    parser.add_argument("--moments", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parse(parser, smallest={"moments": 4})
+    needs = {"moments": options.moments, "runs": 1}
+    needs |= {name: 1 for name in ray_moods.KINDS.values() if options.moments >= 4}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Gate("ray_transients", options, needs=needs, rows=(23,), variant=options.recipe) as gate,
+    ):
+        judge(gate, options, Path(scratch))
+    return gate.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""A run on a Ray cluster of its own whose head, or Ray's process beside it, is struck.
+
+    python tests/head_driver.py RECIPE FOLDER gcs_server|raylet|PID SIGNAL SECONDS
+
+SECONDS: how long it is waited for then; 0 for as long as a person would wait.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from etude.app import recipes
+from etude.app.run import train
+from etude.core.contracts import Fragment
+from etude.core.errors import EtudeError
+from etude.rollout import elastic
+from etude.training.callbacks import Callback, Context
+
+
+class Strike(Callback):
+    """A signal to one of Ray's processes after the fourth iteration."""
+
+    def __init__(self, what: str, number: int) -> None:
+        self.what, self.number = what, number
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        if context.clock.now.iterations == 4:
+            ray: Any = sys.modules["ray"]
+            own = ray._private.worker._global_node.all_processes
+            given = self.what.isdigit()
+            os.kill(int(self.what) if given else own[self.what][0].process.pid, self.number)
+            print(f"struck at {time.monotonic()}", flush=True)
+
+
+def main() -> int:
+    recipe, folder, what, number, seconds = sys.argv[1:]
+    elastic.HEADLESS = float(seconds) or elastic.HEADLESS
+    elastic.QUIET = min(elastic.QUIET, elastic.HEADLESS / 4.0)
+    try:
+        train(recipes.load(Path(recipe)), folder, callbacks=[Strike(what, int(number))], say=print)
+    except EtudeError as error:
+        print(error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
