@@ -41,6 +41,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/exact_resume.py --recipe episodic --kills 300
 	set -e; for method in $(METHODS); do python gates/exact_resume.py --recipe $$method --kills 100; done
 	python gates/same_bits.py --seeds 20
+	python gates/not_finite.py --cases 200
 	python gates/memory.py --iterations 2
 	python gates/scaling.py
 	python gates/train_memory.py

@@ -137,6 +137,7 @@ FAULTS = (
         "each",
         ("algorithms/test_ppo_nonfinite.py", "training/test_run_nonfinite.py"),
         "200",
+        (Need("not_finite", 200, "caught"),),
     ),
     Fault(
         11,

@@ -193,6 +193,12 @@ def same_bits(bench: Bench) -> list[str]:
 
 
 @product
+def not_finite(bench: Bench) -> list[str]:
+    bench.measures("judge", "", "was not noticed", "")
+    return ["--cases", "3" if bench.way != "nothing" else "0"]
+
+
+@product
 def damaged_data(bench: Bench) -> list[str]:
     error = bench.gate.DataError
 
