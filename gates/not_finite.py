@@ -107,7 +107,7 @@ def gradient(case: Case, good: Callable[..., Any], ppo: PPO, *arguments: Any) ->
 
 def dataset(case: Case, good: Callable[..., Any], *arguments: Any) -> Any:
     store, obs, *rest = arguments
-    if case.now():
+    if case.done or case.now():  # many episodes: one that is held out, or never drawn, does no harm
         obs["state"][case.row % len(obs["state"]), 0] = case.value
     return good(store, obs, *rest)
 
