@@ -1,4 +1,4 @@
-.PHONY: check test test-all format gate
+.PHONY: check test test-all gates-smallest format gate faults
 
 check:  ## lint and types
 	ruff check .
@@ -15,22 +15,34 @@ format:
 	ruff format .
 	ruff check --fix .
 
-gate:  ## the measured promises; takes some hours, on an idle machine
+gates-smallest:  ## every gate at the size at which CI runs it; minutes
+	python gates/smallest.py
+
+faults:  ## docs/faults.md from what the gates have counted
+	python gates/faults_table.py
+
+# Kills of every method that is not among the 300s.
+METHODS = reach-at-scale reach-2-threads pick-place imitate-walk amp-walk ppo spread sac td3 \
+	episodic-ircr offline reward-only
+
+gate:  ## the measured promises at full size, one result each in gates/results; a day, on an idle machine
 	python gates/rollout_speed.py
+	python gates/rollout_speed.py --recipe imitate-walk
 	python gates/update_speed.py
 	python gates/train_reach.py
 	python gates/train_pick_place.py --seeds 5
 	python gates/train_pick_place.py --recipe pick-place-anywhere --seeds 2
 	python gates/peer_pick_place.py
+	python gates/peer_off_policy.py
 	python gates/dashboard_cost.py
 	python gates/torn_checkpoints.py --cases 10000
 	python gates/fuzz.py --inputs 1000000
+	python gates/damaged_data.py --cases 5000
 	python gates/exact_resume.py --recipe reach --kills 300
-	python gates/exact_resume.py --recipe pick-place --kills 100
-	python gates/exact_resume.py --recipe reach-at-scale --kills 100
-	python gates/exact_resume.py --recipe episodic --kills 100
-	python gates/exact_resume.py --recipe reward-only --kills 100
-	python gates/exact_resume.py --recipe amp-walk --kills 100
+	python gates/exact_resume.py --recipe episodic --kills 300
+	set -e; for method in $(METHODS); do python gates/exact_resume.py --recipe $$method --kills 100; done
+	python gates/same_bits.py --seeds 20
+	python gates/not_finite.py --cases 200
 	python gates/memory.py --iterations 2
 	python gates/scaling.py
 	python gates/train_memory.py
@@ -39,11 +51,15 @@ gate:  ## the measured promises; takes some hours, on an idle machine
 	python gates/reward_speed.py
 	python gates/train_imitation.py
 	python gates/train_episodic.py
-	python gates/ranks.py --kills 10
+	python gates/train_offline.py
+	python gates/train_reward_only.py
+	python gates/learning.py
+	python gates/ranks.py --kills 20
 	python gates/rank_faults.py
 	python gates/scale.py
 	python gates/ray_speed.py
-	python gates/ray_faults.py --recipe reach-at-scale
-	python gates/ray_faults.py --recipe episodic
+	python gates/ray_faults.py --recipe reach-at-scale --kills 80 --stops 20 --removals 50
+	python gates/ray_faults.py --recipe episodic --kills 30 --stops 5 --removals 5
 	python gates/ray_transients.py --moments 50
 	python gates/ray_head.py --strikes 20
+	python gates/faults_table.py

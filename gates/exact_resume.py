@@ -1,19 +1,21 @@
 """Kill a run again and again; the completed run must equal the untouched one, bit for bit.
 
-    python gates/exact_resume.py --recipe reach|reward-only|recipe.yaml --kills 300
+    python gates/exact_resume.py --recipe reach|episodic|td3|offline|...|recipe.yaml --kills 300
 
-Runs the recipe's short preset (of reward-only, one that learns from pictures the gate records) in
-child processes and ends them with SIGKILL: at random times
-after the first iteration, in the middle of saves, and in the middle of evaluations. Every chain
-of kills ends with a completed run, whose SHA-256 over weights, optimizer, normaliser, snapshots
-and metrics.jsonl (but for `time/` and `system/`) is held against the untouched run's. Prints the
-phases that were hit and exits 1 on any difference or on too few kills.
+Runs a short form of the recipe (`short_runs.py`) in fresh interpreters, each with another hash seed
+and another order of loading, and ends them with SIGKILL: while the folder is made, while a
+checkpoint is restored, at random times after the first iteration, in the middle of saves, and in
+the middle of evaluations. Every chain of kills ends with a completed run, whose SHA-256 over
+weights, optimizer, normaliser, snapshots and metrics.jsonl (but for `time/` and `system/`) is held
+against the untouched run's. A run that ends by itself with an error, or that does not end, fails
+the gate and ends it.
 """
 
 from __future__ import annotations
 
 import argparse
 import mmap
+import os
 import random
 import shutil
 import signal
@@ -22,169 +24,179 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+import traceback
 from pathlib import Path
+from typing import NamedTuple
 
-import etude
-from etude.app.recipes import CATALOG, dump, find
-from etude.core.clock import ClockConfig
-from recordings import record
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import fresh_attempt  # isort: skip
+from fresh_attempt import ITERATIONS, PHASES, SIZE  # isort: skip
+
+from command import started
+from etude.app.recipes import dump
+from report import Gate, parse
 from results import fingerprint
+from short_runs import short_run
 
-PHASES = ("", "collect", "train", "test", "save")
-ITERATIONS = 1  # byte of the phase file that counts collects, up to 255
-AIMS = ("any", "save", "test")
-
-
-def child(recipe_name: str, folder: Path, phase_file: Path) -> None:
-    """Train or resume, writing the current phase where the parent can see it."""
-    with phase_file.open("r+b") as stream:
-        shared = mmap.mmap(stream.fileno(), 16)
-
-        def on_phase(phase: str) -> None:
-            shared[0] = PHASES.index(phase)
-            if phase == "collect":
-                shared[ITERATIONS] = min(shared[ITERATIONS] + 1, 255)
-
-        if folder.exists():
-            etude.resume(folder, on_phase=on_phase)
-        else:
-            etude.train(find(recipe_name), folder, on_phase=on_phase)
+AIMS = ("any", "save", "test", "start")
+RARE = {"creating": 20, "restoring": 10, "save": 10, "test": 10}
+"""One kill in so many must have hit this."""
+MOST_FAILURES = 3
+PATIENCE = 20.0
+"""How many times as long as the untouched run an attempt may take."""
 
 
-def from_pictures(scratch: Path) -> Path:
-    """A recipe that learns a reward from pictures in a few seconds, and tests and saves often."""
-    record(scratch / "data", episodes=24, image_size=32)
-    full = find("reward-only")
-    network = full.algorithm.rrd.network.model_copy(update={"reads": ("image", "proprio")})
-    learned = {
-        "dataset": str(scratch / "data"),
-        "progress": "progress",
-        "train_batches": 4,
-        "rrd": full.algorithm.rrd.model_copy(update={"network": network, "rrd_sample_size": 8}),
-    }
-    changes = {
-        "algorithm": full.algorithm.model_copy(update=learned),
-        "clock": ClockConfig(epochs=4, cycles=4, iterations=2),
-        "evaluation": full.evaluation.model_copy(update={"every": "2 cycles"}),
-    }
-    file = scratch / "recipe.yaml"
-    file.write_text(dump(full.model_copy(update=changes)))
-    return file
+class Failed(Exception):
+    """An attempt ended by itself with an error, or not at all."""
 
 
-class Chain(threading.Thread):
-    """Completed runs, one after the other, each with several kills on the way."""
+class Kill(NamedTuple):
+    """Where to kill: while starting, inside a phase, or at any time."""
 
-    def __init__(self, gate: Gate, number: int) -> None:
-        super().__init__(daemon=True)
-        self.gate = gate
-        self.number = number
-        self.random = random.Random(f"{gate.options.seed}-{number}")
+    aim: str
+    chance: random.Random
 
-    def run(self) -> None:
-        while self.gate.wants_more():
-            folder = self.gate.scratch / f"chain{self.number}-{time.monotonic_ns()}"
-            kills = 0
-            while kills < self.gate.options.kills_per_run and self._attempt(folder):
-                kills += 1
-            while not (folder / "summary.json").exists():
-                self._attempt(folder, kill=False)
-            self.gate.completed(folder, kills)
-            shutil.rmtree(folder)
+    def wait(
+        self, process: subprocess.Popen[str], shared: mmap.mmap, startup: float, deadline: float
+    ) -> None:
+        """Return when it is time."""
 
-    def _attempt(self, folder: Path, kill: bool = True) -> bool:
-        """Start or resume the run; True if it was killed before its end."""
-        phase_file = self.gate.scratch / f"phase{self.number}"
-        phase_file.write_bytes(bytes(16))
-        arguments = [sys.executable, __file__, "--child", str(folder), str(phase_file)]
-        process = subprocess.Popen(
-            [*arguments, "--recipe", self.gate.recipe], stdout=subprocess.DEVNULL
-        )
-        with phase_file.open("r+b") as stream, mmap.mmap(stream.fileno(), 16) as shared:
-            if kill:
-                self._wait(process, shared)
-                if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
-            code = process.wait()
-            phase = PHASES[shared[0]]
-        if code == -signal.SIGKILL:
-            self.gate.hits[phase or "between"] += 1
-            return True
-        if code != 0:
-            self.gate.failures.append(f"{folder.name} ended with exit code {code}")
-        return False
+        def until(reached: bytes, at: int, deadline: float = deadline) -> None:
+            while process.poll() is None and shared[at] not in reached:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.0002)
 
-    def _wait(self, process: subprocess.Popen[bytes], shared: mmap.mmap) -> None:
-        """Until it is time to kill: after the first iteration, at random or inside a phase."""
-        while process.poll() is None and shared[ITERATIONS] < 2:
-            time.sleep(0.001)
-        aim = self.random.choice(AIMS)
-        delay = self.random.uniform(0.0, 0.5 if aim == "any" else 0.15)
-        time.sleep(delay)
-        if aim == "any":
+        uniform = self.chance.uniform
+        if self.aim == "start":
+            until(bytes(range(1, len(PHASES))), 0)
+            time.sleep(uniform(0.0, startup))
             return
-        wanted, patience = PHASES.index(aim), time.monotonic() + 3.0
-        while process.poll() is None and shared[0] != wanted and time.monotonic() < patience:
-            time.sleep(0.0002)
-        time.sleep(self.random.uniform(0.0, 0.008 if aim == "save" else 0.05))
+        until(bytes(range(2, 256)), ITERATIONS)
+        time.sleep(uniform(0.0, 0.5 if self.aim == "any" else 0.15))
+        if self.aim != "any":
+            until(bytes([PHASES.index(self.aim)]), 0, time.monotonic() + 3.0)
+            time.sleep(uniform(0.0, 0.008 if self.aim == "save" else 0.05))
 
 
-class Gate:
-    """What all chains share."""
+class Attempts:
+    """What all chains share: the runs, what was hit, and when it is enough."""
 
-    def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
-        self.options = options
-        self.scratch = scratch
-        short = f"{options.recipe}-short"
-        self.recipe = short if short in CATALOG else options.recipe
-        if options.recipe == "reward-only":
-            self.recipe = str(from_pictures(scratch))
-        self.hits: Counter[str] = Counter()
-        self.failures: list[str] = []
-        self.runs = 0
-        self.reference = ""
+    def __init__(self, gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
+        self.gate, self.options, self.scratch = gate, options, scratch
+        self.recipe = scratch / "recipe.yaml"
+        self.recipe.write_text(dump(short_run(options.recipe, gate, scratch)))
+        self.reference, self.seconds, self.startup = "", gate.limit / PATIENCE, 1.0
+        self.runs = self.different = 0
         self._lock = threading.Lock()
 
+    def untouched(self) -> None:
+        """The run that all others must equal."""
+        begin = time.monotonic()
+        self.attempt(self.scratch / "untouched", "untouched")
+        self.seconds = time.monotonic() - begin
+        self.reference = fingerprint(self.scratch / "untouched")
+        print(f"untouched {self.options.recipe}: {self.reference}", flush=True)
+
     def wants_more(self) -> bool:
-        rare = min(self.hits["save"], self.hits["test"]) < self.options.kills // 10
-        return self.hits.total() < self.options.kills or self.runs < self.options.runs or rare
+        """False as well when runs complete without being hit: that would go on for ever."""
+        gate = self.gate
+        missing = any(gate.counts[what] < least for what, least in gate.needs.items())
+        most = 2 * self.options.runs + self.options.kills
+        return missing and len(gate.failures) < MOST_FAILURES and self.runs < most
+
+    def attempt(self, folder: Path, name: str, kill: Kill | None = None) -> bool:
+        """Start or resume a run, to its end or until it is killed; True if it was."""
+        phase_file = self.scratch / f"phase-{name}"
+        phase_file.write_bytes(bytes(SIZE))
+        seed = random.Random(f"{name}-{time.monotonic_ns()}").randrange(2**32)
+        command = [sys.executable, fresh_attempt.__file__, str(self.recipe), str(folder)]
+        command += [str(phase_file), str(seed)]
+        env = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        patience = min(max(PATIENCE * self.seconds, 60.0), self.gate.seconds_left)
+        with (
+            started(command, env=env, **pipes) as process,
+            phase_file.open("r+b") as stream,
+            mmap.mmap(stream.fileno(), SIZE) as shared,
+        ):
+            if kill is not None:
+                kill.wait(process, shared, self.startup, time.monotonic() + patience)
+                process.send_signal(signal.SIGKILL)
+            elif not folder.exists():
+                self._watch_startup(process, shared)
+            try:
+                _, said = process.communicate(timeout=patience)
+            except subprocess.TimeoutExpired as error:
+                raise Failed(f"{folder.name} did not end within {patience:.0f} s") from error
+            phase = PHASES[shared[0]]
+        if process.returncode == -signal.SIGKILL and kill is not None:
+            with self._lock:
+                self.gate.count("kills")
+                self.gate.count(f"kills in {phase}")
+            return True
+        if process.returncode != 0:
+            raise Failed(f"{folder.name} ended with {process.returncode}: {said[-2000:]}")
+        return False
+
+    def _watch_startup(self, process: subprocess.Popen[str], shared: mmap.mmap) -> None:
+        """Note how long a start takes from the first change on disk to the first rollout."""
+        begin = None
+        while process.poll() is None and not shared[ITERATIONS]:
+            if begin is None and shared[0]:
+                begin = time.monotonic()
+            time.sleep(0.001)
+        if begin is not None:
+            self.startup = time.monotonic() - begin
 
     def completed(self, folder: Path, kills: int) -> None:
         result = fingerprint(folder)
         with self._lock:
             self.runs += 1
-            if result != self.reference:
-                self.failures.append(f"run {self.runs} after {kills} kills: {result}")
+            equal = result == self.reference
             print(
-                f"run {self.runs:3d}  {kills:2d} kills  {self.hits.total():4d} in all  "
-                f"{'equal' if result == self.reference else 'DIFFERENT'}",
+                f"run {self.runs:3d}  {kills:2d} kills  {self.gate.counts['kills']:4d} in all  "
+                f"{'equal' if equal else 'DIFFERENT'}",
                 flush=True,
             )
-
-    def judge(self) -> int:
-        start = time.monotonic()
-        folder = self.scratch / "untouched"
-        phase_file = self.scratch / "phase"
-        phase_file.write_bytes(bytes(16))
-        child(self.recipe, folder, phase_file)
-        self.reference = fingerprint(folder)
-        print(f"untouched {self.recipe}: {self.reference}", flush=True)
-        chains = [Chain(self, number) for number in range(self.options.chains)]
-        for chain in chains:
-            chain.start()
-        for chain in chains:
-            chain.join()
-        phases = ", ".join(f"{name} {count}" for name, count in sorted(self.hits.items()))
-        print(f"phases hit: {phases}; {time.monotonic() - start:.0f} s")
-        for failure in self.failures:
-            print(f"FAILED: {failure}")
-        verdict = "FAILED" if self.failures else "all equal"
-        print(f"exact_resume {self.hits.total()} kills, {self.runs} completed runs: {verdict}")
-        return 1 if self.failures else 0
+            if equal:
+                self.gate.count("equal runs")
+            else:
+                self.different += 1
+                self.gate.fail(f"run {self.runs} after {kills} kills: {result}")
 
 
-def main() -> int:
+class Chain(threading.Thread):
+    """Completed runs, one after the other, each with several kills on the way."""
+
+    def __init__(self, attempts: Attempts, number: int) -> None:
+        super().__init__(daemon=True)
+        self.attempts, self.name = attempts, f"chain{number}"
+        self.random = random.Random(f"{attempts.options.seed}-{number}")
+        self.kills_per_run = attempts.options.kills_per_run
+
+    def run(self) -> None:
+        try:
+            while self.attempts.wants_more():
+                self.one_run(self.attempts.scratch / f"{self.name}-{time.monotonic_ns()}")
+        except Failed as error:
+            self.attempts.gate.fail(str(error))
+        except BaseException:
+            self.attempts.gate.fail(f"{self.name}: {traceback.format_exc()}")
+
+    def one_run(self, folder: Path) -> None:
+        kills, aim = 0, "start"
+        while kills < self.kills_per_run:
+            if not self.attempts.attempt(folder, self.name, Kill(aim, self.random)):
+                break
+            kills, aim = kills + 1, self.random.choice(AIMS)
+        if not (folder / "summary.json").exists():
+            self.attempts.attempt(folder, self.name)
+        self.attempts.completed(folder, kills)
+        shutil.rmtree(folder)
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="reach")
     parser.add_argument("--kills", type=int, default=300)
@@ -194,14 +206,25 @@ def main() -> int:
     )
     parser.add_argument("--chains", type=int, default=2, help="runs that are tormented at once")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        child(options.recipe, *options.child)
-        return 0
+    options = parse(parser, {"kills": 5, "kills_per_run": 3}, arguments)
     options.runs = options.runs or max(1, options.kills // 10)
-    with tempfile.TemporaryDirectory() as scratch:
-        return Gate(options, Path(scratch)).judge()
+    needs = {"kills": options.kills, "equal runs": options.runs}
+    needs |= {f"kills in {phase}": options.kills // one_in for phase, one_in in RARE.items()}
+    needs = {what: least for what, least in needs.items() if least}
+    variant = Path(options.recipe).stem
+    with (
+        Gate("exact_resume", options, needs=needs, rows=(1, 16), variant=variant) as gate,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        attempts = Attempts(gate, options, Path(scratch))
+        attempts.untouched()
+        chains = [Chain(attempts, number) for number in range(options.chains)]
+        for chain in chains:
+            chain.start()
+        for chain in chains:
+            chain.join()
+        gate.figure("runs that differ", attempts.different, at_most=0)
+    return gate.code
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ The end of a run is not compared, since every variant ends near 100 %. Differenc
 seed, with 95 % intervals (Student's t). What is finished is kept in FILE, so a gate that was
 stopped goes on where it was.
 
-Exits 1 where a variant that is the default has the smaller area, beyond its interval, than the
+A variant that is the default must not have a smaller area, beyond the interval, than the
 alternative beside it: V-trace than GAE under lag 1, or uniform than prioritised draws.
 """
 
@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from command import etude
+from report import Gate, parse
 from results import half_width
 
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -53,7 +55,7 @@ ROW_STEPS = 4096
 """Environment steps of a log row, the resolution of the scores."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipes", nargs="+", default=["reach", "pick-place"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[10, 5], help="of each recipe")
@@ -61,51 +63,55 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, a core each")
     parser.add_argument("--out", type=Path, default=Path("learning.json"))
     parser.add_argument("--set", nargs=2, action="append", default=[], help="a field of all runs")
-    options = parser.parse_args()
+    parser.add_argument("--most", type=float, default=0.0, help="that an alternative is better")
+    with tempfile.TemporaryDirectory() as scratch:
+        # Trained for seconds: all must complete and be compared, whatever they have learned.
+        smallest = {"recipes": ["reach"], "seeds": [2], "most": 1.0}
+        smallest |= {"variants": list(PAIRS[1]), "out": Path(scratch) / "learning.json"}
+        smallest |= {"set": [["--clock.total-timesteps", "4096"]]}
+        options = parse(parser, smallest, arguments)
+        needs = {"trainings": sum(options.seeds) * len(options.variants)}
+        with Gate("learning", options, needs=needs, variant=" ".join(options.recipes)) as gate:
+            measure(gate, options)
+    return gate.code
+
+
+def measure(gate: Gate, options: argparse.Namespace) -> None:
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
-    todo = [
+    per_recipe = list(zip(options.recipes, options.seeds, strict=True))
+    wanted = [
         (recipe, variant, seed)
-        for recipe, seeds in zip(options.recipes, options.seeds, strict=True)
+        for recipe, seeds in per_recipe
         for variant, seed in product(options.variants, range(seeds))
-        if f"{recipe} | {variant} | {seed}" not in done
     ]
     extra = [word for pair in options.set for word in pair]
     if done.setdefault("set", extra) != extra:
-        parser.error(f"{options.out} holds results with --set {done['set']}: name another --out")
+        raise ValueError(f"{options.out} holds results with --set {done['set']}: name another")
 
     def one(job: tuple[str, str, int]) -> tuple[str, dict[str, float]]:
-        return " | ".join(map(str, job)), train(*job, extra)
+        name = " | ".join(map(str, job))
+        return name, done[name] if name in done else train(gate, *job, extra)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        for name, scores in pool.map(one, todo):
+        for name, scores in pool.map(one, wanted):
+            gate.count("trainings")
             done[name] = scores
             options.out.write_text(json.dumps(done, indent=1) + "\n")
             print(f"{name}: {scores}", flush=True)
-    bad = [
-        sentence
-        for recipe, seeds in zip(options.recipes, options.seeds, strict=True)
-        for sentence in compare(recipe, seeds, options.variants, done)
-    ]
-    for sentence in bad:
-        print(sentence)
-    print(f"learning: {len(done) - 1} trainings, {len(bad)} defaults worse than their alternative")
-    return 1 if bad or len(done) < 2 else 0
+    for recipe, seeds in per_recipe:
+        compare(gate, recipe, seeds, options, done)
 
 
-def train(recipe: str, variant: str, seed: int, extra: list[str]) -> dict[str, float]:
+def train(gate: Gate, recipe: str, variant: str, seed: int, extra: list[str]) -> dict[str, float]:
     """One training by the real command, in a process of its own: its scores."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         options = [*VARIANTS[variant], "--seed", str(seed), "--folder", str(folder)]
         options += ["--collector.threads", "1", "--evaluation.every", "never"]
         options += ["--evaluation.final-episodes", "0", *extra]
-        base = [sys.executable, "-m", "etude"]
-        plan = subprocess.run(
-            [*base, "plan", recipe, "--json", *extra], check=True, capture_output=True, text=True
-        )
-        sizes = json.loads(plan.stdout)["geometry"]
+        sizes = json.loads(etude(gate, "plan", recipe, "--json", *extra))["geometry"]
         options += ["--clock.iterations", str(max(ROW_STEPS // sizes["buffer_steps"], 1))]
-        subprocess.run([*base, "train", recipe, *options], check=True, capture_output=True)
+        etude(gate, "train", recipe, *options)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curve = np.array([row.get("rollout/success_rate", 0.0) for row in rows])
     curve[[row["episodes"] < sizes["environments"] for row in rows]] = 0.0
@@ -120,9 +126,10 @@ def train(recipe: str, variant: str, seed: int, extra: list[str]) -> dict[str, f
 
 
 def compare(
-    recipe: str, seeds: int, variants: list[str], done: dict[str, dict[str, float]]
-) -> list[str]:
-    """Print a recipe's tables; sentences about defaults that are worse than their alternative."""
+    gate: Gate, recipe: str, seeds: int, options: argparse.Namespace, done: dict[str, Any]
+) -> None:
+    """Print a recipe's tables, and judge whether defaults are worse than their alternatives."""
+    variants = options.variants
 
     def of(variant: str, score: str) -> np.ndarray:
         return np.array([done[f"{recipe} | {variant} | {seed}"][score] for seed in range(seeds)])
@@ -134,7 +141,6 @@ def compare(
             f"  {name:<28} {steps.mean():>9,.0f} ± {half_width(steps):>7,.0f}      "
             f"{area.mean():.3f} ± {half_width(area):.3f}       {of(name, 'last').mean():.1%}"
         )
-    bad = []
     for i, (default, other) in enumerate(PAIRS):
         if not {default, other} <= set(variants):
             continue
@@ -144,9 +150,9 @@ def compare(
             f"  {other} less {default}: {steps.mean():+,.0f} ± {half_width(steps):,.0f} steps, "
             f"area {area.mean():+.3f} ± {half_width(area):.3f}"
         )
-        if i < JUDGED and area.mean() > half_width(area):
-            bad.append(f"{recipe}: '{other}' is better than the default '{default}'.")
-    return bad
+        if i < JUDGED:
+            name = f"{recipe}: area of '{other}' over '{default}' beyond the interval"
+            gate.figure(name, area.mean() - half_width(area), at_most=options.most)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+from report import Gate
+
+LIMIT = 0.15
+"""Share of all cores that other work may use."""
+
 
 def busy_share(seconds: float = 1.0) -> float:
     """Share of all cores that other work uses, measured over a second of doing nothing."""
@@ -21,11 +26,9 @@ def busy_share(seconds: float = 1.0) -> float:
     return 1.0 - (after[1] - before[1]) / max(total, 1)
 
 
-def report_load(limit: float = 0.15) -> bool:
-    """Print the load; False when the machine is too busy for a timing to be judged."""
+def report_load(gate: Gate) -> None:
+    """Print the load, and tell the gate where that is too much for its timings to be judged."""
     share = busy_share()
     print(f"machine: {os.cpu_count()} cores, {share:.0%} busy, load {os.getloadavg()[0]:.2f}")
-    if share > limit:
-        print(f"TOO BUSY TO JUDGE: other work uses {share:.0%} of the cores (limit {limit:.0%}).")
-        return False
-    return True
+    if share > LIMIT:
+        gate.too_busy(f"since other work used {share:.0%} of the cores (limit {LIMIT:.0%})")

@@ -10,13 +10,14 @@ pip install 'etude[bench]'.
 
 A method's returns are within the other's spread when the difference of the two means over seeds is
 at most twice the deviation of such a difference, the seeds of both sides together telling how much
-seeds differ. Few seeds leave that wide: the figures are printed to be looked at. Exits 1 when a
-method's returns are outside. Half an hour on two idle cores.
+seeds differ. Few seeds leave that wide: the figures are printed to be looked at. No method's
+returns may be below that spread. Half an hour on two idle cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import sys
 import tempfile
@@ -33,8 +34,9 @@ import torch
 import etude
 from etude.algorithms.off_policy import OffPolicyConfig
 from etude.core.clock import ClockConfig
+from report import Gate, parse
 
-EPISODES, WARMUP = 20, 1_000
+WARMUP = 1_000
 Act = Callable[[Any], Any]
 """One observation [n] to one action [m]."""
 
@@ -45,6 +47,7 @@ class Job(NamedTuple):
     seed: int
     env: str
     steps: int
+    episodes: int
 
 
 class Result(NamedTuple):
@@ -52,36 +55,50 @@ class Result(NamedTuple):
     seconds: float
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--methods", nargs="+", default=["sac", "td3"])
+    parser.add_argument("--episodes", type=int, default=20, help="of every trained policy")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, a core each")
-    options = parser.parse_args()
+    parser.add_argument("--below", type=float, default=2.0, help="deviations, at most")
+    # Hardly past the warm-up: both sides must complete and be played, whatever they have learned.
+    smallest = {"env": "Pendulum-v1", "steps": 1_100, "methods": ["sac"], "episodes": 2}
+    options = parse(parser, {**smallest, "below": math.inf}, arguments)
     jobs = [
-        Job(side, method, seed, options.env, options.steps)
+        Job(side, method, seed, options.env, options.steps, options.episodes)
         for method in options.methods
         for seed in range(options.seeds)
         for side in ("etude", "sb3")
     ]
+    with Gate("peer_off_policy", options, needs={"trainings": len(jobs)}) as gate:
+        found = measure(gate, jobs, options.jobs)
+        for method in options.methods:
+            name = f"{method} over stable-baselines3 in deviations"
+            gate.figure(name, compare(method, found), at_least=-options.below)
+    return gate.code
+
+
+def measure(gate: Gate, jobs: list[Job], many: int) -> dict[Job, Result]:
     fresh = multiprocessing.get_context("spawn")
     found: dict[Job, Result] = {}
-    with ProcessPoolExecutor(options.jobs, fresh, max_tasks_per_child=1) as pool:
-        for job, result in zip(jobs, pool.map(run, jobs), strict=True):
+    with ProcessPoolExecutor(many, fresh, max_tasks_per_child=1) as pool:
+        for job, result in zip(jobs, pool.map(run, jobs, timeout=gate.seconds_left), strict=True):
             found[job] = result
+            gate.count("trainings")
             print(
                 f"{job.side:5} {job.method} seed {job.seed}: {np.mean(result.returns):8.1f} ± "
-                f"{np.std(result.returns):.1f} over {EPISODES} episodes, {result.seconds:.0f} s",
+                f"{np.std(result.returns):.1f} over {len(result.returns)} episodes, "
+                f"{result.seconds:.0f} s",
                 flush=True,
             )
-    good = [compare(method, found) for method in options.methods]
-    return 0 if all(good) else 1
+    return found
 
 
-def compare(method: str, found: dict[Job, Result]) -> bool:
-    """Whether the two sides' returns of a method could be each other's."""
+def compare(method: str, found: dict[Job, Result]) -> float:
+    """By how many deviations of such a difference a method's returns are above its rival's."""
     sides = [
         np.array([np.mean(r.returns) for job, r in found.items() if job[:2] == (side, method)])
         for side in ("etude", "sb3")
@@ -90,13 +107,11 @@ def compare(method: str, found: dict[Job, Result]) -> bool:
     freedom = sum(len(means) - 1 for means in sides)
     spread = np.sqrt(sum(((m - m.mean()) ** 2).sum() for m in sides) / max(freedom, 1))
     deviation = spread * np.sqrt(sum(1 / len(means) for means in sides))
-    good = bool(abs(ours - theirs) <= 2 * deviation or ours > theirs)
     print(
         f"{method}: etude {ours:.1f}, stable-baselines3 {theirs:.1f}, difference "
-        f"{ours - theirs:+.1f}, of which chance {deviation:.1f}: "
-        f"{'within' if good else 'OUTSIDE'} the spread"
+        f"{ours - theirs:+.1f}, of which chance {deviation:.1f}"
     )
-    return good
+    return float((ours - theirs) / deviation) if deviation else math.nan
 
 
 def run(job: Job) -> Result:
@@ -104,13 +119,13 @@ def run(job: Job) -> Result:
     torch.set_num_threads(1)
     start = time.perf_counter()
     act = (train_etude if job.side == "etude" else train_sb3)(job)
-    return Result(play(job.env, act), time.perf_counter() - start)
+    return Result(play(job.env, act, job.episodes), time.perf_counter() - start)
 
 
-def play(name: str, act: Act) -> list[float]:
+def play(name: str, act: Act, episodes: int) -> list[float]:
     """Returns of the same episodes for every policy."""
     env, returns = gymnasium.make(name), []
-    for episode in range(EPISODES):
+    for episode in range(episodes):
         obs, _ = env.reset(seed=10_000 + episode)
         total, over = 0.0, False
         while not over:

@@ -1,11 +1,12 @@
 """Kill, freeze and unplug Ray workers all the time; the run must equal the local one, bit for bit.
 
-    python gates/ray_faults.py [--recipe reach-at-scale] [--kills 30] [--stops 5]
+    python gates/ray_faults.py [--recipe reach-at-scale] [--kills 80] [--stops 20] [--removals 50]
 
 Trains the recipe's short preset on a Ray cluster of two nodes on 127.0.0.1, again and again, while
 a thread ends actors with SIGKILL and freezes them with SIGSTOP at random times, and removes the
 second node once in every run. Each run's SHA-256 over weights, optimizer, normaliser, snapshots
-and metrics.jsonl is held against that of a run on one local thread. Exits 1 on any difference.
+and metrics.jsonl is held against that of a run on one local thread. It stops at the first run that
+fails, and when runs end without the faults being met.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ray_nodes import actors_of, node, start  # isort: skip
 
 import etude
 from etude.app.recipes import CATALOG, Recipe, find
+from report import Gate, parse
 from results import fingerprint
 
 DEADLINE = 3.0
@@ -38,19 +39,21 @@ PAUSE = (0.5, 6.0)
 class Torment(threading.Thread):
     """Faults at random times, until it is told to stop."""
 
-    def __init__(self, cluster: Any, wanted: Counter[str], chance: random.Random) -> None:
+    def __init__(
+        self, cluster: Any, wanted: Counter[str], chance: random.Random, pause: tuple[float, float]
+    ) -> None:
         super().__init__(daemon=True)
-        self.cluster, self.wanted, self.chance = cluster, wanted, chance
+        self.cluster, self.wanted, self.chance, self.pause = cluster, wanted, chance, pause
         self.done: Counter[str] = Counter()
         self.ended = threading.Event()
         self.second = cluster.add_node(**node(1))
 
     def run(self) -> None:
-        while not self.ended.wait(self.chance.uniform(*PAUSE)):
+        while not self.ended.wait(self.chance.uniform(*self.pause)):
             left = [kind for kind in ("kill", "stop") if self.wanted[kind] > self.done[kind]]
             actors = actors_of(self.cluster)
             if self.second is not None and self.chance.random() < 0.2:
-                self.unplug()
+                self.remove_node()
             elif left and actors:
                 kind = self.chance.choices(left, [self.wanted[name] for name in left])[0]
                 number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
@@ -60,10 +63,10 @@ class Torment(threading.Thread):
                     continue
                 self.done[kind] += 1
 
-    def unplug(self) -> None:
+    def remove_node(self) -> None:
         node, self.second = self.second, None
         self.cluster.remove_node(node)
-        self.done["unplug"] += 1
+        self.done["removal"] += 1
 
     def end(self) -> Counter[str]:
         self.ended.set()
@@ -78,45 +81,55 @@ def placed(recipe: Recipe, **collector: Any) -> Recipe:
     return recipe.model_copy(update={"collector": chosen})
 
 
-def judge(options: argparse.Namespace, scratch: Path) -> int:
+def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
     short = f"{options.recipe}-short"
     recipe = find(short if short in CATALOG else options.recipe)
     reference = fingerprint(etude.train(placed(recipe, threads=1), scratch / "untouched").path)
     print(f"untouched {recipe.name}: {reference}", flush=True)
-    cluster, chance, failures = start(2), random.Random(options.seed), 0
-    wanted, hits, runs = Counter(kill=options.kills, stop=options.stops), Counter[str](), 0
-    begin = time.monotonic()
+    cluster, chance, runs = start(2), random.Random(options.seed), 0
+    wanted = Counter({kind: gate.needs[kind] for kind in ("kill", "stop", "removal")})
     ray = {"kind": "ray", "threads": 1, "actors": 2, "deadline": DEADLINE}
-    while any(hits[kind] < wanted[kind] for kind in wanted) or not hits["unplug"]:
-        torment = Torment(cluster, wanted - hits, chance)
-        torment.start()
-        path = scratch / f"run{runs}"
-        run = etude.train(placed(recipe, **ray, address=cluster.address), path)
-        done = torment.end()
-        hits, runs = hits + done, runs + 1
-        result = fingerprint(run.path)
-        failures += result != reference
-        verdict = "equal" if result == reference else f"DIFFERENT: {result}"
-        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items())) or "nothing"
-        print(f"run {runs:3d}  {counted}  {verdict}", flush=True)
-    cluster.shutdown()
-    print(f"{time.monotonic() - begin:.0f} s")
-    print(
-        f"ray_faults {recipe.name}: {hits['kill']} kills, {hits['stop']} stops, {hits['unplug']} "
-        f"nodes removed, {runs} runs: {'FAILED' if failures else 'all equal'}"
-    )
-    return 1 if failures else 0
+    different = 0
+    try:
+        while (wanted - gate.counts) and runs < options.runs and not different:
+            torment = Torment(cluster, wanted - gate.counts, chance, options.pause)
+            torment.start()
+            path, runs = scratch / f"run{runs}", runs + 1
+            try:
+                run = etude.train(placed(recipe, **ray, address=cluster.address), path)
+            finally:
+                gate.counts += (done := torment.end())
+            gate.count("runs")
+            result = fingerprint(run.path)
+            verdict = "equal" if result == reference else "DIFFERENT"
+            said = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items())) or "nothing"
+            print(f"run {runs:3d}  {said}  {verdict}", flush=True)
+            if result != reference:
+                different += 1
+                gate.fail(f"run {runs} after {said}: {result}")
+    finally:
+        cluster.shutdown()
+    gate.figure("runs that differ", different, at_most=0)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="reach-at-scale", help="or episodic")
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--stops", type=int, default=5)
+    parser.add_argument("--kills", type=int, default=80)
+    parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--removals", type=int, default=50, help="of nodes, one in a run")
+    parser.add_argument("--runs", type=int, default=400, help="at most")
+    parser.add_argument("--pause", type=float, nargs=2, default=PAUSE, help="between two faults")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        return judge(options, Path(scratch))
+    smallest = {"kills": 1, "stops": 1, "removals": 1, "runs": 6, "pause": (0.2, 1.5)}
+    options = parse(parser, smallest, arguments)
+    needs = {"kill": options.kills, "stop": options.stops, "removal": options.removals, "runs": 1}
+    with (
+        Gate("ray_faults", options, needs=needs, rows=(7, 8), variant=options.recipe) as gate,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        judge(gate, options, Path(scratch))
+    return gate.code
 
 
 if __name__ == "__main__":

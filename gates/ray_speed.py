@@ -3,8 +3,8 @@
     python gates/ray_speed.py [--rows 256] [--steps 32] [--rounds 15]
 
 Two actors of one thread each and a local collector of two threads have the same groups and
-alternate. Prints what part of a collection Ray takes, and the median of the rounds' ratios last;
-exits 1 when it is below 0.85, or 2 when the machine was too busy to judge.
+alternate. Prints what part of a collection Ray takes; the median of the rounds' ratios must reach
+0.85.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ from etude.app.build import Parts, build
 from etude.app.recipes import Recipe
 from etude.app.run import RunFolder
 from machine import report_load
+from report import Gate, parse
 
 GOAL = 0.85
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--group-rows", type=int, default=64)
     parser.add_argument("--steps", type=int, default=32, help="control steps of a round")
     parser.add_argument("--workers", type=int, default=2, help="threads here, actors there")
     parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    judged = report_load()
-    with tempfile.TemporaryDirectory() as scratch:
-        ratio = measure(options, Path(scratch))
-    print(f"ray_speed {ratio:.3f} (goal {GOAL})")
-    return 0 if ratio >= GOAL else (1 if judged else 2)
+    options = parse(parser, {"rows": 64, "group_rows": 16, "steps": 8, "rounds": 2}, arguments)
+    with Gate("ray_speed", options, needs={"rounds": options.rounds}) as gate:
+        report_load(gate)
+        with tempfile.TemporaryDirectory() as scratch:
+            ratios = measure(options, Path(scratch))
+        gate.count("rounds", len(ratios))
+        gate.figure("Ray over threads", float(np.median(ratios)), at_least=GOAL, timing=True)
+    return gate.code
 
 
 def made(options: argparse.Namespace, folder: Path, **collector: Any) -> Parts:
@@ -54,8 +57,8 @@ def made(options: argparse.Namespace, folder: Path, **collector: Any) -> Parts:
     return build(recipe, RunFolder.create(folder, "", "", {}, {}))
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> float:
-    """Alternate both; the median of the rounds' ratios."""
+def measure(options: argparse.Namespace, scratch: Path) -> np.ndarray:
+    """Alternate both; the rounds' ratios."""
     workers = options.workers
     sides = {
         "local": made(options, scratch / "local", threads=workers),
@@ -81,7 +84,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> float:
     print(f"Ray's share of a collection: {np.median(shares[1:]):.1%}; {rate / 1e6:.2f} MB/s")
     ratios = np.array(seconds["local"][1:]) / np.array(seconds["ray"][1:])
     print(f"ratio by round: {np.quantile(ratios, 0.25):.3f} to {np.quantile(ratios, 0.75):.3f}")
-    return float(np.median(ratios))
+    return ratios
 
 
 if __name__ == "__main__":

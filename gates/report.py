@@ -8,8 +8,11 @@
     return gate.code
 
 A gate passes when it has a finite figure within its bounds, has counted at least what it needs
-and has noted no failure. An exception, a crash of what it measures or nothing measured fails it.
-`--smallest` is the size at which CI runs a gate; `--json FILE` says where the result is written.
+and has noted no failure. An exception, a crash of what it measures, nothing measured or no end
+within `--limit` seconds fails it. Only timings are left unjudged, on a machine that is too busy.
+`--smallest` is the size at which CI runs a gate: its timings are too short to be judged, and
+bounds on what takes long to learn are left out, as each gate's `smallest` says. `--json FILE` is
+where the result is written.
 """
 
 from __future__ import annotations
@@ -20,20 +23,27 @@ import json
 import math
 import os
 import platform
+import resource
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 PASSED, FAILED, NOT_JUDGED = 0, 1, 2
 RESULTS = Path(__file__).parent / "results"
 """Results at full size stand here; `smallest/` below it is not kept in the repository."""
+LIMIT, SMALLEST_LIMIT = 12 * 3600.0, 600.0
+"""Seconds after which a gate that has not ended fails."""
+GRACE = 30.0
+"""Seconds more until it is ended from outside, where it does not notice that it has failed."""
 
 
 def parse(
@@ -41,12 +51,17 @@ def parse(
     smallest: Mapping[str, Any],
     arguments: list[str] | None = None,
 ) -> argparse.Namespace:
-    """A gate's options with --smallest, which changes defaults, and --json."""
+    """A gate's options with --smallest, which changes defaults, --json and --limit."""
     parser.add_argument("--smallest", action="store_true", help="the size at which CI runs this")
     parser.add_argument("--json", type=Path, help="file for the result; default gates/results/")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds until it must end")
     if parser.parse_known_args(arguments)[0].smallest:
-        parser.set_defaults(**smallest)
+        parser.set_defaults(**{"limit": SMALLEST_LIMIT, **smallest})
     return parser.parse_args(arguments)
+
+
+class TookTooLong(BaseException):
+    """The gate's seconds are over. Not an `Exception`: what is measured must not catch it."""
 
 
 class Gate:
@@ -71,13 +86,15 @@ class Gate:
         self.rows = rows
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
-        self.figures: dict[str, dict[str, float | None]] = {}
+        self.figures: dict[str, dict[str, Any]] = {}
         self.details: dict[str, Any] = {}
         self.code = FAILED
-        self._busy = ""
-        self._smallest = bool(getattr(options, "smallest", False))
-        self._json: Path | None = getattr(options, "json", None)
+        self.limit: float = options.limit
+        self._smallest: bool = options.smallest
+        self._json: Path | None = options.json
+        self._busy = "the smallest size is too short for a timing" if self._smallest else ""
         self._begin = time.monotonic()
+        self._timers: list[threading.Timer] = []
 
     def count(self, what: str, many: int = 1) -> None:
         self.counts[what] += many
@@ -94,16 +111,40 @@ class Gate:
         *,
         at_least: float | None = None,
         at_most: float | None = None,
+        timing: bool = False,
     ) -> None:
-        """A measured number and the bounds it must keep."""
-        self.figures[name] = {"value": value, "at_least": at_least, "at_most": at_most}
+        """A measured number and the bounds it must keep; one that is infinite is no bound."""
+        bounds = {"at_least": at_least, "at_most": at_most}
+        self.figures[name] = {"value": value, **bounds, "timing": timing}
 
     def too_busy(self, why: str) -> None:
-        """Other work disturbed a timing: figures out of bounds are then not judged."""
+        """Other work disturbs timings: those out of bounds are then not judged."""
         self._busy = why
 
+    @property
+    def seconds_left(self) -> float:
+        """Until the gate must have ended; what it starts must not take longer."""
+        return max(self.limit - (time.monotonic() - self._begin), 1.0)
+
     def __enter__(self) -> Gate:
+        self._handler = signal.signal(signal.SIGUSR2, _raise_too_long)
+        me = threading.get_ident()
+        for seconds, act in (
+            (self.limit, lambda: signal.pthread_kill(me, signal.SIGUSR2)),
+            (self.limit + GRACE, self._give_up),
+        ):
+            timer = threading.Timer(seconds, act)
+            timer.daemon = True
+            timer.start()
+            self._timers.append(timer)
         return self
+
+    def _give_up(self) -> None:
+        """The main thread is held up where no signal reaches it."""
+        self.fail(f"no end within {self.limit:g} s, and no answer for {GRACE:g} s more")
+        self._end()
+        sys.stdout.flush()
+        os._exit(FAILED)
 
     def __exit__(
         self,
@@ -111,40 +152,58 @@ class Gate:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if error is not None:
+        for timer in self._timers:
+            timer.cancel()
+        signal.signal(signal.SIGUSR2, self._handler)
+        if isinstance(error, TookTooLong):
+            self.fail(f"no end within {self.limit:g} s")
+        elif error is not None:
             traceback.print_exception(kind, error, trace)
             self.fail(f"the gate itself ended with {type(error).__name__}: {error}")
         self._end()
-        return isinstance(error, Exception)
+        return isinstance(error, Exception | SystemExit | TookTooLong)
 
-    def _out_of_bounds(self) -> list[str]:
-        found = []
+    def _judge(self) -> bool:
+        """Note every figure that is out of its bounds; True if a timing was let off."""
+        let_off = False
         for name, entry in self.figures.items():
             value, least, most = entry["value"], entry["at_least"], entry["at_most"]
-            if value is None or not math.isfinite(value):
+            if _plain(value) is None:
                 self.fail(f"{name} is {value}: nothing was measured")
-            elif least is not None and value < least:
-                found.append(f"{name} is {value:.4g}, must be at least {least:g}")
-            elif most is not None and value > most:
-                found.append(f"{name} is {value:.4g}, must be at most {most:g}")
-        return found
+                continue
+            low, high = least is not None and value < least, most is not None and value > most
+            if not (low or high):
+                continue
+            word, bound = ("least", least) if low else ("most", most)
+            text = f"{name} is {value:.4g}, must be at {word} {bound:g}"
+            if entry["timing"] and self._busy:
+                let_off = True
+                print(f"not judged: {text}")
+            else:
+                self.fail(text)
+        return let_off
 
     def _end(self) -> None:
         if not self.figures:
             self.fail("no figure: nothing was measured")
+        if not self.needs:
+            self.fail("nothing was asked to be counted")
         for what, least in self.needs.items():
+            if least < 1:
+                self.fail(f"{least:,} {what} needed: that would let nothing pass")
             if self.counts[what] < least:
                 self.fail(f"{self.counts[what]:,} {what} counted, {least:,} needed")
-        outside = self._out_of_bounds()
-        for text in [] if self._busy else outside:
-            self.fail(text)
-        self.code = FAILED if self.failures else NOT_JUDGED if outside else PASSED
+        let_off = self._judge()
+        self.code = FAILED if self.failures else NOT_JUDGED if let_off else PASSED
         verdict = ("passed", "FAILED", f"not judged, {self._busy}")[self.code]
         self._write(verdict)
         counted = ", ".join(f"{many:,} {what}" for what, many in self.counts.items())
-        measured = ", ".join(f"{name} {f['value']:.4g}" for name, f in self.figures.items())
+        measured = ", ".join(f"{name} {_told(f['value'])}" for name, f in self.figures.items())
         title = f"{self.name} {self.variant}".rstrip()
-        print(f"{title}: {measured or 'no figure'}; {counted or 'nothing counted'}: {verdict}")
+        print(
+            f"{title}: {measured or 'no figure'}; {counted or 'nothing counted'}: {verdict}",
+            flush=True,
+        )
 
     def _write(self, verdict: str) -> None:
         folder = RESULTS / "smallest" if self._smallest else RESULTS
@@ -156,7 +215,9 @@ class Gate:
             "variant": self.variant,
             "verdict": verdict,
             "figures": {
-                name: {key: _plain(value) for key, value in entry.items()}
+                name: {
+                    key: value if key == "timing" else _plain(value) for key, value in entry.items()
+                }
                 for name, entry in self.figures.items()
             },
             "counts": dict(self.counts),
@@ -166,6 +227,7 @@ class Gate:
             "details": self.details,
             "smallest": self._smallest,
             "seconds": round(time.monotonic() - self._begin, 1),
+            "processor_seconds": round(_processor_seconds(), 1),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
             "machine": machine(),
@@ -174,9 +236,25 @@ class Gate:
         path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
 
 
+def _raise_too_long(number: int, frame: FrameType | None) -> None:
+    raise TookTooLong
+
+
 def _plain(value: float | None) -> float | None:
     """A number JSON can hold: numpy's scalars are taken, what is not finite is nothing."""
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _told(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:.4g}"
+
+
+def _processor_seconds() -> float:
+    """Of this process, and of those it has started and seen end."""
+    spent = [
+        resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return sum(one.ru_utime + one.ru_stime for one in spent)
 
 
 def _shown(script: Path) -> str:

@@ -1,12 +1,12 @@
 """Collector steps/s with the policy acting, against bare `Batch.step` of the same model.
 
     python gates/rollout_speed.py [--recipe reach] [--rows 256] [--threads 2] [--rounds 15]
-    python gates/rollout_speed.py --recipe imitate-walk --group-rows 256 --threads 1
+    python gates/rollout_speed.py --recipe imitate-walk
 
-Both sides have the same rows, threads, substeps and stage, and alternate in one process. Prints
-the median of the rounds' ratios last, and before it the same in processor time, which a busy
-machine changes less; exits 1 when it is below the recipe's goal, or 2 when the machine was too
-busy to judge. `--profile` prints what a group step calls beside the physics, and how often.
+Both sides have the same rows, threads, substeps and stage, and alternate in one process. The
+median of the rounds' ratios must reach the recipe's goal; the same in processor time, which a busy
+machine changes less, is printed too. `--profile` prints what a group step calls beside the
+physics, and how often.
 """
 
 from __future__ import annotations
@@ -33,25 +33,41 @@ from etude.app.run import RunFolder
 from etude.envs.mujoco_batch import Simulation
 from etude.rollout.local import Workers
 from machine import report_load
+from report import Gate, parse
 
 GOALS = {"reach": 0.90, "imitate-walk": 0.85}
-"""The humanoid's is for groups of 256 rows: its policy is larger and its physics shorter."""
+SIZES = {"reach": (256, 128), "imitate-walk": (512, 256)}
+"""Rows, and those of a group. The humanoid's policy is larger and its physics shorter."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="reach", choices=sorted(GOALS))
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--group-rows", type=int, default=128)
+    parser.add_argument("--rows", type=int, help="default 256, of the humanoid 512")
+    parser.add_argument("--group-rows", type=int, help="default half of that")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine-threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=32, help="control steps of a round")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--profile", action="store_true", help="also print a profile")
-    options = parser.parse_args()
-    judged = report_load()
+    smallest = {"rows": 32, "group_rows": 16, "steps": 8, "rounds": 2}
+    options = parse(parser, smallest, arguments)
+    rows, group_rows = SIZES[options.recipe]
+    options.rows, options.group_rows = options.rows or rows, options.group_rows or group_rows
+    needs = {"rounds": options.rounds}
+    with Gate("rollout_speed", options, needs=needs, variant=options.recipe) as gate:
+        report_load(gate)
+        with tempfile.TemporaryDirectory() as scratch:
+            ratios = measure(recipe_of(options), options.rounds, Path(scratch), options.profile)
+        gate.count("rounds", len(ratios))
+        ratio, goal = float(np.median(ratios)), GOALS[options.recipe]
+        gate.figure("collector over bare physics", ratio, at_least=goal, timing=True)
+    return gate.code
+
+
+def recipe_of(options: argparse.Namespace) -> Recipe:
     recipe = find(options.recipe)
-    recipe = recipe.model_copy(
+    return recipe.model_copy(
         update={
             "collector": recipe.collector.model_copy(
                 update={
@@ -66,11 +82,6 @@ def main() -> int:
             ),
         }
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        ratio = measure(recipe, options.rounds, Path(scratch), options.profile)
-    goal = GOALS[options.recipe]
-    print(f"rollout_speed {ratio:.3f} (goal {goal})")
-    return 0 if ratio >= goal else (1 if judged else 2)
 
 
 BOUND = {
@@ -150,8 +161,8 @@ def profile(collect: Callable[[], None], group_steps: int, lines: int = 40) -> N
         print(f"{own:9.1f} us {calls:6.2f} calls  {Path(file).name}:{line} {name}")
 
 
-def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> float:
-    """Alternate both sides; the median of the rounds' ratios.
+def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> np.ndarray:
+    """Alternate both sides; the rounds' ratios.
 
     The bare side runs with as many threads as the collector has in all, and with one per core;
     whichever is faster is the one to beat.
@@ -196,7 +207,7 @@ def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> float
     processor = float(np.median(np.array(best.processor[1:]) / np.array(spent[1:])))
     print(f"ratio in processor time: {processor:.3f}")
     print(f"ratio by round: {np.quantile(ratios, 0.25):.3f} to {np.quantile(ratios, 0.75):.3f}")
-    return float(np.median(ratios))
+    return ratios
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ learning    seconds per step of an update (ingest and every minibatch) by PPO wi
             `reach`, of buffers of 2^14 to 2^19 steps in segments of 64 and minibatches of 16,384.
 
 Sizes take turns in every round and a cost is the median of its rounds. Collection is timed on the
-wall, on two threads; learning by the processor's time on one. Prints the tables and, last, the
-largest deviation from the median of a column; exits 1 when that is beyond 15 %, or 2 when the
-machine was too busy to judge. About five minutes on an idle machine.
+wall, on two threads; learning by the processor's time on one. The largest deviation from the
+median of a column may be 15 %. About five minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import make_policy
 from etude.rollout.local import LocalCollector, Workers
 from machine import report_load
+from report import Gate, parse
 from update_speed import at_scale, learner
 
 GOAL = 0.15
-ROWS = (64, 256, 1024, 4096, 8192)
-BUFFERS = tuple(2**k for k in range(14, 20))
 STEPS = 16
 """Control steps of a rollout, as in `reach`."""
 
@@ -52,18 +50,19 @@ STEPS = 16
 class Collection:
     """The collector of one size, and the bare physics beside it."""
 
-    def __init__(self, rows: int, group_rows: int, threads: int, engine_threads: int) -> None:
+    def __init__(self, rows: int, options: argparse.Namespace) -> None:
         recipe, key = etude.recipes.reach(), Key(0)
-        self.rows, self.group_rows = rows, group_rows
+        self.rows, self.group_rows = rows, group_of(rows, options.largest_group)
+        group_rows, threads = self.group_rows, options.engine_threads
         # A round is many rollouts where they are small.
-        self.repeats = max(1, 2048 // rows)
-        envs = [make_env(recipe.env, group_rows, engine_threads) for _ in range(rows // group_rows)]
+        self.repeats = max(1, max(options.rows) // 4 // rows)
+        envs = [make_env(recipe.env, group_rows, threads) for _ in range(rows // group_rows)]
         first = envs[0]
         assert isinstance(first, Reach)
         policy = make_policy(recipe.policy, first.spec, key.child("policy"))
         buffer = SegmentBuffer(BufferSpec(first.spec, {}, rows, STEPS, 1))
         parts = [buffer.part(slice(r, r + group_rows)) for r in range(0, rows, group_rows)]
-        self._collector = LocalCollector(envs, policy, key, Workers(threads), [parts])
+        self._collector = LocalCollector(envs, policy, key, Workers(options.threads), [parts])
         self._broadcast = Broadcast(0, copy_arrays(dict(policy.state_dict())))
         self._iteration = 0
         self._collect()
@@ -118,12 +117,12 @@ class Collection:
 class Learning:
     """Updates from a buffer of one size."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, largest: int) -> None:
         recipe = at_scale("mlp", steps // 64)
         self.steps = steps
         self.ppo: PPO
         self.ppo, self._fragments, self._clock = learner(recipe, real=False)
-        self.repeats = max(1, BUFFERS[-1] // 4 // steps)
+        self.repeats = max(1, largest // 4 // steps)
 
     def seconds(self) -> float:
         """Per step of the buffer, of its whole update."""
@@ -152,13 +151,13 @@ def group_of(rows: int, largest: int) -> int:
     return rows if rows < 128 else min(rows // 2, largest)
 
 
-def collection(rounds: int, threads: int, engine_threads: int, largest_group: int) -> float:
-    sizes = [
-        Collection(rows, group_of(rows, largest_group), threads, engine_threads) for rows in ROWS
-    ]
-    costs = in_turns([m for size in sizes for m in (size.seconds, size.bare_seconds)], rounds)
+def collection(options: argparse.Namespace) -> float:
+    sizes = [Collection(rows, options) for rows in options.rows]
+    measures = [m for size in sizes for m in (size.seconds, size.bare_seconds)]
+    costs = in_turns(measures, options.rounds)
     ours, bare = costs[::2], costs[1::2]
-    print(f"collection: {threads} threads x {engine_threads}; microseconds per step")
+    threads = f"{options.threads} threads x {options.engine_threads}"
+    print(f"collection: {threads}; microseconds per step")
     print(f"{'':>8} {'':>6} {'on the wall':^35} {'of the processors':^26}")
     print(
         f"{'rows':>8} {'group':>6} {'collector':>9} {'':>8} {'bare':>8} {'':>8} "
@@ -177,10 +176,10 @@ def collection(rounds: int, threads: int, engine_threads: int, largest_group: in
     return float(np.abs(deviations(ours[:, 0])).max())
 
 
-def learning(rounds: int) -> float:
+def learning(options: argparse.Namespace) -> float:
     torch.set_num_threads(1)
-    sizes = [Learning(steps) for steps in BUFFERS]
-    costs = in_turns([size.seconds for size in sizes], rounds)
+    sizes = [Learning(steps, max(options.buffers)) for steps in options.buffers]
+    costs = in_turns([size.seconds for size in sizes], options.rounds)
     print("learning: microseconds per step of the buffer")
     print(f"{'steps':>8} {'batches':>8} {'update':>8}")
     for size, cost, off in zip(sizes, costs, deviations(costs), strict=True):
@@ -189,26 +188,32 @@ def learning(rounds: int) -> float:
     return float(np.abs(deviations(costs)).max())
 
 
-def main() -> int:
+PARTS = {"collection": collection, "learning": learning}
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("collection", "learning", "all"), default="all")
+    parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine-threads", type=int, default=2)
     parser.add_argument("--largest-group", type=int, default=512)
-    options = parser.parse_args()
-    judged = report_load()
-    found = {}
-    if options.part != "learning":
-        found["collection"] = collection(
-            options.rounds, options.threads, options.engine_threads, options.largest_group
-        )
-    if options.part != "collection":
-        found["learning"] = learning(options.rounds)
-    judged &= report_load()
-    figures = ", ".join(f"{part} {off:.1%}" for part, off in found.items())
-    print(f"scaling {figures} at most from the median (goal {GOAL:.0%})")
-    return 0 if max(found.values()) <= GOAL else (1 if judged else 2)
+    sizes = {"rows": [64, 256, 1024, 4096, 8192], "buffers": [2**k for k in range(14, 20)]}
+    parser.add_argument("--rows", type=int, nargs="+", default=sizes["rows"])
+    parser.add_argument("--buffers", type=int, nargs="+", default=sizes["buffers"])
+    smallest = {"rounds": 1, "rows": [16, 64], "buffers": [2**14, 2**15]}
+    options = parse(parser, smallest, arguments)
+    parts = tuple(PARTS) if options.part == "all" else (options.part,)
+    wanted = {"collection": len(options.rows), "learning": len(options.buffers)}
+    needs = {f"sizes of {part}": wanted[part] for part in parts}
+    with Gate("scaling", options, needs=needs) as gate:
+        report_load(gate)
+        for part in parts:
+            off = PARTS[part](options)
+            gate.count(f"sizes of {part}", wanted[part])
+            gate.figure(f"{part} off its median", off, at_most=GOAL, timing=True)
+        report_load(gate)
+    return gate.code
 
 
 if __name__ == "__main__":

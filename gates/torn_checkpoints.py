@@ -6,7 +6,7 @@ Trains a short run that keeps three checkpoints, then damages copies of the newe
 bit flipped, a block of zeros, a file missing, a file swapped with that of another save. For each,
 loading must refuse with the one kind of error, and the search for a checkpoint to resume must set
 the damaged ones aside and settle on the newest whole one, bit for bit, within seconds. Some cases
-are also resumed to their end, which must be that of the untouched run. Exits 1 on any miss.
+are also resumed to their end, which must be that of the untouched run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import etude
 from etude.app import recipes
 from etude.core.trees import digest
 from etude.runs import checkpoint, files, parts
+from report import Gate, parse
 
 PATIENCE = 10.0
 FILES = [
@@ -117,19 +118,16 @@ def bits(path: Path) -> str:
 
 
 @dataclass
-class Gate:
+class Trial:
     """What was tried and what came of it."""
 
+    gate: Gate
     run: Path
     seed: int
     tried: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
     recovered: Counter[str] = field(default_factory=Counter)
-    resumed: int = 0
-    hangs: int = 0
-    tracebacks: int = 0
     slowest: float = 0.0
-    failures: list[str] = field(default_factory=list)
     whole: dict[int, str] = field(default_factory=dict)
 
     def case(self, number: int, folder: Path) -> None:
@@ -144,11 +142,9 @@ class Gate:
         try:
             self._judge(folder, kind, label, fallback)
         except TimeoutError:
-            self.hangs += 1
-            self.failures.append(f"{label}: no answer within {PATIENCE:g} s")
+            self.gate.fail(f"{label}: no answer within {PATIENCE:g} s")
         except Exception:
-            self.tracebacks += 1
-            self.failures.append(f"{label}: {traceback.format_exc()}")
+            self.gate.fail(f"{label}: {traceback.format_exc()}")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
         self.slowest = max(self.slowest, time.monotonic() - start)
@@ -158,21 +154,22 @@ class Gate:
         newest = folder / checkpoint.step_name(max(self.whole))
         try:
             checkpoint.load_training(newest)
-            self.failures.append(f"{label}: was loaded")
+            self.gate.fail(f"{label}: was loaded")
         except checkpoint.DamagedCheckpoint as error:
             if newest not in (error.path, *error.path.parents):
-                self.failures.append(f"{label}: blames {error.path}")
+                self.gate.fail(f"{label}: blames {error.path}")
             self.found[kind] += 1
         said: list[str] = []
         path = checkpoint.newest_verified(folder, said.append)
         if path is None or checkpoint.step_of(path) != fallback:
-            self.failures.append(f"{label}: found {path} instead of step {fallback}")
+            self.gate.fail(f"{label}: found {path} instead of step {fallback}")
         elif bits(path) != self.whole[fallback]:
-            self.failures.append(f"{label}: step {fallback} is not what was saved")
+            self.gate.fail(f"{label}: step {fallback} is not what was saved")
         elif not said or newest.exists() or os.readlink(folder / "latest") != path.name:
-            self.failures.append(f"{label}: was not set aside, or not said")
+            self.gate.fail(f"{label}: was not set aside, or not said")
         else:
             self.recovered[kind] += 1
+            self.gate.count("noticed and fell back")
 
     def resume(self, number: int, folder: Path) -> None:
         """A whole run with a torn newest checkpoint goes on, and ends as the untouched one."""
@@ -184,9 +181,9 @@ class Gate:
             etude.resume(folder, say=said.append).fingerprint() == etude.Run(self.run).fingerprint()
         )
         if equal and any("Damaged checkpoint" in text for text in said):
-            self.resumed += 1
+            self.gate.count("resumes equal")
         else:
-            self.failures.append(f"resume {number}, {kind}: {'not said' if equal else 'DIFFERENT'}")
+            self.gate.fail(f"resume {number}, {kind}: {'not said' if equal else 'DIFFERENT'}")
         shutil.rmtree(folder)
 
 
@@ -204,37 +201,33 @@ def on_alarm(number: int, frame: FrameType | None) -> None:
     raise TimeoutError
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--resumes", type=int, default=25, help="cases resumed to the run's end")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    signal.signal(signal.SIGALRM, on_alarm)
-    with tempfile.TemporaryDirectory() as scratch, files.using(NoFlush()):
-        gate = Gate(Path(scratch) / "run", options.seed)
-        train(gate.run)
-        for path in sorted((gate.run / "checkpoints").iterdir()):
-            if not path.is_symlink():
-                gate.whole[checkpoint.step_of(path)] = bits(path)
-        for number in range(options.cases):
-            gate.case(number, Path(scratch) / "case")
-        for number in range(options.resumes):
-            gate.resume(number, Path(scratch) / "resumed")
-    for kind in KINDS:
-        print(
-            f"{kind:<14}{gate.tried[kind]:>7,} cases {gate.found[kind]:>7,} noticed "
-            f"{gate.recovered[kind]:>7,} fell back"
-        )
-    for failure in gate.failures[:20]:
-        print(f"FAILED: {failure}")
-    print(f"slowest {gate.slowest:.2f} s, {gate.hangs} hangs, {gate.tracebacks} tracebacks")
-    good = not gate.failures and gate.recovered.total() == options.cases
-    print(
-        f"torn_checkpoints {gate.recovered.total():,} of {options.cases:,} noticed and fell back, "
-        f"{gate.resumed} of {options.resumes} resumes equal: {'passed' if good else 'FAILED'}"
-    )
-    return 0 if good and gate.resumed == options.resumes else 1
+    options = parse(parser, {"cases": 50, "resumes": 1}, arguments)
+    needs = {"noticed and fell back": options.cases, "resumes equal": options.resumes}
+    with Gate("torn_checkpoints", options, needs=needs, rows=(3,)) as gate:
+        signal.signal(signal.SIGALRM, on_alarm)
+        with tempfile.TemporaryDirectory() as scratch, files.using(NoFlush()):
+            trial = Trial(gate, Path(scratch) / "run", options.seed)
+            train(trial.run)
+            for path in sorted((trial.run / "checkpoints").iterdir()):
+                if not path.is_symlink():
+                    trial.whole[checkpoint.step_of(path)] = bits(path)
+            for number in range(options.cases):
+                trial.case(number, Path(scratch) / "case")
+            for number in range(options.resumes):
+                trial.resume(number, Path(scratch) / "resumed")
+        for kind in KINDS:
+            print(
+                f"{kind:<14}{trial.tried[kind]:>7,} cases {trial.found[kind]:>7,} noticed "
+                f"{trial.recovered[kind]:>7,} fell back"
+            )
+        gate.figure("slowest answer in seconds", trial.slowest, at_most=PATIENCE)
+        gate.figure("cases missed", len(gate.failures), at_most=0)
+    return gate.code
 
 
 if __name__ == "__main__":

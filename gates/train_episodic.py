@@ -1,7 +1,6 @@
 """Rewards from returns: RRD against SAC on the episodic reward and against IRCR.
 
     python gates/train_episodic.py [--seeds 0 1 2] [--methods rrd given ircr] [--jobs 2]
-    python gates/train_episodic.py --methods rrd --seeds 1     # One training; the rest later.
     python gates/train_episodic.py --cheetah                   # HalfCheetah-v5: not judged.
 
 Trains on `reach`, whose rewards are summed and given only when an episode is over, by the real
@@ -19,10 +18,10 @@ again, and a training that was interrupted goes on. All results in the folder, w
 them, are written to results.json and printed: each method's return and success with 95 % intervals,
 over a training's episodes and over the seeds (Student's t).
 
-Exits 1 unless RRD's return beats that of `given` and of `ircr` on the seeds asked for: the 95 %
-interval of the difference over seeds (Welch) lies above 0, and each training took 10 minutes at
-most; 2 when only that failed and the machine was busy. Nothing is judged while results are missing,
-or of one seed. Timings are of `jobs` trainings beside each other, each on one thread.
+RRD's return must beat that of `given` and of `ircr` on the seeds asked for: the 95 % interval of
+the difference over seeds (Welch) lies above 0, and each training takes 10 minutes at most. A gate
+whose results are missing, or of one seed, fails, and one with --cheetah has no goal. Timings are of
+`jobs` trainings beside each other, each on one thread.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ import csv
 import json
 import math
 import os
-import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,9 @@ from typing import Any
 import numpy as np
 
 import etude
+from command import etude as call
 from machine import report_load
+from report import Gate, parse
 from results import T95, half_width
 
 SECONDS = 600.0
@@ -56,7 +57,7 @@ Result = dict[str, Any]
 None, "seconds", and "curve" [[timesteps, mean reward, success or None], ...] of its evaluations."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", help="0 1 2, or 0 of HalfCheetah")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=(*METHODS, "ircr-shared"))
@@ -65,34 +66,51 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="default runs/train_episodic[_cheetah]")
     parser.add_argument("--timesteps", type=int, help="shorter trainings, to try the gate itself")
     parser.add_argument("--episodes", type=int, help="fresh episodes; 500, or 20 of HalfCheetah")
-    options = parser.parse_args()
-    seeds = options.seeds or ([0] if options.cheetah else [0, 1, 2])
-    judged = report_load()
+    parser.add_argument("--margin", type=float, default=0.0, help="of the intervals, at least")
+    with tempfile.TemporaryDirectory() as scratch:
+        # Trained for seconds: all must complete and be played, whatever they have learned.
+        smallest = {"seeds": [0, 1], "timesteps": 5_120, "episodes": 20, "margin": -math.inf}
+        smallest |= {"folder": Path(scratch), "methods": ("rrd", "given")}
+        options = parse(parser, smallest, arguments)
+        options.compared = options.methods if options.smallest or options.cheetah else METHODS
+        options.seeds = options.seeds or ([0] if options.cheetah else [0, 1, 2])
+        variant = "cheetah" if options.cheetah else ""
+        needs = {"trainings": len(options.seeds) * len(options.methods)}
+        with Gate("train_episodic", options, needs=needs, variant=variant) as gate:
+            report_load(gate)
+            measure(gate, options)
+    return gate.code
+
+
+def measure(gate: Gate, options: argparse.Namespace) -> None:
+    seeds = options.seeds
     folder = options.folder or Path("runs/train_episodic" + "_cheetah" * options.cheetah)
     folder.mkdir(parents=True, exist_ok=True)
     episodes = options.episodes or (20 if options.cheetah else 500)
     jobs = [(method, seed) for seed in seeds for method in options.methods]
     with ThreadPoolExecutor(options.jobs) as pool:
-        tasks = [pool.submit(train, *job, command(*job, options), folder, episodes) for job in jobs]
+        tasks = [
+            pool.submit(train, gate, *job, command(*job, options), folder, episodes) for job in jobs
+        ]
         for task in tasks:
             task.result()
+            gate.count("trainings")
     found = collect(folder)
     for method, results in found.items():
         print(f"{method:11} {summary(list(results.values()))}")
-    if options.cheetah:
-        return 0
-    missing = [f"{m}-{s}" for s in seeds for m in METHODS if s not in found.get(m, {})]
+    missing = [f"{m}-{s}" for s in seeds for m in options.compared if s not in found.get(m, {})]
     if missing:
-        print(f"train_episodic: not judged before there are {', '.join(missing)}")
-        return 0
-    if len(seeds) < 2:
-        print("train_episodic: not judged, since one seed has no interval")
-        return 0
-    sides = {m: [found[m][seed] for seed in seeds] for m in METHODS}
-    better = [beats(sides["rrd"], sides[method], method) for method in METHODS[1:]]
-    quick = all(result["seconds"] <= SECONDS for side in sides.values() for result in side)
-    print(f"train_episodic: better {sum(better)} of {len(better)}, within 10 minutes: {quick}")
-    return 1 if not all(better) else (0 if quick else (1 if judged else 2))
+        raise LookupError(f"nothing is compared before there are {', '.join(missing)}")
+    sides = {m: [found[m][seed] for seed in seeds] for m in options.compared}
+    for method, results in sides.items():
+        gate.figure(f"return of {method}", float(means_of(results).mean()))
+    if options.cheetah:
+        return
+    for method in options.compared[1:]:
+        least = beats(sides["rrd"], sides[method], method) if len(seeds) > 1 else math.nan
+        gate.figure(f"rrd over {method}, at least", least, at_least=options.margin)
+    slowest = max(result["seconds"] for side in sides.values() for result in side)
+    gate.figure("seconds of the slowest", slowest, at_most=SECONDS, timing=True)
 
 
 def command(method: str, seed: int, options: argparse.Namespace) -> list[str]:
@@ -113,7 +131,9 @@ def command(method: str, seed: int, options: argparse.Namespace) -> list[str]:
     return [*chosen, "--seed", str(seed)]
 
 
-def train(method: str, seed: int, chosen: list[str], folder: Path, episodes: int) -> None:
+def train(
+    gate: Gate, method: str, seed: int, chosen: list[str], folder: Path, episodes: int
+) -> None:
     """One training and its test, unless the folder has the result."""
     path, run = folder / f"{method}-{seed}.json", folder / f"{method}-{seed}"
     wanted = " ".join(chosen)
@@ -122,10 +142,10 @@ def train(method: str, seed: int, chosen: list[str], folder: Path, episodes: int
             raise SystemExit(f"{path} is of `{known}`: give another --folder to `{wanted}`.")
         return
     if run.exists():
-        call("resume", str(run))
+        call(gate, "resume", str(run))
     else:
-        call("train", *chosen, "--folder", str(run))
-    call("eval", str(run), "--episodes", str(episodes))
+        call(gate, "train", *chosen, "--folder", str(run))
+    call(gate, "eval", str(run), "--episodes", str(episodes))
     table = max(run.glob("evaluations/*/episodes.csv"), key=lambda file: file.stat().st_mtime)
     with table.open() as file:
         played = list(csv.DictReader(file))
@@ -196,23 +216,15 @@ def succeeded(results: list[Result]) -> str:
     return f", success {np.mean(known):.1%}" if known else ""
 
 
-def beats(ours: list[Result], theirs: list[Result], name: str) -> bool:
-    """Whether the difference of the means over seeds is above 0 with 95 % confidence."""
+def beats(ours: list[Result], theirs: list[Result], name: str) -> float:
+    """The lower end of the 95 % interval of the difference of the means over seeds."""
     sides = [means_of(results) for results in (ours, theirs)]
     parts = [means.var(ddof=1) / len(means) for means in sides]
     spread = sum(p**2 / (len(m) - 1) for p, m in zip(parts, sides, strict=True))
     freedom = int(np.clip(sum(parts) ** 2 / spread, 1, 8)) if spread else 1
     margin, half = sides[0].mean() - sides[1].mean(), T95[freedom - 1] * math.sqrt(sum(parts))
     print(f"rrd beats {name} by {margin:.2f} ± {half:.2f}")
-    return bool(margin - half > 0)
-
-
-def call(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "etude", *arguments], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"etude {' '.join(arguments)}: {done.stderr or done.stdout}")
+    return float(margin - half)
 
 
 if __name__ == "__main__":

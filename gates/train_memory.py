@@ -2,60 +2,62 @@
 
     python gates/train_memory.py [--seeds 2]
 
-Runs the real command in a fresh process for each seed and policy. Exits 1 when a policy with memory
-stays below 90 % success on fresh episodes, one without exceeds 30 %, or a training takes more than
-10 minutes; 2 when the machine was too busy to judge.
+Runs the real command in a fresh process for each seed and policy, and plays 500 fresh episodes. A
+policy with memory must reach 90 % success and one without stay below 30 %, each within 10 minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from command import etude
 from machine import report_load
+from report import Gate, parse
 
 ENOUGH, CHANCE, SECONDS = 0.9, 0.3, 600.0
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2)
-    options = parser.parse_args()
-    judged, good = report_load(), 0
-    with tempfile.TemporaryDirectory() as scratch:
-        for seed in range(options.seeds):
-            for kind in ("lstm", "mlp"):
-                folder = Path(scratch) / f"{kind}{seed}"
-                success, seconds = train(kind, seed, folder)
-                kept = success >= ENOUGH if kind == "lstm" else success <= CHANCE
-                good += kept and seconds <= SECONDS
-                print(f"seed {seed}, {kind}: {success:.1%} of 500, {seconds:.0f} s", flush=True)
-    total = 2 * options.seeds
-    print(f"train_memory {good} of {total} (lstm >= {ENOUGH:.0%}, mlp <= {CHANCE:.0%}, 10 minutes)")
-    return 0 if good == total else (1 if judged else 2)
+    parser.add_argument("--timesteps", type=int, help="default the recipe's own")
+    parser.add_argument("--episodes", type=int, default=500, help="fresh ones")
+    parser.add_argument("--success", type=float, default=ENOUGH, help="with memory, at least")
+    # One iteration each: both kinds must complete, and neither can know the target.
+    smallest = {"seeds": 1, "timesteps": 16_384, "episodes": 32, "success": 0.0}
+    options = parse(parser, smallest, arguments)
+    with Gate("train_memory", options, needs={"trainings": 2 * options.seeds}) as gate:
+        report_load(gate)
+        with tempfile.TemporaryDirectory() as scratch:
+            for seed in range(options.seeds):
+                for kind in ("lstm", "mlp"):
+                    success, seconds = train(gate, kind, seed, options, Path(scratch))
+                    print(f"seed {seed}, {kind}: {success:.1%}, {seconds:.0f} s", flush=True)
+                    gate.count("trainings")
+                    bound = {"at_least": options.success} if kind == "lstm" else {"at_most": CHANCE}
+                    gate.figure(f"success of {kind}, seed {seed}", success, **bound)
+                    name = f"seconds of {kind}, seed {seed}"
+                    gate.figure(name, seconds, at_most=SECONDS, timing=True)
+    return gate.code
 
 
-def train(kind: str, seed: int, folder: Path) -> tuple[float, float]:
+def train(
+    gate: Gate, kind: str, seed: int, options: argparse.Namespace, scratch: Path
+) -> tuple[float, float]:
     """Success on fresh episodes, and seconds from command to exit."""
-    start = time.perf_counter()
-    etude(
-        *("train", "reach-memory", "--seed", str(seed), "--folder", str(folder)),
-        *("--policy.kind", kind),
-    )
+    start, folder = time.perf_counter(), str(scratch / f"{kind}{seed}")
+    chosen = ["reach-memory", "--seed", str(seed), "--folder", folder, "--policy.kind", kind]
+    if options.timesteps:
+        chosen += ["--clock.total-timesteps", str(options.timesteps)]
+    etude(gate, "train", *chosen)
     seconds = time.perf_counter() - start
-    fresh = json.loads(etude("eval", str(folder), "--episodes", "500", "--json"))
-    return float(fresh["eval/success_rate"]), seconds
-
-
-def etude(*arguments: str) -> str:
-    """The output of an etude command."""
-    command = [sys.executable, "-m", "etude", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    told = etude(gate, "eval", folder, "--episodes", str(options.episodes), "--json")
+    return float(json.loads(told)["eval/success_rate"]), seconds
 
 
 if __name__ == "__main__":

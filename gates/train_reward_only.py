@@ -14,9 +14,8 @@ back when it needs them.
 Progress is judged on held-out episodes: Spearman's correlation of the running sum of the learned
 reward with progress, over all their steps together, and the mean over single episodes, also of the
 successes and of the failures alone. Beside it stands what mere time gets, which any constant
-reward equals. Exits 1 when the first is below .8, anonymous memory reaches 1.5 GiB or training
-takes over 30 minutes; 2 when only time failed and the machine was busy, or when there was less
-data than that.
+reward equals. The first must reach .8, with less than 1.5 GiB of anonymous memory, within 30
+minutes.
 """
 
 from __future__ import annotations
@@ -32,56 +31,60 @@ from pathlib import Path
 
 import torch
 
+from command import CommandFailed, record, started
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.reward_model import evaluate, make_reward_only
 from etude.app.loading import policy_parts
 from etude.app.run import Run
 from etude.experience.episodes import EpisodeStore
 from machine import report_load
-from recordings import record
+from report import Gate, parse
 
 CORRELATION, MEMORY, SECONDS = 0.8, 1.5 * 2**30, 1800.0
 TRANSITIONS = 100_000
 ITERATIONS, BATCHES = 5, 50
+"""Batches of an iteration, at most."""
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, help="made by etude data record pick-place")
     parser.add_argument("--episodes", type=int, default=2_500, help="to record without a dataset")
+    parser.add_argument("--transitions", type=int, default=TRANSITIONS, help="of it, at least")
     parser.add_argument("--updates", type=int, default=15_000)
     parser.add_argument("--reads", nargs="+", default=["image", "proprio"], help="or state")
     parser.add_argument("--loss", default="biased")
     parser.add_argument("--sample", type=int, default=8, help="steps of one subset")
-    options = parser.parse_args()
-    judged = report_load()
-    with tempfile.TemporaryDirectory() as scratch:
-        data, folder = options.dataset or Path(scratch) / "data", Path(scratch) / "run"
-        if options.dataset is None:
-            record(data, options.episodes, 128 if "image" in options.reads else 0)
-        enough = describe(data)
-        seconds, memory = train(data, folder, options)
-        found = last_test(folder)
-        by_outcome(folder)
-    for name, value in sorted(found.items()):
-        print(f"  {name:26} {value:.4g}")
-    correlation = found["eval/pooled_correlation"]
-    print(
-        f"train_reward_only: correlation {correlation:.3f} (goal {CORRELATION}; mere time "
-        f"{found['eval/pooled_time_correlation']:.3f}), single episodes "
-        f"{found['eval/rank_correlation']:.3f} (mere time {found['eval/time_correlation']:.3f}), "
-        f"anonymous memory at most {memory / 2**30:.2f} GiB (goal 1.5), {seconds:.0f} s"
-    )
-    if not enough:
-        print(f"TOO LITTLE TO JUDGE: fewer than {TRANSITIONS:,} transitions.")
-        return 2
-    if correlation < CORRELATION or memory >= MEMORY:
-        return 1
-    return 0 if seconds <= SECONDS else (1 if judged else 2)
+    parser.add_argument("--correlation", type=float, default=CORRELATION, help="at least")
+    # Some updates on vectors: it must complete and be tested, whatever it has learned.
+    smallest = {"episodes": 24, "transitions": 100, "updates": 25, "reads": ["state"]}
+    options = parse(parser, {**smallest, "correlation": -1.0}, arguments)
+    needs = {"transitions": options.transitions, "trainings": 1}
+    variant = " ".join(options.reads)
+    with Gate("train_reward_only", options, needs=needs, variant=variant) as gate:
+        report_load(gate)
+        with tempfile.TemporaryDirectory() as scratch:
+            data, folder = options.dataset or Path(scratch) / "data", Path(scratch) / "run"
+            if options.dataset is None:
+                record(gate, data, options.episodes, 128 if "image" in options.reads else 0)
+            gate.count("transitions", describe(data))
+            seconds, memory = train(data, folder, options)
+            found = last_test(folder)
+            by_outcome(folder)
+        gate.count("trainings")
+        gate.details = dict(sorted(found.items()))
+        for name, value in gate.details.items():
+            print(f"  {name:26} {value:.4g}")
+        correlation = found["eval/pooled_correlation"]
+        gate.figure("correlation with progress", correlation, at_least=options.correlation)
+        gate.figure("correlation of mere time", found["eval/pooled_time_correlation"])
+        gate.figure("anonymous memory in bytes", memory, at_least=1, at_most=MEMORY)
+        gate.figure("seconds of training", seconds, at_most=SECONDS, timing=True)
+    return gate.code
 
 
-def describe(folder: Path) -> bool:
-    """Print what the dataset holds; whether that is enough."""
+def describe(folder: Path) -> int:
+    """Print what the dataset holds; how many transitions."""
     store = EpisodeStore.open(folder)
     size = sum(file.stat().st_size for file in folder.iterdir())
     good = int((store.returns > 0).sum())
@@ -91,30 +94,31 @@ def describe(folder: Path) -> bool:
         flush=True,
     )
     store.close()
-    return store.num_transitions >= TRANSITIONS
+    return int(store.num_transitions)
 
 
 def train(data: Path, folder: Path, options: argparse.Namespace) -> tuple[float, int]:
     """Seconds from command to exit, and the most anonymous bytes resident at once."""
-    cycles = -(-options.updates // (ITERATIONS * BATCHES))
+    batches = min(BATCHES, -(-options.updates // ITERATIONS))
+    cycles = -(-options.updates // (ITERATIONS * batches))
     command = [
         *(sys.executable, "-m", "etude", "train", "reward-only", "--folder", str(folder)),
         *("--algorithm.dataset", str(data), "--algorithm.progress", "progress"),
         *("--algorithm.rrd.loss", options.loss),
         *("--algorithm.rrd.rrd-sample-size", str(options.sample)),
         *("--algorithm.rrd.network.reads", *options.reads),
-        *("--algorithm.train-batches", str(BATCHES), "--clock.iterations", str(ITERATIONS)),
+        *("--algorithm.train-batches", str(batches), "--clock.iterations", str(ITERATIONS)),
         *("--clock.cycles", str(cycles), "--clock.epochs", "1"),
         *("--evaluation.every", f"{max(cycles // 4, 1)} cycles"),
         *("--checkpoint.every", f"{max(cycles // 4, 1)} cycles"),
     ]
     start, most = time.perf_counter(), 0
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        most = max(most, anonymous(process.pid))
-        time.sleep(0.25)
+    with started(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            most = max(most, anonymous(process.pid))
+            time.sleep(0.25)
     if process.returncode:
-        raise SystemExit(process.returncode)
+        raise CommandFailed(f"the training ended with {process.returncode}")
     return time.perf_counter() - start, most
 
 

@@ -13,8 +13,7 @@ scale  the geometry of `reach-at-scale`, 8,192 x 64 steps in 32 minibatches, its
        0.9 and the LSTM 0.8, and what is not learning (advantages, priorities, permutation and
        copying) stay under 3 % of the whole update, uniform and prioritised.
 
-Prints the figures last; exits 1 when one falls short, or 2 when that may be because the machine
-was too busy to judge. About three minutes on an idle machine.
+About three minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ from etude.models.normalise import RewardScaler
 from etude.models.policies import ActorCritic, make_policy
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from machine import report_load
+from report import Gate, parse
 
 SMALL_GOAL = 0.85
 SMALL_JUDGED = (512, 4096)
@@ -331,9 +331,9 @@ def wrapped() -> Iterator[Split]:
         yield split
 
 
-def overhead_of(kind: str, sampling: str, rounds: int) -> float:
+def overhead_of(kind: str, sampling: str, rounds: int, rows: int) -> float:
     """Share of a whole update that is bookkeeping: the median round's, with its breakdown."""
-    ppo, fragments, clock = learner(at_scale(kind, sampling=sampling), real=False)
+    ppo, fragments, clock = learner(at_scale(kind, rows, sampling), real=False)
     taken: list[tuple[float, float, dict[str, float]]] = []
     for i in range(rounds + 1):
         with wrapped() as split:
@@ -356,38 +356,38 @@ def overhead_of(kind: str, sampling: str, rounds: int) -> float:
     return share
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--geometry", choices=("small", "scale", "all"), default="all")
     parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    judged = report_load()
+    parser.add_argument("--batches", type=int, default=128, help="of a round in a small geometry")
+    parser.add_argument("--rows", type=int, default=8192, help="of the geometry at scale")
+    options = parse(parser, {"rounds": 1, "batches": 8, "rows": 256}, arguments)
+    small_sizes = (64, *SMALL_JUDGED) if options.geometry != "scale" else ()
+    kinds = tuple(SCALE_GOALS) if options.geometry != "small" else ()
     torch.set_num_threads(1)
-    enough, figures = True, []
-    if options.geometry != "scale":
-        ratios = {
-            size: ratio_of(small(size), f"minibatch {size:6d}", options.rounds, 128, real=True)
-            for size in (64, *SMALL_JUDGED)
-        }
-        worst = min(ratios[size] for size in SMALL_JUDGED)
-        enough &= worst >= SMALL_GOAL
-        figures.append(f"small {worst:.3f} (goal {SMALL_GOAL})")
-    if options.geometry != "small":
-        for kind, goal in SCALE_GOALS.items():
-            ratio = ratio_of(
-                at_scale(kind), f"scale, {kind}", options.rounds, SCALE_BATCHES[kind], real=False
-            )
-            enough &= ratio >= goal
-            figures.append(f"{kind} at scale {ratio:.3f} (goal {goal})")
-        shares = [
-            overhead_of(kind, sampling, 3 if kind == "mlp" else 1)
-            for kind in SCALE_GOALS
-            for sampling in ("uniform", "prioritised")
-        ]
-        enough &= max(shares) < OVERHEAD_GOAL
-        figures.append(f"bookkeeping {max(shares):.2%} (goal under {OVERHEAD_GOAL:.0%})")
-    print("update_speed " + ", ".join(figures))
-    return 0 if enough else (1 if judged else 2)
+    needs = {"geometries": len(small_sizes) + 3 * len(kinds)}
+    with Gate("update_speed", options, needs=needs) as gate:
+        report_load(gate)
+        for size in small_sizes:
+            label = f"minibatch {size:6d}"
+            ratio = ratio_of(small(size), label, options.rounds, options.batches, real=True)
+            gate.count("geometries")
+            goal = SMALL_GOAL if size in SMALL_JUDGED else None
+            gate.figure(f"minibatch {size} over by hand", ratio, at_least=goal, timing=True)
+        for kind in kinds:
+            recipe, most = at_scale(kind, options.rows), SCALE_BATCHES[kind]
+            ratio = ratio_of(recipe, f"scale, {kind}", options.rounds, most, real=False)
+            gate.count("geometries")
+            goal = SCALE_GOALS[kind]
+            gate.figure(f"{kind} at scale over by hand", ratio, at_least=goal, timing=True)
+            for sampling in ("uniform", "prioritised"):
+                rounds = min(options.rounds, 3 if kind == "mlp" else 1)
+                share = overhead_of(kind, sampling, rounds, options.rows)
+                gate.count("geometries")
+                name = f"bookkeeping, {kind}, {sampling}"
+                gate.figure(name, share, at_most=OVERHEAD_GOAL, timing=True)
+    return gate.code
 
 
 if __name__ == "__main__":

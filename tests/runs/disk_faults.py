@@ -68,10 +68,22 @@ CHANGES = ("mkdir", "open", "write", "fsync", "truncate", "rename", "unlink", "r
 
 
 class Watched(Disk):
-    """Calls `meet(number, name)` before each change and `met` after it; fsync costs nothing."""
+    """Calls `meet(number, name)` before each change and `met` after it; fsync costs nothing.
+
+    folder: only what is in a folder of that name is watched, None for everything.
+    """
+
+    folder: str | None = None
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.watched_files: set[int] = set()
+
+    def watches(self, where: Path | int) -> bool:
+        """Whether a path, or an open file, is one of those."""
+        if self.folder is None:
+            return True
+        return where in self.watched_files if isinstance(where, int) else self.folder in where.parts
 
     def meet(self, number: int, name: str) -> None: ...
 
@@ -80,11 +92,15 @@ class Watched(Disk):
 
 def _watch(name: str) -> Any:
     def call(self: Watched, *arguments: Any) -> Any:
-        number = len(self.calls)
-        self.calls.append(name)
-        self.meet(number, name)
+        watched, number = self.watches(arguments[name == "symlink"]), len(self.calls)
+        if watched:
+            self.calls.append(name)
+            self.meet(number, name)
         answer = getattr(super(Watched, self), name)(*arguments) if name != "fsync" else None
-        self.met(number, name)
+        if watched:
+            self.met(number, name)
+        if name == "open":  # a number is given out again when its file is closed
+            (self.watched_files.add if watched else self.watched_files.discard)(answer)
         return answer
 
     return call
@@ -101,6 +117,9 @@ class Mortal(Watched):
         super().__init__()
         self.fatal, self.moment, self.dead = fatal, moment, False
 
+    def watches(self, where: Path | int) -> bool:
+        return self.dead or super().watches(where)
+
     def meet(self, number: int, name: str) -> None:
         if self.dead or (number == self.fatal and self.moment == "before"):
             self.dead = True
@@ -112,7 +131,7 @@ class Mortal(Watched):
             raise Died
 
     def write(self, fd: int, data: Chunk) -> int:
-        if len(self.calls) == self.fatal and self.moment == "torn":
+        if self.watches(fd) and len(self.calls) == self.fatal and self.moment == "torn":
             os.write(fd, bytes(data)[: len(data) // 2])
             self.dead = True
             raise Died

@@ -55,7 +55,7 @@ def new_store(path: Path, fields: dict[str, ArraySpec], max_steps: int) -> Itera
     check_new(path)
     files.make_folder(path.resolve().parent)
     geometry = StoreGeometry({**fields, **_FLAGS}, lanes=1, max_episode_steps=max_steps)
-    store = EpisodeStore.create(path, geometry, files.Disk())
+    store = EpisodeStore.create(path, geometry, files.current())
     try:
         yield store
     except BaseException:

@@ -111,7 +111,7 @@ class Replay:
         files.make_folder(where)
         shape = cut.store(env, config.capacity)
         stores = [
-            EpisodeStore.create(where / f"shard-{s}", shape, files.Disk())
+            EpisodeStore.create(where / f"shard-{s}", shape, files.current())
             for s in range(recipe.learner.shards)
         ]
         policy = make_policy(recipe.policy, env, key.child("policy"))

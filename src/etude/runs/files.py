@@ -88,6 +88,11 @@ class Written(NamedTuple):
 _disk = Disk()
 
 
+def current() -> Disk:
+    """The disk that all writes of this process go through, for those who make the calls."""
+    return _disk
+
+
 @contextmanager
 def using(disk: Disk) -> Iterator[None]:
     """Let every write of this process go through another disk, for tests of faults."""

@@ -1,0 +1,324 @@
+"""The table of docs/faults.md: each fault, how it is tested, and what the gates have counted.
+
+    python gates/faults_table.py          # Writes docs/faults.md from gates/results/*.json.
+
+`FAULTS` is the one place that says which tests and gates stand for which fault. Results are those
+of gates at full size, kept in the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from report import RESULTS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "faults.md"
+BELOW = "below its count"
+
+
+class Need(NamedTuple):
+    """What one result of a gate must have counted."""
+
+    gate: str
+    count: int
+    what: str
+    variant: str = ""
+
+
+class Fault(NamedTuple):
+    number: int
+    text: str
+    in_ci: str
+    """How many, or what, the tests try."""
+    tests: tuple[str, ...]
+    """Files below tests/."""
+    asked: str
+    """What is asked of a gate, in words."""
+    gates: tuple[Need, ...] = ()
+    tests_are_the_gate: bool = False
+    """The tests try all there is: there is no larger size."""
+
+
+METHODS = ("reach-at-scale", "reach-2-threads", "pick-place", "imitate-walk", "amp-walk", "ppo")
+METHODS += ("spread", "sac", "td3", "episodic-ircr", "offline", "reward-only")
+"""Beside PPO on reach, and SAC with RRD on its episodic form."""
+
+FAULTS = (
+    Fault(
+        1,
+        "SIGKILL at a random time, then resume: the hash of weights, optimizer, normaliser, "
+        "snapshots, buffers and metrics.jsonl is that of the untouched run",
+        "10",
+        ("test_exact_resume.py",),
+        "300 kills of PPO and of SAC with RRD, 100 of every other method",
+        (
+            Need("exact_resume", 300, "kills", "reach"),
+            Need("exact_resume", 300, "kills", "episodic"),
+            *(Need("exact_resume", 100, "kills", method) for method in METHODS),
+        ),
+    ),
+    Fault(
+        2,
+        "death at every system call of a save: the old checkpoint or the new one, never neither",
+        "all",
+        ("runs/test_checkpoint_kill.py", "runs/test_replay_faults.py"),
+        "all",
+        tests_are_the_gate=True,
+    ),
+    Fault(
+        3,
+        "torn checkpoint: cut, bit flipped, block of zeros, file missing, files swapped",
+        "200",
+        ("runs/test_checkpoint_damage.py", "test_faults.py"),
+        "10,000, all noticed, the one before takes over",
+        (Need("torn_checkpoints", 10_000, "noticed and fell back"),),
+    ),
+    Fault(
+        4,
+        "disk full, I/O error, read-only folder or SIGTERM in the middle of a save: answered "
+        "within 10 s",
+        "each",
+        ("test_faults.py", "runs/test_checkpoint_kill.py", "runs/test_replay_faults.py"),
+        "each",
+        tests_are_the_gate=True,
+    ),
+    Fault(
+        5,
+        "the same seed twice, on 1, 2 and 4 threads, on 1, 2 and 4 Ray actors: one hash",
+        "each",
+        ("test_exact_resume.py", "rollout/test_ray.py"),
+        "20 seeds",
+        (Need("same_bits", 20, "seeds"),),
+    ),
+    Fault(
+        6,
+        "snapshot round trip of every shipped task, randomised model values included: 1,000 "
+        "steps, every bit",
+        "all",
+        ("envs/test_reach.py", "envs/test_pick_place.py", "envs/test_imitation.py"),
+        "all",
+        tests_are_the_gate=True,
+    ),
+    Fault(
+        7,
+        "rollout worker killed or frozen during training: the hash of the run without it",
+        "5",
+        ("rollout/test_ray.py",),
+        "100",
+        (
+            Need("ray_faults", 80, "kill", "reach-at-scale"),
+            Need("ray_faults", 20, "stop", "reach-at-scale"),
+        ),
+    ),
+    Fault(
+        8,
+        "Ray node removed during training",
+        "1",
+        ("rollout/test_ray.py",),
+        "50",
+        (Need("ray_faults", 50, "removal", "reach-at-scale"),),
+    ),
+    Fault(
+        9,
+        "learner rank killed",
+        "1",
+        ("training/test_ranks.py",),
+        "20",
+        (Need("ranks", 20, "kills", "reach-at-scale-short"),),
+    ),
+    Fault(
+        10,
+        "NaN or infinity in observation, reward, action, loss, gradient, physics or dataset: "
+        "caught in that update, nothing saved, the culprit named",
+        "each",
+        ("algorithms/test_ppo_nonfinite.py", "training/test_run_nonfinite.py"),
+        "200",
+        (Need("not_finite", 200, "caught"),),
+    ),
+    Fault(
+        11,
+        "damaged HDF5 file or shard, external links, absurd shapes: the reader's parent lives, "
+        "file and episode are named",
+        "100",
+        ("experience/test_datasets_damaged.py",),
+        "5,000",
+        (Need("damaged_data", 5_000, "cases"),),
+    ),
+    Fault(
+        12,
+        "hostile checkpoint (pickle, names with `..`, links, absurd headers): no code runs, "
+        "nothing is written outside",
+        "30",
+        ("runs/test_checkpoint_damage.py",),
+        "each",
+        tests_are_the_gate=True,
+    ),
+    Fault(
+        13,
+        "source scan: no pickle, torch.load, eval, yaml.load, allow_pickle, extractall",
+        "0 hits",
+        ("test_source_scan.py",),
+        "0 hits",
+        tests_are_the_gate=True,
+    ),
+    Fault(
+        14,
+        "sockets that listen while training: none, or of this machine only; Ray on another "
+        "address without a token is refused",
+        "each",
+        ("test_faults.py", "rollout/test_ray.py"),
+        "each",
+        tests_are_the_gate=True,
+    ),
+    Fault(
+        15,
+        "a gate that is fed a broken product (wrong hash, crash, nothing completed, too slow)",
+        "each gate",
+        ("gates/test_gates.py",),
+        "each gate",
+        tests_are_the_gate=True,
+    ),
+    Fault(
+        16,
+        "kill and resume in fresh interpreters with other hash seeds, also while the folder is "
+        "made and while a checkpoint is restored",
+        "5",
+        ("test_exact_resume.py",),
+        "100",
+        (
+            Need("exact_resume", 100, "kills", "reach"),
+            Need("exact_resume", 1, "kills in creating", "reach"),
+            Need("exact_resume", 1, "kills in restoring", "reach"),
+        ),
+    ),
+    Fault(
+        17,
+        "recipe edited, other instruction set or library version before a resume: refused, or "
+        "marked not exact for good",
+        "each",
+        (),
+        "each",
+    ),
+    Fault(
+        18,
+        "ranks that disagree (recipe, instruction set, weights): noticed at the start, or within "
+        "some iterations where one drifts",
+        "each",
+        (),
+        "each",
+    ),
+    Fault(
+        19,
+        "NaN on any rank: reported with its culprit, nothing saved",
+        "each place",
+        (),
+        "50",
+    ),
+    Fault(
+        20,
+        "frozen or cut-off rank or head: named within 2 minutes, signals answered within 10 s, "
+        "the resume exact",
+        "1",
+        (),
+        "20",
+    ),
+    Fault(
+        21,
+        "hostile run folder (links, foreign `.py`, policies sealed anew, huge JSON): nothing "
+        "written outside, no code, bounded time and memory",
+        "40",
+        (),
+        "1,000,000 fuzzed inputs",
+    ),
+    Fault(
+        22,
+        "one damaged byte in any file of a run: resumes from what is whole, or says what is lost",
+        "every file",
+        (),
+        "5,000",
+    ),
+    Fault(
+        23,
+        "an exception on one worker that passes, a worker ten times slower, a broadcast that "
+        "fails: the run goes on, with the same bits",
+        "each",
+        (),
+        "50",
+    ),
+    Fault(
+        24,
+        "writes that were not synced are lost or reordered at any point of a save, below Python",
+        "200",
+        (),
+        "all prefixes",
+    ),
+)
+
+HEAD = """# Faults, and what has been counted
+
+<!-- Made by `python gates/faults_table.py` from gates/results/*.json: do not edit. -->
+
+Every fault is tried by tests at each change, and by a gate at full size. With no failure in n
+trials the rate of failure is below 3/n at 95 %: 300 trials bound it below 1 %. A gate that was not
+run at full size, or did not count enough, is named: "below its count". Where the tests try all
+there is, they are the gate.
+
+| # | fault | in CI | gate | asked | counted | when | commit |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def load(folder: Path = RESULTS) -> dict[tuple[str, str], dict[str, Any]]:
+    """Results at full size, by gate and variant."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return {(r["gate"], r["variant"]): r for r in found if not r["smallest"]}
+
+
+def cells(need: Need, results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    """Of one gate: which, what is asked, what it counted, when, and of which commit."""
+    name = f"`{need.gate}.py`" + (f" {need.variant}" if need.variant else "")
+    asked, result = f"{need.count:,} {need.what}", results.get((need.gate, need.variant))
+    if result is None:
+        return [name, asked, f"not run: **{BELOW}**", "", ""]
+    counted = result["counts"].get(need.what, 0)
+    told = f"{counted:,}"
+    if counted < need.count:
+        told += f": **{BELOW}**"
+    if result["verdict"] != "passed":
+        told += f" ({result['verdict']})"
+    return [name, asked, told, result["date"][:10], result["commit"]]
+
+
+def lines(fault: Fault, results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    """A fault's rows of the table: one for each result that it needs."""
+    tests = ", ".join(f"`{test}`" for test in fault.tests) or "no test"
+    first = [str(fault.number), fault.text, f"{fault.in_ci}: {tests}"]
+    if fault.tests_are_the_gate:
+        return [_row([*first, "the tests", fault.asked, fault.asked, "each change", ""])]
+    if not fault.gates:
+        return [_row([*first, "none", fault.asked, f"not run: **{BELOW}**", "", ""])]
+    rest = [cells(need, results) for need in fault.gates]
+    return [_row([*(first if i == 0 else ["", "", ""]), *found]) for i, found in enumerate(rest)]
+
+
+def _row(words: list[str]) -> str:
+    return "| " + " | ".join(words) + " |"
+
+
+def render(results: dict[tuple[str, str], dict[str, Any]]) -> str:
+    return HEAD + "\n".join(line for fault in FAULTS for line in lines(fault, results)) + "\n"
+
+
+def main() -> int:
+    page = render(load())
+    PAGE.write_text(page)
+    print(f"{PAGE.relative_to(ROOT)}: {page.count(BELOW) - 1} results below their count")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The same seed again, on any number of threads and of Ray actors: one and the same run.
+
+    python gates/same_bits.py [--recipe reach] [--seeds 20]
+
+For every seed the short form of the recipe is trained on one thread, and again on 1, 2 and 4
+threads and on 1, 2 and 4 Ray actors on this machine. The SHA-256 over weights, optimizer,
+normaliser, snapshots and metrics.jsonl must be the same for all, and another for every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from ray_nodes import start  # isort: skip
+
+import etude
+from etude.app.recipes import Recipe
+from report import Gate, parse
+from results import fingerprint
+from short_runs import short_run
+
+
+def one_run(recipe: Recipe, seed: int, folder: Path, **collector: Any) -> str:
+    """The fingerprint of a run with a seed, collected in some way."""
+    chosen = {"seed": seed, "collector": recipe.collector.model_copy(update=collector)}
+    return fingerprint(etude.train(recipe.model_copy(update=chosen), folder).path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipe", default="reach")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--actors", type=int, nargs="*", default=[1, 2, 4])
+    smallest = {"recipe": "pick-place", "seeds": 2, "threads": [2], "actors": [1]}
+    options = parse(parser, smallest, arguments)
+    ways: list[dict[str, Any]] = [{"threads": many} for many in options.threads]
+    needs = {"seeds": options.seeds, "runs": options.seeds * (1 + len(ways) + len(options.actors))}
+    different, seen = 0, set()
+    with (
+        Gate("same_bits", options, needs=needs, rows=(5,)) as gate,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        recipe = short_run(options.recipe, gate, Path(scratch))
+        cluster = start(2 * max(options.actors, default=1))
+        ray = {"kind": "ray", "threads": 1, "address": cluster.address}
+        ways += [{**ray, "actors": many} for many in options.actors]
+        try:
+            for seed in range(options.seeds):
+                reference = one_run(recipe, seed, Path(scratch) / f"{seed}", threads=1)
+                gate.count("runs")
+                for number, way in enumerate(ways):
+                    found = one_run(recipe, seed, Path(scratch) / f"{seed}-{number}", **way)
+                    gate.count("runs")
+                    if found != reference:
+                        different += 1
+                        gate.fail(f"seed {seed}, {way}: {found} instead of {reference}")
+                gate.count("seeds")
+                seen.add(reference)
+                print(f"seed {seed}: {reference}", flush=True)
+        finally:
+            cluster.shutdown()
+        gate.figure("runs that differ", different, at_most=0)
+        gate.figure("different seeds", len(seen), at_least=options.seeds)
+    return gate.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Every gate at its smallest size: each must end with a figure, and write it as JSON.
+
+    python gates/smallest.py [--only exact_resume ranks] [--jobs 2]
+
+A file in this folder that is not one of the shared modules below is a gate. Each runs in a process
+of its own, two at a time. It must have passed, or left nothing unjudged but timings, which are too
+short at this size. Under six minutes on two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from command import started
+from report import GRACE, NOT_JUDGED, PASSED, SMALLEST_LIMIT
+
+FOLDER = Path(__file__).parent
+SHARED = {"command", "faults_table", "machine", "report", "results", "scale_model", "short_runs"}
+SHARED |= {"smallest"}
+LONG = ("scale", "exact_resume", "ray_faults", "ranks", "train_episodic", "train_offline")
+"""These begin first, so that none of them is waited for alone."""
+
+
+class Outcome(NamedTuple):
+    gate: str
+    fault: str
+    """Why it does not count, "" if it does."""
+    verdict: str
+    figures: str
+    seconds: float
+    output: str
+
+
+def gates() -> list[str]:
+    """The names of all gates, the long ones first."""
+    found = {path.stem for path in FOLDER.glob("*.py")} - SHARED
+    return sorted(found, key=lambda name: (name not in LONG, name))
+
+
+def fault_of(code: int, result: dict[str, Any] | None) -> str:
+    """What is wrong with a gate's exit code and JSON; "" if nothing is."""
+    if result is None:
+        return f"no JSON, exit code {code}"
+    figures = result["figures"].values()
+    if not any(math.isfinite(f["value"]) for f in figures if f["value"] is not None):
+        return "no finite figure"
+    if not result["smallest"] or not result["counts"]:
+        return "not of this size, or nothing counted"
+    verdicts = {PASSED: "passed", NOT_JUDGED: "not judged"}
+    if code not in verdicts or not result["verdict"].startswith(verdicts[code]):
+        return f"exit code {code}, {result['verdict']}"
+    if code == NOT_JUDGED and not any(f["timing"] for f in figures):
+        return "nothing but a timing may be left unjudged"
+    return ""
+
+
+def run(gate: str, folder: Path) -> Outcome:
+    """One gate in a process of its own."""
+    file, begin = folder / f"{gate}.json", time.monotonic()
+    command = [sys.executable, str(FOLDER / f"{gate}.py"), "--smallest", "--json", str(file)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    env = {"OMP_NUM_THREADS": "1", **os.environ}
+    with started(command, env=env, **pipes) as process:
+        try:
+            output, _ = process.communicate(timeout=SMALLEST_LIMIT + 2 * GRACE)
+        except subprocess.TimeoutExpired:
+            output = "it did not end"
+    result = json.loads(file.read_text()) if file.exists() else None
+    fault = fault_of(process.returncode, result)
+    entries = {} if result is None else result["figures"]
+    figures = ", ".join(f"{name} {entry['value']}" for name, entry in entries.items())
+    verdict = "none" if result is None else result["verdict"]
+    return Outcome(gate, fault, verdict, figures, time.monotonic() - begin, output)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=gates(), default=gates())
+    parser.add_argument("--jobs", type=int, default=2, help="gates at a time")
+    options = parser.parse_args(arguments)
+    begin, bad = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
+        for outcome in pool.map(lambda gate: run(gate, Path(scratch)), options.only):
+            if outcome.fault:
+                bad.append(outcome.gate)
+                print(f"{outcome.output[-4000:]}\n{outcome.gate} FAILED: {outcome.fault}")
+            words = outcome.verdict.split(",")[0]
+            print(
+                f"{outcome.gate:<18} {words:<11} {outcome.seconds:6.1f} s  {outcome.figures[:120]}",
+                flush=True,
+            )
+    print(
+        f"{len(options.only)} gates at their smallest in {time.monotonic() - begin:.0f} s", end=""
+    )
+    print(f": FAILED: {', '.join(bad)}" if bad else ": all ended with a figure")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,411 @@
+"""For every gate a stand-in for what it measures: a good product, and broken ones.
+
+Each function here is named like its gate. It replaces what the gate measures and returns the
+arguments to call it with. `way` is one of `WAYS`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+WAYS = ("good", "wrong", "crash", "nothing")
+"""wrong: another hash, too slow, or a figure out of its bounds. nothing: no run completes."""
+
+
+class Broken(Exception):
+    """The product crashed."""
+
+
+class Bench:
+    """A gate's module, and what is replaced in it for one test."""
+
+    def __init__(
+        self, gate: ModuleType, way: str, patch: pytest.MonkeyPatch, folder: Path, run: Path
+    ) -> None:
+        self.gate, self.way, self.folder, self.run = gate, way, folder, run
+        self._patch = patch
+
+    def put(self, name: str, value: Any) -> None:
+        self._patch.setattr(self.gate, name, value)
+
+    def env(self, name: str, value: str) -> None:
+        self._patch.setenv(name, value)
+
+    def measures(self, name: str, good: Any, wrong: Any, nothing: Any) -> None:
+        """A function of the gate that is asked for something."""
+
+        def answer(*_: Any, **__: Any) -> Any:
+            if self.way == "crash":
+                raise Broken
+            found = {"good": good, "wrong": wrong, "nothing": nothing}[self.way]
+            return found() if callable(found) else found
+
+        self.put(name, answer)
+
+
+PRODUCTS: dict[str, Callable[[Bench], list[str]]] = {}
+
+
+def product(function: Callable[[Bench], list[str]]) -> Callable[[Bench], list[str]]:
+    PRODUCTS[function.__name__] = function
+    return function
+
+
+NAN = float("nan")
+
+
+# Timings.
+
+
+@product
+def dashboard_cost(bench: Bench) -> list[str]:
+    bench.put("without", lambda *_: 1.0)
+    bench.measures("within", (1.0, 0.001), (1.0, 0.02), (1.0, NAN))
+    return []
+
+
+@product
+def off_policy_speed(bench: Bench) -> list[str]:
+    bench.measures("ratio_of", 0.9, 0.8, NAN)
+    return []
+
+
+@product
+def ray_speed(bench: Bench) -> list[str]:
+    bench.measures("measure", np.full(15, 0.9), np.full(15, 0.8), np.zeros(0))
+    return []
+
+
+@product
+def reward_speed(bench: Bench) -> list[str]:
+    bench.measures("measure", [0.9] * 9, [0.8] * 9, [])
+    return []
+
+
+@product
+def rollout_speed(bench: Bench) -> list[str]:
+    bench.measures("measure", np.full(15, 0.86), np.full(15, 0.8), np.zeros(0))
+    return ["--recipe", "imitate-walk"]
+
+
+@product
+def scale(bench: Bench) -> list[str]:
+    bench.measures("measure", [0.1] * 6, [0.1] * 5 + [0.3], [])
+    return []
+
+
+@product
+def scaling(bench: Bench) -> list[str]:
+    bench.measures("collection", 0.1, 0.2, NAN)
+    bench.put("PARTS", {"collection": bench.gate.collection, "learning": lambda _: 0.1})
+    return []
+
+
+@product
+def update_speed(bench: Bench) -> list[str]:
+    bench.measures("ratio_of", 0.95, 0.5, NAN)
+    bench.put("overhead_of", lambda *_: 0.01)
+    return []
+
+
+@product
+def peer_pick_place(bench: Bench) -> list[str]:
+    bench.measures("compare_speed", [9.0] * 5, [7.0] * 5, [])
+    return []
+
+
+# Faults.
+
+
+@product
+def exact_resume(bench: Bench) -> list[str]:
+    fake = Path(__file__).with_name("fake_attempt.py")
+    bench.put("fresh_attempt", SimpleNamespace(__file__=str(fake)))
+    bench.put("short_run", lambda *_: None)
+    bench.put("dump", lambda _: "")
+    bench.put("fingerprint", lambda run: (run / "summary.json").read_text())
+    # A run that is never hit: what looks for something to kill must end as well.
+    if bench.way == "nothing":
+        bench.put("Kill", lambda *_: SimpleNamespace(wait=lambda process, *_: process.wait()))
+    bench.env("FAKE_RUN", "good" if bench.way == "nothing" else bench.way)
+    return ["--kills", "4", "--kills-per-run", "2"]
+
+
+@product
+def ranks(bench: Bench) -> list[str]:
+    runs = ["1", "2", "4", "killed"]
+    hit = {"ranks": 4, "rank": 0, "phase": "train", "seconds": 0.1, "codes": [-9, 1, 1, 1]}
+    answers = {"good": (runs, [hit]), "wrong": (runs, [hit]), "nothing": ([], [])}
+
+    def answer(way: str) -> str:
+        found = answers[way]
+        return json.dumps({"runs": found[0], "hits": found[1]})
+
+    bench.measures("run", answer("good"), answer("wrong"), answer("nothing"))
+    odd = "killed" if bench.way == "wrong" else ""
+    bench.put("fingerprint", lambda run: "another" if run == odd else "the same")
+    return ["--kills", "1"]
+
+
+@product
+def ray_faults(bench: Bench) -> list[str]:
+    cluster = SimpleNamespace(address="", shutdown=lambda: None)
+    done = Counter[str](() if bench.way == "nothing" else {"kill": 1, "stop": 1, "removal": 1})
+    torment = SimpleNamespace(start=lambda: None, end=lambda: Counter(done))
+    bench.put("start", lambda _: cluster)
+    bench.put("Torment", lambda *_: torment)
+
+    def train(recipe: Any, path: Path) -> Any:
+        if bench.way == "crash" and path.name != "untouched":
+            raise Broken
+        return SimpleNamespace(path=path)
+
+    bench.put("etude", SimpleNamespace(train=train))
+    odd = "run1" if bench.way == "wrong" else ""
+    bench.put("fingerprint", lambda run: "another" if run.name == odd else "the same")
+    return ["--kills", "3", "--stops", "3", "--removals", "3", "--runs", "20"]
+
+
+@product
+def same_bits(bench: Bench) -> list[str]:
+    def one_run(recipe: Any, seed: int, folder: Path, **collector: Any) -> str:
+        if bench.way == "crash":
+            raise Broken
+        if bench.way == "nothing":  # every seed is the same run: none has trained
+            return "the same"
+        return f"{seed} {collector.get('threads') == 4 and bench.way == 'wrong'}"
+
+    bench.put("one_run", one_run)
+    bench.put("short_run", lambda *_: None)
+    bench.put("start", lambda _: SimpleNamespace(address="", shutdown=lambda: None))
+    return ["--seeds", "2"]
+
+
+@product
+def not_finite(bench: Bench) -> list[str]:
+    bench.measures("judge", "", "was not noticed", "")
+    return ["--cases", "3" if bench.way != "nothing" else "0"]
+
+
+@product
+def damaged_data(bench: Bench) -> list[str]:
+    error = bench.gate.DataError
+
+    def open_dataset(path: Path, *_: Any) -> Any:
+        if bench.way == "crash":
+            raise Broken
+        if bench.way == "wrong":  # even a file that was cut is read
+            return _Whole()
+        raise error(path if bench.way == "good" else "something", "is damaged")
+
+    bench.put("open_dataset", open_dataset)
+    return ["--cases", "8"]
+
+
+class _Whole:
+    """A dataset without episodes."""
+
+    def __enter__(self) -> _Whole:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def episodes(self) -> list[Any]:
+        return []
+
+
+@product
+def torn_checkpoints(bench: Bench) -> list[str]:
+    def train(path: Path) -> None:
+        if bench.way == "crash":
+            raise Broken
+        shutil.copytree(bench.run, path, symlinks=True)
+        if bench.way == "nothing":
+            shutil.rmtree(path / "checkpoints")
+            (path / "checkpoints").mkdir()
+
+    bench.put("train", train)
+    if bench.way == "wrong":  # damage that is not noticed
+        flip = bench.gate.damage
+
+        def damage(folder: Path, kind: str, chance: Any) -> tuple[str, int]:
+            copy = folder.with_name("kept")
+            shutil.copytree(folder, copy, symlinks=True)
+            found = flip(folder, kind, chance)
+            shutil.rmtree(folder)
+            copy.rename(folder)
+            return found
+
+        bench.put("damage", damage)
+    return ["--cases", "5", "--resumes", "1"]
+
+
+@product
+def memory(bench: Bench) -> list[str]:
+    def measure(gate: Any, options: Any, folder: str) -> int:
+        if bench.way == "crash":
+            raise Broken
+        gate.count("iterations", bench.way != "nothing")
+        return 130 if bench.way == "wrong" else 110
+
+    bench.put("measure", measure)
+    bench.put("changed", lambda *_: None)
+    bench.put("plan_bytes", lambda _: 100)
+    return []
+
+
+# Trainings.
+
+
+class FakeEtude:
+    """Instead of the command: runs without training, with the success they are told to have."""
+
+    def __init__(self, bench: Bench, success: Callable[[str], float], **columns: float) -> None:
+        self.bench, self.success, self.columns = bench, success, columns
+
+    def __call__(self, gate: Any, verb: str, *words: str) -> str:
+        if self.bench.way == "crash":
+            raise Broken
+        if verb == "train" and self.bench.way != "nothing":
+            self._train(words)
+        if verb == "eval":
+            return self._eval(Path(words[0]))
+        return ""
+
+    def _train(self, words: tuple[str, ...]) -> None:
+        folder = Path(words[words.index("--folder") + 1])
+        folder.mkdir(parents=True)
+        row = {"timesteps": 131_072, "time/time_elapsed": 10.0, "eval/episodes": 100.0}
+        row |= {"eval/success_rate": self.success(" ".join(words)), **self.columns}
+        (folder / "words").write_text(" ".join(words))
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+
+    def _eval(self, folder: Path) -> str:
+        success = self.success((folder / "words").read_text())
+        (folder / "evaluations" / "1").mkdir(parents=True)
+        with (folder / "evaluations" / "1" / "episodes.csv").open("w") as file:
+            writer = csv.writer(file)
+            writer.writerows([["return"], *([success + 0.01 * i] for i in range(30))])
+        told = {"success_rate": success, "placement_error": 0.0, "drop_height": 0.0}
+        return json.dumps({f"eval/{name}": value for name, value in told.items()})
+
+
+def good_or(bench: Bench, good: float, wrong: float) -> Callable[[str], float]:
+    return lambda _: wrong if bench.way == "wrong" else good
+
+
+@product
+def train_reach(bench: Bench) -> list[str]:
+    bench.put("etude", FakeEtude(bench, good_or(bench, 1.0, 0.98)))
+    return []
+
+
+@product
+def train_memory(bench: Bench) -> list[str]:
+    def success(words: str) -> float:
+        return 0.95 if "lstm" in words or bench.way == "wrong" else 0.1
+
+    bench.put("etude", FakeEtude(bench, success))
+    return []
+
+
+@product
+def train_pick_place(bench: Bench) -> list[str]:
+    bench.put("etude", FakeEtude(bench, good_or(bench, 1.0, 0.9), timesteps=200_000))
+    return []
+
+
+@product
+def train_offline(bench: Bench) -> list[str]:
+    def success(words: str) -> float:
+        return 0.97 if "100.0" in words and bench.way == "wrong" else 0.96 - ("100.0" in words)
+
+    bench.put("etude", FakeEtude(bench, success))
+    bench.put("record", lambda *_: None)
+    return []
+
+
+@product
+def train_spread(bench: Bench) -> list[str]:
+    bench.put("command", FakeEtude(bench, good_or(bench, 1.0, -1.0)))
+    bench.put("at_random", lambda _: np.linspace(-0.1, 0.1, 20))
+    return []
+
+
+@product
+def train_imitation(bench: Bench) -> list[str]:
+    ended = 0.0 if bench.way == "wrong" else 1.0
+    names = ("is_success", "mpjpe_l", "travelled", "once")
+    played = SimpleNamespace(episodes={name: np.array([ended]) for name in names})
+    bench.put("etude", FakeEtude(bench, lambda _: ended))
+    bench.put("play", lambda *_: played)
+    bench.put("told", lambda _: "")
+    bench.put("MotionReport", lambda _: SimpleNamespace(table=lambda: ""))
+    return []
+
+
+@product
+def train_episodic(bench: Bench) -> list[str]:
+    def train(gate: Any, method: str, seed: int, chosen: Any, folder: Path, episodes: int) -> None:
+        if bench.way == "crash":
+            raise Broken
+        mean = seed / 10 + (method == "rrd" and bench.way != "wrong")
+        result = {"method": method, "seed": seed, "command": "", "returns": [mean, mean]}
+        result |= {"success": None, "seconds": 10.0, "curve": []}
+        if bench.way != "nothing":
+            (folder / f"{method}-{seed}.json").write_text(json.dumps(result))
+
+    bench.put("train", train)
+    return ["--folder", str(bench.folder / "results")]
+
+
+@product
+def train_reward_only(bench: Bench) -> list[str]:
+    bench.put("record", lambda *_: None)
+    bench.put("describe", lambda _: 0 if bench.way == "nothing" else 100_000)
+    bench.measures("train", (10.0, 1 << 20), (10.0, 1 << 20), (10.0, 1 << 20))
+    correlation = 0.7 if bench.way == "wrong" else 0.9
+    names = ("eval/pooled_correlation", "eval/pooled_time_correlation")
+    bench.put("last_test", lambda _: dict.fromkeys(names, correlation))
+    bench.put("by_outcome", lambda _: None)
+    return []
+
+
+@product
+def learning(bench: Bench) -> list[str]:
+    def train(gate: Any, recipe: str, variant: str, seed: int, extra: Any) -> dict[str, float]:
+        if bench.way == "crash":
+            raise Broken
+        area = 0.5 + seed / 1000 + (variant == "lag 0, prioritised" and bench.way == "wrong")
+        area = NAN if bench.way == "nothing" else area
+        return {"steps_to_80": 1.0, "area": area, "last": 1.0, "clip_fraction": 0.0}
+
+    bench.put("train", train)
+    return ["--out", str(bench.folder / "learning.json")]
+
+
+@product
+def peer_off_policy(bench: Bench) -> list[str]:
+    result = bench.gate.Result
+
+    def run(job: Any) -> Any:
+        if bench.way == "crash":
+            raise Broken
+        behind = 50.0 * (job.side == "etude" and bench.way == "wrong")
+        returns = [] if bench.way == "nothing" else [100.0 + job.seed - behind]
+        return result(returns, 1.0)
+
+    bench.put("ProcessPoolExecutor", lambda many, *_, **__: ThreadPoolExecutor(many))
+    bench.put("run", run)
+    return []

@@ -1,0 +1,53 @@
+"""docs/faults.md says what the gates have counted, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
+import faults_table  # isort: skip
+import smallest  # isort: skip
+from faults_table import BELOW, FAULTS, Need, cells, load, render  # isort: skip
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_the_page_is_what_the_results_make() -> None:
+    assert faults_table.PAGE.read_text() == render(load()), "python gates/faults_table.py"
+
+
+def test_every_fault_is_there_and_names_what_exists() -> None:
+    assert [fault.number for fault in FAULTS] == list(range(1, 25))
+    for fault in FAULTS:
+        assert [test for test in fault.tests if not (TESTS / test).exists()] == []
+        assert {need.gate for need in fault.gates} <= set(smallest.gates())
+        assert not (fault.tests_are_the_gate and (fault.gates or not fault.tests))
+
+
+def test_make_gate_runs_what_the_table_asks_for() -> None:
+    makefile = (TESTS.parent / "Makefile").read_text().replace("\\\n\t", "")
+    assert f"METHODS = {' '.join(faults_table.METHODS)}\n" in makefile
+    asked = {need for fault in FAULTS for need in fault.gates if need.what != "stop"}
+    for need in asked:
+        script = f"python gates/{need.gate}.py"
+        assert script in makefile
+        if need.variant not in faults_table.METHODS and need.count > 1:
+            assert f" {need.count}" in makefile[makefile.index(script) :]
+
+
+def test_too_few_are_named(tmp_path: Path) -> None:
+    need = Need("a", 300, "kills", "reach")
+    result = {"gate": "a", "variant": "reach", "verdict": "passed", "counts": {"kills": 299}}
+    result |= {"smallest": False, "date": "2026-01-02T03:04:05", "commit": "abc"}
+
+    def told(**changes: object) -> list[str]:
+        (tmp_path / "a.json").write_text(json.dumps(result | changes))
+        return cells(need, load(tmp_path))
+
+    assert cells(need, {})[2] == f"not run: **{BELOW}**"
+    assert told()[2:] == [f"299: **{BELOW}**", "2026-01-02", "abc"]
+    assert told(counts={"kills": 300})[2] == "300"
+    assert told(counts={"kills": 300}, verdict="FAILED")[2] == "300 (FAILED)"
+    assert BELOW in told(counts={"kills": 300}, smallest=True)[2]
