@@ -167,7 +167,8 @@ def parsed(data: bytes, source: str) -> Recipe:
 
 
 def _check_size(content: Any) -> None:
-    """Refuse content that a few lines say over and over, by references of YAML to itself."""
+    """Refuse content that a few lines say over and over, by references of YAML to itself, and text
+    that cannot be written."""
     waiting, items = [content], 0
     while waiting:
         item = waiting.pop()
@@ -178,6 +179,8 @@ def _check_size(content: Any) -> None:
             waiting += [*item, *item.values()]
         elif isinstance(item, list | tuple | set):
             waiting += item
+        elif isinstance(item, str):
+            item.encode()
 
 
 def texts(recipe: Recipe) -> set[str]:
