@@ -103,11 +103,23 @@ def test_rows_that_are_lost_are_made_again_from_an_older_checkpoint(
     (run / "metrics.jsonl").write_bytes(b"".join(rows))
     said: list[str] = []
     resume(run, say=said.append)
-    assert any("row 4 of 5 are lost" in text for text in said)
+    assert any("of 5 rows it has lost row 4" in text for text in said)
     found, whole = Run(run).fingerprint(), Run(finished).fingerprint()
     assert {k for k in whole if found[k] != whole[k]} == {"metrics"}
     resume(run, checkpoint=96)
     assert Run(run).fingerprint() == whole
+
+
+def test_a_finished_run_that_has_lost_all_its_rows(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    for _ in range(2):
+        assert cli.main(["resume", str(run)]) == 0
+        assert Run(run).rows() == []
+    assert cli.main(["fsck", str(run)]) == 1
+    assert sorted(path.name for path in run.glob("metrics*")) == [
+        "metrics.jsonl",
+        "metrics.jsonl.damaged",
+    ]
 
 
 def test_fsck(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -266,9 +266,10 @@ def _resume(arguments: list[str]) -> None:
 
 def _done(run: Run) -> None:
     best = run.summary()["best"]
-    last = run.rows()[-1]
-    unit = "updates" if is_offline(last) else "steps"
-    print(f"Done in {last['time/time_elapsed']:.1f} s: {step_of(last):,} {unit}.")
+    last = run.rows()[-1] if run.rows() else {}
+    if last:
+        unit = "updates" if is_offline(last) else "steps"
+        print(f"Done in {last['time/time_elapsed']:.1f} s: {step_of(last):,} {unit}.")
     if run.exactness.startswith(NOT_EXACT):
         print(f"This run is {run.exactness}.")
     tested = "Last evaluation in training:"

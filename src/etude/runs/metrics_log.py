@@ -85,10 +85,13 @@ class MetricsLog:
         what = f"{self.path} was damaged, and put right: every row is whole"
         if lost:
             what = (
-                f"{self.path} is damaged: {named(lost)} of {len(position['rows']):,} are lost, and "
-                "marked so in it. Nothing else is, but the log is not that of an untouched run; "
-                "`etude resume --checkpoint STEP` from before them makes the rows again"
+                f"{self.path} is damaged: of {len(position['rows']):,} rows it has lost "
+                f"{named(lost)}, marked so in it. Nothing else is lost, but the log is not that of an "
+                "untouched run; `etude resume --checkpoint STEP` from before them makes them again"
             )
+        if kept == data:  # as an earlier resume has left it
+            self._say(f"{what}.")
+            return
         self._say(f"{what}. The file as it was is kept as {self._keep(data).name}.")
         self._file.close()
         files.replace_file(self.path, [kept])
