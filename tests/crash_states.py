@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import crash_driver
-from crash_model import DRAWN, FIXED, Folders, Model, State
+from crash_driver import RUN, content_hash
+from crash_model import DRAWN, FIXED, Model, State
 from recording_fs import Entry, entries, recorded
 
 from etude.app import recipes
@@ -96,18 +97,21 @@ class Crash:
     """Of the last checkpoint whose save had returned."""
 
 
-def record(name: str, folder: Path, lives: tuple[str, ...] = ()) -> Recording:
-    """Train in a file system that records."""
-    recipe, file = RECIPES[name](), folder / "recipe.yaml"
-    folder.mkdir(parents=True)
-    file.write_text(recipes.dump(recipe))
-    with recorded(folder / "disk") as mount:
-        command = [sys.executable, crash_driver.__file__, str(file), str(mount)]
-        command += lives or LIVES[name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise RuntimeError(f"{name} could not be recorded: {done.stdout}{done.stderr}")
-    return Recording(name, recipe, list(entries(folder / "disk")))
+def record(folder: Path, lives: dict[str, tuple[str, ...]]) -> list[Recording]:
+    """Train each of these recipes in a file system that records."""
+    disks = {name: folder / name for name in lives}
+    with ExitStack() as stack:
+        told = []
+        for name, disk in disks.items():
+            mount = stack.enter_context(recorded(disk))
+            file = disk / "recipe.yaml"
+            file.write_text(recipes.dump(RECIPES[name]()))
+            told.append([str(file), str(mount), lives[name]])
+        command = [sys.executable, crash_driver.__file__, json.dumps(told)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise RuntimeError(f"the runs could not be recorded: {done.stdout}{done.stderr}")
+    return [Recording(name, RECIPES[name](), list(entries(disk))) for name, disk in disks.items()]
 
 
 def crashes(recording: Recording, draws: int) -> Iterator[Crash]:
@@ -153,8 +157,8 @@ def _judge(crash: Crash, recording: Recording, run: Path, said: list[str]) -> st
             return "the run is gone" if crash.created else None
     with RunFolder.open(run) as folder:
         folder.manifest()
-        if recipes.load(folder.recipe) != recording.recipe:
-            return "the recipe is another"
+        if folder.recipe.read_text() != recipes.dump(recording.recipe):
+            return "the recipe is not what was written"
         path = checkpoint.newest_verified(folder.checkpoints, said.append)
         if crash.step is not None and (path is None or checkpoint.step_of(path) < crash.step):
             return f"step {crash.step} had been saved, and {path} was found"
@@ -166,9 +170,10 @@ def _judge(crash: Crash, recording: Recording, run: Path, said: list[str]) -> st
             if path is None:
                 log.cut_back({"bytes": 0, "sha256": hashlib.sha256().hexdigest()})
                 return None
-            if crash_driver.content_hash(path) not in recording.saved[checkpoint.step_of(path)]:
+            loaded = checkpoint.load_training(path)
+            if content_hash(*loaded) not in recording.saved[checkpoint.step_of(path)]:
                 return f"{path} is not what was saved"
-            training = checkpoint.load_training(path)[2]
+            training = loaded[2]
             log.cut_back(training["metrics"])
         finally:
             log.close()
