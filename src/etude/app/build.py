@@ -153,6 +153,7 @@ def build(
         if recipe.evaluation.stop_at_success is not None:
             callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
         state |= _with_memory(callbacks)
+    stopwatch = Stopwatch(on_phase)
     loop = Loop(
         key=key,
         clock=clock,
@@ -165,9 +166,9 @@ def build(
         logs=logs,
         saver=Saver(folder, recipe.checkpoint, algorithm, state, ranks),
         callbacks=callbacks,
-        stopwatch=Stopwatch(on_phase),
+        stopwatch=stopwatch,
         ranks=ranks,
-        stop=StopRequest(recipe.checkpoint.grace),
+        stop=StopRequest(recipe.checkpoint.grace, stopwatch.doing),
     )
 
     closing = ExitStack()  # Closes the rest where one of them fails.
