@@ -24,6 +24,7 @@ gate:  ## the measured promises; takes some hours, on an idle machine
 	python gates/peer_pick_place.py
 	python gates/dashboard_cost.py
 	python gates/torn_checkpoints.py --cases 10000
+	python gates/crash_states.py
 	python gates/exact_resume.py --recipe reach --kills 300
 	python gates/exact_resume.py --recipe pick-place --kills 100
 	python gates/exact_resume.py --recipe reach-at-scale --kills 100

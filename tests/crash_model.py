@@ -24,6 +24,7 @@ that a disk acknowledges and does not do, damage to what was flushed.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ State = dict[str, "bytes | str | None"]
 
 @dataclass(eq=False)
 class Node:
-    """A file (kind "file"), folder or link; `live` is what a reader sees, `safe` what is flushed."""
+    """A file, folder or link; `live` is what a reader sees, `safe` what is flushed."""
 
     kind: str
     target: str = ""
@@ -210,7 +211,7 @@ def _torn(
         yield offset, data[: chance.randrange(len(data))]
     elif fate == "torn" and data:
         edges = [0, *range(SECTOR - offset % SECTOR, len(data), SECTOR), len(data)]
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in itertools.pairwise(edges):
             if chance.random() < 0.5:
                 yield offset + begin, data[begin:end]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,7 @@ from pathlib import Path
 
 import crash_driver
 from crash_driver import RUN, content_hash
-from crash_model import DRAWN, FIXED, Model, State
-from recording_fs import Entry, entries, recorded
-
+from crash_model import DRAWN, FIXED, Folders, Model, State
 from etude.app import recipes
 from etude.app.recipes import Recipe
 from etude.app.run import Run, resume, train
@@ -24,6 +23,7 @@ from etude.experience.episodes import EpisodeStore
 from etude.experience.episodes_files import read_geometry
 from etude.runs import checkpoint, files
 from etude.runs.folder import RunFolder
+from recording_fs import Entry, entries, recorded
 from toys import changed, tiny_reach
 
 LIVES = {
@@ -69,17 +69,22 @@ def sac() -> Recipe:
 RECIPES = {"ppo": ppo, "sac": sac}
 
 
+def recipe_of(name: str) -> Recipe:
+    """A recording is called after its recipe, and whatever else tells it apart."""
+    return RECIPES[name.split()[0]]()
+
+
 @dataclass
 class Recording:
     """A run that was recorded."""
 
     name: str
-    recipe: Recipe
     entries: list[Entry]
     saved: dict[int, set[str]] = field(default_factory=dict)
     """Hashes of what was saved as each step; lives differ in the time that rows took."""
 
     def __post_init__(self) -> None:
+        self.recipe = recipe_of(self.name)
         for entry in self.entries:
             if entry.kind == "mark" and entry.path.startswith("saved"):
                 _, step, content = entry.path.split()
@@ -99,19 +104,19 @@ class Crash:
 
 def record(folder: Path, lives: dict[str, tuple[str, ...]]) -> list[Recording]:
     """Train each of these recipes in a file system that records."""
-    disks = {name: folder / name for name in lives}
+    disks = {name: folder / name.replace(" ", "-") for name in lives}
     with ExitStack() as stack:
         told = []
         for name, disk in disks.items():
             mount = stack.enter_context(recorded(disk))
             file = disk / "recipe.yaml"
-            file.write_text(recipes.dump(RECIPES[name]()))
+            file.write_text(recipes.dump(recipe_of(name)))
             told.append([str(file), str(mount), lives[name]])
         command = [sys.executable, crash_driver.__file__, json.dumps(told)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise RuntimeError(f"the runs could not be recorded: {done.stdout}{done.stderr}")
-    return [Recording(name, RECIPES[name](), list(entries(disk))) for name, disk in disks.items()]
+    return [Recording(name, list(entries(disk))) for name, disk in disks.items()]
 
 
 def crashes(recording: Recording, draws: int) -> Iterator[Crash]:
@@ -138,14 +143,17 @@ def crashes(recording: Recording, draws: int) -> Iterator[Crash]:
             step = int(entry.path.split()[1])
 
 
-def judge(crash: Crash, recording: Recording, run: Path) -> str | None:
-    """What is wrong with a state, in a sentence; `run` is where it was written to."""
+def judge(crash: Crash, recording: Recording, where: Path, folders: Folders) -> str | None:
+    """What is wrong with a state, in a sentence; None if it can be resumed as it must."""
+    folders.write(crash.state, where)
     said: list[str] = []
     try:
         with files.using(NoFlush()):
-            wrong = _judge(crash, recording, run, said)
+            wrong = _judge(crash, recording, where / RUN, said)
     except EtudeError as error:
         wrong = str(error)
+    finally:
+        shutil.rmtree(where)
     return wrong or ("; ".join(said) if said else None)
 
 
@@ -188,8 +196,15 @@ def _judge(crash: Crash, recording: Recording, run: Path, said: list[str]) -> st
     return None
 
 
-def ends_equal(crash: Crash, run: Path, untouched: Run) -> bool:
-    """Go on from a state to the run's end, or begin where there is no run: the bits are the same."""
-    with files.using(NoFlush()):
-        done = resume(run) if run.exists() else train(untouched.recipe, run)
-    return done.fingerprint() == untouched.fingerprint()
+def ends_equal(crash: Crash, where: Path, folders: Folders, untouched: Run) -> bool:
+    """Go on from a state to the run's end, or begin where there is no run: the bits are equal."""
+    folders.write(crash.state, where)
+    run = where / RUN
+    try:
+        with files.using(NoFlush()):
+            done = resume(run) if run.exists() else train(untouched.recipe, run)
+        return done.fingerprint() == untouched.fingerprint()
+    except EtudeError:
+        return False
+    finally:
+        shutil.rmtree(where)
