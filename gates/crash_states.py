@@ -50,10 +50,10 @@ def chosen(found: Iterator[Crash], most: int, chance: random.Random) -> Iterator
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=6, help="random states of each kind a prefix")
+    parser.add_argument("--draws", type=int, default=4, help="random states of each kind a prefix")
     parser.add_argument("--calls", type=int, default=70, help="runs killed after 0, 1, ... calls")
     parser.add_argument("--states", type=int, default=0, help="of each recipe; 0 for all")
-    parser.add_argument("--call-states", type=int, default=100, help="of each run so killed")
+    parser.add_argument("--call-states", type=int, default=50, help="of each run so killed")
     parser.add_argument("--resumes", type=int, default=20, help="of each recipe, to its end")
     options = parse(parser, smallest={"draws": 1, "calls": 0, "states": 40, "resumes": 1})
     least = len(LIVES) * (options.states or 1000)

@@ -219,13 +219,14 @@ def _torn(
 class Folders:
     """Makes plain folders of states.
 
-    Files of checkpoints, which are never written in place, are links to one copy of each: most of
-    a state is the same as in the one before it.
+    Files of checkpoints, which are never written in place, are links to one copy of each from the
+    second time on: most of a state is the same as in the one before it.
     """
 
     def __init__(self, pool: Path) -> None:
         pool.mkdir(parents=True)
         self._pool, self._kept = pool, dict[bytes, Path]()
+        self._seen = set[int]()
 
     def write(self, state: State, where: Path) -> None:
         where.mkdir()
@@ -235,9 +236,10 @@ class Folders:
                 target.mkdir()
             elif isinstance(content, str):
                 target.symlink_to(content)
-            elif "/checkpoints/" in path and content:
+            elif "/checkpoints/" in path and hash(content) in self._seen:
                 os.link(self._copy(content), target)
             else:
+                self._seen.add(hash(content))
                 target.write_bytes(content)
 
     def _copy(self, content: bytes) -> Path:
