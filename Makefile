@@ -38,6 +38,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/torn_checkpoints.py --cases 10000
 	python gates/fuzz.py --inputs 1000000
 	python gates/damaged_data.py --cases 5000
+	python gates/crash_states.py
 	python gates/exact_resume.py --recipe reach --kills 300
 	python gates/exact_resume.py --recipe episodic --kills 300
 	set -e; for method in $(METHODS); do python gates/exact_resume.py --recipe $$method --kills 100; done

@@ -197,6 +197,9 @@ class Volatile(Mortal):
     def open(self, path: Path, flags: int) -> int:
         existed = path.exists()
         fd = super().open(path, flags)
+        if not path.is_relative_to(self.root):  # the folder that the root is in, to flush it
+            self.open_files[fd] = Node("folder")
+            return fd
         if not existed:
             self._add(path, Node("file"))
         self.open_files[fd] = self._find(path)
@@ -206,6 +209,10 @@ class Volatile(Mortal):
         count = super().write(fd, data)
         self.open_files[fd].data += bytes(data)[:count]
         return count
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        self.open_files[fd].data = self.open_files[fd].data[:size]
 
     def fsync(self, fd: int) -> None:
         super().fsync(fd)
@@ -219,7 +226,7 @@ class Volatile(Mortal):
 
     def unlink(self, path: Path) -> None:
         super().unlink(path)
-        del self._find(path.parent).names[path.name]
+        self._find(path.parent).names.pop(path.name, None)  # the lock's file is not made here
 
     def rmdir(self, path: Path) -> None:
         super().rmdir(path)

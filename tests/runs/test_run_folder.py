@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -18,14 +19,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from disk_faults import Died, Failing, Mortal, Watched
+from disk_faults import Died, Failing, Mortal, Volatile, Watched, save, tag_of
 from safetensors.numpy import load_file
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.runs import files
+from etude.runs import checkpoint, files
 from etude.runs.folder import RunFolder, default_path
 from etude.runs.metrics_log import MetricsLog, read_rows
 
+NO_BYTES = hashlib.sha256().hexdigest()
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -355,3 +357,38 @@ def test_a_run_that_is_not_exact_any_more_stays_so(tmp_path: Path) -> None:
         run.mark_not_exact("worker 0 computes other bits")
     again = RunFolder.open(tmp_path / "run", write=False).manifest()
     assert again == {"exactness": "not exact: worker 0 computes other bits", "cpu": "x"}
+
+
+def begin_and_save(path: Path) -> None:
+    """Make a run, or open the one that is there, write a row and save."""
+    run = RunFolder.open(path) if path.exists() else create(path)
+    try:
+        log = run.metrics_log()
+        log.cut_back({"bytes": 0, "sha256": NO_BYTES})
+        log.append({"loss": 1.0})
+        log.position()
+        log.close()
+        save(run.checkpoints, 1)
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("number", range(70))
+def test_a_kill_and_a_power_loss_after_the_next_save(number: int, tmp_path: Path) -> None:
+    """What a killed process had named but not flushed is flushed by the one that goes on."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Volatile(root, number)
+    path = root / "runs" / "run"
+    with files.using(disk):
+        try:
+            begin_and_save(path)
+        except Died:
+            disk.fatal, disk.dead = None, False
+            begin_and_save(path)
+    disk.after_power_loss(tmp_path / "left", "lost")
+    run = RunFolder.open(tmp_path / "left" / "runs" / "run", write=False)
+    assert run.metrics.read_text() == '{"loss": 1.0}\n'
+    found = checkpoint.newest_verified(run.checkpoints, repair=False)
+    assert found is not None
+    assert tag_of(found) == 1

@@ -135,7 +135,8 @@ def build(
 ) -> Parts:
     """All parts of a run, or this rank's of them, connected, at the state of a fresh start."""
     torch.set_num_threads(recipe.learner.threads)
-    stop = StopRequest(recipe.checkpoint.grace)
+    stopwatch = Stopwatch(on_phase)
+    stop = StopRequest(recipe.checkpoint.grace, stopwatch.doing)
     ranks = ranks.adding(
         exactly=recipe.learner.reduce == "exact",
         patience=lambda: HURRY if stop.requested else recipe.learner.timeout,
@@ -175,7 +176,7 @@ def build(
             folder, recipe.checkpoint, algorithm, state, ranks, recipe.learner.compare_every
         ),
         callbacks=callbacks,
-        stopwatch=Stopwatch(on_phase),
+        stopwatch=stopwatch,
         ranks=ranks,
         stop=stop,
     )

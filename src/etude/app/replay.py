@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from etude.algorithms.amp import AMPConfig
@@ -186,7 +187,10 @@ class PlannedStore:
             "episodes": _log_state(episodes, episodes, self.shape.block_episodes),
             "open_starts": torch.zeros(self.shape.lanes, dtype=torch.int64),
             "open_returns": torch.zeros(self.shape.lanes, dtype=torch.float64),
-            "ahead_sha256": "0" * 64,
+            "ahead": {
+                name: np.empty((self.shape.lanes, *spec.shape), spec.dtype)
+                for name, spec in self.shape.observations.items()
+            },
         }
 
 

@@ -236,9 +236,8 @@ class EpisodeStore:
         table["return"] = self._open_returns[gone]
         finals = np.zeros(len(gone), self.geometry.final_record)
         if len(gone):
-            ahead = self._ahead()[gone]
-            for name in self.geometry.observations:
-                finals[OBS + name] = ahead[OBS + name]
+            for name, array in self._ahead().items():
+                finals[OBS + name] = array[gone]
         starts, returns = self._open_starts.copy(), self._open_returns.copy()
         starts[gone], returns[gone] = self.time, 0.0
         return table, finals, starts, returns
@@ -281,13 +280,23 @@ class EpisodeStore:
             return
         ahead, goes_on = self._ahead(), ~intake.restarted
         for name in self.geometry.observations:
-            stored, given = ahead[OBS + name][goes_on], intake.first(OBS + name)[goes_on]
+            stored, given = ahead[name][goes_on], intake.first(OBS + name)[goes_on]
             if stored.tobytes() != given.tobytes():
                 raise ValueError(f"observation {name!r} does not continue from the last append")
 
-    def _ahead(self) -> Array:
-        """The records after the newest step, [lanes]: only their observations mean anything."""
-        return self._steps.read(self._steps.count, self._steps.count + self.lanes)
+    def _ahead(self) -> Observations:
+        """{name: [lanes, ...]}: what follows the newest step, from the slots after it."""
+        records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
+        return {name: records[OBS + name].copy() for name in self.geometry.observations}
+
+    def _put_ahead(self, ahead: Observations) -> None:
+        """Give those slots these observations again, where lanes that began anew changed them."""
+        records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
+        before = records.tobytes()
+        for name, array in ahead.items():
+            records[OBS + name] = array
+        if records.tobytes() != before:
+            self._steps.append(records, tentative=self.lanes)
 
     def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
         """`num` transitions of finished and open episodes, uniform and with replacement."""
@@ -362,23 +371,23 @@ class EpisodeStore:
             fsync_folder(self.path, self._disk)
 
     def state_dict(self) -> Tree:
-        """Positions, and block files by hash; synced first, so that it can be named at once.
+        """Positions, block files by hash, and the observations after the newest step.
 
-        Its size depends on lanes and blocks, not on what is held. A sealed dataset has no state
-        but its own hash.
+        Synced first, so that it can be named at once. Its size depends on lanes and blocks, not on
+        what is held. A sealed dataset has no state but its own hash.
         """
         if self._seal:
             return {"sealed_sha256": self._seal}
         if self._failed:
             raise EtudeError(f"{self.path} has no state to save: it failed.")
         self.sync()
-        ahead = self._hash_ahead() if self._pending else ""
+        ahead = self._ahead() if self._pending else {}
         logs = {name: self._logs[name].state(first) for name, first in self._firsts().items()}
         opened = {
             "open_starts": self._open_starts.copy(),
             "open_returns": self._open_returns.copy(),
         }
-        return {**logs, **opened, "ahead_sha256": ahead}
+        return {**logs, **opened, "ahead": ahead}
 
     def load_state_dict(self, state: Tree) -> None:
         """Cut back to what `state` names; what was appended later is void.
@@ -393,10 +402,9 @@ class EpisodeStore:
         table = self._load_logs({name: state[name] for name in _LOGS}, self.verify)
         self._open_starts = np.array(state["open_starts"], np.int64)
         self._open_returns = np.array(state["open_returns"], np.float64)
-        self._pending = bool(state["ahead_sha256"])
-        if self._pending and self._hash_ahead() != state["ahead_sha256"]:
-            path = self._steps.path(self._steps.count // self._steps.block_records)
-            raise DamagedStore(path, "is damaged: the newest observations are not as recorded")
+        self._pending = bool(state["ahead"])
+        if self._pending:
+            self._put_ahead(state["ahead"])
         self._settle(table)
         self._failed = False
 
@@ -411,12 +419,6 @@ class EpisodeStore:
             raise DamagedStore(self.path, "does not hold as many steps for every lane")
         self._index = EpisodeIndex(self.lanes, firsts["episodes"])
         return table
-
-    def _hash_ahead(self) -> str:
-        sha, ahead = hashlib.sha256(), self._ahead()
-        for name in sorted(self.geometry.observations):
-            sha.update(ahead[OBS + name].tobytes())
-        return sha.hexdigest()
 
     def _episodes_of(self, start: int, stop: int) -> str:
         """Which finished episodes have steps among the slots start to stop."""

@@ -90,7 +90,8 @@ def save(folder: Path, step: int, policy: tuple[Tree, Tree], training: Tree | No
         return target
     temporary = folder / f"{TEMPORARY}{target.name}-{os.getpid()}"
     try:
-        files.make_folder(folder)
+        if not folder.is_dir():
+            files.make_folder(folder)
         files.remove_tree(temporary)
         files.new_folder(temporary)
         pins = whole[0].write(temporary / "policy", step)

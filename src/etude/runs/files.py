@@ -168,6 +168,9 @@ def replace_file(path: Path, chunks: Iterable[Chunk]) -> Written:
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, each durable in its own parent; existing ones stay."""
     if path.is_dir():
+        # Whoever made it may have been killed before its name was durable.
+        if os.access(path.parent, os.R_OK):
+            fsync_folder(path.parent)
         return
     make_folder(path.parent)
     with clear_faults("create the folder", path):
@@ -241,11 +244,9 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        fresh = not path.exists()
         with clear_faults("open", path):
             self._fd = _disk.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        if fresh:
-            fsync_folder(path.parent)
+        fsync_folder(path.parent)
 
     def append(self, data: Chunk) -> None:
         with clear_faults("append to", self.path):

@@ -88,6 +88,7 @@ class RunFolder:
             raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. Check the path.")
         _refuse_links(run.path)
         if write:
+            files.make_folder(run.path)  # It is there, but its name may not be durable yet.
             run._lock = Lock(run.path)
         return run
 

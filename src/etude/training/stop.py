@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -17,6 +18,10 @@ LEAST_GRACE = 5.0
 """Seconds that a run has to reach its next boundary, where iterations are short."""
 ITERATIONS = 3
 """Or so many times the longest iteration so far, its save included."""
+
+LOOK = 1.0
+"""Seconds between looks for a signal that the main thread was not able to take."""
+_HANGS = "; its disk hangs, and the system lets the process go only when the disk answers"
 
 
 class StopRequest:
@@ -27,11 +32,14 @@ class StopRequest:
     its own answers, since the one that trains may be inside a library or a disk for long.
     """
 
-    def __init__(self, grace: float | None = None) -> None:
+    def __init__(
+        self, grace: float | None = None, doing: Callable[[], str] = lambda: "training"
+    ) -> None:
         """`grace`: seconds until the process ends without a boundary; None: by how long
-        iterations take."""
+        iterations take. `doing`: what the run is doing, and for how long, in words."""
         self.signal: int | None = None
         self._given = grace
+        self._doing = doing
         self._longest = 0.0
         self._boundary = time.monotonic()
         self._saved = (0, self._boundary)
@@ -86,11 +94,10 @@ class StopRequest:
         """Acknowledge the first signal; end the process at a second one, or when time is up."""
         deadline: float | None = None
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([pipe], [], [], left)[0]:
-                self._exit()
-            came = os.read(pipe, 64)
-            if not came:
+            left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
+            ready = select.select([pipe], [], [], max(0.0, left))[0]
+            came = os.read(pipe, 64) if ready else _not_taken()
+            if ready and not came:
                 os.close(pipe)
                 return
             for number in came:
@@ -102,16 +109,33 @@ class StopRequest:
                 self.signal = self.signal or number
                 _tell(
                     f"{signal.Signals(number).name}: the run is saved at the end of this iteration "
-                    f"if that comes within {self.grace:.0f} s; a second signal ends it at once."
+                    f"if that comes within {self.grace:.0f} s; a second signal ends it at once. It "
+                    f"has been {self._doing()}."
                 )
+            if deadline is not None and time.monotonic() >= deadline:
+                self._exit()
 
     def _exit(self) -> None:
         step, since = self._saved
         _tell(
             f"Stopped without saving: the {time.monotonic() - since:.0f} s of work since step "
-            f"{step:,} are lost, and `etude resume` does them again."
+            f"{step:,} are lost, and `etude resume` does them again. It had been {self._doing()}"
+            f"{_HANGS if _disk_hangs() else ''}."
         )
         os._exit(128 + (self.signal or signal.SIGTERM))
+
+
+def _not_taken() -> bytes:
+    """A signal that the main thread was chosen for, and cannot take while its disk hangs."""
+    taken = signal.sigtimedwait(SIGNALS, 0) if hasattr(signal, "sigtimedwait") else None
+    return b"" if taken is None else bytes([taken.si_signo])
+
+
+def _disk_hangs() -> bool:
+    """Whether the main thread is in a system call that not even a kill can end."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/stat") as stream:
+        return stream.read().rpartition(")")[2].split()[0] == "D"
+    return False
 
 
 def _tell(text: str) -> None:

@@ -6,6 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_WORDS = {
+    "collect": "collecting",
+    "train": "updating",
+    "test": "evaluating",
+    "save": "writing a checkpoint to the disk",
+    "": "writing logs and calling callbacks",
+}
+"""What a phase does; "" is what is between them."""
+
 
 class Stopwatch:
     """Seconds per phase (collect, train, test, save) since the last reading."""
@@ -14,18 +23,26 @@ class Stopwatch:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
         self._splits: dict[tuple[str, str], float] = {}
+        self._phase, self._phase_start = "", time.perf_counter()
         self._start = self._last_read = time.perf_counter()
         self._steps_read = 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
+        self._phase, self._phase_start = name, start
         self._on_phase(name)
         try:
             yield
         finally:
             self._on_phase("")
+            self._phase, self._phase_start = "", time.perf_counter()
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def doing(self) -> str:
+        """What is going on, and for how long, in words; any thread may ask."""
+        name, since = self._phase, self._phase_start
+        return f"{_WORDS.get(name, name)} for {time.perf_counter() - since:.0f} s"
 
     def split(self, phase: str, seconds: dict[str, float]) -> None:
         """What a phase was spent on, by the threads that worked in it."""
