@@ -87,7 +87,8 @@ class MetricsLog:
             what = (
                 f"{self.path} is damaged: of {len(position['rows']):,} rows it has lost "
                 f"{named(lost)}, marked so in it. Nothing else is lost, but the log is not that of "
-                "an untouched run; `etude resume --checkpoint STEP` from before them makes them again"
+                "an untouched run; `etude resume --checkpoint STEP` from before them makes them "
+                "again"
             )
         if kept == data:  # as an earlier resume has left it
             self._say(f"{what}.")
