@@ -40,8 +40,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import etude
+from etude.app.acting import LoadedPolicy
 from etude.app.recipes import Recipe
-from etude.app.run import LoadedPolicy
 from etude.core.contracts import Array, Fragment
 from etude.core.keys import Key
 from etude.envs.as_gym import AsGymnasium

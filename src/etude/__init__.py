@@ -15,7 +15,7 @@ _EXPORTS = {
     "plan": ("etude.app.plan", "make_plan"),
     "train": ("etude.app.run", "train"),
     "resume": ("etude.app.run", "resume"),
-    "load_policy": ("etude.app.run", "load_policy"),
+    "load_policy": ("etude.app.acting", "load_policy"),
     "load_reward": ("etude.app.loading", "load_reward"),
     "Run": ("etude.app.run", "Run"),
     "Recipe": ("etude.app.recipes", "Recipe"),

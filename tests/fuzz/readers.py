@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 
 from etude.app import recipes
-from etude.app.run import LoadedPolicy
+from etude.app.acting import LoadedPolicy
 from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError
