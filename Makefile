@@ -38,7 +38,8 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/torn_checkpoints.py --cases 10000
 	python gates/fuzz.py --inputs 1000000
 	python gates/damaged_data.py --cases 5000
-	python gates/crash_states.py
+	python gates/crash_states.py --calls 70
+	python gates/damaged_runs.py --cases 5000 --by-command-line 50
 	python gates/exact_resume.py --recipe reach --kills 300
 	python gates/exact_resume.py --recipe episodic --kills 300
 	set -e; for method in $(METHODS); do python gates/exact_resume.py --recipe $$method --kills 100; done
@@ -56,7 +57,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/train_reward_only.py
 	python gates/learning.py
 	python gates/ranks.py --kills 20
-	python gates/rank_faults.py
+	python gates/rank_faults.py --nans 50 --freezes 20 --kills 20
 	python gates/scale.py
 	python gates/ray_speed.py
 	python gates/ray_faults.py --recipe reach-at-scale --kills 80 --stops 20 --removals 50

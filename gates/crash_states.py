@@ -48,14 +48,16 @@ def chosen(found: Iterator[Crash], most: int, chance: random.Random) -> Iterator
     return found if not most else iter(chance.sample(all_ := list(found), min(most, len(all_))))
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=4, help="random states of each kind a prefix")
     parser.add_argument("--calls", type=int, default=70, help="runs killed after 0, 1, ... calls")
     parser.add_argument("--states", type=int, default=0, help="of each recipe; 0 for all")
     parser.add_argument("--call-states", type=int, default=50, help="of each run so killed")
     parser.add_argument("--resumes", type=int, default=20, help="of each recipe, to its end")
-    options = parse(parser, smallest={"draws": 1, "calls": 0, "states": 40, "resumes": 1})
+    options = parse(
+        parser, smallest={"draws": 1, "calls": 0, "states": 40, "resumes": 1}, arguments=arguments
+    )
     least = len(LIVES) * (options.states or 1000)
     least += options.calls * options.call_states
     needs = {"states": least, "resumed": len(LIVES) * options.resumes}

@@ -23,7 +23,7 @@ from etude.runs import files
 from report import Gate, parse
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from damaged_runs import RECIPES, DamagedRuns, by_command_line, in_process
+from damage_cases import RECIPES, DamagedRuns, by_command_line, in_process
 
 KINDS = ("byte",) * 7 + ("cut", "cut", "missing")
 SHOWN = 500
@@ -53,12 +53,12 @@ def case(gate: Gate, runs: DamagedRuns, name: str, number: int, seed: int, typed
     gate.count("by command line", typed)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=5_000)
     parser.add_argument("--by-command-line", type=int, default=50, help="of the cases")
     parser.add_argument("--seed", type=int, default=0)
-    options = parse(parser, smallest={"cases": 12, "by_command_line": 1})
+    options = parse(parser, smallest={"cases": 12, "by_command_line": 1}, arguments=arguments)
     needs = {"cases": options.cases, "by command line": options.by_command_line}
     with (
         tempfile.TemporaryDirectory() as scratch,

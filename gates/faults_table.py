@@ -200,61 +200,69 @@ FAULTS = (
         "recipe edited, other instruction set or library version before a resume: refused, or "
         "marked not exact for good",
         "each",
-        (),
+        ("app/test_exactness.py", "runs/test_manifest.py", "envs/test_probe.py"),
         "each",
+        tests_are_the_gate=True,
     ),
     Fault(
         18,
         "ranks that disagree (recipe, instruction set, weights): noticed at the start, or within "
         "some iterations where one drifts",
         "each",
-        (),
+        ("training/test_rank_faults.py",),
         "each",
+        tests_are_the_gate=True,
     ),
     Fault(
         19,
         "NaN on any rank: reported with its culprit, nothing saved",
         "each place",
-        (),
+        ("training/test_rank_faults.py",),
         "50",
+        (Need("rank_faults", 50, "numbers that are not finite"),),
     ),
     Fault(
         20,
         "frozen or cut-off rank or head: named within 2 minutes, signals answered within 10 s, "
         "the resume exact",
         "1",
-        (),
+        ("training/test_rank_faults.py", "rollout/test_ray.py"),
         "20",
+        (Need("rank_faults", 20, "freezes"), Need("ray_head", 20, "strikes")),
     ),
     Fault(
         21,
         "hostile run folder (links, foreign `.py`, policies sealed anew, huge JSON): nothing "
         "written outside, no code, bounded time and memory",
         "40",
-        (),
+        ("test_hostile.py", "fuzz/test_corpus.py", "fuzz/test_gate.py"),
         "1,000,000 fuzzed inputs",
+        (Need("fuzz", 1_000_000, "inputs"),),
     ),
     Fault(
         22,
         "one damaged byte in any file of a run: resumes from what is whole, or says what is lost",
         "every file",
-        (),
+        ("test_damaged_runs.py", "app/test_falling_back.py"),
         "5,000",
+        (Need("damaged_runs", 5_000, "cases"), Need("damaged_runs", 50, "by command line")),
     ),
     Fault(
         23,
         "an exception on one worker that passes, a worker ten times slower, a broadcast that "
         "fails: the run goes on, with the same bits",
         "each",
-        (),
+        ("rollout/test_ray.py", "rollout/test_elastic.py", "rollout/test_schedule.py"),
         "50",
+        (Need("ray_transients", 50, "moments", "reach-at-scale"),),
     ),
     Fault(
         24,
         "writes that were not synced are lost or reordered at any point of a save, below Python",
         "200",
-        (),
+        ("runs/test_crash_states.py",),
         "all prefixes",
+        (Need("crash_states", 70, "recordings"),),
     ),
 )
 

@@ -180,13 +180,13 @@ def fuzz(name: str, runs: int, seed: int, gate: Gate, findings: Path) -> None:
                 gate.fail(f"{name}: {file.name}: {words}")
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="in all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--readers", nargs="+", default=list(SHARES), help="only these")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
-    options = parse(parser, smallest={"inputs": 600})
+    options = parse(parser, smallest={"inputs": 600}, arguments=arguments)
     chosen = {name: SHARES[name] for name in options.readers}
     whole = sum(chosen.values())
     needs = {"inputs": options.inputs, "readers": len(chosen)}

@@ -111,13 +111,13 @@ def measure(gate: Gate, faults: list[dict[str, Any]], scratch: Path) -> None:
         gate.figure(f"s from a {kind} to the end", seconds, at_most=SECONDS)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nans", type=int, default=50)
     parser.add_argument("--freezes", type=int, default=20)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    options = parse(parser, smallest={"nans": 2, "freezes": 1, "kills": 1})
+    options = parse(parser, smallest={"nans": 2, "freezes": 1, "kills": 1}, arguments=arguments)
     needs = {"numbers that are not finite": options.nans}
     needs |= {"freezes": options.freezes, "kills": options.kills}
     with (

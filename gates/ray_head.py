@@ -79,12 +79,12 @@ def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
     gate.figure("seconds until the end", slowest or float("nan"), at_most=WITHIN)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strikes", type=int, default=20)
     parser.add_argument("--patience", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
-    options = parse(parser, smallest={"strikes": 1, "patience": 2.0})
+    options = parse(parser, smallest={"strikes": 1, "patience": 2.0}, arguments=arguments)
     with (
         tempfile.TemporaryDirectory() as scratch,
         Gate("ray_head", options, needs={"strikes": options.strikes}, rows=(20,)) as gate,

@@ -88,12 +88,12 @@ def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
     gate.figure("runs that differ", differ, at_most=0)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="reach-at-scale")
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    options = parse(parser, smallest={"moments": 4})
+    options = parse(parser, smallest={"moments": 4}, arguments=arguments)
     needs = {"moments": options.moments, "runs": 1}
     needs |= {name: 1 for name in ray_moods.KINDS.values() if options.moments >= 4}
     with (

@@ -186,6 +186,8 @@ def _judge(crash: Crash, recording: Recording, run: Path, said: list[str]) -> st
         finally:
             log.close()
         rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+        if any("timesteps" not in row for row in rows):
+            return "rows of metrics.jsonl are lost"
         if rows[-1]["timesteps"] != checkpoint.step_of(path):
             return f"the last row is of step {rows[-1]['timesteps']}"
         for shard, state in enumerate(training["algorithm"].get("stores", {}).values()):

@@ -46,7 +46,7 @@ def main() -> int:
                 shared[0] = PHASES.index("restoring")
                 etude.resume(folder, on_phase=on_phase)
             else:
-                wanted = recipes.load(recipe)
+                wanted = recipes.load(recipe, trust=True)
                 shared[0] = PHASES.index("creating")
                 etude.train(wanted, folder, on_phase=on_phase)
         except EtudeError as error:

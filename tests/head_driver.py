@@ -41,7 +41,12 @@ def main() -> int:
     elastic.HEADLESS = float(seconds) or elastic.HEADLESS
     elastic.QUIET = min(elastic.QUIET, elastic.HEADLESS / 4.0)
     try:
-        train(recipes.load(Path(recipe)), folder, callbacks=[Strike(what, int(number))], say=print)
+        train(
+            recipes.load(Path(recipe), trust=True),
+            folder,
+            callbacks=[Strike(what, int(number))],
+            say=print,
+        )
     except EtudeError as error:
         print(error)
         return error.exit_code

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from damaged_runs import RECIPES, DamagedRuns, in_process
+from damage_cases import RECIPES, DamagedRuns, in_process
 
 FOLDERS = {"replay": "replay", "dataset": "data"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from damaged_runs import DamagedRuns, on_policy, replay
+from damage_cases import DamagedRuns, on_policy, replay
 from etude.app import cli
 from etude.app.run import Run, resume, train
 from etude.core.errors import EtudeError, UsageError

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -409,3 +410,142 @@ def peer_off_policy(bench: Bench) -> list[str]:
     bench.put("ProcessPoolExecutor", lambda many, *_, **__: ThreadPoolExecutor(many))
     bench.put("run", run)
     return []
+
+
+# Faults below, beside and around a run.
+
+
+@product
+def crash_states(bench: Bench) -> list[str]:
+    lives = {"ppo": (), "sac": ()}
+    names = () if bench.way == "nothing" else lives
+    bench.put("LIVES", lives)
+    bench.put("why_not", lambda: None)
+    bench.put(
+        "record",
+        lambda *_: [SimpleNamespace(name=name, entries=[], recipe=None) for name in names],
+    )
+    crash = SimpleNamespace(label="a crash", step=512)
+    bench.put("crashes", lambda *_: iter([crash, crash]))
+    bench.measures("judge", None, "the newest checkpoint is gone", None)
+    bench.put("ends_equal", lambda *_: True)
+    bench.put("etude", SimpleNamespace(train=lambda *_: None))
+    return ["--states", "2", "--calls", "0", "--resumes", "1"]
+
+
+@product
+def damaged_runs(bench: Bench) -> list[str]:
+    def judge(*_: Any) -> str:
+        if bench.way == "wrong":
+            raise AssertionError("another result without a word")
+        return "equal"
+
+    def made(*_: Any) -> Any:
+        if bench.way == "crash":
+            raise Broken
+        return SimpleNamespace(files=["recipe.yaml"], damage=lambda *_: None, judge=judge)
+
+    bench.put("DamagedRuns", made)
+    many = "0" if bench.way == "nothing" else "3"
+    return ["--cases", many, "--by-command-line", "1"]
+
+
+@product
+def rank_faults(bench: Bench) -> list[str]:
+    def driver(command: list[str], **_: Any) -> Any:
+        if bench.way == "crash":
+            raise Broken
+        faults = json.loads(Path(command[-1]).read_text())
+        for number, fault in enumerate(faults):
+            is_nan = fault["kind"] in bench.gate.PLACES
+            (Path(command[-2]) / str(number) / "failures").mkdir(parents=True)
+            if is_nan:
+                (Path(command[-2]) / str(number) / "failures" / "report").mkdir()
+            fault |= {"codes": [3 if is_nan else 1] * fault["ranks"], "seconds": 1.0}
+            rank = fault["rank"]
+            fault["said"] = f"{fault['kind']} on rank {rank}; nothing from rank {rank} for 4 s"
+        told = [] if bench.way == "nothing" else faults
+        return SimpleNamespace(stdout=json.dumps(told))
+
+    iteration = 3
+    bench.put(
+        "draw",
+        lambda _: [
+            {"kind": k, "ranks": 2, "rank": 1, "iteration": iteration}
+            for k in ("loss", "freeze", "kill")
+        ],
+    )
+    bench.put("subprocess", SimpleNamespace(run=driver, PIPE=None))
+    newest = Path(f"{iteration * bench.gate.STEPS:012d}")
+    bench.put("checkpoint", SimpleNamespace(newest_verified=lambda *_: newest))
+    bench.put(
+        "etude",
+        SimpleNamespace(
+            train=lambda recipe, path: SimpleNamespace(path=path),
+            resume=lambda path: SimpleNamespace(path=path),
+        ),
+    )
+    odd = "2" if bench.way == "wrong" else ""
+    bench.put("fingerprint", lambda run: "another" if run.name == odd else "the same")
+    return ["--nans", "1", "--freezes", "1", "--kills", "1"]
+
+
+@product
+def ray_head(bench: Bench) -> list[str]:
+    def strike(folder: Path, *_: Any) -> tuple[int, str, float]:
+        if bench.way == "crash":
+            raise Broken
+        (folder / "run" / "failures" / "report").mkdir(parents=True)
+        return (0 if bench.way == "nothing" else 1), "Ray's head has not answered for 40 s", 41.0
+
+    bench.put("strike", strike)
+    bench.put(
+        "etude",
+        SimpleNamespace(
+            train=lambda recipe, path: SimpleNamespace(path=path),
+            resume=lambda path, collector: SimpleNamespace(path=path),
+        ),
+    )
+    odd = "run" if bench.way == "wrong" else ""
+    bench.put("fingerprint", lambda run: "another" if run.name == odd else "the same")
+    return ["--strikes", "2"]
+
+
+@product
+def ray_transients(bench: Bench) -> list[str]:
+    kinds = {"call": "errors of a call", "slow": "slow workers"}
+    bench.put(
+        "ray_moods",
+        SimpleNamespace(
+            KINDS=kinds,
+            moody=nullcontext,
+            left=lambda: ["a slow worker"] if bench.way == "nothing" else [],
+        ),
+    )
+    bench.put("os", SimpleNamespace(chdir=lambda _: None))
+    bench.put("start", lambda _: SimpleNamespace(address="", shutdown=lambda: None))
+
+    def train(recipe: Any, path: Path, callbacks: Any = ()) -> Any:
+        if bench.way == "crash" and path.name != "untouched":
+            raise Broken
+        return SimpleNamespace(path=path, rows=lambda: [{"system/restarts": 0.0}])
+
+    bench.put("etude", SimpleNamespace(train=train))
+    odd = "run1" if bench.way == "wrong" else ""
+    bench.put("fingerprint", lambda run: "another" if run.name == odd else "the same")
+    return ["--moments", "4"]
+
+
+@product
+def fuzz(bench: Bench) -> list[str]:
+    def fed(name: str, runs: int, seed: int, gate: Any, findings: Path) -> None:
+        if bench.way == "crash":
+            raise Broken
+        many = 0 if bench.way == "nothing" else runs
+        gate.count("inputs", many)
+        gate.details[name] = {"inputs": many}
+        if bench.way == "wrong":
+            gate.count("findings")
+
+    bench.put("fuzz", fed)
+    return ["--inputs", "600"]
