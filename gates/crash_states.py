@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     least += options.calls * options.call_states
     needs = {"states": least, "resumed": len(LIVES) * options.resumes}
     needs["recordings"] = len(LIVES) + options.calls
+    if not options.states:
+        needs["prefixes in all their states"] = 600
     chance, wrong = random.Random(0), 0
     with Gate("crash_states", options, needs=needs, rows=(24,)) as gate:
         reason = why_not()
@@ -71,9 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
             where, folders = Path(scratch), Folders(Path(scratch) / "pool")
             for recording, at_call in recordings(where, options.calls):
                 gate.count("recordings")
-                gate.count("prefixes", len(recording.entries) + 1)
                 kept = []
                 most = options.call_states if at_call else options.states
+                if not most:
+                    gate.count("prefixes in all their states", len(recording.entries) + 1)
                 for crash in chosen(crashes(recording, options.draws), most, chance):
                     gate.count("states")
                     gate.count("states after a save", crash.step is not None)

@@ -4,7 +4,8 @@
 
 A life is "end", or where it is killed: "iteration=5" in the middle of that iteration's update, or
 "call=12" after so many calls of `runs.files.Disk`. The recording is marked where the folder was
-made ("created") and where the save of a checkpoint had returned ("saved STEP HASH").
+made ("created"), before a checkpoint was put in place ("saving STEP HASH") and where its save had
+returned ("saved STEP").
 """
 
 from __future__ import annotations
@@ -68,12 +69,18 @@ class Mortal(files.Disk):
 
 
 def mark_saves(mount: Path) -> None:
-    save, create = checkpoint.save, RunFolder.create
+    save, put, create = checkpoint.save, checkpoint._put_in_place, RunFolder.create
+
+    def marked_put(temporary: Path, target: Path) -> None:
+        if (temporary / "training").exists():
+            content = content_hash(*checkpoint.load_training(temporary))
+            mark(mount, f"saving {int(target.name)} {content}")
+        put(temporary, target)
 
     def marked_save(folder: Path, step: int, policy: Any, training: Any) -> Path:
         path = save(folder, step, policy, training)
         if training is not None:
-            mark(mount, f"saved {step} {content_hash(*checkpoint.load_training(path))}")
+            mark(mount, f"saved {step}")
         return path
 
     def marked_create(*arguments: Any) -> RunFolder:
@@ -81,7 +88,7 @@ def mark_saves(mount: Path) -> None:
         mark(mount, "created")
         return folder
 
-    checkpoint.save = marked_save
+    checkpoint.save, checkpoint._put_in_place = marked_save, marked_put
     RunFolder.create = marked_create  # type: ignore[method-assign]
 
 

@@ -86,7 +86,7 @@ class Recording:
     def __post_init__(self) -> None:
         self.recipe = recipe_of(self.name)
         for entry in self.entries:
-            if entry.kind == "mark" and entry.path.startswith("saved"):
+            if entry.kind == "mark" and entry.path.startswith("saving"):
                 _, step, content = entry.path.split()
                 self.saved.setdefault(int(step), set()).add(content)
 
