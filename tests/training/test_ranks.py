@@ -46,7 +46,7 @@ def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
     assert "4 ranks share 4 learner shards: 0 on rank 0" in (ranks.path / "plan.txt").read_text()
     assert not list((ranks.path / "failures").iterdir())
     lone = Run(tmp_path / "ranks-1").folder.manifest()
-    assert manifest.differences(lone, ranks.folder.manifest()) == []
+    assert not any(manifest.differences(lone, ranks.folder.manifest()))
 
 
 def test_an_mlp_without_collection_ahead_too(tmp_path: Path) -> None:
