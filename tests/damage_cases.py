@@ -87,6 +87,7 @@ class DamagedRuns:
             if os.readlink(link) == last.name:
                 link.unlink()
         shutil.rmtree(last)
+        (self.run / "summary.json").unlink()
         (folder / "latest").symlink_to(before.name)
 
     def damage(self, file: Path, kind: str, chance: random.Random) -> None:

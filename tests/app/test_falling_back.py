@@ -79,6 +79,7 @@ def test_texts_are_taken_from_a_checkpoint_or_written_anew(
     else:
         act(run / name)
     said: list[str] = []
+    assert cli.main(["fsck", str(run)]) == 1
     resume(run, say=said.append)
     assert Run(run).fingerprint() == Run(finished).fingerprint()
     if name != "plan.json":  # its notes are those of a run that has begun

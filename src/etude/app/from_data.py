@@ -21,9 +21,10 @@ def look_into(config: DatasetConfig) -> StoreGeometry:
     """What the dataset holds that a config names."""
     name = config.dataset
     if not name or not (Path(name) / DESCRIPTION).is_file():
+        what = f" (no {DESCRIPTION} in it)" if name and Path(name).is_dir() else ""
         raise UsageError(
-            f"There is no dataset at '{name}': name one with --algorithm.dataset FOLDER; `etude "
-            "data record` makes one, `etude data import` reads those of others."
+            f"There is no dataset at '{name}'{what}: name one with --algorithm.dataset FOLDER; "
+            "`etude data record` makes one, `etude data import` reads those of others."
         )
     return read_geometry(Path(name))
 

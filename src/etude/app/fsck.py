@@ -134,7 +134,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
             wrong = "was changed after it was written"
         report.add(path, wrong, (copied if name in (RECIPE, MANIFEST) else anew) if wrong else "")
     summary = folder.path / "summary.json"
-    if summary.is_file():
+    if summary.is_file() or (folder.checkpoints / "final").exists():
         report.add(summary, _wrong(summary), anew if _wrong(summary) else "")
     try:
         return recovery.recipe_of(folder)
@@ -143,6 +143,8 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
 
 
 def _wrong(path: Path) -> str:
+    if not path.is_file():
+        return "is missing"
     try:
         unsealed(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -129,7 +129,10 @@ class EpisodeStore:
         path = Path(path)
         store = cls(path, read_geometry(path), None, reads)
         if not os.path.lexists(path / SEAL):
-            raise UsageError(f"{path} was never finished; import or record it again.")
+            raise UsageError(
+                f"{path} was never finished, or has lost its {SEAL}: put that back, or import or "
+                "record it again."
+            )
         document = read_json(path / SEAL)
         if document.keys() == store._logs.keys():
             raise UsageError(
