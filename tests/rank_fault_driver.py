@@ -155,9 +155,9 @@ def suffer(recipe: Path, folder: Path, fault: dict[str, Any]) -> dict[str, Any]:
     return {**fault, "codes": codes, "seconds": seconds, "said": said.read_text()}
 
 
-def _faster(good: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    def load(path: Path) -> Any:
-        recipe = good(path)
+def _faster(good: Callable[..., Any]) -> Callable[..., Any]:
+    def load(path: Path, **options: Any) -> Any:
+        recipe = good(path, **options)
         algorithm = recipe.algorithm.model_copy(update={"learning_rate": 0.5})
         return recipe.model_copy(update={"algorithm": algorithm})
 

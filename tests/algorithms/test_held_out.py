@@ -14,6 +14,7 @@ from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split, split_st
 from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
+from etude.core.seals import SEAL, sealed
 from etude.experience import episodes_files
 from etude.experience.episodes import DamagedStore, EpisodeStore
 from etude.experience.episodes_labels import Labels
@@ -72,8 +73,8 @@ def test_a_lost_or_altered_table_is_an_error_and_never_a_leak(tmp_path: Path) ->
     table.write_text(text)
     assert len(EpisodeStore.open(path).labels) == 40
     seal = json.loads((path / "sealed.json").read_text())
-    del seal["labels"]
-    (path / "sealed.json").write_text(json.dumps(seal))
+    del seal["labels"], seal[SEAL]
+    (path / "sealed.json").write_bytes(sealed(seal))
     with pytest.raises(UsageError, match=r"made by an older version.*import or record it again"):
         EpisodeStore.open(path)
 
@@ -105,8 +106,9 @@ def test_a_table_from_a_stranger_is_checked(column: str, value: Any, tmp_path: P
         text = json.dumps(document | changed)
         (path / "labels.json").write_text(text)
         seal = json.loads((path / "sealed.json").read_text())
+        del seal[SEAL]
         seal["labels"] = hashlib.sha256(text.encode()).hexdigest()
-        (path / "sealed.json").write_text(json.dumps(seal))
+        (path / "sealed.json").write_bytes(sealed(seal))
         with pytest.raises(DamagedStore, match=r"labels\.json"):
             EpisodeStore.open(path)
 

@@ -27,6 +27,7 @@ from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
+from etude.core.seals import SEAL, sealed
 from etude.experience import datasets_child
 from etude.experience.episodes import EpisodeStore
 from etude.experience.episodes_geometry import StoreGeometry
@@ -244,9 +245,10 @@ def dataset_reader(scratch: Path) -> Reader:
     def read(data: bytes) -> str | None:
         pieces = dict(zip(names, _pieces(data, len(names)), strict=True))
         with suppress(ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
-            sealed = json.loads(pieces["sealed.json"])
-            sealed["labels"] = hashlib.sha256(pieces["labels.json"]).hexdigest()
-            pieces["sealed.json"] = json.dumps(sealed).encode()
+            seal = json.loads(pieces["sealed.json"])
+            seal.pop(SEAL, None)
+            seal["labels"] = hashlib.sha256(pieces["labels.json"]).hexdigest()
+            pieces["sealed.json"] = sealed(seal)
         for name, piece in pieces.items():
             (path / name).write_bytes(piece)
         try:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -198,8 +198,11 @@ def test_the_gate_fails_where_ranks_end_otherwise(
         "codes": [3, 3],
         "said": told,
     }
-    options = Namespace(smallest=True, json=tmp_path / "result.json")
-    with report.Gate("rank_faults", options, needs={}) as gate:
+    options = report.parse(
+        ArgumentParser(), {}, ["--smallest", "--json", str(tmp_path / "result.json")]
+    )
+    with report.Gate("rank_faults", options, needs={"ends": 1}) as gate:
+        gate.count("ends")
         gate.figure("s", 1.0)
         if "kind" in broken:
             monkeypatch.setattr(module, "fingerprint", lambda path: "same")

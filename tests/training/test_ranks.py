@@ -81,6 +81,7 @@ def test_torchrun_starts_a_killed_rank_again_and_nothing_listens_beyond_loopback
     meet += ["--rdzv-conf", "store_type=file", "--rdzv-id", "one"]
     run = tmp_path / "run"
     command = ["-m", "etude", "train", str(tmp_path / "recipe.yaml"), "--folder", str(run)]
+    command += ["--trust"]  # its task is named by a file
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *TORCHRUN, *meet, *command],
         env=os.environ

@@ -327,9 +327,13 @@ def _holder(file: Path) -> str:
 def _refuse_links(folder: Path) -> None:
     """A run folder from a stranger may lead writes elsewhere by links in place of its parts.
 
-    Links of its own, such as `checkpoints/latest`, stay below the folder they are in.
+    Links of its own, such as `checkpoints/latest`, stay below the folder they are in. W&B links the
+    logs of each of its runs to a folder of its own; it never writes to those of an earlier run.
     """
+    logs = re.compile(re.escape(str(folder / "wandb")) + r"/(offline-)?run-[^/]+/logs")
     for here, folders, names in os.walk(folder):
+        if logs.fullmatch(here):
+            continue
         for path in (os.path.join(here, name) for name in sorted([*folders, *names])):
             if not os.path.islink(path):
                 continue
