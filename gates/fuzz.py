@@ -29,8 +29,6 @@ import time
 import traceback
 from pathlib import Path
 
-import atheris
-
 from report import Gate, parse
 
 ROOT = Path(__file__).parents[1]
@@ -49,12 +47,17 @@ DEATHS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGXCPU, signal.SIGABRT, signal.
 """What HDF5's library may die of, and the limit of time that is set for it."""
 
 
-sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
-with (
-    contextlib.redirect_stderr(io.StringIO()),  # it names every module
-    atheris.instrument_imports(include=["etude"], enable_loader_override=False),
-):
-    import readers
+def load() -> None:
+    """Import the fuzzer, and with it, instrumented, all that is fuzzed: in a gate's own process."""
+    global atheris, readers
+    import atheris
+
+    sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
+    with (
+        contextlib.redirect_stderr(io.StringIO()),  # it names every module
+        atheris.instrument_imports(include=["etude"], enable_loader_override=False),
+    ):
+        import readers
 
 
 def child(name: str, runs: int, seed: int, folder: Path) -> None:
@@ -191,6 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     whole = sum(chosen.values())
     needs = {"inputs": options.inputs, "readers": len(chosen)}
     with Gate("fuzz", options, needs=needs, rows=(12, 21)) as gate:
+        load()
         for name, share in chosen.items():
             runs = math.ceil(options.inputs * share / whole)
             fuzz(name, runs, options.seed, gate, options.findings)
