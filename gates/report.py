@@ -231,7 +231,9 @@ class Gate:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
             "machine": machine(),
-            "command": shlex.join(["python", _shown(Path(sys.argv[0])), *sys.argv[1:]]),
+            "command": shlex.join(
+                ["python", _shown(Path(sys.argv[0])), *_without_file(sys.argv[1:])]
+            ),
         }
         path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
 
@@ -259,6 +261,12 @@ def _processor_seconds() -> float:
 
 def _shown(script: Path) -> str:
     return f"gates/{script.name}" if script.parent.name == "gates" else script.name
+
+
+def _without_file(words: list[str]) -> list[str]:
+    """A command's words but for --json FILE, which is a path of one machine."""
+    at = words.index("--json") if "--json" in words else len(words)
+    return words[:at] + words[at + 2 :]
 
 
 def commit() -> str:
