@@ -284,12 +284,8 @@ def commit() -> str:
 
 def machine() -> str:
     """Processor, cores, load and system, in one line."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as stream:
-            names = [line.split(":", 1)[1].strip() for line in stream if "model name" in line]
-        model = names[0] if names else model
-    except OSError:
-        pass
+    # Here, so that a gate decides itself how the package is first imported.
+    from etude.runs.manifest import cpu_name
+
     load = os.getloadavg()[0]
-    return f"{model}, {os.cpu_count()} cores, load {load:.2f}, {platform.system()}"
+    return f"{cpu_name()}, {os.cpu_count()} cores, load {load:.2f}, {platform.system()}"

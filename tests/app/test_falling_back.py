@@ -153,6 +153,26 @@ def test_fsck(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--from" in out
 
 
+def test_fsck_says_what_a_resume_does_with_a_changed_recipe(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = run / "recipe.yaml"
+    text = recipe.read_text()
+    for changed, does in {
+        text.replace("seed: 0", "seed: 7"): "a resume refuses it",
+        text.replace("keep_last: 3", "keep_last: 2"): "a resume goes on with it",
+        text.replace("seed: 0", "seed: ["): "a resume takes it from the newest checkpoint",
+    }.items():
+        assert changed != text
+        recipe.write_text(changed)
+        assert cli.main(["fsck", str(run)]) == 1
+        assert f"damaged      recipe.yaml  (was changed after it was written; {does}" in (
+            capsys.readouterr().out
+        )
+        refuses = "refuses" in does
+        assert (cli.main(["resume", str(run)]) == 2) == refuses
+
+
 def test_fsck_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = toy_dataset(tmp_path / "data")
     assert cli.main(["fsck", str(data)]) == 0

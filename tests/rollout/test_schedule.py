@@ -215,13 +215,16 @@ def test_ten_thousand_workers_of_which_some_die_in_every_iteration() -> None:
     workers=st.integers(1, 9),
     groups=st.integers(1, 25),
     threads=st.integers(1, 3),
-    shares=st.lists(st.floats(0.0, 0.05), min_size=6, max_size=6),
+    shares=st.lists(st.floats(0.0, 0.2), min_size=6, max_size=6),
     seed=st.integers(0, 10_000),
 )
 def test_any_mixture_of_faults_gives_the_same_result(
     workers: int, groups: int, threads: int, shares: list[float], seed: int
 ) -> None:
-    found = simulate(workers, groups, 4, Rates(*shares), seed, threads)
+    with pytest.MonkeyPatch.context() as patch:
+        # So many faults may well hit one group ten times, which is no fault of the group's here.
+        patch.setattr("etude.rollout.schedule.MOST_LOSSES", 1_000)
+        found = simulate(workers, groups, 4, Rates(*shares), seed, threads)
     assert found.snapshots == expected(groups, 4)
     assert found.accepted == groups * 4
 

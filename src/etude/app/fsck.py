@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from etude.app import exactness, recovery
 from etude.app.data_import import is_store
-from etude.app.recipe import Recipe
+from etude.app.recipe import Recipe, load
 from etude.core.errors import EtudeError, UsageError
 from etude.core.seals import unsealed
 from etude.core.trees import Tree
@@ -126,13 +126,15 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
     copied = (
         "a resume takes it from the newest checkpoint" if copies else "no checkpoint holds a copy"
     )
-    for name in (RECIPE, MANIFEST, PLAN, PLAN_JSON):
+    notes = {RECIPE: _of_recipe(folder, copies, copied), MANIFEST: copied}
+    notes |= {PLAN: anew, PLAN_JSON: anew}
+    for name in notes:
         path, wrong = folder.path / name, ""
         if not path.is_file():
             wrong = "is missing"
         elif name in changed:
             wrong = "was changed after it was written"
-        report.add(path, wrong, (copied if name in (RECIPE, MANIFEST) else anew) if wrong else "")
+        report.add(path, wrong, notes[name] if wrong else "")
     summary = folder.path / "summary.json"
     if summary.is_file() or (folder.checkpoints / "final").exists():
         report.add(summary, _wrong(summary), anew if _wrong(summary) else "")
@@ -140,6 +142,19 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
         return recovery.recipe_of(folder)
     except UsageError:
         return None
+
+
+def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
+    """What a resume does with a recipe that was changed."""
+    try:
+        recipe = load(folder.recipe)
+    except UsageError:
+        return copied
+    try:
+        exactness.check_recipe(recipe, copies, folder, lambda text: None)
+    except UsageError:
+        return "a resume refuses it: put back the one the run was saved with"
+    return "a resume goes on with it"
 
 
 def _wrong(path: Path) -> str:

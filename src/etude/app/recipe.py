@@ -169,32 +169,28 @@ def parsed(data: bytes, source: str) -> Recipe:
 def _check_size(content: Any) -> None:
     """Refuse content that a few lines say over and over, by references of YAML to itself, and text
     that cannot be written."""
-    waiting, items = [content], 0
-    while waiting:
-        item = waiting.pop()
-        items += 1
-        if items > MAX_ITEMS:
+    for number, item in enumerate(_items(content), 1):
+        if number > MAX_ITEMS:
             raise ValueError(f"it holds more than {MAX_ITEMS:,} items")
-        if isinstance(item, dict):
-            waiting += [*item, *item.values()]
-        elif isinstance(item, list | tuple | set):
-            waiting += item
-        elif isinstance(item, str):
+        if isinstance(item, str):
             item.encode()
 
 
 def texts(recipe: Recipe) -> set[str]:
     """Every text in a recipe: whatever it names is one of them."""
-    found, waiting = set[str](), [recipe.model_dump()]
+    return {item for item in _items(recipe.model_dump()) if isinstance(item, str)}
+
+
+def _items(content: Any) -> Iterator[Any]:
+    """Everything that is in some content, names of fields too, and all that is in that."""
+    waiting = [content]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, str):
-            found.add(item)
-        elif isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list | tuple):
+        yield item
+        if isinstance(item, dict):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list | tuple | set):
             waiting += item
-    return found
 
 
 def validated(content: Any, source: str) -> Recipe:
