@@ -22,7 +22,7 @@ from etude.app.recipes import Recipe
 from etude.app.run import train
 from etude.runs import checkpoint, standard
 from run_hash import comparable_rows
-from toys import changed, tiny_motions, tiny_reach, toy_dataset
+from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 
 FILE = Path(__file__).with_name("golden.json")
 SMALL_EVALUATION = {"episodes": 6, "rows": 6, "group_rows": 6, "final_episodes": 6}
@@ -59,30 +59,6 @@ def off_policy(name: str) -> Callable[[Path], Recipe]:
     return make
 
 
-def offline(folder: Path) -> Recipe:
-    return changed(
-        recipes.find("offline"),
-        policy={"hidden": (32, 32)},
-        algorithm={"dataset": str(toy_dataset(folder / "data")), "train_batches": 8},
-        rewards={"rrd_batch_size": 32, "rrd_sample_size": 4},
-        learner={"shards": 2},
-        clock={"epochs": 2, "cycles": 1, "iterations": 2},
-        evaluation={"every": "1 epoch"},
-    )
-
-
-def reward_only(folder: Path) -> Recipe:
-    recipe = recipes.find("reward-only")
-    rrd = {"rrd_batch_size": 16, "rrd_sample_size": 4, "network": {"reads": ("state",)}}
-    data = {"dataset": str(toy_dataset(folder / "data")), "progress": "progress"}
-    return changed(
-        recipe,
-        algorithm={**data, "rrd": recipe.algorithm.rrd.model_dump(mode="json") | rrd},
-        clock={"epochs": 2, "cycles": 1, "iterations": 2},
-        evaluation={"every": "1 epoch"},
-    )
-
-
 RUNS: dict[str, Callable[[Path], Recipe]] = {
     "ppo": lambda folder: tiny_reach(6),
     "ppo on Gymnasium": gymnasium,
@@ -96,8 +72,8 @@ RUNS: dict[str, Callable[[Path], Recipe]] = {
     "td3": off_policy("td3"),
     "rrd": lambda folder: recipes.find("episodic-short"),
     "ircr": off_policy("episodic-ircr"),
-    "offline": offline,
-    "reward-only": reward_only,
+    "offline": lambda folder: tiny_offline(folder, 2, 2, "1 epoch"),
+    "reward-only": lambda folder: tiny_reward_only(folder, 2, 2, "1 epoch"),
 }
 
 

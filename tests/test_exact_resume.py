@@ -13,7 +13,7 @@ from etude.app import recipes
 from etude.app.recipes import Recipe
 from etude.app.run import Run, train
 from run_hash import run_hash
-from toys import changed, tiny_motions, tiny_reach, toy_dataset
+from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 
 EVERYTHING = "reach-at-scale-short"
 """LSTM, priorities, collection ahead and two shards at once."""
@@ -102,30 +102,14 @@ def test_a_curriculum_over_motions_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_learning_from_a_dataset_too(tmp_path: Path) -> None:
-    recipe = recipes.find("reward-only")
-    rrd = {"rrd_batch_size": 16, "rrd_sample_size": 4, "network": {"reads": ("state",)}}
-    data = {"dataset": str(toy_dataset(tmp_path / "data")), "progress": "progress"}
-    recipe = changed(
-        recipe,
-        algorithm={**data, "rrd": recipe.algorithm.rrd.model_dump(mode="json") | rrd},
-        clock={"epochs": 12, "cycles": 1, "iterations": 4},
-        evaluation={"every": "2 epochs"},
-    )
+    recipe = tiny_reward_only(tmp_path, 12, 4, "2 epochs")
     hits = killed_runs(recipe, tmp_path, kills=5, seed=4)
     assert sum(hits.values()) == 5
 
 
 @pytest.mark.slow
 def test_a_policy_learned_from_a_dataset_too(tmp_path: Path) -> None:
-    recipe = changed(
-        recipes.find("offline"),
-        policy={"hidden": (32, 32)},
-        algorithm={"dataset": str(toy_dataset(tmp_path / "data")), "train_batches": 8},
-        rewards={"rrd_batch_size": 32, "rrd_sample_size": 4},
-        learner={"shards": 2},
-        clock={"epochs": 12, "cycles": 1, "iterations": 4},
-        evaluation={"every": "2 epochs"},
-    )
+    recipe = tiny_offline(tmp_path, 12, 4, "2 epochs")
     hits = killed_runs(recipe, tmp_path, kills=5, seed=5)
     assert sum(hits.values()) == 5
 

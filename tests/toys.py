@@ -421,3 +421,29 @@ def toy_dataset(path: Path, episodes: int = 40, seed: int = 0) -> Path:
         store.append_episode(obs, actions.astype(np.float32), rewards.astype(np.float32), True)
     store.seal().close()
     return path
+
+
+def tiny_offline(folder: Path, epochs: int, iterations: int, every: str) -> Recipe:
+    """A policy and its reward from a toy dataset, in two shards."""
+    return changed(
+        recipes.find("offline"),
+        policy={"hidden": (32, 32)},
+        algorithm={"dataset": str(toy_dataset(folder / "data")), "train_batches": 8},
+        rewards={"rrd_batch_size": 32, "rrd_sample_size": 4},
+        learner={"shards": 2},
+        clock={"epochs": epochs, "cycles": 1, "iterations": iterations},
+        evaluation={"every": every},
+    )
+
+
+def tiny_reward_only(folder: Path, epochs: int, iterations: int, every: str) -> Recipe:
+    """A reward alone from a toy dataset."""
+    recipe = recipes.find("reward-only")
+    rrd = {"rrd_batch_size": 16, "rrd_sample_size": 4, "network": {"reads": ("state",)}}
+    data = {"dataset": str(toy_dataset(folder / "data")), "progress": "progress"}
+    return changed(
+        recipe,
+        algorithm={**data, "rrd": recipe.algorithm.rrd.model_dump(mode="json") | rrd},
+        clock={"epochs": epochs, "cycles": 1, "iterations": iterations},
+        evaluation={"every": every},
+    )
