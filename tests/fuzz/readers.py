@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -285,7 +286,11 @@ def hdf5_reader(scratch: Path) -> Reader:
     def read(data: bytes) -> str | None:
         path.write_bytes(data)
         speaker.error = None
-        datasets_child.run(order, speaker)
+        limit = resource.getrlimit(resource.RLIMIT_CPU)
+        try:
+            datasets_child.run(order, speaker)
+        finally:  # The limit is for a process that opens one file; this one goes on.
+            resource.setrlimit(resource.RLIMIT_CPU, limit)
         return speaker.error
 
     return Reader(read, seeds, 1 << 14, native=True)
