@@ -25,7 +25,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from etude.experience.datasets import DataError, Limits, open_dataset
+from etude.datasets.opening import DataError, Limits, open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from damage import WAYS, damage  # isort: skip

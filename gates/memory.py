@@ -81,7 +81,6 @@ class Resident:
 
 def child(recipe_name: str, changes: list[str], iterations: int, folder: Path) -> None:
     """Take the iterations, reporting each phase; the last line is the figure in bytes."""
-    import etude.app.run  # noqa: F401  all that `etude train` imports
     from etude.app.build import build
     from etude.app.recipes import dump
     from etude.runs.folder import RunFolder

@@ -32,11 +32,11 @@ from etude.app import recipes
 from etude.app.recipes import Recipe
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
-from etude.envs.mujoco_batch import Simulation
-from etude.envs.reach import Reach
-from etude.experience.episodes import EpisodeStore
+from etude.envs.mujoco.batch import Simulation
+from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import MlpPolicy
 from etude.runs import checkpoint
+from etude.tasks.reach.task import Reach
 from report import Gate, parse
 
 VALUES = (float("nan"), float("inf"), -float("inf"))

@@ -34,7 +34,7 @@ from etude.algorithms.td3 import TD3, TD3Config
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import PolicyConfig, make_policy
 from etude.runs.files import Disk
 from machine import report_load

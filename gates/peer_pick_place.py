@@ -40,12 +40,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import etude
-from etude.app.acting import LoadedPolicy
+from etude.app.as_gym import AsGymnasium
+from etude.app.environments import make_env
 from etude.app.recipes import Recipe
 from etude.core.contracts import Array, Fragment
 from etude.core.keys import Key
-from etude.envs.as_gym import AsGymnasium
-from etude.envs.catalog import make_env
+from etude.reports.acting import LoadedPolicy
 from etude.training.callbacks import Callback, Context
 from machine import report_load
 from report import Gate, parse

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import etude
+from etude.api import RunFolder
 from etude.app.build import Parts, build
 from etude.app.recipes import Recipe
-from etude.app.run import RunFolder
 from machine import report_load
 from report import Gate, parse
 

@@ -29,8 +29,8 @@ from etude.algorithms.rrd import RRDConfig
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
-from etude.experience.episodes import EpisodeStore, StoreGeometry, Subsets
-from etude.experience.episodes_geometry import store_specs
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Subsets
+from etude.experience.store.geometry import store_specs
 from etude.runs.files import Disk
 from machine import report_load
 from report import Gate, parse

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from mujoco.batch import Batch
 
+from etude.api import RunFolder
 from etude.app.build import build
 from etude.app.recipes import Recipe, find
-from etude.app.run import RunFolder
-from etude.envs.mujoco_batch import Simulation
+from etude.envs.mujoco.batch import Simulation
 from etude.rollout.local import Workers
 from machine import report_load
 from report import Gate, parse

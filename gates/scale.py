@@ -31,10 +31,10 @@ import numpy as np
 import torch
 
 import etude
+from etude.api import RunFolder
 from etude.app.build import build
 from etude.app.plan_view import duration
 from etude.app.recipes import Recipe
-from etude.app.run import RunFolder
 from etude.core.keys import Key
 from etude.rollout.host import packed
 from etude.rollout.schedule import Schedule

@@ -30,14 +30,14 @@ from mujoco.batch import Batch
 
 import etude
 from etude.algorithms.ppo import PPO
+from etude.app.environments import make_env
 from etude.core.contracts import Array, Broadcast
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays
-from etude.envs.catalog import make_env
-from etude.envs.reach import Reach
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import make_policy
 from etude.rollout.local import LocalCollector, Workers
+from etude.tasks.reach.task import Reach
 from machine import report_load
 from report import Gate, parse
 from update_speed import at_scale, learner

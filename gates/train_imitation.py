@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from command import etude
-from etude.app import fresh
-from etude.app.motion_report import MotionReport
-from etude.app.run import Run
+from etude.api import Run
 from etude.core.contracts import Array
+from etude.reports import fresh
+from etude.reports.motion import MotionReport
 from machine import report_load
 from report import Gate, parse
 

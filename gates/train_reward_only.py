@@ -34,9 +34,9 @@ import torch
 from command import CommandFailed, record, started
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.reward_model import evaluate, make_reward_only
+from etude.api import Run
 from etude.app.loading import policy_parts
-from etude.app.run import Run
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 from machine import report_load
 from report import Gate, parse
 

@@ -21,8 +21,8 @@ import numpy as np
 
 import etude
 from command import etude as command
+from etude.app.environments import make_env
 from etude.core.keys import Key
-from etude.envs.catalog import make_env
 from etude.envs.probe import random_actions
 from machine import report_load
 from report import Gate, parse

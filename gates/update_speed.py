@@ -38,12 +38,12 @@ from etude.algorithms import ppo as ppo_module
 from etude.algorithms import ppo_shard
 from etude.algorithms.ppo import PPO
 from etude.algorithms.ppo_shard import Shard
+from etude.app.environments import make_env
 from etude.app.recipes import Recipe
 from etude.core.clock import Clock, ClockConfig, Nest
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Fragment, Observations, StepResult
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.catalog import make_env
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.normalise import RewardScaler
 from etude.models.policies import ActorCritic, make_policy

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import etude
-from etude.app import fsck, recipes
+from etude.app import recipes
 from etude.app.recipe import Recipe
 from etude.core.errors import EtudeError
+from etude.reports import fsck
 from toys import changed, tiny_reach, toy_dataset
 
 UNCHECKED = (".lock", "tensorboard")

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from etude.api import train
 from etude.app import recipes
-from etude.app.run import train
 from etude.core.contracts import Fragment
 from etude.core.errors import EtudeError
 from etude.rollout import elastic

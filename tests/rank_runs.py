@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from etude.api import Run
 from etude.app import recipes
 from etude.app.recipes import Recipe
-from etude.app.run import Run
 from run_hash import run_hash
 
 TESTS = Path(__file__).parent

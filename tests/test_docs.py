@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from etude.api import train
 from etude.app import recipes
-from etude.app.run import train
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from etude.api import Run, train
 from etude.app import recipes
 from etude.app.recipes import Recipe
-from etude.app.run import Run, train
 from run_hash import run_hash
 from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 

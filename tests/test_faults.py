@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from etude.app.run import Interrupted, Run, resume, train
+from etude.api import Interrupted, Run, resume, train
 from etude.runs import checkpoint, files
 from toys import tiny_reach
 

@@ -19,8 +19,9 @@ import pytest
 import yaml
 
 import etude
-from etude.app import cli, recipes
-from etude.app.run import Run, resume, train
+from etude.api import Run, resume, train
+from etude.app import recipes
+from etude.cli import main as cli
 from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, UsageError
@@ -383,7 +384,7 @@ def test_a_manifest_of_sixty_megabytes(run: Path) -> None:
 
 TASK = """
 import etude
-from etude.envs.seek import Seek
+from etude.tasks.seek import Seek
 
 class Task(Seek):
     pass
@@ -458,7 +459,7 @@ def test_what_is_typed_is_trusted(
     forget()
     assert cli.main(["plan", "strange.yaml", "--env.task", "own_typed.py:Task"]) == 0
     forget()
-    assert cli.main(["plan", "strange.yaml", "--env.task", "etude.envs.seek:Seek"]) == 0
+    assert cli.main(["plan", "strange.yaml", "--env.task", "etude.tasks.seek:Seek"]) == 0
     forget()
     assert cli.main(["train", "strange.yaml", "--trust", "--folder", "made"]) == 0
     forget()

@@ -12,10 +12,17 @@ import etude
 ROOT = Path(etude.__file__).parent
 LAYERS = (
     {"core"},
-    {"models", "experience", "motion", "metrics", "logs", "runs"},
-    {"envs", "algorithms", "rollout", "reports"},
+    {"models", "experience", "motion", "metrics", "runs"},
+    {"envs", "learning", "datasets", "rollout"},
+    {"robots", "algorithms"},
+    {"tasks"},
     {"training"},
+    {"logs"},
     {"app"},
+    {"reports"},
+    {"recording"},
+    {"api"},
+    {"cli"},
 )
 LEVEL = {package: i for i, layer in enumerate(LAYERS) for package in layer}
 ENTRANCE = {"etude", "etude.__main__"}
@@ -84,7 +91,7 @@ def test_the_check_itself_notices() -> None:
     assert violations("etude.rollout.group", {"etude"})
     assert not violations("etude.training.loop", {"etude.core.clock", "etude.training.stop"})
     assert "etude.core.clock" in imports("etude.training.loop")
-    assert "etude.runs.checkpoint" in imports("etude.app.run")  # from etude.runs import checkpoint
+    assert "etude.runs.checkpoint" in imports("etude.api")  # from etude.runs import checkpoint
 
 
 def test_there_are_no_import_cycles() -> None:

@@ -28,9 +28,9 @@ from etude.core.contracts import (
 )
 from etude.core.keys import Key
 from etude.core.trees import Tree, digest
-from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_geometry import store_specs
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.geometry import store_specs
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk

@@ -13,11 +13,11 @@ if "WORLD_SIZE" in os.environ:  # Lost ranks are told of in a sentence; torch ad
 
 _EXPORTS = {
     "plan": ("etude.app.plan", "make_plan"),
-    "train": ("etude.app.run", "train"),
-    "resume": ("etude.app.run", "resume"),
-    "load_policy": ("etude.app.acting", "load_policy"),
+    "train": ("etude.api", "train"),
+    "resume": ("etude.api", "resume"),
+    "load_policy": ("etude.reports.acting", "load_policy"),
     "load_reward": ("etude.app.loading", "load_reward"),
-    "Run": ("etude.app.run", "Run"),
+    "Run": ("etude.api", "Run"),
     "Recipe": ("etude.app.recipes", "Recipe"),
     "Callback": ("etude.training.callbacks", "Callback"),
     "ArrayTask": ("etude.envs.array_task", "ArrayTask"),

@@ -10,7 +10,7 @@ def run() -> None:
     # A bad disk under a memory map, or a crash in a library, would end the process in silence.
     with suppress(RuntimeError, OSError):
         faulthandler.enable()
-    from etude.app.cli import main
+    from etude.cli.main import main
 
     sys.exit(main())
 

@@ -23,11 +23,11 @@ from etude.core.contracts import Array, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
-from etude.envs.imitation import Imitation, ImitationConfig
 from etude.experience.segments import join
 from etude.experience.windows import StepWindows, WindowRing
 from etude.models.discriminator import Discriminator, make_discriminator
 from etude.models.policies import PolicyConfig
+from etude.tasks.imitation.task import Imitation, ImitationConfig
 from toys import StyleEnv, Trainer, make_trainer
 
 SMALL: dict[str, Any] = {

@@ -15,9 +15,9 @@ from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.core.seals import SEAL, sealed
-from etude.experience import episodes_files
-from etude.experience.episodes import DamagedStore, EpisodeStore
-from etude.experience.episodes_labels import Labels
+from etude.experience.store import files as episodes_files
+from etude.experience.store.episodes import DamagedStore, EpisodeStore
+from etude.experience.store.labels import Labels
 from etude.runs.files import Disk
 from toys import toy_dataset
 

@@ -15,8 +15,8 @@ from etude.algorithms.ircr import IRCR, IRCRConfig, best_episodes
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
 from etude.core.trees import digest
-from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_geometry import store_specs
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.geometry import store_specs
 from etude.runs import checkpoint
 from etude.runs.files import Disk
 

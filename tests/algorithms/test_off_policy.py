@@ -20,12 +20,12 @@ from etude.core.contracts import ActionSpec, ArraySpec, BatchMetrics, EnvSpec, F
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import digest, without_arrays
-from etude.envs.seek import Seek
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import evaluate
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from etude.runs.files import Disk
+from etude.tasks.seek import Seek
 from toys import PoisonedEnv, ToyEnv, fragment_bits, toy_buffer
 
 CPU = torch.device("cpu")

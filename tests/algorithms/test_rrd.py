@@ -26,8 +26,13 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
-from etude.experience.episodes import EpisodeStore, StoreGeometry, Subsets, Transitions
-from etude.experience.episodes_geometry import store_specs
+from etude.experience.store.episodes import (
+    EpisodeStore,
+    StoreGeometry,
+    Subsets,
+    Transitions,
+)
+from etude.experience.store.geometry import store_specs
 from etude.models.reward_networks import (
     RewardNetworkConfig,
     make_reward_network,

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 import etude
-from etude.app import data_record, recipes
-from etude.app.data import data_main
-from etude.app.data_pictures import QuickCamera
-from etude.app.data_record import RecordOptions, record
-from etude.app.data_tasks import make_shown
+from etude.app import recipes
+from etude.cli.data import data_main
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.envs import offscreen
+from etude.datasets.opening import DataError
+from etude.envs.mujoco import offscreen
 from etude.experience.contrast import draw_clips
-from etude.experience.datasets import DataError
-from etude.experience.episodes import DamagedStore, EpisodeStore
+from etude.experience.store.episodes import DamagedStore, EpisodeStore
+from etude.recording import record as data_record
+from etude.recording.pictures import QuickCamera
+from etude.recording.record import RecordOptions, record
+from etude.recording.tasks import make_shown
 
 REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.app import cli, doctor
-from etude.app.doctor import Finding
+from etude.cli import doctor
+from etude.cli import main as cli
+from etude.cli.doctor import Finding
 from etude.core.errors import EtudeError
 from etude.runs import files
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.app import cli, recipes
-from etude.app.run import Run, train
+from etude.api import Run, train
+from etude.app import recipes
+from etude.cli import main as cli
 from etude.runs import files
 from toys import tiny_reach
 

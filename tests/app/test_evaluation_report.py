@@ -16,20 +16,22 @@ import mujoco
 import numpy as np
 import pytest
 
-from etude.app import cli, evaluating, film, fresh, play, recipes
-from etude.app.evaluation_report import Report, kinds_of, new_folder, wilson
-from etude.app.fresh import Fresh
+from etude.api import Run, train
+from etude.app import recipes
+from etude.app.environments import make_env
 from etude.app.recipes import Recipe
-from etude.app.run import Run, train
+from etude.cli import main as cli
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.envs import offscreen
-from etude.envs.catalog import make_env
-from etude.envs.pick_place import PickPlaceConfig
-from etude.envs.pick_place_terms import OUTCOMES
-from etude.envs.reach import Reach
+from etude.envs.mujoco import offscreen
+from etude.reports import evaluating, film, fresh, play
+from etude.reports.evaluation import Report, kinds_of, new_folder, wilson
+from etude.reports.fresh import Fresh
 from etude.rollout.group import evaluate
+from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.tasks.pick_place.terms import OUTCOMES
+from etude.tasks.reach.task import Reach
 from toys import BOX, tiny_reach
 
 

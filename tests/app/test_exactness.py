@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 
+from etude.api import Run, resume, train
 from etude.app import recipes
-from etude.app.run import Run, resume, train
 from etude.core.errors import UsageError
 from etude.runs import checkpoint, manifest, standard
 from toys import changed, tiny_reach

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from damage_cases import DamagedRuns, on_policy, replay
-from etude.app import cli
-from etude.app.run import Run, resume, train
+from etude.api import Run, resume, train
+from etude.cli import main as cli
 from etude.core.errors import EtudeError, UsageError
-from etude.experience.episodes_log import DamagedStore
+from etude.experience.store.log import DamagedStore
 from etude.training.callbacks import Callback, Context
 from toys import toy_dataset
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from etude import load_reward
-from etude.app import cli
-from etude.app.run import Run
-from etude.experience.episodes import EpisodeStore
+from etude.api import Run
+from etude.cli import main as cli
+from etude.experience.store.episodes import EpisodeStore
 
 TASKS = {
     "KITCHEN_SCENE1_open_the_drawer_demo.hdf5": "open the drawer of the cabinet",

@@ -9,11 +9,11 @@ import pytest
 
 import etude
 from etude.algorithms.reward_model import episode_rewards, make_reward_only
+from etude.api import train
 from etude.app import recipes
-from etude.app.run import train
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 from toys import changed, tiny_reach, toy_dataset
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from etude.app.cli import main
-from etude.envs import offscreen
+from etude.cli.main import main
+from etude.envs.mujoco import offscreen
 
 pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etude.app import cli
-from etude.app.evaluation_report import Report
-from etude.app.fresh import Fresh, _spread
-from etude.app.motion_report import ALL, SUCCESSES
-from etude.app.run import train
+from etude.api import train
+from etude.cli import main as cli
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.reports.evaluation import Report
+from etude.reports.fresh import Fresh, _spread
+from etude.reports.motion import ALL, SUCCESSES
 from etude.training.evaluation import summarise
 from toys import BOX, tiny_motions
 

@@ -13,23 +13,25 @@ import etude
 from etude.algorithms.held_out import split_store
 from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.rrd import RRDConfig
-from etude.app import cli, evaluating, recipes
+from etude.api import Run, train
+from etude.app import recipes
 from etude.app.build import build
+from etude.app.environments import make_env
 from etude.app.offline import open_data
 from etude.app.plan import make_plan
 from etude.app.recipe import REWARDS as REWARD_KINDS
 from etude.app.recipe import Recipe
-from etude.app.run import Run, train
+from etude.cli import main as cli
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
-from etude.envs.catalog import make_env
-from etude.envs.gym import GymConfig
-from etude.envs.reach import ReachConfig
-from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_geometry import store_specs
+from etude.envs.adapters.gym import GymConfig
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.geometry import store_specs
 from etude.models.reward_networks import RewardNetworkConfig
+from etude.reports import evaluating
 from etude.runs.files import Disk
 from etude.runs.folder import RunFolder
+from etude.tasks.reach.task import ReachConfig
 from etude.training.callbacks import CurveRecorder
 from toys import changed, toy_dataset
 

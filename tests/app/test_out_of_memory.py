@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from etude.app import cli, out_of_memory
+from etude.api import Run, resume, train
+from etude.app import out_of_memory
 from etude.app.out_of_memory import OutOfMemory
-from etude.app.run import Run, resume, train
+from etude.cli import main as cli
 from etude.core.errors import UsageError
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach

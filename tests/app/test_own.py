@@ -12,21 +12,22 @@ import numpy as np
 import pytest
 
 import etude
-from etude.app import cli, recipes
+from etude.api import Run, resume
+from etude.app import recipes
 from etude.app.plan import make_plan
-from etude.app.run import Run, resume
+from etude.cli import main as cli
 from etude.core.contracts import Array, Observations, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs import check
 from etude.envs.array_task import ArrayTask, Outcome
-from etude.envs.seek import Seek
-from etude.envs.task import OwnTasks, TaskConfig, make_task
-from etude.experience.episodes import EpisodeStore
-from etude.experience.episodes_files import read_geometry
+from etude.envs.named_task import OwnTasks, TaskConfig, make_task
+from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.files import read_geometry
 from etude.runs import checkpoint
 from etude.runs.files import Disk
+from etude.tasks.seek import Seek
 from toys import ToyEnv
 
 TASK = '''
@@ -256,10 +257,14 @@ def test_code_that_cannot_be_imported_is_named(folder: Path) -> None:
     [
         ("os:system", {}, "is no task: it lacks a class"),
         ("pathlib:Path", {}, "it lacks reset, step, snapshot, restore, close"),
-        ("etude.envs.seek:Sek", {}, "did you mean 'Seek'"),
-        ("etude.envs.seek:Seek", {"sped": 1}, "unexpected keyword argument 'sped'"),
-        ("etude.envs.reach:Reach", {"tolerance": -1}, "env.options.tolerance must be more than 0"),
-        ("etude.envs.reach:Reach", {"tolerence": 1}, "did you mean env.options.tolerance?"),
+        ("etude.tasks.seek:Sek", {}, "did you mean 'Seek'"),
+        ("etude.tasks.seek:Seek", {"sped": 1}, "unexpected keyword argument 'sped'"),
+        (
+            "etude.tasks.reach.task:Reach",
+            {"tolerance": -1},
+            "env.options.tolerance must be more than 0",
+        ),
+        ("etude.tasks.reach.task:Reach", {"tolerence": 1}, "did you mean env.options.tolerance?"),
         ("Seek", {}, "write module:Class"),
     ],
 )
@@ -270,7 +275,7 @@ def test_a_task_that_is_none_is_refused(task: str, options: dict[str, Any], word
 
 
 def test_constructors_of_every_kind() -> None:
-    for task in ("etude.envs.reach:Reach", "etude.envs.seek:Seek", "toys:ToyEnv"):
+    for task in ("etude.tasks.reach.task:Reach", "etude.tasks.seek:Seek", "toys:ToyEnv"):
         config = TaskConfig(task=task)
         assert make_task(config, 3, threads=2).num_rows == 3
         assert OwnTasks().exactness(config).exact

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from etude.algorithms.amp import AMP
+from etude.api import train
 from etude.app import recipes
 from etude.app.build import build
 from etude.app.plan import Plan, make_plan
 from etude.app.plan_view import compare, duration, render, size
 from etude.app.recipes import Recipe
-from etude.app.run import train
 from etude.core.errors import UsageError
 from etude.core.trees import num_bytes
 from etude.runs.folder import RunFolder

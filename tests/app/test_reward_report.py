@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from etude.app import evaluating, recipes
-from etude.app.run import train
+from etude.api import train
+from etude.app import recipes
+from etude.reports import evaluating
 from toys import changed, toy_dataset
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import etude
+from etude.api import _extend, resume, train
 from etude.app import recipes
 from etude.app.build import build, start_policy
 from etude.app.plan import make_plan
 from etude.app.recipe import Recipe
-from etude.app.run import _extend, resume, train
 from etude.core.errors import UsageError
 from etude.core.ranks import Alone
 from etude.rollout.local import Placement

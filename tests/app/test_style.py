@@ -11,15 +11,15 @@ import pytest
 import glide
 from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.api import train
 from etude.app import recipes
 from etude.app.loading import policy_parts
 from etude.app.plan import make_plan
 from etude.app.plan_view import render
 from etude.app.recipes import Recipe
-from etude.app.run import train
 from etude.core.clock import ClockConfig
 from etude.core.errors import UsageError
-from etude.envs.task import TaskConfig
+from etude.envs.named_task import TaskConfig
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
@@ -97,7 +97,7 @@ def test_threads_change_nothing(lag: int, tmp_path: Path) -> None:
 
 def test_what_has_no_style_is_refused() -> None:
     with pytest.raises(UsageError, match=r"an observation 'style' and the method style_windows"):
-        make_plan(styled(env={"task": "etude.envs.seek:Seek"}))
+        make_plan(styled(env={"task": "etude.tasks.seek:Seek"}))
     with pytest.raises(UsageError, match="use algorithm ppo"):
         make_plan(changed(recipes.find("sac"), rewards={"kind": "amp"}))
     with pytest.raises(UsageError, match="use algorithm sac or td3"):

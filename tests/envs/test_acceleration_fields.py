@@ -13,7 +13,7 @@ from mujoco.batch import DATA_FIELDS
 
 from etude.core.contracts import ActionSpec, Array
 from etude.core.errors import UsageError
-from etude.envs.mujoco_batch import MujocoTask, Simulation, Terms
+from etude.envs.mujoco.batch import MujocoTask, Simulation, Terms
 
 XML = """
 <mujoco>

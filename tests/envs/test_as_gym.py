@@ -7,13 +7,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
+from etude.app.as_gym import AsGymnasium
+from etude.app.environments import AnyEnvConfig, make_env
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.envs.as_gym import AsGymnasium
-from etude.envs.catalog import AnyEnvConfig, make_env
-from etude.envs.gym import GymConfig
-from etude.envs.pick_place import PickPlaceConfig
-from etude.envs.reach import ReachConfig
+from etude.envs.adapters.gym import GymConfig
+from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.tasks.reach.task import ReachConfig
 
 SHORT = [PickPlaceConfig(max_episode_steps=12), ReachConfig(max_episode_steps=12)]
 

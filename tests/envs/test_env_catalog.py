@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter
 
+from etude.app.environments import ENVS, EnvConfig, env_agents, env_exactness, make_env
 from etude.core.contracts import BatchEnv
 from etude.core.keys import Key
-from etude.envs.catalog import ENVS, EnvConfig, env_agents, env_exactness, make_env
 
 
 def test_every_kind_makes_an_exact_environment_from_its_defaults() -> None:

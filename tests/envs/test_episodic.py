@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 
-from etude.envs.catalog import make_env
-from etude.envs.gym import GymConfig
-from etude.envs.reach import ReachConfig
+from etude.app.environments import make_env
+from etude.envs.adapters.gym import GymConfig
+from etude.tasks.reach.task import ReachConfig
 
 
 def test_contract() -> None:

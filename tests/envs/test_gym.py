@@ -14,8 +14,8 @@ from gymnasium import spaces
 from etude.core.contracts import ActionSpec, ArraySpec
 from etude.core.errors import NonFinite, UsageError
 from etude.core.trees import copy_arrays
-from etude.envs import gym
-from etude.envs.gym import GymConfig, GymEnv, probe_exactness
+from etude.envs.adapters import gym
+from etude.envs.adapters.gym import GymConfig, GymEnv, probe_exactness
 from etude.rollout.group import Group
 from toys import toy_buffer, toy_policy
 

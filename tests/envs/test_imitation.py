@@ -10,9 +10,14 @@ from pydantic import ValidationError
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.envs.imitation import NUM_ACTIONS, Imitation, ImitationConfig, style_windows
-from etude.envs.imitation_features import NUM_STYLE
 from etude.motion.skeleton import NUM_BODIES
+from etude.tasks.imitation.features import NUM_STYLE
+from etude.tasks.imitation.task import (
+    NUM_ACTIONS,
+    Imitation,
+    ImitationConfig,
+    style_windows,
+)
 
 pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")
 MANY = ("walk", "kick", "backflip")

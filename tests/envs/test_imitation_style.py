@@ -7,7 +7,7 @@ import pytest
 
 from etude.app.imitation_recipes import amp_walk, imitate_walk
 from etude.core.keys import Key
-from etude.envs.imitation import Imitation, ImitationConfig
+from etude.tasks.imitation.task import Imitation, ImitationConfig
 
 
 @pytest.fixture(scope="module")

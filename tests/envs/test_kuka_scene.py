@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from etude.envs.kuka_scene import (
+from etude.robots.kuka.scene import (
     FINGERS,
     HAND_SITE,
     OBJECT_COLLISION,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.trees import digest
-from etude.envs.object_state import StateError, decode, encode, load, save
+from etude.envs.adapters.object_state import StateError, decode, encode, load, save
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 nested = st.recursive(

@@ -14,13 +14,13 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude.app.environments import env_agents, env_config
 from etude.core.contracts import ActionSpec, Array, ArraySpec, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import digest
-from etude.envs.catalog import env_agents, env_config
+from etude.envs.adapters.pettingzoo import PettingZooConfig, PettingZooEnv
 from etude.envs.check import ENDINGS, OBSERVATIONS, REWARDS, check_env
-from etude.envs.pettingzoo import PettingZooConfig, PettingZooEnv
 
 pytest.importorskip("mpe2", reason="pip install 'etude[multiagent]'")
 

@@ -13,13 +13,13 @@ from etude.app import recipes
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.envs.kuka_clearance import Clearance
-from etude.envs.kuka_scene import FINGERS, HAND_SITE, PALM, RESPONSE, arm_table
-from etude.envs.pick_place import GUESS, PickPlace, PickPlaceConfig, PickPlaceReward
-from etude.envs.pick_place_expert import PickPlaceExpert
-from etude.envs.pick_place_random import PickPlaceRandom, hashed_normal
-from etude.envs.pick_place_scene import CUBE_HALF, TABLE_CENTER, scene_spec
-from etude.envs.pick_place_terms import CRITIC, OUTCOMES, SLICES, STAGES, STATE, lies_at
+from etude.robots.kuka.clearance import Clearance
+from etude.robots.kuka.scene import FINGERS, HAND_SITE, PALM, RESPONSE, arm_table
+from etude.tasks.pick_place.expert import PickPlaceExpert
+from etude.tasks.pick_place.randomisation import PickPlaceRandom, hashed_normal
+from etude.tasks.pick_place.scene import CUBE_HALF, TABLE_CENTER, scene_spec
+from etude.tasks.pick_place.task import GUESS, PickPlace, PickPlaceConfig, PickPlaceReward
+from etude.tasks.pick_place.terms import CRITIC, OUTCOMES, SLICES, STAGES, STATE, lies_at
 
 RANDOM = PickPlaceRandom(
     cube_mass=0.5, friction=0.3, servo_gain=0.2, observation_noise=0.002, observation_delay=2

@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from etude.app.environments import env_exactness
 from etude.envs import probe
-from etude.envs.catalog import env_exactness
-from etude.envs.gym import GymConfig
-from etude.envs.pettingzoo import PettingZooConfig
-from etude.envs.task import TaskConfig
+from etude.envs.adapters.gym import GymConfig
+from etude.envs.adapters.pettingzoo import PettingZooConfig
+from etude.envs.named_task import TaskConfig
 
 COLOURS = '''
 import gymnasium

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
-from etude.envs.kuka_scene import arm_table
-from etude.envs.reach import BOX_CENTER, Reach, ReachConfig, ReachReward
+from etude.robots.kuka.scene import arm_table
+from etude.tasks.reach.task import BOX_CENTER, Reach, ReachConfig, ReachReward
 
 
 def test_contract() -> None:

@@ -9,8 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from etude.experience.contrast import contrast
-from etude.experience.datasets import (
+from etude.datasets.opening import (
     DataError,
     Limits,
     ReadOptions,
@@ -18,6 +17,7 @@ from etude.experience.datasets import (
     open_dataset,
     scan,
 )
+from etude.experience.contrast import contrast
 
 REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 

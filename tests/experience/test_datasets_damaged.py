@@ -15,8 +15,8 @@ import pytest
 from test_datasets import write_demos, write_minari
 
 from damage import damage
-from etude.experience import datasets
-from etude.experience.datasets import DataError, Limits, open_dataset, scan
+from etude.datasets import opening as datasets
+from etude.datasets.opening import DataError, Limits, open_dataset, scan
 
 QUICK = Limits(memory=1 << 30, seconds=10.0)
 

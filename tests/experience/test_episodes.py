@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, UsageError
-from etude.experience.episodes import EpisodeStore, StoreGeometry, Transitions
-from etude.experience.episodes_geometry import store_specs
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Transitions
+from etude.experience.store.geometry import store_specs
 from etude.runs.files import Disk
 
 OBSERVATIONS = {"state": ArraySpec((3,)), "image": ArraySpec((2, 2), "uint8")}

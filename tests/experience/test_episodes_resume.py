@@ -25,8 +25,8 @@ from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.seals import sealed
 from etude.core.trees import Tree, digest
-from etude.experience.episodes import DamagedStore, EpisodeStore
-from etude.experience.episodes_log import StoreFault
+from etude.experience.store.episodes import DamagedStore, EpisodeStore
+from etude.experience.store.log import StoreFault
 from etude.runs import checkpoint
 from etude.runs.files import Disk
 
@@ -330,7 +330,7 @@ def test_the_episodes_in_a_damaged_block_are_named_and_others_can_be_read(tmp_pa
 CUT = """
 import sys
 from pathlib import Path
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 store = EpisodeStore.open(Path(sys.argv[1]))
 store.episode(0)
 print("mapped", flush=True)

@@ -13,9 +13,9 @@ from test_episodes import World, geometry
 from etude.core.contracts import ArraySpec
 from etude.core.keys import Key
 from etude.core.trees import digest
-from etude.experience import episodes_log
-from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_sampling import choose
+from etude.experience.store import log as episodes_log
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.sampling import choose
 from etude.runs.files import Disk
 
 KEY = Key(7)

@@ -23,15 +23,14 @@ import h5py
 import numpy as np
 
 from etude.app import recipes
-from etude.app.acting import LoadedPolicy
 from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.seals import SEAL, sealed
-from etude.experience import datasets_child
-from etude.experience.episodes import EpisodeStore
-from etude.experience.episodes_geometry import StoreGeometry
+from etude.datasets import child as datasets_child
+from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.geometry import StoreGeometry
 from etude.models.policies import PolicyConfig, make_policy, policy_from_contract
 from etude.models.reward_networks import (
     CONTRACT_KIND,
@@ -40,6 +39,7 @@ from etude.models.reward_networks import (
     reward_network_from_contract,
 )
 from etude.motion import clips
+from etude.reports.acting import LoadedPolicy
 from etude.runs import checkpoint, documents, files, parts, tensors
 
 CUT = b"\n--8<--\n"

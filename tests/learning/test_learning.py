@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from etude.api import train
 from etude.app import recipes
-from etude.app.run import train
 from toys import changed
 
 

@@ -8,8 +8,8 @@ import math
 from log_points import rows_like_a_run
 
 from etude.logs.console import ConsoleTable
-from etude.logs.rows import bottleneck, fleet
 from etude.metrics.health import Health
+from etude.metrics.rows import bottleneck, fleet
 
 
 def shown(table: ConsoleTable, stream: io.StringIO, row: dict[str, object]) -> list[str]:

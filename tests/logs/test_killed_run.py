@@ -22,8 +22,9 @@ from log_points import row_points, single, tensorboard_points, wandb_points
 from terminal import Terminal
 
 import etude
-from etude.app import cli, recipes
-from etude.app.run import Run
+from etude.api import Run
+from etude.app import recipes
+from etude.cli import main as cli
 from toys import tiny_reach
 
 HAS_WANDB = importlib.util.find_spec("wandb") is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from etude.core.trees import copy_arrays
-from etude.models.adam import Adam
+from etude.learning.adam import Adam
 
 SIZE, EPSILON = 50, 1e-5
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.models.adam import Adam
+from etude.learning.adam import Adam
 from etude.models.distributions import DiagonalGaussian
 from etude.models.networks import FlatParameters
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy, policy_from_contract

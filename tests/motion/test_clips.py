@@ -11,10 +11,10 @@ from recorded import CLIPS, needs_clips
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
-from etude.envs.humanoid import humanoid
 from etude.motion import clips
 from etude.motion import rotations as rot
 from etude.motion.skeleton import BALL_COLUMNS, HINGE_COLUMNS, NAMES, forward
+from etude.robots.humanoid import humanoid
 
 RATE = 30.0
 

@@ -21,9 +21,9 @@ import ray_moods
 
 pytest.importorskip("ray")
 
+from etude.api import Interrupted, Run, resume, train
 from etude.app import recipes
 from etude.app.recipes import Recipe
-from etude.app.run import Interrupted, Run, resume, train
 from etude.core.contracts import Broadcast, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key

@@ -13,15 +13,15 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest
 from etude.envs.episodic import Episodic
-from etude.envs.reach import Reach, ReachConfig
-from etude.envs.seek import Seek
-from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_geometry import store_specs
 from etude.experience.segments import BufferSpec, SegmentBuffer, fill
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.geometry import store_specs
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.rollout.group import Group
 from etude.rollout.overlap import OverlappedCollector
 from etude.runs.files import Disk
+from etude.tasks.reach.task import Reach, ReachConfig
+from etude.tasks.seek import Seek
 from toys import LONGEST, MotionEnv, ToyEnv, Trainer, fragment_bits, make_trainer
 
 ROWS, STEPS, KEY = 4, 10, Key(9, ("group", 0))

@@ -13,7 +13,7 @@ import pytest
 
 from crash_model import Folders
 from crashed_runs import LIVES, Crash, Recording, crashes, ends_equal, judge, record
-from etude.app.run import train
+from etude.api import train
 from recording_fs import Entry, why_not
 
 pytestmark = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from disk_faults import Died, Failing, Mortal, Watched
 
+from etude.api import Run, resume, train
 from etude.app import recipes
-from etude.app.run import Run, resume, train
 from etude.core.errors import EtudeError
 from etude.runs import files
 from toys import changed

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from etude.core.keys import Key
-from etude.envs.pick_place import PickPlace, PickPlaceConfig
-from etude.envs.pick_place_scene import TABLE_CENTER
+from etude.tasks.pick_place.scene import TABLE_CENTER
+from etude.tasks.pick_place.task import PickPlace, PickPlaceConfig
 from etude.training.curriculum import CurriculumConfig, NoCurriculum, SuccessCurriculum
 
 

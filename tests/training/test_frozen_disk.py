@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from etude.api import Run, resume, train
 from etude.app import recipes
-from etude.app.run import Run, resume, train
 from etude.runs import checkpoint
 from toys import tiny_reach
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from etude.app.run import Interrupted, Run, resume, train
+from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.trees import Tree
 from etude.runs import checkpoint

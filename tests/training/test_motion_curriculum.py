@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.app import cli, recipes
+from etude.api import Interrupted, Run, resume, train
+from etude.app import recipes
 from etude.app.build import make_curriculum
 from etude.app.plan import make_plan
-from etude.app.run import Interrupted, Run, resume, train
+from etude.cli import main as cli
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec, Fragment
 from etude.core.errors import UsageError

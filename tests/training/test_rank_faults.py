@@ -17,8 +17,8 @@ import pytest
 from safetensors.numpy import load_file
 from torch.distributed import HashStore
 
+from etude.api import resume, train
 from etude.app import recipes
-from etude.app.run import resume, train
 from etude.core.errors import NonFinite
 from etude.core.ranks import LostRank
 from etude.runs import checkpoint

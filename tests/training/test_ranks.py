@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from etude.api import Run, train
 from etude.app import recipes
 from etude.app.build import check_ranks
 from etude.app.plan import make_plan
-from etude.app.run import Run, train
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
 from etude.core.trees import leaves

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from etude.app import cli
-from etude.app.run import Run, train
+from etude.api import Run, train
+from etude.cli import main as cli
 from etude.core.contracts import StepResult
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
-from etude.envs.reach import Reach
 from etude.models.policies import MlpPolicy
 from etude.runs import checkpoint
+from etude.tasks.reach.task import Reach
 from toys import tiny_reach
 
 STEPS_BEFORE = 3 * 8

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.app.run import Interrupted, Run, resume, train
+from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import BatchMetrics
 from etude.training import stop as module
 from etude.training.callbacks import Callback, Context

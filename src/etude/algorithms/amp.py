@@ -43,15 +43,15 @@ import torch
 from pydantic import Field, PositiveInt
 from torch.nn import functional
 
+from etude.core.config import Config
 from etude.core.contracts import Array, BatchMetrics, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks, raise_first
-from etude.core.recipe import Config
 from etude.core.trees import Tree, digest, num_bytes
 from etude.experience.returns import next_values
 from etude.experience.windows import StepWindows, WindowRing
-from etude.models.adam import Adam
+from etude.learning.adam import Adam
 from etude.models.discriminator import Discriminator, window_shape
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, field_validator
 
+from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.experience.contrast import contrast, draw_clips
-from etude.experience.episodes import EpisodeStore, Subsets, Transitions
-from etude.experience.episodes_intake import Steps
-from etude.experience.episodes_sampling import choose
+from etude.experience.store.episodes import EpisodeStore, Subsets, Transitions
+from etude.experience.store.intake import Steps
+from etude.experience.store.sampling import choose
 
 
 class DatasetConfig(Config):

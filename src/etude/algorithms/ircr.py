@@ -22,11 +22,11 @@ import torch
 from pydantic import Field
 
 from etude.algorithms.rewards import Batch, Experience
+from etude.core.config import Config
 from etude.core.contracts import Array, EnvSpec, Observations
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
-from etude.experience.episodes import Transitions
+from etude.experience.store.episodes import Transitions
 
 
 class IRCRConfig(Config):

@@ -11,9 +11,9 @@ import torch
 from pydantic import Field, field_validator
 
 from etude.algorithms.rewards import Batch, Experience
+from etude.core.config import Config
 from etude.core.contracts import ActionSpec
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.models.reward_networks import RewardNetwork
 

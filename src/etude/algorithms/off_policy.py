@@ -35,11 +35,11 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays
 from etude.experience.division import check_division
-from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_geometry import store_specs
 from etude.experience.segments import check_finite
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.geometry import store_specs
+from etude.learning.adam import Adam
 from etude.models.actors import Actor
-from etude.models.adam import Adam
 from etude.models.critics import Target
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments

@@ -35,15 +35,15 @@ from pydantic import Field
 from etude.algorithms.ppo_shard import Minibatch, Shard
 from etude.algorithms.rewards import GIVEN, OnPolicyRewards
 from etude.core.clock import Clock, IntervalText
+from etude.core.config import Config
 from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks, raise_first
-from etude.core.recipe import Config
 from etude.core.trees import Tree, copy_arrays
 from etude.experience.returns import explained_variance, moments_of
 from etude.experience.segments import SegmentBuffer, SegmentGeometry, join, non_finite
-from etude.models.adam import Adam
+from etude.learning.adam import Adam
 from etude.models.networks import FlatParameters
 from etude.models.normalise import RewardScaler, merge_moments
 from etude.models.policies import ActorCritic

@@ -20,7 +20,7 @@ from etude.core.contracts import ActionSpec, Array, BatchMetrics, Broadcast, Fra
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.episodes import EpisodeStore, StoreGeometry, Transitions
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Transitions
 from etude.models.reward_networks import RewardNetwork, make_reward_network, rewards_of
 
 

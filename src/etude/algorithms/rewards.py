@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from etude.core.config import Config
 from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
-from etude.experience.episodes import Subsets, Transitions
+from etude.experience.store.episodes import Subsets, Transitions
 
 
 class Experience(Protocol):

@@ -39,14 +39,14 @@ import torch
 from pydantic import Field
 
 from etude.algorithms.rewards import Batch, Experience
+from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.experience.contrast import SAME
-from etude.experience.episodes import Subsets, Transitions
-from etude.models.adam import Adam
+from etude.experience.store.episodes import Subsets, Transitions
+from etude.learning.adam import Adam
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import RewardNetwork, RewardNetworkConfig

@@ -31,9 +31,9 @@ from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
+from etude.learning.adam import Adam
 from etude.models.actors import SquashedPolicy
-from etude.models.adam import Adam
 
 
 class SACConfig(OffPolicyConfig):

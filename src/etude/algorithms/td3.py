@@ -31,7 +31,7 @@ from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 from etude.models.actors import DeterministicPolicy
 from etude.models.critics import Target
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from etude.app.environments import env_agents, env_exactness, make_env
 from etude.app.methods import Assembly, World, device
 from etude.app.recipe import Recipe
 from etude.core.clock import Clock
@@ -17,7 +18,6 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
-from etude.envs.catalog import env_agents, env_exactness, make_env
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import BasePolicy, make_policy
 from etude.rollout.elastic import ElasticCollector

@@ -13,8 +13,8 @@ from etude.core.clock import Nest
 from etude.core.contracts import Exactness
 from etude.core.errors import UsageError
 from etude.experience.contrast import contrast
-from etude.experience.episodes import EpisodeStore, StoreGeometry
-from etude.experience.episodes_files import DESCRIPTION, read_geometry
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.files import DESCRIPTION, read_geometry
 
 
 def look_into(config: DatasetConfig) -> StoreGeometry:

@@ -6,9 +6,9 @@ from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.app.recipe import Recipe
 from etude.core.clock import ClockConfig
-from etude.envs.imitation import ImitationConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig
+from etude.tasks.imitation.task import ImitationConfig
 from etude.training.curriculum import MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig

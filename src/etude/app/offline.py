@@ -17,6 +17,7 @@ from etude.algorithms.rewards import GivenConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.td3 import TD3Config
 from etude.app import collecting, from_data, replay
+from etude.app.environments import env_exactness, make_env
 from etude.app.loading import load_taught
 from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
@@ -26,8 +27,7 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
-from etude.envs.catalog import env_exactness, make_env
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import BasePolicy, make_policy
 from etude.rollout.local import NoCollector, Workers
 from etude.runs.folder import RunFolder

@@ -10,6 +10,7 @@ from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.rewards import OnPolicyRewards
 from etude.app import collecting, memory, on_policy_rewards
 from etude.app.collecting import Learning
+from etude.app.environments import env_agents
 from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
 from etude.core.clock import Clock, Nest
@@ -18,9 +19,8 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
-from etude.envs.catalog import env_agents
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
-from etude.models.adam import Adam
+from etude.learning.adam import Adam
 from etude.models.normalise import RewardScaler
 from etude.models.policies import ActorCritic, BasePolicy, make_policy
 from etude.runs.folder import RunFolder

@@ -7,12 +7,12 @@ import torch
 
 from etude.algorithms.amp import AMP, MOTION, STYLE, AMPConfig, bytes_by_part
 from etude.algorithms.rewards import GIVEN, GivenConfig, OnPolicyRewards
+from etude.app.environments import style_reference
 from etude.app.recipe import Recipe
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
-from etude.envs.catalog import style_reference
 from etude.models.discriminator import make_discriminator, window_shape
 
 _KEPT_PER_UNIT = 6

@@ -20,13 +20,13 @@ from etude.algorithms.rewards import GivenConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.algorithms.td3 import TD3Config
-from etude.app.logs import LogsConfig
+from etude.app.environments import AnyEnvConfig, EnvConfig
 from etude.core.clock import ClockConfig
+from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.explain import explain
-from etude.core.recipe import Config
 from etude.core.trust import doubt
-from etude.envs.catalog import AnyEnvConfig, EnvConfig
+from etude.logs.outputs import LogsConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig, Placement
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig

@@ -34,12 +34,12 @@ from etude.core.clock import ClockConfig
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe, load_object
-from etude.envs.gym import GymConfig
-from etude.envs.pettingzoo import PettingZooConfig
-from etude.envs.pick_place import PickPlaceConfig
-from etude.envs.reach import ReachConfig
+from etude.envs.adapters.gym import GymConfig
+from etude.envs.adapters.pettingzoo import PettingZooConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig
+from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.tasks.reach.task import ReachConfig
 from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig

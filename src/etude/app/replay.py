@@ -21,6 +21,7 @@ from etude.algorithms.sac import SAC
 from etude.algorithms.td3 import TD3, TD3Config
 from etude.app import collecting, memory
 from etude.app.collecting import Learning
+from etude.app.environments import env_exactness
 from etude.app.loading import check_reads, load_taught
 from etude.app.methods import Assembly, Sketch, World, device
 from etude.app.recipe import Recipe
@@ -30,9 +31,8 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
-from etude.envs.catalog import env_exactness
-from etude.experience.episodes import EpisodeStore, StoreGeometry
 from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.models.policies import BasePolicy, make_policy
 from etude.models.reward_networks import make_reward_network
 from etude.runs import files

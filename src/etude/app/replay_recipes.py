@@ -8,14 +8,14 @@ from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.algorithms.td3 import TD3Config
-from etude.app.logs import LogsConfig
 from etude.app.recipe import Recipe
 from etude.core.clock import ClockConfig
-from etude.envs.gym import GymConfig
-from etude.envs.pick_place import PickPlaceConfig
-from etude.envs.reach import ReachConfig
+from etude.envs.adapters.gym import GymConfig
+from etude.logs.outputs import LogsConfig
 from etude.models.policies import PolicyConfig
 from etude.rollout.local import CollectorConfig
+from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.tasks.reach.task import ReachConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 

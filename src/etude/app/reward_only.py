@@ -15,7 +15,7 @@ from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
-from etude.experience.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore
 from etude.models.reward_networks import make_reward_network
 from etude.rollout.local import NoCollector
 from etude.runs.folder import RunFolder

@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 
 _UNITS = {

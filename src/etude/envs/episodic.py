@@ -8,9 +8,9 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field
 
+from etude.core.config import Config
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 
 

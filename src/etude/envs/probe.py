@@ -18,7 +18,7 @@ from etude.core.errors import UsageError
 from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.trees import Tree, digest
-from etude.envs import object_state
+from etude.envs.adapters import object_state
 from etude.envs.episodic import EnvBase
 
 KEY = Key(0, ("probe",))

@@ -15,7 +15,7 @@ from typing import Any
 
 from etude.core.errors import EtudeError
 from etude.core.imports import describe
-from etude.envs import object_state
+from etude.envs.adapters import object_state
 from etude.envs.probe import first_steps, steps_after
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from etude.logs.rows import Judge, fleet, is_offline, numbers
+from etude.metrics.rows import Judge, fleet, is_offline, numbers
 
 Column = tuple[str, str, int, str]
 """Heading, metric, width and format."""

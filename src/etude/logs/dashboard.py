@@ -19,8 +19,8 @@ from rich.console import Console
 from etude.core.clock import Clock
 from etude.logs.curves import Curve, number, span_of
 from etude.logs.dashboard_view import Level, Shown, View, draw
-from etude.logs.rows import Judge, fleet, numbers
 from etude.logs.screen import Redirect, Screen
+from etude.metrics.rows import Judge, fleet, numbers
 
 INTERVAL = 0.25
 MAX_SHARE = 1 / 150

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import EtudeError
-from etude.logs.rows import numbers, step_of
+from etude.metrics.rows import numbers, step_of
 
 
 class TensorBoardLog:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.errors import EtudeError, UsageError
-from etude.logs.rows import numbers, step_of
+from etude.metrics.rows import numbers, step_of
 
 Mode = Literal["online", "offline"]
 NOTHING = -1

@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from etude.core.config import Config
 from etude.core.contracts import Action, ActionSpec, Array, ArraySpec
 from etude.core.errors import UsageError
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
 from etude.models.normalise import Normaliser

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
+from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.core.recipe import Config
 from etude.models.rebuilding import Layers, Units
 
 KERNEL, STRIDE, PADDING = 3, 2, 1

@@ -15,11 +15,11 @@ import torch
 from pydantic import Field, ValidationError
 from torch import nn
 
+from etude.core.config import Config
 from etude.core.contracts import ActionSpec, ArraySpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe
-from etude.core.recipe import Config
 from etude.core.trees import Tree, is_array
 
 MOST_UNITS = 1 << 20

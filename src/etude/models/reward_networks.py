@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
+from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, stack_channels
 from etude.models.networks import Mlp

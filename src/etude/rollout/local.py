@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
+from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.rollout.group import Group
 

@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from etude.core.clock import Clock
+from etude.core.config import Config
 from etude.core.contracts import Array
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.motion.curriculum import motion_weights, remember
 

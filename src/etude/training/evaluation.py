@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from etude.core.clock import IntervalText
+from etude.core.config import Config
 from etude.core.contracts import KINDS, Array, BatchEnv, Broadcast, EnvSpec, Policy
 from etude.core.keys import Key
-from etude.core.recipe import Config
 from etude.core.trees import Tree
 from etude.motion.scores import ERRORS, by_motion, only_successes
 from etude.rollout.group import evaluate

@@ -11,10 +11,10 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.core.clock import Clock, Interval, IntervalText
+from etude.core.config import Config
 from etude.core.contracts import Algorithm, Stateful
 from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.ranks import ALONE, Ranks, named
-from etude.core.recipe import Config
 from etude.core.trees import Tree, digest, without_arrays
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder

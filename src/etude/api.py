@@ -1,0 +1,434 @@
+"""Runs from Python: plan, train, resume, evaluate, load a policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etude.app import exactness, recipes, recovery
+from etude.app.build import Parts, build, nest, start_policy
+from etude.app.loading import start_path
+from etude.app.out_of_memory import check_plan, explained
+from etude.app.plan import Plan, make_plan, rank_notes
+from etude.app.plan_view import render
+from etude.app.rank_checks import compare_bits, compare_recipes, refuse_to_repeat
+from etude.app.recipe import Recipe
+from etude.core import trust as trusted
+from etude.core.clock import Clock
+from etude.core.contracts import LogWriter
+from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
+from etude.core.ranks import LostRank, Ranks, ToldElsewhere
+from etude.core.seals import sealed, unsealed
+from etude.core.trees import Tree, digest
+from etude.logs.outputs import Outputs, check, open_logs
+from etude.reports import fresh
+from etude.reports.acting import LoadedPolicy, load_policy
+from etude.rollout.local import Placement
+from etude.runs import checkpoint, files, manifest
+from etude.runs.folder import PLAN, PLAN_JSON, RECIPE, RunFolder, default_path, pretty
+from etude.runs.metrics_log import read_rows
+from etude.training.callbacks import Callback
+from etude.training.distributed import joined, was_restarted
+from etude.training.evaluation import summarise
+from etude.training.saving import RUN
+
+Say = Callable[[str], None]
+SUMMARY = "summary.json"
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl so far."""
+    return read_rows(folder.metrics)
+
+
+class Run:
+    """A run on disk."""
+
+    def __init__(self, path: str | Path, trust: bool = False) -> None:
+        """trust: code that its recipe names may run, now and later."""
+        self.folder = RunFolder.open(Path(path), write=False)
+        self.recipe = recovery.recipe_of(self.folder, trust)
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl."""
+        return rows_of(self.folder)
+
+    def summary(self) -> dict[str, Any]:
+        """What a finished run did."""
+        path = self.path / SUMMARY
+        try:
+            return unsealed(path.read_bytes()) if path.exists() else {}
+        except ValueError as error:
+            raise Damaged(path, f"{path} {error}: `etude resume` writes it anew.") from error
+
+    @property
+    def exactness(self) -> str:
+        """ "exact: ..." or "not exact: ...", and why."""
+        return str(self.folder.manifest().get("exactness", ""))
+
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 of weights with normaliser, of training state, and of the metric rows.
+
+        Two exact runs agree in all three: `time/` and `system/` columns, which may differ, are
+        left out, and so is the position in metrics.jsonl, whose bytes they are part of, how often
+        the run was saved, and the copies of recipe and manifest.
+        """
+        path = checkpoint.newest_verified(self.folder.checkpoints, repair=False)
+        if path is None:
+            raise UsageError(f"{self.path} has no checkpoint yet.")
+        policy, _, training = checkpoint.load_training(path)
+        del training["metrics"], training["saver"]["num_saved"]
+        training.pop(RUN, None)
+        free = ("time/", "system/")
+        rows = [{k: v for k, v in r.items() if not k.startswith(free)} for r in self.rows()]
+        text = json.dumps(rows, sort_keys=True).encode()
+        return {
+            "policy": digest(policy),
+            "training": digest(training),
+            "metrics": hashlib.sha256(text).hexdigest(),
+        }
+
+    def policy(self) -> LoadedPolicy:
+        return load_policy(self.path)
+
+    def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, float]:
+        """Fresh deterministic episodes of the run's best policy, not those seen in training.
+
+        Without a count, 100; or every motion once, where motions are imitated.
+        """
+        return summarise(fresh.play(self.recipe, self.path, episodes, seed).episodes)
+
+
+def train(
+    recipe: Recipe,
+    path: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    logs: Sequence[LogWriter] = (),
+    say: Say = silent,
+    on_phase: Callable[[str], None] = silent,
+    console: bool = False,
+) -> Run:
+    """Plan, then train a recipe in a new run folder.
+
+    `console`: show the run on the screen, as the recipe's `logs.console` says. Processes that
+    torchrun started together share the run's shards, and the first of them writes it; where
+    torchrun has started them again, the run in the folder `path` goes on.
+    """
+    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    trusted.vouch(recipes.texts(recipe))
+    with joined() as ranks:
+        if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
+            assert path is not None
+            return _resume(ranks, Path(path), asked, console)
+        recipe = _pinned(recipe, ranks)
+        compare_recipes(recipe, ranks)
+        compare_bits(ranks)
+        made = _folder(ranks, lambda: _create(recipe, path, ranks, say))
+        with made as folder, explained(folder.path):
+            out = _outputs(recipe, folder, console, asked, ranks)
+            out.say(f"Run folder: {folder.path}")
+            for note in rank_notes(recipe, ranks.size):
+                out.say(note)
+            parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+            start_policy(recipe, parts.algorithm)
+            _execute(parts, folder, out.say)
+        return Run(folder.path)
+
+
+def _pinned(recipe: Recipe, ranks: Ranks) -> Recipe:
+    """The recipe with the checkpoint it starts from in place of that checkpoint's run.
+
+    A run that still trains has another newest checkpoint soon: every rank, and a resume before
+    this run's first save, must start from the same.
+    """
+    if recipe.start_from is None:
+        return recipe
+    start = Path(recipe.start_from)
+    chosen = ranks.from_first(lambda: str(start_path(start).resolve()))
+    return recipe.model_copy(update={"start_from": chosen})
+
+
+def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks, say: Say) -> RunFolder:
+    check(recipe.logs)
+    plan = make_plan(recipe, ranks=ranks.size)
+    check_plan(plan, say)
+    target = Path(path) if path else default_path(recipe.name, recipe.seed)
+    document = _manifest(recipe, plan, ranks)
+    text = recipes.dump(recipe)
+    folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
+    trusted.remember(folder.recipe, recipes.texts(recipe))
+    return folder
+
+
+def _is_begun(path: str | Path | None) -> bool:
+    if path is None:
+        raise UsageError(
+            "torchrun has started this run again and cannot know its folder: name one with "
+            "--folder, or continue with `etude resume RUN`."
+        )
+    return Path(path).exists()
+
+
+def _folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
+    """The run's folder: the first rank makes or opens it, and the others look at it."""
+    made: list[RunFolder] = []
+
+    def first() -> str:
+        made.append(make())
+        return str(made[0].path.absolute())
+
+    path = ranks.from_first(first)
+    return made[0] if made else RunFolder.open(Path(path), write=False)
+
+
+def resume(
+    path: str | Path,
+    total_timesteps: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    logs: Sequence[LogWriter] = (),
+    say: Say = silent,
+    on_phase: Callable[[str], None] = silent,
+    console: bool = False,
+    collector: Placement | None = None,
+    checkpoint: int | None = None,
+    trust: bool = False,
+) -> Run:
+    """Continue a run from its last good checkpoint, as if it had never stopped.
+
+    `checkpoint`: from that of this step, and those after it are set aside. `total_timesteps` gives
+    it a larger budget first; schedules that follow the run's progress then follow the new length.
+    `console`: show the run on the screen. `collector`: where its rollouts run this time, which
+    changes no bit; nor does the number of ranks it goes on with. `trust`: code that its recipe
+    names may run, now and later.
+    """
+    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    with joined() as ranks:
+        return _resume(
+            ranks, Path(path), asked, console, total_timesteps, collector, checkpoint, trust
+        )
+
+
+def _resume(
+    ranks: Ranks,
+    path: Path,
+    asked: Outputs,
+    console: bool,
+    total_timesteps: int | None = None,
+    collector: Placement | None = None,
+    step: int | None = None,
+    trust: bool = False,
+) -> Run:
+    compare_bits(ranks)
+    with _folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
+
+        def continued() -> tuple[Tree, list[str]]:
+            recovery.restore(folder, asked.say)
+            loaded = recipes.load(folder.recipe, trust)
+            recipe, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
+            return recipe.model_dump(mode="json"), lost
+
+        plain, lost = ranks.from_first(continued)
+        recipe = recipes.validated(plain, str(folder.recipe))
+        out = _outputs(recipe, folder, console, asked, ranks)
+        say = out.say
+        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+        clock = parts.loop.clock
+        if parts.loop.saver.restore(clock, say, step):
+            if total_timesteps is not None:
+                _extend(recipe, total_timesteps, clock, folder, ranks, say)
+            say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
+        else:
+            if total_timesteps is not None:
+                _extend(recipe, total_timesteps, clock, folder, ranks, say)
+            # Nothing was saved yet: whatever was logged belongs to work that is done again.
+            if parts.metrics is not None:
+                parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
+            start_policy(recipe, parts.algorithm)
+            say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        ranks.from_first(lambda: refuse_to_repeat(folder, clock))
+        if clock.finished:
+            say("The run is finished already.")
+        elif ranks.is_first:
+            for reason in lost:
+                folder.mark_not_exact(reason)
+        for note in rank_notes(recipe, ranks.size):
+            say(note)
+        _execute(parts, folder, say)
+    return Run(path)
+
+
+def _continued(
+    recipe: Recipe,
+    folder: RunFolder,
+    ranks: Ranks,
+    say: Say,
+    total_timesteps: int | None,
+    collector: Placement | None,
+) -> tuple[Recipe, list[str]]:
+    """The recipe a run goes on with, and why it is not exact then; says what is not as it was."""
+    saved = exactness.copies(folder)
+    exactness.check_recipe(recipe, saved or {}, folder, say)
+    check(recipe.logs)
+    if total_timesteps is not None:
+        recipe = _longer(recipe, total_timesteps, folder)
+    if collector is not None:
+        placed = collector.applied(recipe.collector)
+        recipe = recipe.model_copy(update={"collector": placed})
+    plan = make_plan(recipe, begun=True, ranks=ranks.size)
+    recovery.settle(folder, plan, say)
+    now = _manifest(recipe, plan, ranks)
+    _warn_of_failures(folder, say)
+    if saved is None:
+        exactness.begin_anew(folder, now, say)
+        return recipe, []
+    return recipe, exactness.lost(folder, now, saved, say)
+
+
+def _outputs(
+    recipe: Recipe, folder: RunFolder, console: bool, asked: Outputs, ranks: Ranks
+) -> Outputs:
+    """The logs of the recipe, with what the caller asked for; only the first rank has any."""
+    if not ranks.is_first:
+        return Outputs(silent, silent)
+    plain = recipe.model_dump(mode="json")
+    return open_logs(recipe.logs, folder.path, plain, nest(recipe).iterations, console, asked)
+
+
+def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
+    """The recipe with a larger budget."""
+    now = nest(recipe)
+    least = now.total.timesteps + now.steps_per_iteration
+    if total_timesteps < least:
+        raise UsageError(
+            f"{folder.path} is planned for {now.total.timesteps:,} steps already: "
+            f"--total-timesteps must be {least:,} or more, which is one more iteration."
+        )
+    clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
+    return recipe.model_copy(update={"clock": clock})
+
+
+def _extend(
+    recipe: Recipe, steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say
+) -> None:
+    """Go on with the recipe's budget of so many steps; the first rank writes it to the folder.
+
+    Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
+    progress back: from here on they take the values of a run that was planned so from the start.
+    """
+    loops = nest(recipe)
+    at, done = clock.now.timesteps, clock.now.iterations
+    clock.continue_to(loops)
+    if not ranks.is_first:
+        return
+    before = recipes.load(folder.recipe)  # as it was asked, wherever its rollouts run this time
+    longer = _longer(before, steps, folder)
+    shorter, schedules = nest(before), longer.algorithm.schedules
+    was, now = (schedules(done / n.iterations) for n in (shorter, loops))
+    jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
+    note = (
+        f"The budget grows from {shorter.total.timesteps:,} to {loops.total.timesteps:,} steps at "
+        f"step {at:,}; schedules follow the new length"
+        f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
+    )
+    say(note)
+    plan = make_plan(longer, begun=True, ranks=ranks.size, notes=[note])
+    texts = {RECIPE: recipes.dump(longer), PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())}
+    folder.rewrite(folder.manifest(), texts)
+
+
+_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+"""SHA-256 of no bytes."""
+
+
+class Interrupted(EtudeError):
+    """A signal ended the run at a boundary."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        super().__init__(f"Stopped and saved. Continue with: etude resume {path}")
+        self.exit_code = 128 + number
+
+
+def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
+    """Run the loop; any failure leaves the last good checkpoint and a report."""
+    loop, ranks = parts.loop, parts.ranks
+    try:
+        with loop.stop:
+            finished = loop.run(rows_of(folder) if ranks.is_first else [])
+    except (LostRank, ToldElsewhere):
+        raise  # It says nothing about this run that the next try should be warned of.
+    except Exception as error:
+        if ranks.is_first:  # which is told of what fails on others
+            _report(error, loop.clock.state_dict(), folder, say)
+        raise
+    finally:
+        parts.close()
+    if not finished:
+        stopped = Interrupted(folder.path, loop.stop.signal or signal.SIGTERM)
+        raise stopped if ranks.is_first else ToldElsewhere(stopped.exit_code)
+    ranks.from_first(lambda: _summarise(parts, folder))
+
+
+def _report(error: Exception, counters: Tree, folder: RunFolder, say: Say) -> None:
+    """Keep what is needed to look into a failure; a full disk must not hide the failure itself."""
+    arrays = error.arrays if isinstance(error, NonFinite) else {}
+    context = {"counters": counters, "error": type(error).__name__}
+    try:
+        report = folder.write_failure(error, arrays, context)
+    except EtudeError as fault:
+        say(f"The run failed; the last good checkpoint is untouched. No report: {fault}")
+        return
+    say(f"The run failed; the last good checkpoint is untouched. Report: {report}")
+
+
+def _summarise(parts: Parts, folder: RunFolder) -> None:
+    """summary.json: what the run did, to hold against the plan."""
+    loop = parts.loop
+    now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
+    counts = {
+        "epochs": now.epochs,
+        "cycles": now.cycles,
+        "iterations": now.iterations,
+        "updates": now.updates,
+        "timesteps": now.timesteps,
+        "environment_steps": now.timesteps // parts.spec.agents,
+        "log_rows": rows,
+        "evaluations": loop.evaluator.num_done,
+        "evaluation_episodes": loop.evaluator.num_episodes,
+        "checkpoints": loop.saver.num_saved,
+    }
+    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
+    summary["exactness"] = folder.manifest().get("exactness", "unknown")
+    files.replace_file(folder.path / SUMMARY, [sealed(summary)])
+
+
+def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
+    torch.set_num_threads(recipe.learner.threads)
+    verdict = "exact" if plan.exactness["exact"] else "not exact"
+    return manifest.collect(
+        f"{verdict}: {plan.exactness['reason']}",
+        {"learner": recipe.learner.threads},
+        ranks=ranks.size,
+        recipe=recipes.digest(recipe),
+    )
+
+
+def _warn_of_failures(folder: RunFolder, say: Say) -> None:
+    if found := folder.last_failure():
+        say(
+            f"This run failed before (see {found}). A run is exact, so the same failure will "
+            "come again unless something changes."
+        )

@@ -1,0 +1,112 @@
+"""Our batched tasks behind Gymnasium's API, for whatever trains or plays through that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from etude.app.environments import AnyEnvConfig, make_env
+from etude.core.config import Config
+from etude.core.contracts import ActionSpec, Array, ArraySpec, BatchEnv, Observations
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+
+
+class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read by the checker.
+    """One row of a task as a `gymnasium.Env`.
+
+    A task with one observation gives the array alone, one with several a dict of them. `info` of
+    an episode's last step holds its statistics, `is_success` among them.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
+
+    def __init__(
+        self, env: BatchEnv | AnyEnvConfig, observations: Sequence[str] | None = None
+    ) -> None:
+        """`env`: what configures a task, or an environment of one row, which is then ours.
+
+        observations: those to give, such as ("state",) for a policy that must not see "critic";
+        None gives all.
+        """
+        batch = make_env(env, 1) if isinstance(env, Config) else env
+        if batch.num_rows != 1:
+            raise UsageError(
+                f"Gymnasium's API is for one environment, this one has {batch.num_rows} rows: "
+                "make it with one."
+            )
+        self.batch = batch
+        given = batch.spec.observations
+        named = {name: _box(given[name]) for name in observations or given}
+        self._names = tuple(named)
+        self._single = next(iter(named)) if len(named) == 1 else None
+        self.observation_space = named[self._single] if self._single else spaces.Dict(named)
+        self.action_space = _action_space(batch.spec.action)
+        self._next: Observations | None = None
+        self._ended = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """The start of a new episode.
+
+        A seed starts a new sequence of episodes. Without one the sequence goes on, unless an
+        episode is given up halfway: then a new sequence is drawn.
+        """
+        super().reset(seed=seed)
+        obs = self._next
+        if seed is not None or obs is None:
+            number = int(self.np_random.integers(2**63)) if seed is None else seed
+            obs = self.batch.reset(Key(number).child("gymnasium"))
+        self._next, self._ended = None, False
+        return self._one(obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One control step; an episode's last one gives the observation it ended on."""
+        if self._ended:
+            raise UsageError("reset the environment before its first step and after an episode.")
+        result = self.batch.step(self._rows_of(action))
+        terminated, truncated = bool(result.terminated[0]), bool(result.truncated[0])
+        obs, info = result.obs, {}
+        if terminated or truncated:
+            # The batch has begun the next episode already: its start waits for `reset`.
+            obs, self._next, self._ended = result.final_obs, result.obs, True
+            info = {name: float(values[0]) for name, values in result.episodes.items()}
+            if "is_success" in info:
+                info["is_success"] = bool(info["is_success"])
+        return self._one(obs), float(result.reward[0]), terminated, truncated, info
+
+    def close(self) -> None:
+        self.batch.close()
+
+    def _one(self, obs: Observations) -> Any:
+        if self._single is not None:
+            return obs[self._single][0].copy()
+        return {name: obs[name][0].copy() for name in self._names}
+
+    def _rows_of(self, action: Any) -> Array:
+        """An action of the space as the batch takes it: [1, n], or [1] for a single choice."""
+        space = self.action_space
+        if isinstance(space, spaces.Box):
+            inside: Array = np.minimum(np.maximum(action, space.low), space.high)
+            return inside.astype(np.float32, copy=False)[None]
+        return np.asarray(action, np.int64)[None]
+
+
+def _box(spec: ArraySpec) -> spaces.Box:
+    if spec.dtype == "uint8":
+        return spaces.Box(0, 255, spec.shape, np.uint8)
+    return spaces.Box(-np.inf, np.inf, spec.shape, np.dtype(spec.dtype).type)
+
+
+def _action_space(spec: ActionSpec) -> spaces.Space[Any]:
+    if spec.kind == "box":
+        low, high = np.array(spec.low, np.float32), np.array(spec.high, np.float32)
+        return spaces.Box(low, high, dtype=np.float32)
+    if spec.kind == "discrete":
+        return spaces.Discrete(spec.sizes[0])
+    return spaces.MultiDiscrete(spec.sizes)

@@ -1,0 +1,256 @@
+"""The doctor: what this machine can and cannot do, and what that means for a run."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from etude.app.out_of_memory import machine_memory
+from etude.app.plan_view import duration, size
+from etude.app.recipes import reach
+from etude.core.errors import EtudeError
+from etude.core.keys import Key
+from etude.runs import files
+from etude.tasks.reach.task import Reach, ReachConfig
+
+RENDERERS = ("egl", "osmesa")
+RENDER_SECONDS = 4.0
+PHYSICS_SECONDS = 0.4
+DISK_BYTES = 8 << 20
+SLOW_DISK = 20e6
+"""Bytes per second below which saving is felt."""
+PACKAGES = ("etude", "torch", "mujoco", "gymnasium", "numpy", "pydantic", "tyro")
+
+_RENDER = """
+import mujoco
+model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
+data = mujoco.MjData(model)
+with mujoco.Renderer(model, 32, 32) as renderer:
+    renderer.update_scene(data)
+    renderer.render()
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    found: str
+    means: str
+    state: Literal["good", "note", "bad"] = "good"
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Everything worth knowing before a run whose folder will be inside `folder`."""
+    # The renderers start first and are waited for last: they are other processes.
+    renderers = _start_renderers()
+    findings = [_versions(), _cores(), _memory(), _gpu(), _threads()]
+    findings += _extras()
+    findings += [_guarded("disk", lambda: _disk(folder)), _guarded("physics", _physics)]
+    findings.append(_rendering(renderers))
+    return findings
+
+
+def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
+    """A finding even where looking fails: a doctor must not fall ill."""
+    try:
+        return look()
+    except (EtudeError, OSError, RuntimeError) as error:
+        return Finding(name, "failed", str(error), "bad")
+
+
+def _versions() -> Finding:
+    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    found = f"Python {platform.python_version()}, {versions}"
+    return Finding("versions", found, "a run's manifest records them; resume tells of a change")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def usable_cores() -> float:
+    """Cores this process may use: by affinity, and by the container's quota."""
+    cores = float(len(os.sched_getaffinity(0)))
+    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, int(quota[0]) / int(quota[1]))
+    return cores
+
+
+def _cores() -> Finding:
+    cores, load = usable_cores(), os.getloadavg()[0]
+    found = f"{cores:g} usable of {os.cpu_count()}, load {load:.1f}"
+    threads = reach().collector.threads
+    means = f"collector.threads up to {max(1, int(cores))} pays (recipes say {threads})"
+    if load > 0.5 * cores:
+        return Finding("cores", found, means + "; other work is going on, so times vary", "note")
+    return Finding("cores", found, means)
+
+
+def _memory() -> Finding:
+    total, free = machine_memory()
+    if not total:
+        return Finding("memory", "unknown", "compare with the bytes that `etude plan` prints")
+    found = f"{size(free)} free of {size(total)}"
+    means = "compare with the bytes that `etude plan` prints"
+    return Finding("memory", found, means, "note" if free < 2 << 30 else "good")
+
+
+def _gpu() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("GPU", "none", "learning on the CPU; runs are exact", "good")
+    properties = torch.cuda.get_device_properties(0)
+    found = f"{torch.cuda.device_count()} x {properties.name}, {size(properties.total_memory)}"
+    return Finding("GPU", found, "learner.device auto uses it; such runs are not exact", "note")
+
+
+def _threads() -> Finding:
+    policy = os.environ.get("OMP_WAIT_POLICY", "unset")
+    tick = time.get_clock_info("perf_counter").resolution
+    found = f"torch {torch.get_num_threads()}, OMP_WAIT_POLICY {policy}, clock {tick * 1e9:.0f} ns"
+    if policy.upper() != "PASSIVE":
+        means = "waiting torch threads starve the physics: set OMP_WAIT_POLICY=PASSIVE"
+        return Finding("threads", found, means, "bad")
+    return Finding("threads", found, "a run sets learner.threads itself (1), inference always 1")
+
+
+def _extras() -> list[Finding]:
+    """Optional packages, as the installed distribution lists them."""
+    wanted: dict[str, list[str]] = {}
+    for requirement in metadata.requires("etude") or []:
+        if found := re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement):
+            wanted.setdefault(found[2], []).append(found[1])
+    findings = []
+    for extra, packages in wanted.items():
+        missing = [name for name in packages if _version(name) == "missing"]
+        name = f"extra {extra}"
+        if missing:
+            means = f"pip install 'etude[{extra}]' adds {', '.join(missing)}"
+            findings.append(Finding(name, "not installed", means, "note"))
+        else:
+            findings.append(Finding(name, "installed", ", ".join(packages)))
+    return findings
+
+
+def _disk(folder: Path) -> Finding:
+    """Speed of a durable write where the run would be."""
+    block, path = os.urandom(1 << 20), folder / f".etude-doctor-{os.getpid()}"
+    try:
+        start = time.perf_counter()
+        files.write_file(path, [block] * (DISK_BYTES >> 20))
+        speed = DISK_BYTES / (time.perf_counter() - start)
+    finally:
+        files.remove_tree(path)
+    start = time.perf_counter()
+    files.fsync_folder(folder)
+    flush = time.perf_counter() - start
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    found = f"{speed / 1e6:,.0f} MB/s with fsync, flush {flush * 1e3:.1f} ms, {size(free)} free"
+    if free < 1 << 30:
+        return Finding("disk", found, "free some space: checkpoints may not fit", "bad")
+    if speed < SLOW_DISK:
+        means = "saving is slow here: raise checkpoint.every, or choose another folder"
+        return Finding("disk", found, means, "note")
+    return Finding("disk", found, f"a checkpoint of 10 MB takes {10e6 / speed + 8 * flush:.2f} s")
+
+
+def _physics() -> Finding:
+    """Control steps per second of the bare reach simulation on all cores."""
+    rows, threads = 128, max(1, int(usable_cores()))
+    env = Reach(ReachConfig(), rows, threads)
+    env.reset(Key(0))
+    simulation, substeps = env.simulation, env.spec.substeps
+    simulation.step(substeps)
+    rates: list[float] = []
+    end = time.perf_counter() + PHYSICS_SECONDS
+    while time.perf_counter() < end:
+        rates.append(rows / simulation.step(substeps))
+    rate, steps = float(np.median(rates)), reach().clock.total_timesteps or 0
+    found = f"{rate:,.0f} control steps/s of reach on {threads} threads"
+    means = f"the {steps:,} steps of `etude train reach` need {duration(steps / rate)} of it"
+    return Finding("physics", found, means)
+
+
+def _start_renderers() -> dict[str, subprocess.Popen[bytes]]:
+    return {
+        name: subprocess.Popen(
+            [sys.executable, "-c", _RENDER],
+            env={**os.environ, "MUJOCO_GL": name, "PYOPENGL_PLATFORM": name},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for name in RENDERERS
+    }
+
+
+def _rendering(started: dict[str, subprocess.Popen[bytes]]) -> Finding:
+    working, end = [], time.monotonic() + RENDER_SECONDS
+    for name, process in started.items():
+        try:
+            if process.wait(max(0.1, end - time.monotonic())) == 0:
+                working.append(name)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if working:
+        chosen = os.environ.get("MUJOCO_GL", "unset")
+        means = f"videos and image observations work with MUJOCO_GL={working[0]} (now {chosen})"
+        return Finding("rendering", " and ".join(working), means)
+    means = "no videos or image observations; install libegl1 or libosmesa6. Training needs none"
+    return Finding("rendering", "neither egl nor osmesa", means, "note")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def verdict(findings: list[Finding]) -> str:
+    """What it all comes to, in one line."""
+    bad = [finding.name for finding in findings if finding.state == "bad"]
+    notes = [finding.name for finding in findings if finding.state == "note"]
+    if bad:
+        return f"Mend first: {', '.join(bad)}."
+    rest = f"; worth a look: {', '.join(notes)}" if notes else ""
+    return f"This machine can train{rest}."
+
+
+def render(findings: list[Finding], width: int = 100, color: bool = False) -> str:
+    """The findings as a table, the verdict last."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "what", "found", "what it means for a run"):
+        table.add_column(heading, vertical="top")
+    marks = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]BAD[/]"}
+    for finding in findings:
+        cells = (finding.name, finding.found, finding.means)
+        table.add_row(marks[finding.state], *(escape(cell) for cell in cells))
+    console.print(table)
+    console.print(f"\n[bold]{escape(verdict(findings))}[/]")
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

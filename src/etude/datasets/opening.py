@@ -1,0 +1,275 @@
+"""Datasets of other systems: opened in a process of its own, which is watched and may die.
+
+    with open_dataset(path, "read") as dataset:
+        for episode in dataset.episodes(): ...
+
+The parent meets only JSON and arrays whose size it has agreed to, whatever the file holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from etude.datasets.summary import Array, DataError, Described, Summary
+
+__all__ = [
+    "DataError",
+    "Dataset",
+    "Limits",
+    "ReadOptions",
+    "SourceEpisode",
+    "Summary",
+    "open_dataset",
+    "scan",
+]
+
+Job = Literal["scan", "check", "read"]
+"""Describe the episodes; also read every number; also give them."""
+_CHILD = "etude.datasets.child"
+_START_SECONDS = 10.0
+"""More patience than for an episode: a process also has to start."""
+_LENGTH_BYTES, _MOST_HEADER = 4, 1 << 20
+_KINDS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What opening a file may cost."""
+
+    memory: int = 4 << 30
+    """Bytes; an episode may take half of it."""
+    seconds: float = 60.0
+    """For one episode, of computing and of waiting."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What is asked of a reader; see `datasets_readers.Options`."""
+
+    obs: tuple[str, ...] = ()
+    mask: str | None = None
+    success_reward: float | None = None
+    assume_success: bool = False
+
+
+@dataclass
+class SourceEpisode:
+    """One episode: obs {name: [T + 1, ...]}, actions [T, n], rewards [T] float32."""
+
+    name: str
+    obs: dict[str, Array]
+    actions: Array
+    rewards: Array
+    terminated: bool
+
+
+def scan(path: Path, options: ReadOptions | None = None, limits: Limits | None = None) -> Summary:
+    """What a file holds, from its shapes and small arrays."""
+    with open_dataset(path, "scan", options, limits) as dataset:
+        return dataset.summary
+
+
+def open_dataset(
+    path: Path,
+    job: Job,
+    options: ReadOptions | None = None,
+    limits: Limits | None = None,
+    on_described: Callable[[int, int], None] | None = None,
+) -> Dataset:
+    """Describe all episodes of a file; `episodes` then goes through them.
+
+    on_described: called with (episodes described, episodes in all).
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(path, "there is no such file or folder; check the path")
+    dataset = Dataset(path, job, options or ReadOptions(), limits or Limits())
+    try:
+        dataset._describe(on_described or (lambda done, total: None))
+    except BaseException:
+        dataset.close()
+        raise
+    return dataset
+
+
+@dataclass
+class Dataset:
+    """A file of episodes, as its reader tells of it."""
+
+    path: Path
+    job: Job
+    options: ReadOptions
+    limits: Limits
+    summary: Summary = field(init=False)
+    _episode: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        options = {**asdict(self.options), "episode_bytes": self.limits.memory // 2}
+        order = {
+            "path": str(self.path),
+            "job": self.job,
+            "options": options,
+            "memory": self.limits.memory,
+            "seconds": self.limits.seconds,
+        }
+        # No plugins, and -P: a file that lies beside the data is not taken for a module.
+        command = [sys.executable, "-P", "-m", _CHILD, json.dumps(order)]
+        few = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HDF5_PLUGIN_PRELOAD": "::"}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **few},
+        )
+        assert self._process.stdout is not None
+        self._pipe = self._process.stdout.fileno()
+
+    def _describe(self, on_described: Callable[[int, int], None]) -> None:
+        header = self._next()
+        self.summary = Summary(self.path, str(header["format"]), str(header["task"]))
+        self.summary.masks = dict(header["masks"])
+        total = int(header["num_episodes"])
+        while (header := self._next())["say"] != "all described":
+            if header["say"] == "described":
+                self.summary.episodes.append(Described.from_json(header["episode"]))
+                on_described(len(self.summary.episodes), total)
+        if not self.summary.episodes:
+            raise DataError(self.path, "holds no episode")
+        self.summary.notes += notes_of(self.summary.episodes, self.options)
+
+    def episodes(self) -> Iterator[SourceEpisode]:
+        """Every episode once, in the order of the file; none where the job was not to read them.
+
+        With the job "check" it goes through the file all the same and raises at the first number
+        that is not finite.
+        """
+        while (header := self._next())["say"] != "end":
+            if header["say"] == "arrays":
+                yield self._receive(header)
+
+    def progress(self) -> Iterator[str]:
+        """The same, but only the names of the episodes that are being read."""
+        while (header := self._next())["say"] != "end":
+            if header["say"] == "begin":
+                yield str(header["episode"])
+            elif header["say"] == "arrays":
+                self._receive(header)
+
+    def _next(self) -> dict[str, Any]:
+        """The next header; raises what the reader reports, or what became of it."""
+        length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
+        if length > _MOST_HEADER:
+            raise self._failed("was described absurdly; the reader is broken")
+        header: dict[str, Any] = json.loads(bytes(self._read(length)))
+        if header["say"] == "error":
+            raise DataError(self.path, str(header["what"]), header["episode"])
+        if header["say"] == "begin":
+            self._episode = str(header["episode"])
+        return header
+
+    def _receive(self, header: dict[str, Any]) -> SourceEpisode:
+        arrays: dict[str, Array] = {}
+        left = self.limits.memory
+        for name, kind, shape in header["arrays"]:
+            size = math.prod(shape) * np.dtype(kind).itemsize if kind in _KINDS else left + 1
+            left -= size
+            if left < 0 or size < 0:
+                raise self._failed(f"'{name}' is larger than agreed")
+            arrays[name] = np.frombuffer(self._read(size), kind).reshape(shape)
+        obs = {n.removeprefix("obs/"): a for n, a in arrays.items() if n.startswith("obs/")}
+        ended = bool(header["terminated"])
+        name = str(header["episode"])
+        return SourceEpisode(name, obs, arrays["actions"], arrays["rewards"], ended)
+
+    def _read(self, size: int) -> bytearray:
+        """Exactly so many bytes, waiting for each part no longer than the limit."""
+        data = bytearray(size)
+        rest = memoryview(data)
+        patience = self.limits.seconds + _START_SECONDS
+        while len(rest):
+            end = time.monotonic() + patience
+            if not select.select([self._pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+                self._process.kill()
+                raise self._failed(
+                    f"took longer than {self.limits.seconds:g} s to read; the file is damaged, or "
+                    "raise --seconds"
+                )
+            count = os.readv(self._pipe, [rest])
+            if not count:
+                raise self._failed(self._death())
+            rest = rest[count:]
+        return data
+
+    def _death(self) -> str:
+        """Why the reader is gone."""
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if code == -signal.SIGXCPU:
+            return (
+                f"took more than {self.limits.seconds:g} s of computing; the file is damaged, or "
+                "raise --seconds"
+            )
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"crashed its reader ({name}); the file is damaged, get a whole copy of it"
+        return f"its reader ended early (exit code {code}); is h5py installed and whole?"
+
+    def _failed(self, what: str) -> DataError:
+        return DataError(self.path, what, self._episode)
+
+    def close(self) -> None:
+        """End the reader, wherever it is."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def notes_of(episodes: Sequence[Described], options: ReadOptions) -> list[str]:
+    """What an import does that is not plain from the files."""
+    notes, num = [], f"{len(episodes):,}"
+    shortened = sum(episode.steps < episode.file_steps for episode in episodes)
+    if shortened:
+        notes.append(
+            f"{shortened:,} of {num} episodes have no observation after their last "
+            "action: that step is left out and its reward given to the step before, so that "
+            "returns stay."
+        )
+    unrewarded = sum(not episode.rewarded for episode in episodes)
+    if options.success_reward is not None:
+        worth = f"{options.success_reward:g}"
+        notes.append(f"The file's rewards are replaced by {worth} at the end of successes.")
+        if unrewarded:
+            notes.append(
+                f"{unrewarded:,} of {num} episodes do not say whether they succeeded: their "
+                "rewards stay unknown. --assume-success takes them for successes."
+            )
+    elif unrewarded:
+        notes.append(
+            "If the episodes without rewards all succeeded, --assume-success --success-reward 1 "
+            "says so."
+        )
+    return notes

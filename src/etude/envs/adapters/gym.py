@@ -1,0 +1,231 @@
+"""Any Gymnasium environment as a `BatchEnv`, and a probe that finds out whether it is exact."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import gymnasium
+import mujoco
+import numpy as np
+from pydantic import Field
+
+from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
+from etude.core.errors import NonFinite, UsageError
+from etude.core.imports import permit
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.envs.adapters import gym_state, object_state
+from etude.envs.adapters.gym_spaces import Spaces
+from etude.envs.episodic import EnvBase
+from etude.envs.probe import probe
+
+_DIVERGED = [
+    int(mujoco.mjtWarning.mjWARN_BADQPOS),
+    int(mujoco.mjtWarning.mjWARN_BADQVEL),
+    int(mujoco.mjtWarning.mjWARN_BADQACC),
+    int(mujoco.mjtWarning.mjWARN_BADCTRL),
+]
+
+
+class GymConfig(EnvBase):
+    """An environment from Gymnasium's registry."""
+
+    kind: Literal["gym"] = "gym"
+    id: str = Field("CartPole-v1", description="Name in Gymnasium's registry.")
+    kwargs: dict[str, bool | int | float | str] = Field(
+        {}, description="Arguments for the environment's constructor."
+    )
+    success_key: str | None = Field(
+        None, description="Entry of `info` that says whether an episode succeeded."
+    )
+
+
+_WARNED: set[str] = set()
+
+
+@contextmanager
+def _warned_once() -> Iterator[None]:
+    """MuJoCo's remarks on a model are made once, and not again for every row that loads it."""
+    before = mujoco.get_mju_user_warning()
+
+    def warn(text: str) -> None:
+        if text not in _WARNED:
+            _WARNED.add(text)
+            print(f"MuJoCo: {text}", file=sys.stderr)
+
+    mujoco.set_mju_user_warning(warn)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
+    """One instance, or one sentence about why there is none."""
+    for text in (config.id, *config.kwargs.values()):
+        if isinstance(text, str) and ":" in text:  # Gymnasium imports what stands before it.
+            permit(text, text.partition(":")[0])
+    try:
+        with _warned_once():
+            return gymnasium.make(config.id, disable_env_checker=True, **config.kwargs)
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f" Nearest: {', '.join(near)}." if near else ""
+        raise UsageError(
+            f"Gymnasium has no environment '{config.id}'.{hint} One that a package of its own "
+            "registers is written package:ID."
+        ) from error
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise UsageError(
+            f"'{config.id}' needs a package that is missing: {_line(error)}."
+        ) from error
+    except TypeError as error:
+        raise UsageError(f"'{config.id}' does not take these arguments: {_line(error)}.") from error
+
+
+def _line(error: Exception) -> str:
+    """The words of an error on one line, without its full stop."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
+class GymEnv:
+    """Separate instances, one per row, stepped one after the other."""
+
+    def __init__(
+        self, config: GymConfig, num_rows: int, threads: int = 1, *, exact: bool | None = None
+    ) -> None:
+        """exact: what the probe said; None runs it when a snapshot is first asked for.
+
+        `threads` is part of every environment's signature; these instances use one.
+        """
+        self.num_rows = num_rows
+        self._config = config
+        self._exact = exact
+        self._envs = [make_gym(config) for _ in range(num_rows)]
+        self._physics = [gym_state.physics(env) for env in self._envs]
+        self._key: Key | None = None
+        self._started = False
+        self._episode = np.zeros(num_rows, np.int64)
+        first = self._envs[0]
+        self._spaces = Spaces(first.observation_space, first.action_space, config.id)
+        self.spec = EnvSpec(
+            observations=self._spaces.observations,
+            action=self._spaces.action,
+            max_episode_steps=None if first.spec is None else first.spec.max_episode_steps,
+            statistics=() if config.success_key is None else ("is_success",),
+        )
+
+    def reset(self, key: Key) -> Observations:
+        """Every row at the start of its episode 0."""
+        self._key = key
+        self._episode[:] = 0
+        obs = self._spaces.empty(self.num_rows)
+        for row in range(self.num_rows):
+            self._spaces.store(obs, row, self._begin(row))
+        self._started = True
+        return obs
+
+    def step(self, actions: Array) -> StepResult:
+        """One step of every row; finished rows are reset in it.
+
+        actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
+        """
+        obs = self._spaces.empty(self.num_rows)
+        reward = np.zeros(self.num_rows, np.float32)
+        terminated = np.zeros(self.num_rows, np.bool_)
+        truncated = np.zeros(self.num_rows, np.bool_)
+        endings: Observations = {}
+        success: list[float] = []
+        sent = self._spaces.actions(actions)
+        for row, env in enumerate(self._envs):
+            now, reward[row], ended, cut, info = env.step(sent[row])
+            self._check(row)
+            terminated[row] = ended
+            # A task that ended on its last step ended; there is no future left to value.
+            truncated[row] = cut and not ended
+            if ended or cut:
+                # Stored now, because a reset may write into what was observed.
+                endings = endings or self._spaces.empty(self.num_rows)
+                self._spaces.store(endings, row, now)
+                success.append(float(info.get(self._config.success_key, 0.0)))
+                self._episode[row] += 1
+                now = self._begin(row)
+            self._spaces.store(obs, row, now)
+        rows = np.flatnonzero(terminated | truncated)
+        final_obs = {name: array[rows] for name, array in (endings or obs).items()}
+        episodes = {name: np.array(success) for name in self.spec.statistics if success}
+        return StepResult(obs, reward, terminated, truncated, rows, final_obs, episodes)
+
+    def _begin(self, row: int) -> Any:
+        if self._key is None:
+            raise UsageError("reset or restore an environment before stepping it.")
+        stream = self._key.episode(row, int(self._episode[row]))
+        return self._envs[row].reset(seed=int(stream.integers(2**31)))[0]
+
+    def _check(self, row: int) -> None:
+        # As with our own simulations: MuJoCo would reset a diverged one and go on.
+        pair = self._physics[row]
+        if pair is not None and any(pair[1].warning[code].number for code in _DIVERGED):
+            raise NonFinite(f"physics of row {row} in '{self._config.id}'")
+
+    def snapshot(self) -> Tree:
+        """All that an exact environment remembers; {} for any other, whose rows begin again.
+
+        {"episode": [rows], "attributes": uint8 [rows, n], "physics": uint8 [rows, n]}
+        """
+        if self._exact is None:
+            self._exact = probe_exactness(self._config).exact
+        if not self._exact:
+            return {}
+        texts = [object_state.save(env).encode("utf-8") for env in self._envs]
+        width = max(len(text) for text in texts)
+        # JSON may end in blanks, so lines of unequal length fit one array.
+        padded = b"".join(text.ljust(width) for text in texts)
+        lines = np.frombuffer(padded, np.uint8).reshape(-1, width).copy()
+        tree: Tree = {"episode": self._episode.copy(), "attributes": lines}
+        pairs = [pair for pair in self._physics if pair is not None]
+        if pairs:
+            tree["physics"] = np.stack([gym_state.save_physics(*pair) for pair in pairs])
+        return tree
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        """Continue from a snapshot, which an inexact environment does not have."""
+        if snapshot["episode"].shape != self._episode.shape:
+            raise UsageError(
+                f"This snapshot has {snapshot['episode'].size} rows, "
+                f"the environment {self.num_rows}."
+            )
+        self._key = key
+        self._episode[:] = snapshot["episode"]
+        for row, env in enumerate(self._envs):
+            if not self._started:
+                # Builds whatever an environment only builds in its first reset.
+                self._begin(row)
+            object_state.load(env, snapshot["attributes"][row].tobytes().decode())
+            pair = self._physics[row]
+            if pair is not None and "physics" in snapshot:
+                gym_state.load_physics(*pair, snapshot["physics"][row])
+        self._started = True
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    @classmethod
+    def exactness(cls, config: GymConfig) -> Exactness:
+        """What the probe finds; asked once per process."""
+        return probe_exactness(config)
+
+
+def probe_exactness(config: GymConfig) -> Exactness:
+    """What the probe finds; asked once per process."""
+    return probe(unprobed, config, 2, config.id)
+
+
+def unprobed(config: GymConfig, num_rows: int) -> GymEnv:
+    """One whose snapshots are taken as they are."""
+    return GymEnv(config, num_rows, exact=True)

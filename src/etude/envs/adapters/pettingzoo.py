@@ -1,0 +1,286 @@
+"""A parallel PettingZoo environment as a `BatchEnv`: its agents are rows of one shared policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.envs.adapters import object_state
+from etude.envs.adapters.pettingzoo_make import (
+    Agent,
+    Given,
+    ParallelEnv,
+    make_parallel,
+    shared_spaces,
+)
+from etude.envs.episodic import EnvBase
+from etude.envs.probe import probe
+
+STEP_LIMIT = 1000
+"""Of an environment that says none."""
+
+
+class PettingZooConfig(EnvBase):
+    """Several agents in one world, from PettingZoo; each agent is a row, one policy plays all."""
+
+    kind: Literal["pettingzoo"] = "pettingzoo"
+    parallel: str = Field(
+        "mpe2.simple_spread_v3",
+        description="Its module, which has a `parallel_env`; or module:factory, file.py:factory.",
+    )
+    kwargs: dict[str, bool | int | float | str] = Field(
+        {}, description="Arguments for `parallel_env`."
+    )
+    max_episode_steps: int | None = Field(
+        None,
+        ge=1,
+        description="Steps after which the agents that still live are truncated and a new episode "
+        f"starts; None: the environment's own `max_cycles`, {STEP_LIMIT} if it has none.",
+    )
+
+
+class PettingZooEnv:
+    """Separate instances of A agents each, stepped one after the other.
+
+    Rows e*A .. e*A+A-1 are the agents of environment e in the order of `possible_agents`. A row's
+    episode ends in the step its agent does, in one of these ways:
+
+    - its agent is terminated or truncated, whether or not the others go on;
+    - its agent is no longer in `env.agents` though nothing said it had ended. That tells of no
+      ending of the task, so it counts as truncated;
+    - the step limit is reached: every agent that still lives is truncated.
+
+    It ended on what it saw in that step, or, if it was shown nothing, on what it saw last. Its row
+    is then absent: zero observations, zero reward, no endings, and its action goes nowhere. An
+    agent need not be there at the start of an episode; it enters, with the first observation of an
+    episode of its own, in the step that lists it in `env.agents`, and one that ended can come
+    back so. What an absent agent is given is dropped: it did nothing for it.
+
+    When nobody lives any more the environment is reset in the same step. Environment e's randomness
+    is `key.episode(e*A, episode)`, which seeds that reset.
+    """
+
+    def __init__(
+        self,
+        config: PettingZooConfig,
+        num_rows: int,
+        threads: int = 1,
+        *,
+        exact: bool | None = None,
+    ) -> None:
+        """exact: what the probe said; None runs it when a snapshot is first asked for.
+
+        `threads` is part of every environment's signature; these instances use one.
+        """
+        first = make_parallel(config.parallel, config.kwargs)
+        self.num_rows = num_rows
+        self._agents: list[Agent] = list(first.possible_agents)
+        _check_rows(num_rows, len(self._agents), config.parallel)
+        self._spaces = shared_spaces(first, config.parallel)
+        others = range(num_rows // len(self._agents) - 1)
+        self._envs: list[ParallelEnv] = [
+            first,
+            *(make_parallel(config.parallel, config.kwargs) for _ in others),
+        ]
+        self._config = config
+        self._exact = exact
+        self._key: Key | None = None
+        self._started = False
+        self._limit = _step_limit(config, first)
+        self._slots = {agent: slot for slot, agent in enumerate(self._agents)}
+        self._episode = [0] * len(self._envs)
+        self._elapsed = [0] * len(self._envs)
+        self._living: list[list[tuple[int, Agent]]] = [[] for _ in self._envs]
+        self._obs = self._spaces.empty(num_rows)
+        self.present: Array = np.zeros(num_rows, np.bool_)
+        """[rows] bool: whether the row stands for a living agent in the last observation."""
+        self.spec = EnvSpec(
+            observations=self._spaces.observations,
+            action=self._spaces.action,
+            max_episode_steps=self._limit,
+            agents=len(self._agents),
+        )
+
+    def reset(self, key: Key) -> Observations:
+        """Every environment at the start of its episode 0."""
+        self._key = key
+        self._episode = [0] * len(self._envs)
+        obs = self._spaces.empty(self.num_rows)
+        for index in range(len(self._envs)):
+            self._begin(index, obs)
+        self._started = True
+        self._show(obs)
+        return obs
+
+    def step(self, actions: Array) -> StepResult:
+        """One step of every environment; one in which nobody lives any more is reset in it.
+
+        actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
+        """
+        obs = self._spaces.empty(self.num_rows)
+        endings: Observations = {}
+        reward = np.zeros(self.num_rows, np.float32)
+        terminated = np.zeros(self.num_rows, np.bool_)
+        finished = np.zeros(self.num_rows, np.bool_)
+        sent = self._spaces.actions(actions)
+        for index, env in enumerate(self._envs):
+            living = self._living[index]
+            seen, given, ended, cut, _ = env.step({agent: sent[row] for row, agent in living})
+            self._elapsed[index] += 1
+            staying = {a for a in env.agents if not (ended.get(a) or cut.get(a))}
+            over = not staying or self._elapsed[index] >= self._limit
+            for row, agent in living:
+                reward[row] = given.get(agent, 0.0)
+                if over or agent not in staying:
+                    finished[row] = True
+                    # One that ended on its last step ended; there is no future left to value.
+                    terminated[row] = ended.get(agent, False)
+                    # Now, because a reset may write into what was seen.
+                    endings = endings or self._spaces.empty(self.num_rows)
+                    self._store_last(endings, row, seen.get(agent))
+            if over:
+                self._episode[index] += 1
+                self._begin(index, obs)
+            else:
+                self._enter(index, staying, seen, obs)
+        rows = np.flatnonzero(finished)
+        final_obs = {name: array[rows] for name, array in (endings or obs).items()}
+        self._show(obs)
+        return StepResult(obs, reward, terminated, finished & ~terminated, rows, final_obs)
+
+    def _begin(self, index: int, obs: Observations) -> None:
+        """Start an episode of an environment; `obs` takes what its agents see."""
+        if self._key is None:
+            raise UsageError("reset or restore an environment before stepping it.")
+        stream = self._key.episode(index * len(self._agents), self._episode[index])
+        env = self._envs[index]
+        seen, _ = env.reset(seed=int(stream.integers(2**31)))
+        self._elapsed[index] = 0
+        if not env.agents:
+            raise UsageError(f"'{self._config.parallel}' has no agents after a reset.")
+        self._enter(index, env.agents, seen, obs)
+
+    def _enter(self, index: int, agents: Collection[Agent], seen: Given, obs: Observations) -> None:
+        """Note who lives, and write what they see into their rows."""
+        first = index * len(self._agents)
+        try:
+            living = sorted((self._slots[agent], agent) for agent in agents)
+            for slot, agent in living:
+                self._spaces.store(obs, first + slot, seen[agent])
+        except KeyError as error:
+            raise UsageError(
+                f"'{self._config.parallel}' lists the agent {error} in `agents`, but not in "
+                "`possible_agents` or without an observation: it must be in both."
+            ) from error
+        self._living[index] = [(first + slot, agent) for slot, agent in living]
+
+    def _store_last(self, endings: Observations, row: int, value: object) -> None:
+        if value is not None:
+            self._spaces.store(endings, row, value)
+            return
+        for name, array in endings.items():
+            array[row] = self._obs[name][row]
+
+    def _show(self, obs: Observations) -> None:
+        self._obs = obs
+        self.present = np.zeros(self.num_rows, np.bool_)
+        self.present[[row for living in self._living for row, _ in living]] = True
+
+    def snapshot(self) -> Tree:
+        """All of an exact environment; nothing of another, so that a rollout begins again.
+
+        {"episode", "elapsed": [rows] int64, "present": [rows] bool, "obs": {name: [rows, ...]},
+        "objects": [rows, n] uint8}; an environment's text goes over the rows of its agents.
+        """
+        if self._exact is None:
+            self._exact = self.exactness(self._config).exact
+        if not self._exact:
+            return {}
+        num_agents = len(self._agents)
+        texts = [object_state.save(env).encode("utf-8") for env in self._envs]
+        # JSON may end in blanks, so lines of unequal length fit one array.
+        share = -(-max(map(len, texts)) // num_agents)
+        padded = b"".join(text.ljust(share * num_agents) for text in texts)
+        return {
+            "episode": np.repeat(self._episode, num_agents),
+            "elapsed": np.repeat(self._elapsed, num_agents),
+            "present": self.present.copy(),
+            "obs": {name: array.copy() for name, array in self._obs.items()},
+            "objects": np.frombuffer(padded, np.uint8).reshape(self.num_rows, share).copy(),
+        }
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        """Continue from a snapshot; from an empty one, begin again."""
+        if not snapshot:
+            self.reset(key)
+            return
+        rows = len(snapshot["episode"])
+        if rows != self.num_rows:
+            raise UsageError(f"This snapshot has {rows} rows, the environment {self.num_rows}.")
+        if not self._started:
+            # Builds whatever an environment only builds in its first reset.
+            self.reset(key)
+        num_agents = len(self._agents)
+        self._key = key
+        self._episode = snapshot["episode"][::num_agents].tolist()
+        self._elapsed = snapshot["elapsed"][::num_agents].tolist()
+        present = snapshot["present"].reshape(-1, num_agents)
+        for index, env in enumerate(self._envs):
+            first = index * num_agents
+            text = snapshot["objects"][first : first + num_agents].tobytes().decode()
+            object_state.load(env, text)
+            slots = np.flatnonzero(present[index]).tolist()
+            self._living[index] = [(first + slot, self._agents[slot]) for slot in slots]
+        self._show({name: array.copy() for name, array in snapshot["obs"].items()})
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    @classmethod
+    def exactness(cls, config: PettingZooConfig) -> Exactness:
+        """What the probe finds; asked once per process."""
+        return probe(unprobed, config, 2 * num_agents(config), config.parallel)
+
+
+def unprobed(config: PettingZooConfig, num_rows: int) -> PettingZooEnv:
+    """One whose snapshots are taken as they are."""
+    return PettingZooEnv(config, num_rows, exact=True)
+
+
+_counts: dict[str, int] = {}
+
+
+def num_agents(config: PettingZooConfig) -> int:
+    """How many rows one environment fills; asked once per process."""
+    name = config.model_dump_json()
+    if name not in _counts:
+        env = make_parallel(config.parallel, config.kwargs)
+        _counts[name] = len(env.possible_agents)
+        env.close()
+    return _counts[name]
+
+
+def _check_rows(num_rows: int, num_agents: int, name: str) -> None:
+    below = num_rows // num_agents * num_agents
+    if below == num_rows and num_rows:
+        return
+    fit = f"{below} or {below + num_agents}" if below else f"{num_agents}"
+    raise UsageError(
+        f"collector.group_rows {num_rows} is not a multiple of the {num_agents} agents of "
+        f"'{name}': {fit} would fit."
+    )
+
+
+def _step_limit(config: PettingZooConfig, env: ParallelEnv) -> int:
+    inner = getattr(env, "unwrapped", env)
+    own = config.kwargs.get("max_cycles", getattr(inner, "max_cycles", None))
+    limits = [limit for limit in (config.max_episode_steps, own) if isinstance(limit, int)]
+    return min((limit for limit in limits if limit > 0), default=STEP_LIMIT)

@@ -1,0 +1,174 @@
+"""Pictures of a simulation without a screen."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any, Self
+
+import mujoco
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import EtudeError
+from etude.envs.mujoco.camera import Shot
+
+_VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
+BACKENDS = ("egl", "osmesa")
+"""Ways to draw without a screen, the faster first."""
+PACKAGES = "libegl1 libgl1-mesa-dri libgles2, or libosmesa6"
+_TRY = """
+import importlib, sys, mujoco
+context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(8, 8)
+context.make_current()
+mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), 100).free()
+context.free()
+"""
+_TRY_SECONDS = 30.0
+_GREEN = np.array([0.1, 0.75, 0.2, 1.0], np.float32)
+_SKY = np.array([236, 241, 246], np.uint8)
+_FLOOR = np.array([0.78, 0.79, 0.8, 1.0], np.float32)
+_FLOOR_SIZE = np.array([20.0, 20.0, 0.005])
+_DISC_HALF = 0.001
+
+
+class NoPictures(EtudeError):
+    """This machine cannot draw offscreen."""
+
+
+def backend() -> str:
+    """ "egl" or "osmesa": what MUJOCO_GL names, or else the first that works here."""
+    wishes = [os.environ.get(name, "").lower().strip() for name in _VARIABLES]
+    names = next(((wish,) for wish in wishes if wish in BACKENDS), BACKENDS)
+    for name in names:
+        if _works(name):
+            return name
+    raise NoPictures(
+        f"Pictures cannot be drawn here: {' and '.join(names)} did not start. Install OpenGL for "
+        f"machines without a screen (Debian and Ubuntu: apt-get install {PACKAGES})"
+        + (f", or unset {' and '.join(_VARIABLES)}." if names != BACKENDS else ".")
+    )
+
+
+@cache
+def _works(name: str) -> bool:
+    # In a process of its own: OpenGL binds to the first platform it is asked for, for good, and
+    # a driver that fails can take the process with it.
+    environment = {**os.environ, "MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRY, name],
+            env=environment,
+            capture_output=True,
+            timeout=_TRY_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def camera(shot: Shot, model: mujoco.MjModel) -> mujoco.MjvCamera:
+    """The camera of a shot."""
+    view = mujoco.MjvCamera()
+    mujoco.mjv_defaultFreeCamera(model, view)
+    view.azimuth, view.elevation = shot.azimuth, shot.elevation
+    if shot.look_at is not None:
+        view.lookat[:] = shot.look_at
+        view.distance = shot.distance
+    return view
+
+
+def draw_target(scene: mujoco.MjvScene, shot: Shot, target: Array) -> None:
+    """Add the mark of a target [3] to a scene."""
+    radius, disc = shot.target_radius, shot.target == "disc"
+    kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_SPHERE
+    size = np.array([radius, _DISC_HALF, 0.0]) if disc else np.full(3, radius)
+    _add(scene, kind, size, np.asarray(target) - np.array([0.0, 0.0, shot.target_sink]), _GREEN)
+
+
+def _add(scene: mujoco.MjvScene, kind: Any, size: Array, place: Array, color: Array) -> None:
+    geom = scene.geoms[scene.ngeom]
+    mujoco.mjv_initGeom(geom, kind, size, place, np.eye(3).ravel(), color)
+    geom.specular, geom.emission = 0.0, 0.4
+    scene.ngeom += 1
+
+
+class Camera:
+    """Draws states of one model; close it before the process ends."""
+
+    def __init__(
+        self, model: mujoco.MjModel, shot: Shot, width: int, height: int, fine: int = 1
+    ) -> None:
+        """`fine`: draw so many times as large and shrink it, for smooth edges."""
+        name = backend()
+        width, height, self._fine = width * fine, height * fine, fine
+        os.environ["PYOPENGL_PLATFORM"] = name  # read when OpenGL is first imported
+        self._shot, self._model = shot, _for_pictures(model, width, height)
+        self._data = mujoco.MjData(self._model)
+        context: Any = importlib.import_module(f"mujoco.{name}")
+        self._window = context.GLContext(width, height)
+        self._window.make_current()
+        self._scene = mujoco.MjvScene(self._model, maxgeom=1000)
+        self._scene.flags[int(mujoco.mjtRndFlag.mjRND_SHADOW)] = 0
+        self._scene.flags[int(mujoco.mjtRndFlag.mjRND_REFLECTION)] = 0
+        self._context = mujoco.MjrContext(self._model, int(mujoco.mjtFontScale.mjFONTSCALE_100))
+        mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._context)
+        self._view, self._option = camera(shot, self._model), mujoco.MjvOption()
+        self._rect = mujoco.MjrRect(0, 0, width, height)
+
+    def picture(self, state: Array, target: Array | None = None) -> Array:
+        """[height, width, 3] uint8 of a state [n] and, where there is one, its target [3]."""
+        model, data = self._model, self._data
+        mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
+        mujoco.mj_forward(model, data)
+        if self._shot.follow is not None:
+            # Sideways only: up and down is what one wants to see.
+            self._view.lookat[:2] = data.body(self._shot.follow).xpos[:2]
+        every = int(mujoco.mjtCatBit.mjCAT_ALL)
+        mujoco.mjv_updateScene(model, data, self._option, None, self._view, every, self._scene)
+        if self._shot.floor is not None:
+            place = np.array([0.0, 0.0, self._shot.floor - _FLOOR_SIZE[2]])
+            _add(self._scene, mujoco.mjtGeom.mjGEOM_BOX, _FLOOR_SIZE, place, _FLOOR)
+        if target is not None:
+            draw_target(self._scene, self._shot, target)
+        return self._shoot()
+
+    def _shoot(self) -> Array:
+        rect, fine = self._rect, self._fine
+        pixels = np.empty((rect.height, rect.width, 3), np.uint8)
+        depth = np.empty((rect.height, rect.width), np.float32)
+        self._window.make_current()
+        mujoco.mjr_render(rect, self._scene, self._context)
+        mujoco.mjr_readPixels(pixels, depth, rect, self._context)
+        # Where nothing was drawn there is neither near nor far, and MuJoCo leaves it black.
+        pixels[(depth <= 0.0) | (depth >= 1.0)] = _SKY
+        tiles = pixels[::-1].reshape(rect.height // fine, fine, rect.width // fine, fine, 3)
+        smooth: Array = tiles.mean(axis=(1, 3)).round().astype(np.uint8)
+        return smooth
+
+    def close(self) -> None:
+        self._window.make_current()
+        self._context.free()
+        self._window.free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _for_pictures(model: mujoco.MjModel, width: int, height: int) -> mujoco.MjModel:
+    """A copy that is drawn ten times as fast: no shadows; the picture is made smaller instead."""
+    own = copy.copy(model)
+    own.vis.global_.offwidth, own.vis.global_.offheight = width, height
+    own.vis.quality.shadowsize = 0
+    own.vis.quality.offsamples = 0
+    own.vis.headlight.ambient[:] = 0.35
+    own.vis.headlight.diffuse[:] = 0.65
+    own.vis.headlight.specular[:] = 0.1
+    return own

@@ -1,0 +1,132 @@
+"""One's own batched task, by the name of its class: `--env.task my_module:MyTask`."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError
+
+from etude.core.contracts import Array, BatchEnv, Exactness, Observations, StepResult
+from etude.core.errors import EtudeError, UsageError
+from etude.core.explain import explain
+from etude.core.imports import describe, load_object
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.envs.episodic import EnvBase
+from etude.envs.probe import probe
+
+METHODS = ("reset", "step", "snapshot", "restore", "close")
+
+
+class TaskConfig(EnvBase):
+    """A batched task of one's own: any class with the methods of `BatchEnv`."""
+
+    kind: Literal["task"] = "task"
+    task: str = Field(
+        "etude.tasks.seek:Seek", description="Its class, as module:Class or file.py:Class."
+    )
+    options: dict[str, bool | int | float | str] = Field(
+        {}, description="Arguments for the class, or fields of its config."
+    )
+    evaluation_options: dict[str, bool | int | float | str] = Field(
+        {}, description="Options that are others in evaluation."
+    )
+
+    def for_evaluation(self) -> Self:
+        """The same task with the options of evaluation."""
+        return self.model_copy(update={"options": {**self.options, **self.evaluation_options}})
+
+
+def task_class(name: str) -> type:
+    """The class behind a name; whatever has not the methods of a `BatchEnv` is never called."""
+    found = load_object(name, "module:Class, such as my_module:MyTask or my_task.py:MyTask")
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if not inspect.isclass(found) or missing:
+        wanted = ", ".join(missing) if inspect.isclass(found) else "a class"
+        raise UsageError(
+            f"{name} is no task: it lacks {wanted}. Derive it from etude.ArrayTask, or give it "
+            "the methods of etude.core.contracts.BatchEnv."
+        )
+    return found
+
+
+def make_task(config: TaskConfig, num_rows: int, threads: int = 1) -> BatchEnv:
+    """An instance: `Class(num_rows, threads, **options)`, or with a config as shipped tasks have.
+
+    A constructor whose first argument is `config: SomeModel` is given that model, made from the
+    options; one without `threads` is given none.
+    """
+    task = task_class(config.task)
+    signature, model = inspect.signature(task), _config_model(task)
+    named: dict[str, Any] = {} if model is not None else dict(config.options)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if "threads" in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+        named["threads"] = threads
+    try:
+        first = () if model is None else (model(**config.options),)
+    except ValidationError as error:
+        raise UsageError(f"{config.task}: {explain(error, model, 'env.options.')}") from error
+    try:
+        signature.bind(*first, num_rows, **named)
+    except TypeError as error:
+        raise UsageError(
+            f"{config.task} does not take (num_rows, {', '.join(named)}): {error}. Options are "
+            "written --env.options name value."
+        ) from error
+    try:
+        env: BatchEnv = task(*first, num_rows, **named)
+    except EtudeError:
+        raise
+    except Exception as error:  # someone else's code may fail in any way
+        raise UsageError(f"{config.task} cannot be made: {describe(error)}.") from error
+    return env
+
+
+def _config_model(task: type) -> type[BaseModel] | None:
+    if "config" not in inspect.signature(task).parameters:
+        return None
+    model = typing.get_type_hints(task.__init__).get("config")  # type: ignore[misc]
+    return model if inspect.isclass(model) and issubclass(model, BaseModel) else None
+
+
+class Unsaved:
+    """A task whose snapshots cannot be trusted: it trains, and a resume starts new episodes."""
+
+    def __init__(self, env: BatchEnv) -> None:
+        self.num_rows = env.num_rows
+        self.spec = env.spec
+        self._env = env
+
+    def reset(self, key: Key) -> Observations:
+        return self._env.reset(key)
+
+    def step(self, actions: Array) -> StepResult:
+        return self._env.step(actions)
+
+    def __getattr__(self, name: str) -> Any:
+        # What only some environments have: physics_seconds, present, follow, restart.
+        return getattr(self._env, name)
+
+    def snapshot(self) -> Tree:
+        """Nothing, which tells a rollout to begin again."""
+        return {}
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        self._env.reset(key)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class OwnTasks:
+    """The catalog's entry for classes that are named in a recipe."""
+
+    def __call__(self, config: TaskConfig, num_rows: int, threads: int = 1) -> BatchEnv:
+        env = make_task(config, num_rows, threads)
+        return env if self.exactness(config).exact else Unsaved(env)
+
+    def exactness(self, config: TaskConfig) -> Exactness:
+        """What the probe finds; asked once per process."""
+        return probe(make_task, config, 2, config.task)

@@ -1,0 +1,496 @@
+"""The episode store: experience on disk, for replay and for datasets larger than memory.
+
+    steps-<n>.bin      one record per step and lane: observation, action, reward, flags
+    finals-<n>.bin     one record per finished episode: the observation it ended on
+    episodes-<n>.bin   one record per finished episode: first step, length, return
+    store.json         fields and sizes; sealed.json: positions and hashes of a finished dataset
+    labels.json        of a finished dataset: what is known of each episode, see `Labels`
+
+Rows of environments advance in lockstep, so a step's place is known from its time and its lane:
+`slot = time * lanes + lane`. Hence
+
+- a step's next observation is the record `lanes` further on, and no observation is stored twice.
+  Only what an episode ended on has no successor; it goes to `finals`, whose records are numbered
+  like the episodes. Overhead: one observation per episode, and nothing drifts apart.
+- an append of all lanes is one run of bytes at the end of the newest block (`[steps, lanes]`, not
+  `[lanes, steps]`, for this reason), so writing, hashing, cutting back and throwing away work on
+  whole prefixes and whole files. A dataset has one lane: its episodes are contiguous.
+- episodes are numbered in the order they end, `end` slots increase with the number, and the
+  finished episodes held are a range of numbers. A uniform step of them is found by one search in
+  the running sum of lengths; its episode, offset and next observation follow without another.
+
+The observation after the newest step is written to its successor's slot in advance: a transition
+can be sampled as soon as it is appended. The next append must begin with it, and is refused if
+not; unless it says that its rows began anew (`restarted`), as those of an environment that cannot
+be restored do after a resume. What was open there is closed as truncated, on that observation.
+
+Evicting only moves the front of that range. Files are never reused, and deleted only by
+`delete_garbage`, which is told what resumable checkpoints still need.
+
+One store per learner shard. Learned rewards are never written back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from etude.core.contracts import Array, Observations
+from etude.core.errors import EtudeError, UsageError
+from etude.core.trees import Tree
+from etude.experience.store.files import (
+    DESCRIPTION,
+    SEAL,
+    check_table,
+    create_folder,
+    fsync_folder,
+    read_geometry,
+    read_json,
+    write_json,
+)
+from etude.experience.store.geometry import INDEX, OBS, StoreGeometry, record_of
+from etude.experience.store.index import EpisodeIndex
+from etude.experience.store.intake import Intake, Steps
+from etude.experience.store.labels import LABELS, Labels
+from etude.experience.store.log import DamagedStore, Disk, RecordLog
+from etude.experience.store.sampling import Columns, Subsets, Transitions, choose
+
+__all__ = ["DamagedStore", "EpisodeStore", "StoreGeometry", "Subsets", "Transitions"]
+
+_LOGS = ("steps", "finals", "episodes")
+
+
+class EpisodeStore:
+    """Steps and episodes of some lanes; see the module's text for how they are kept."""
+
+    def __init__(
+        self,
+        path: Path,
+        geometry: StoreGeometry,
+        disk: Disk | None,
+        reads: Collection[str] | None = None,
+    ) -> None:
+        self.path, self.geometry = path, geometry
+        self.verify = True
+        """Whether `load_state_dict` reads every named block; sizes are checked in any case."""
+        episodes = geometry.block_episodes
+        self._steps = RecordLog(path, "steps", geometry.step_record, geometry.block_slots, disk)
+        self._finals = RecordLog(path, "finals", geometry.final_record, episodes, disk)
+        self._episodes = RecordLog(path, "episodes", INDEX, episodes, disk)
+        self._logs = dict(zip(_LOGS, (self._steps, self._finals, self._episodes), strict=True))
+        self._steps.holds = self._episodes_of
+        fields = geometry.specs_read(reads)
+        seen = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
+        self._columns, self._seen = Columns(fields), Columns(seen)
+        self._names = [name.removeprefix(OBS) for name in seen]
+        whole = len(fields) == len(geometry.specs)
+        self._parts = (None, None) if whole else (record_of(fields), record_of(seen))
+        self._disk, self._seal, self._failed = disk, "", False
+        self.labels = Labels()
+        """What a sealed dataset says of its episodes; empty until it is sealed."""
+        self._index = EpisodeIndex(geometry.lanes)
+        self._open_starts: Array = np.zeros(geometry.lanes, np.int64)
+        self._open_returns: Array = np.zeros(geometry.lanes, np.float64)
+        self._pending = False
+        """Whether the slots after the newest step hold its next observations."""
+
+    @classmethod
+    def create(cls, path: Path, geometry: StoreGeometry, disk: Disk) -> EpisodeStore:
+        """An empty store to write to, in a folder whose parent exists.
+
+        Blocks that a killed run left there are overwritten, or taken up by `load_state_dict`; a
+        sealed dataset and a store of another geometry are refused. A damaged description is
+        written anew: what the blocks hold is told by the hashes in a checkpoint.
+        """
+        path = Path(path)
+        if os.path.lexists(path / SEAL):
+            raise UsageError(f"{path} is a finished dataset; choose another folder.")
+        create_folder(path, disk)
+        try:
+            there = read_geometry(path)
+        except DamagedStore:
+            write_json(path / DESCRIPTION, geometry.describe(), disk)
+        else:
+            if there != geometry:
+                raise UsageError(f"{path} holds a store of another geometry; choose another.")
+        return cls(path, geometry, disk)
+
+    @classmethod
+    def open(cls, path: Path, reads: Collection[str] | None = None) -> EpisodeStore:
+        """A sealed dataset, to read; sizes and index are checked now, each block when it is read.
+
+        reads: the observations that steps come with, None for all. Others stay on the disk.
+        """
+        path = Path(path)
+        store = cls(path, read_geometry(path), None, reads)
+        if not os.path.lexists(path / SEAL):
+            raise UsageError(
+                f"{path} was never finished, or has lost its {SEAL}: put that back, or import or "
+                "record it again."
+            )
+        document = read_json(path / SEAL)
+        if document.keys() == store._logs.keys():
+            raise UsageError(
+                f"{path} was made by an older version, without the table that keeps clips with "
+                f"their source ({LABELS}); import or record it again."
+            )
+        if document.keys() != {*_LOGS, "labels"} or not isinstance(document["labels"], str):
+            raise DamagedStore(path / SEAL, "does not describe a dataset")
+        table = store._load_logs(document, verify=False)
+        labels = read_json(path / LABELS, document["labels"])
+        store.labels = Labels.parse(labels, len(table), path / LABELS)
+        store._open_starts[:] = store.time
+        store._settle(table)
+        text = json.dumps([store.geometry.describe(), document], sort_keys=True)
+        store._seal = hashlib.sha256(text.encode()).hexdigest()
+        return store
+
+    @property
+    def lanes(self) -> int:
+        return self.geometry.lanes
+
+    @property
+    def time(self) -> int:
+        """Steps every lane has been given since the store began."""
+        return self._steps.count // self.lanes
+
+    @property
+    def num_transitions(self) -> int:
+        """Transitions that `sample_transitions` draws from: of finished and of open episodes."""
+        return self._index.num_steps
+
+    @property
+    def num_episodes(self) -> int:
+        """Finished episodes held: what `sample_subsets` draws from."""
+        return len(self._index)
+
+    @property
+    def num_evicted(self) -> int:
+        """Finished episodes that are no longer held."""
+        return self._index.first
+
+    @property
+    def returns(self) -> Array:
+        """[episodes] float64, in the order the episodes ended."""
+        return self._index.returns.copy()
+
+    @property
+    def lengths(self) -> Array:
+        """[episodes] int64, in the order the episodes ended."""
+        return self._index.lengths
+
+    def append(self, fragments: Sequence[Steps]) -> None:
+        """The next steps of all lanes: the rows of the fragments, one after the other.
+
+        They can be sampled at once. Then the oldest episodes go, if there are too many. Where a
+        fragment has restarted, the open episodes of its rows are closed as truncated first.
+        """
+        self._take_in(Intake.of_fragments(self.geometry, fragments))
+
+    def append_episode(
+        self, obs: Observations, actions: Array, rewards: Array, terminated: bool
+    ) -> None:
+        """One whole episode of T steps into a store of one lane.
+
+        obs: {name: [T + 1, ...]}; actions: [T, n]; rewards: [T]. It was truncated if it was not
+        terminated.
+        """
+        if self.lanes != 1 or self._pending:
+            raise ValueError("whole episodes go into a store of one lane where none is open")
+        self._take_in(Intake.of_episode(self.geometry, obs, actions, rewards, terminated))
+
+    def _take_in(self, intake: Intake) -> None:
+        if self._failed or self._seal:
+            raise EtudeError(f"{self.path} cannot be appended to: it is sealed, or failed.")
+        intake.check()
+        self._check_continues(intake)
+        closed, closed_finals, starts, returns = self._close(intake.restarted)
+        ended, starts, returns = intake.finish_episodes(self.time, starts, returns)
+        ended = np.concatenate((closed, ended))
+        open_steps = self.time + intake.num_steps - int(starts.min())
+        self._check_length(max(open_steps, int(ended["length"].max(initial=0))))
+        finals = intake.final_records()
+        self._failed = True  # until all of it is written: half an append must not be named
+        for records, ahead in intake.step_records():
+            self._steps.append(records, ahead)
+        for records in (closed_finals, finals):  # numpy would join them without their padding
+            self._finals.append(records)
+        self._episodes.append(ended)
+        self._failed = False
+        self._pending = intake.last is not None
+        self._open_starts, self._open_returns = starts, returns
+        self._settle(ended)
+
+    def _close(self, lanes: Array) -> tuple[Array, Array, Array, Array]:
+        """End the open episodes of some `lanes` [lanes] bool after their newest steps.
+
+        Returns their `INDEX` records and final records, and starts [lanes] and returns [lanes] of
+        what is open then. Nothing is written yet.
+        """
+        (gone,) = (lanes & (self._open_starts < self.time)).nonzero()
+        table = np.empty(len(gone), INDEX)
+        table["start"] = self._open_starts[gone] * self.lanes + gone
+        table["length"] = self.time - self._open_starts[gone]
+        table["return"] = self._open_returns[gone]
+        finals = np.zeros(len(gone), self.geometry.final_record)
+        if len(gone):
+            for name, array in self._ahead().items():
+                finals[OBS + name] = array[gone]
+        starts, returns = self._open_starts.copy(), self._open_returns.copy()
+        starts[gone], returns[gone] = self.time, 0.0
+        return table, finals, starts, returns
+
+    def _settle(self, ended: Array) -> None:
+        """Index what ended and what is open, and let the oldest episodes go."""
+        slots = self._open_starts * self.lanes + np.arange(self.lanes)
+        self._index.append(ended, slots, self.time - self._open_starts)
+        if self.geometry.capacity is not None:
+            held = self.num_transitions + self.num_episodes
+            self._index.evict(held - self.geometry.capacity)
+        for name, first in self._firsts().items():
+            self._logs[name].forget(first)
+
+    def _firsts(self) -> dict[str, int]:
+        """The first record of each log that is still needed.
+
+        The oldest episode held ended before all others and none is longer than
+        `max_episode_steps`, so no step held is older than that: a bound without a search.
+        """
+        oldest = int(self._open_starts.min())
+        if self.num_episodes:
+            start, length = self._index.look_up(np.zeros(1, np.int64))
+            end = int(start[0]) // self.lanes + int(length[0])
+            oldest = min(oldest, max(0, end - self.geometry.max_episode_steps))
+        first = self._index.first
+        return {"steps": oldest * self.lanes, "finals": first, "episodes": first}
+
+    def _check_length(self, longest: int) -> None:
+        most = self.geometry.max_episode_steps
+        if longest > most:
+            raise UsageError(
+                f"An episode has {longest:,} steps, but {self.path} takes up to {most:,}; "
+                "raise max_episode_steps."
+            )
+
+    def _check_continues(self, intake: Intake) -> None:
+        """What was stored as an open step's next observation must be the next observation."""
+        if not self._pending:
+            return
+        ahead, goes_on = self._ahead(), ~intake.restarted
+        for name in self.geometry.observations:
+            stored, given = ahead[name][goes_on], intake.first(OBS + name)[goes_on]
+            if stored.tobytes() != given.tobytes():
+                raise ValueError(f"observation {name!r} does not continue from the last append")
+
+    def _ahead(self) -> Observations:
+        """{name: [lanes, ...]}: what follows the newest step, from the slots after it."""
+        records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
+        return {name: records[OBS + name].copy() for name in self.geometry.observations}
+
+    def _put_ahead(self, ahead: Observations) -> None:
+        """Give those slots these observations again, where lanes that began anew changed them."""
+        records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
+        before = records.tobytes()
+        for name, array in ahead.items():
+            records[OBS + name] = array
+        if records.tobytes() != before:
+            self._steps.append(records, tentative=self.lanes)
+
+    def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
+        """`num` transitions of finished and open episodes, uniform and with replacement."""
+        if not self.num_transitions:
+            raise UsageError(f"{self.path} holds no transition yet.")
+        drawn = generator.integers(0, self.num_transitions, num)
+        return self.transitions(*self._index.locate(drawn))
+
+    def sample_subsets(
+        self, generator: np.random.Generator, num_subsets: int, num_steps: int
+    ) -> Subsets:
+        """What return decomposition learns from: `num_steps` steps each of `num_subsets` episodes.
+
+        An episode is drawn in proportion to its length; its steps without replacement, unless it
+        has fewer than `num_steps`.
+        """
+        if not self.num_episodes:
+            raise UsageError(f"{self.path} holds no finished episode yet.")
+        drawn = generator.integers(0, self._index.num_finished_steps, num_subsets)
+        return self.subsets_of(generator, self._index.locate(drawn)[0], num_steps)
+
+    def subsets_of(
+        self, generator: np.random.Generator, episodes: Array, num_steps: int
+    ) -> Subsets:
+        """The same from given finished episodes [subsets], counted from the oldest held."""
+        _, lengths = self._index.look_up(episodes)
+        offsets = choose(generator, lengths, num_steps)
+        steps = self.transitions(episodes.repeat(num_steps), offsets.reshape(-1))
+        return Subsets(steps.folded(offsets.shape), self._index.returns[episodes], lengths)
+
+    def episode(self, number: int) -> tuple[Transitions, float]:
+        """One finished episode, counted from the oldest held: its T transitions, its return."""
+        if not 0 <= number < self.num_episodes:
+            raise UsageError(f"{self.path} holds {self.num_episodes:,} episodes, not {number:,}.")
+        length = int(self._index.look_up(np.array([number]))[1][0])
+        steps = self.transitions(np.full(length, number), np.arange(length))
+        return steps, float(self._index.returns[number])
+
+    def column(self, name: str, places: Array, offsets: Array) -> Array:
+        """One field of steps `offsets` [n] of the episodes at `places` [n], read alone."""
+        starts, _ = self._index.look_up(places)
+        part = record_of({name: self.geometry.specs[name]})
+        found: Array = self._steps.gather(starts + offsets * self.lanes, part)[name]
+        return found
+
+    def transitions(self, places: Array, offsets: Array) -> Transitions:
+        """Steps `offsets` [n] of the episodes at `places` [n] of the index, and what followed."""
+        starts, lengths = self._index.look_up(places)
+        slots = starts + offsets * self.lanes
+        # An open episode goes on: what followed its newest step is in the slot ahead.
+        (last,) = ((offsets == lengths - 1) & (places < self.num_episodes)).nonzero()
+        after = slots + self.lanes
+        after[last] = slots[last]  # any slot that exists; replaced below
+        step, final = self._parts
+        records = self._steps.gather(np.concatenate((slots, after)), step)
+        flat = self._columns.fill(records[: len(slots)])
+        seen = self._seen.fill(records[len(slots) :])
+        if len(last):
+            finals = self._finals.gather(places[last] + self._index.first, final)
+            for name, array in seen.items():
+                array[last] = finals[name]
+        # One that was closed when its lane began anew was not yet over when this step was written.
+        flat["truncated"][last] |= ~flat["terminated"][last]
+        obs = {name: flat.pop(OBS + name) for name in self._names}
+        next_obs = {name: seen[OBS + name] for name in obs}
+        return Transitions(obs=obs, next_obs=next_obs, **flat)
+
+    def sync(self) -> None:
+        """Make all that was appended durable; without news it does nothing."""
+        news = [log.sync() for log in self._logs.values()]
+        if self._disk is not None and any(news):
+            fsync_folder(self.path, self._disk)
+
+    def state_dict(self) -> Tree:
+        """Positions, block files by hash, and the observations after the newest step.
+
+        Synced first, so that it can be named at once. Its size depends on lanes and blocks, not on
+        what is held. A sealed dataset has no state but its own hash.
+        """
+        if self._seal:
+            return {"sealed_sha256": self._seal}
+        if self._failed:
+            raise EtudeError(f"{self.path} has no state to save: it failed.")
+        self.sync()
+        ahead = self._ahead() if self._pending else {}
+        logs = {name: self._logs[name].state(first) for name, first in self._firsts().items()}
+        opened = {
+            "open_starts": self._open_starts.copy(),
+            "open_returns": self._open_returns.copy(),
+        }
+        return {**logs, **opened, "ahead": ahead}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Cut back to what `state` names; what was appended later is void.
+
+        A named block that is missing, short or altered raises `DamagedStore`.
+        """
+        if "sealed_sha256" in state or self._seal:
+            if state.get("sealed_sha256") != self._seal:
+                raise EtudeError(f"{self.path} is not the data this run was started with.")
+            return
+        self._failed = True  # until all of it is found whole
+        table = self._load_logs({name: state[name] for name in _LOGS}, self.verify)
+        self._open_starts = np.array(state["open_starts"], np.int64)
+        self._open_returns = np.array(state["open_returns"], np.float64)
+        self._pending = bool(state["ahead"])
+        if self._pending:
+            self._put_ahead(state["ahead"])
+        self._settle(table)
+        self._failed = False
+
+    def _load_logs(self, state: Tree, verify: bool) -> Array:
+        """Cut the logs back; returns the finished episodes, which are still to be indexed."""
+        firsts = {name: self._logs[name].load(state[name], verify) for name in _LOGS}
+        table = self._episodes.read(firsts["episodes"], self._episodes.count)
+        check_table(table, firsts["steps"], self._steps.count, self.geometry, self.path)
+        if self._finals.count != self._episodes.count or firsts["finals"] != firsts["episodes"]:
+            raise DamagedStore(self.path, "does not have a final observation for every episode")
+        if self._steps.count % self.lanes:
+            raise DamagedStore(self.path, "does not hold as many steps for every lane")
+        self._index = EpisodeIndex(self.lanes, firsts["episodes"])
+        return table
+
+    def _episodes_of(self, start: int, stop: int) -> str:
+        """Which finished episodes have steps among the slots start to stop."""
+        starts, lengths = self._index.starts, self._index.lengths
+        (found,) = ((starts < stop) & (starts + lengths * self.lanes > start)).nonzero()
+        found += self._index.first
+        if not len(found):
+            return f"steps {start // self.lanes:,} to {stop // self.lanes:,}"
+        return f"episodes {found[0]:,} to {found[-1]:,}"
+
+    def garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
+        """Block files that neither this store nor any of these states (`state_dict`) needs."""
+        found = []
+        for name, first in self._firsts().items():
+            firsts = [first, *(state[name]["first"] for state in needed_by)]
+            found += self._logs[name].garbage(min(firsts))
+        return [] if self._seal else found
+
+    def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
+        """Delete it. Pass the states of all resumable checkpoints, just after one was saved."""
+        found = self.garbage(needed_by)
+        for name, log in self._logs.items():
+            log.delete([path for path in found if path.name.startswith(f"{name}-")])
+        return found
+
+    def seal(self, labels: Labels | None = None) -> EpisodeStore:
+        """End a dataset: cut its files to what they hold, record their hashes, reopen to read.
+
+        labels: what is known of each episode, in the order they were appended; None for nothing.
+        """
+        if self._pending or self._failed or self._disk is None:
+            raise UsageError(f"{self.path} cannot be sealed: it is open, failed or sealed already.")
+        labels = Labels.unknown(self.num_episodes) if labels is None else labels
+        if len(labels) != self.num_episodes:
+            raise ValueError(f"{len(labels):,} labels for {self.num_episodes:,} episodes")
+        state: Tree = {name: log.state(self._firsts()[name]) for name, log in self._logs.items()}
+        for log in self._logs.values():
+            log.finish()
+        self.sync()
+        state["labels"] = write_json(self.path / LABELS, labels.to_json(), self._disk)
+        write_json(self.path / SEAL, state, self._disk)
+        return EpisodeStore.open(self.path)
+
+    def check_blocks(self) -> None:
+        """Read every block of a sealed dataset; raises `DamagedStore` at the first bad one."""
+        self._settle(self._load_logs(read_json(self.path / SEAL), verify=True))
+
+    @classmethod
+    def examine(cls, path: Path, state: Tree | None = None) -> dict[Path, str]:
+        """What is wrong with each file of a dataset, or of a store that `state` names the files
+        of; "" for one that is whole."""
+        found: dict[Path, str] = {}
+        try:
+            store = cls(path, read_geometry(path), None)
+            found[path / DESCRIPTION] = ""
+            named = read_json(path / SEAL) if state is None else state
+            for name, log in store._logs.items():
+                found |= log.examine(named.get(name))
+            if state is None:
+                found[path / SEAL] = ""
+                cls.open(path)
+                found[path / LABELS] = ""
+            elif not any(found.values()):
+                store.load_state_dict(state)
+        except DamagedStore as error:
+            found[error.path] = error.what
+        return found
+
+    def close(self) -> None:
+        """Let go of the files being written; what was appended stays."""
+        for log in self._logs.values():
+            log.close()

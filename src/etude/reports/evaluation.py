@@ -1,0 +1,221 @@
+"""What fresh episodes show: a table for people, a row per episode, and a summary for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from etude.core.contracts import KINDS, Array
+from etude.reports.fresh import Fresh
+from etude.reports.motion import MOTIONS, MotionReport
+from etude.runs import files
+from etude.runs.folder import RunFolder
+from etude.training.evaluation import summarise
+
+SUCCESS, FAILURE = "success", "failure"
+EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
+_Z = 1.959963984540054
+"""Standard deviations either side of the middle that hold 95 %."""
+_MILLIMETRES = ("placement_error", "drop_height", "final_distance")
+"""Statistics in metres that are shown in millimetres."""
+_SHOWN = 8
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """The 95 % interval of a success rate after Wilson: right for 0 and for all of them too."""
+    if episodes < 1:
+        return 0.0, 1.0
+    share, spread = successes / episodes, _Z * _Z / episodes
+    middle = share + spread / 2
+    half = _Z * math.sqrt(share * (1 - share) / episodes + spread / (4 * episodes))
+    low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    # Rounding must not leave a certainty out of its own interval.
+    return min(max(low, 0.0), share), max(min(high, 1.0), share)
+
+
+def kinds_of(fresh: Fresh) -> list[str]:
+    """What became of each episode; [] where the environment does not report success."""
+    names, episodes = fresh.spec.outcomes, fresh.episodes
+    if names and "outcome" in episodes:
+        return [names[int(number)] for number in episodes["outcome"]]
+    if "is_success" in episodes:
+        return [SUCCESS if success else FAILURE for success in episodes["is_success"]]
+    return []
+
+
+@dataclass(frozen=True)
+class Report:
+    """Fresh episodes, judged."""
+
+    fresh: Fresh
+
+    @property
+    def kinds(self) -> list[str]:
+        return kinds_of(self.fresh)
+
+    @property
+    def scenes(self) -> list[str]:
+        """What each episode shows: its motion, where there are motions, and its kind."""
+        kinds, motions = self.kinds, self.fresh.motions
+        return [f"{m} {k}" for m, k in zip(motions, kinds, strict=True)] if motions else kinds
+
+    @property
+    def statistics(self) -> list[str]:
+        """What the task reports besides success, kind and the terms of its reward."""
+        own = [name for name in self.fresh.episodes if not name.startswith("reward/")]
+        return [n for n in own if n not in ("return", "length", "is_success", *KINDS)]
+
+    @property
+    def motions(self) -> MotionReport | None:
+        """Each motion on its own, where motions are imitated."""
+        return MotionReport(self.fresh) if self.fresh.spec.motions else None
+
+    def counts(self) -> dict[str, int]:
+        """Episodes of each kind that occurred, successes first, then the most frequent."""
+        counted = Counter(self.kinds)
+        order = sorted(counted, key=lambda kind: (kind != SUCCESS, -counted[kind], kind))
+        return {kind: counted[kind] for kind in order}
+
+    def metrics(self) -> dict[str, Any]:
+        """For programs: what training logs of its evaluations, the interval, and the kinds."""
+        fresh, metrics = self.fresh, dict[str, Any](summarise(self.fresh.episodes))
+        if "is_success" in fresh.episodes:
+            low, high = wilson(int(fresh.episodes["is_success"].sum()), fresh.num_episodes)
+            metrics |= {"eval/success_low": low, "eval/success_high": high}
+            for name in self.statistics:
+                values = fresh.episodes[name][fresh.episodes["is_success"] > 0]
+                if values.size:
+                    metrics.setdefault(f"eval/{name}_of_successes", float(values.mean()))
+        return {
+            **metrics,
+            **(self.motions.metrics() if self.motions else {}),
+            "kinds": self.counts(),
+            "policy_step": fresh.step,
+            "seed": fresh.seed,
+        }
+
+    def csv(self) -> str:
+        """A line per episode: its number, kind and motion, and what the environment reports."""
+        fresh = self.fresh
+        named = {"kind": self.kinds, "motion": fresh.motions}
+        named = {title: names for title, names in named.items() if names}
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        numbers = [name for name in fresh.episodes if name not in KINDS]
+        writer.writerow(["episode", *named, *numbers])
+        for index in range(fresh.num_episodes):
+            values = [f"{fresh.episodes[name][index]:.9g}" for name in numbers]
+            writer.writerow([index, *(names[index] for names in named.values()), *values])
+        return stream.getvalue()
+
+    def render(self, width: int = 100, color: bool = False) -> str:
+        """The tables a person reads."""
+        fresh, stream = self.fresh, io.StringIO()
+        console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+        console.print(
+            f"{fresh.num_episodes} fresh episodes of the policy at step {fresh.step:,}, "
+            f"deterministic, seed {fresh.seed}"
+        )
+        if "is_success" in fresh.episodes:
+            won = int(fresh.episodes["is_success"].sum())
+            low, high = wilson(won, fresh.num_episodes)
+            console.print(
+                f"[bold]success {won / fresh.num_episodes:.1%}[/] ({won} of {fresh.num_episodes}; "
+                f"95 % interval {low:.1%} to {high:.1%})"
+            )
+        console.print(self._numbers())
+        if self.motions:
+            console.print(self.motions.table())
+        if self.kinds and won < fresh.num_episodes:
+            console.print(self._failures())
+        return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+    def _numbers(self) -> Table:
+        """Means over all episodes, and over successes and failures where there are both."""
+        episodes = self.fresh.episodes
+        parts: dict[str, Array] = {"all": np.ones(self.fresh.num_episodes, np.bool_)}
+        success = episodes.get("is_success", np.zeros(0)) > 0
+        if success.any() and not success.all():
+            parts |= {"successes": success, "failures": ~success}
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("mean ± standard deviation")
+        for name in parts:
+            table.add_column(name, justify="right")
+        apart = self.motions.statistics if self.motions else ()
+        for name in ("return", "length", *(n for n in self.statistics if n not in apart)):
+            title = {"return": "reward", "length": "length, steps"}.get(name, name)
+            title, scale = (title, 1.0) if name not in _MILLIMETRES else (f"{title}, mm", 1e3)
+            table.add_row(
+                title.replace("_", " "),
+                *(_spread(episodes[name][rows] * scale) for rows in parts.values()),
+            )
+        return table
+
+    def _failures(self) -> Table:
+        kinds, table = self.kinds, Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("failures", "count", "share", "episodes"):
+            table.add_column(name, justify="left" if name in ("failures", "episodes") else "right")
+        for kind, count in self.counts().items():
+            if kind != SUCCESS:
+                where = [index for index, other in enumerate(kinds) if other == kind]
+                table.add_row(kind, str(count), f"{count / len(kinds):.1%}", _list(where))
+        return table
+
+    def write(self, folder: Path) -> None:
+        """episodes.csv, report.txt, where motions are imitated motions.csv and, once these are
+        there, summary.json; the folder exists."""
+        texts = {EPISODES: self.csv(), TEXT: self.render()}
+        if self.motions:
+            texts[MOTIONS] = self.motions.csv()
+        texts[SUMMARY] = json.dumps(self.metrics(), indent=2) + "\n"
+        for name, text in texts.items():
+            files.replace_file(folder / name, [text.encode()])
+
+
+def _spread(values: Array) -> str:
+    return f"{values.mean():,.2f} ± {values.std():,.2f}"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:_SHOWN])
+    return shown if len(numbers) <= _SHOWN else f"{shown}, ..."
+
+
+def stored(folder: Path) -> str | None:
+    """What was shown of the evaluation in a folder; None unless it was written whole."""
+    text = folder / TEXT
+    return text.read_text() if (folder / SUMMARY).is_file() and text.is_file() else None
+
+
+def label_folder(run: Path, step: int, label: str) -> Path:
+    """evaluations/<step>-<label> in a run's folder."""
+    path = RunFolder(run).evaluation(step)
+    return path.with_name(f"{path.name}-{label}")
+
+
+def new_folder(run: Path, step: int) -> Path:
+    """evaluations/<step>-fresh, or with a number after it: none is ever overwritten."""
+    folder, number = label_folder(run, step, "fresh"), 1
+    files.make_folder(folder.parent)
+    while True:
+        try:
+            files.new_folder(folder)
+        except files.DiskFault:
+            if not folder.exists():
+                raise
+            number += 1
+            folder = label_folder(run, step, f"fresh-{number}")
+        else:
+            files.fsync_folder(folder.parent)
+            return folder

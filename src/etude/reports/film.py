@@ -1,0 +1,184 @@
+"""Films and picture strips of evaluation episodes: one success, and one failure of each kind.
+
+Where a motion is imitated, it is shown beside the policy: on the left in a film, above in a strip.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from etude.app.environments import env_agents, make_plain
+from etude.app.recipe import Recipe
+from etude.core.contracts import Array, BatchEnv
+from etude.core.errors import UsageError
+from etude.envs.mujoco import offscreen
+from etude.envs.mujoco.batch import MujocoTask
+from etude.envs.mujoco.recorder import Recorder, Recording
+from etude.reports.fresh import Fresh, load
+from etude.rollout.group import evaluate
+
+SIZE = (480, 360)
+"""Width and height of a film."""
+STRIP_SIZE = (300, 400)
+"""Of each picture in a strip."""
+STRIP_FRAMES = 8
+CAPTION = 34
+"""Height of the line under a strip's pictures."""
+GAP = 4
+_LINGER = 1.0
+"""Seconds that a film shows the end."""
+INK, PAPER = (30, 34, 40), (255, 255, 255)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot be filmed, before any episode is played."""
+    env = make_plain(recipe.task, env_agents(recipe.task))
+    simulated = isinstance(env, MujocoTask)
+    env.close()
+    if not simulated:
+        raise UsageError(
+            "Only tasks on Etude's own MuJoCo simulation can be filmed, such as reach and "
+            f"pick-place; this run's environment is of the kind '{recipe.task.kind}'. Leave out "
+            "--video."
+        )
+    _ffmpeg()
+    offscreen.backend()
+
+
+def _ffmpeg() -> Any:
+    try:
+        return importlib.import_module("imageio_ffmpeg")
+    except ImportError as error:
+        raise UsageError(
+            "Films need imageio-ffmpeg, which is not installed: `pip install etude[video]`."
+        ) from error
+
+
+def writer(path: Path, rate: float, size: tuple[int, int] = SIZE) -> Any:
+    """What takes the pictures [height, width, 3] of a film, one by one."""
+    made = _ffmpeg().write_frames(
+        str(path), size, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
+    )
+    made.send(None)
+    return made
+
+
+def typical(fresh: Fresh, kinds: list[str]) -> dict[str, int]:
+    """{kind: number of an episode}: of each kind the one of middle length; first of equals."""
+    chosen = {}
+    for kind in dict.fromkeys(kinds) if kinds else ("episode",):
+        where = np.flatnonzero(np.array(kinds) == kind) if kinds else np.arange(fresh.num_episodes)
+        order = where[np.argsort(fresh.episodes["length"][where], kind="stable")]
+        chosen[kind] = int(order[(len(order) - 1) // 2])
+    return chosen
+
+
+def film(recipe: Recipe, path: Path, fresh: Fresh, kinds: list[str], folder: Path) -> list[Path]:
+    """<kind>.png and <kind>.mp4 in a folder, for each kind of episode that occurred."""
+    chosen, made = typical(fresh, kinds), []
+    task, recordings = replay(recipe, path, fresh, list(chosen.values()))
+    for kind, number in chosen.items():
+        name, title = re.sub(r"\W+", "-", kind), f"{kind}, episode {number}"
+        made += [folder / f"{name}.png", folder / f"{name}.mp4"]
+        strip(task, recordings[number], title).save(made[-2], optimize=True)
+        _write_film(task, recordings[number], title, made[-1])
+    return made
+
+
+def replay(
+    recipe: Recipe, path: Path, fresh: Fresh, numbers: list[int]
+) -> tuple[MujocoTask[Any], dict[int, Recording]]:
+    """Play episodes again, each among the rows it was played with, and record them."""
+    policy, places = load(path), {number: fresh.place(number) for number in numbers}
+    judged = recipe.task.for_evaluation()
+    env: BatchEnv = make_plain(judged, fresh.group_rows, recipe.collector.engine_threads)
+    assert isinstance(env, MujocoTask)
+    recordings: dict[int, Recording] = {}
+    for group in sorted({place[0] for place in places.values()}):
+        wanted = {n: (row, episode) for n, (g, row, episode) in places.items() if g == group}
+        recorder = Recorder(env, wanted.values())
+        last = max(episode for _, episode in wanted.values())
+        evaluate(recorder, policy, last + 1, fresh.group_key(group))
+        recorder.close()
+        recordings |= {n: recorder.recordings[place] for n, place in wanted.items()}
+    return env, recordings
+
+
+def moments(recording: Recording, num_positions: int) -> list[int]:
+    """Steps to show: even in time and movement, so that a long standstill is no whole strip.
+
+    num_positions: the model's nq.
+    """
+    # The clock is the first number of a state, positions come after it.
+    positions = np.array(recording.states)[:, 1 : 1 + num_positions]
+    moved = np.linalg.norm(np.diff(positions, axis=0), axis=1)
+    share = np.full(len(moved), 0.5 / max(len(moved), 1))
+    if moved.sum() > 0:
+        share += 0.5 * moved / moved.sum()
+    passed = np.concatenate([[0.0], np.cumsum(share)])
+    steps = np.interp(np.linspace(0.0, passed[-1], STRIP_FRAMES), passed, np.arange(len(passed)))
+    return [int(step) for step in steps.round()]
+
+
+def figures(recording: Recording, step: int, num_positions: int) -> list[Array]:
+    """What to show of a step, states [n]: the motion that is imitated, if any, and the policy."""
+    state = recording.states[step]
+    if not recording.references:
+        return [state]
+    reference = state.copy()
+    reference[1 : 1 + num_positions] = recording.references[step]
+    return [reference, state]
+
+
+def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Image:
+    """Pictures side by side over the whole episode, each with its step; the title above."""
+    (width, height), positions = STRIP_SIZE, task.simulation.model.nq
+    steps = moments(recording, positions)
+    rows = len(figures(recording, 0, positions))
+    tall = height * rows
+    title += "; above the motion that it imitates" if rows > 1 else ""
+    sheet = Image.new("RGB", (STRIP_FRAMES * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
+    pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
+    with offscreen.Camera(task.simulation.model, task.shot, width, height, fine=2) as camera:
+        for index, step in enumerate(steps):
+            left = index * (width + GAP)
+            for line, state in enumerate(figures(recording, step, positions)):
+                picture = camera.picture(state, recording.targets[step])
+                sheet.paste(Image.fromarray(picture), (left, CAPTION + line * height))
+            middle = (left + width // 2, CAPTION + tall + CAPTION // 2)
+            pen.text(middle, f"step {step}", INK, font, anchor="mm")
+    return sheet
+
+
+def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: Path) -> None:
+    """An mp4 in the speed of the simulation."""
+    model = task.simulation.model
+    rate = 1.0 / (model.opt.timestep * task.spec.substeps)
+    last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
+    film = writer(path, rate, (SIZE[0] * wide, SIZE[1]))
+    with offscreen.Camera(model, task.shot, *SIZE) as camera:
+        for step, target in enumerate(recording.targets):
+            captions = ["reference", f"{title}, step {step} of {last}"][-wide:]
+            pictures = [
+                _captioned(camera.picture(state, target), caption)
+                for state, caption in zip(figures(recording, step, model.nq), captions, strict=True)
+            ]
+            for _ in range(1 + int(_LINGER * rate) * (step == last)):
+                film.send(np.concatenate(pictures, axis=1))
+    film.close()
+
+
+def _captioned(picture: Array, text: str) -> Array:
+    image = Image.fromarray(picture)
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=16)
+    place = (8, SIZE[1] - 24)
+    pen.rectangle(pen.textbbox(place, text, font), fill=PAPER)
+    pen.text(place, text, INK, font)
+    return np.asarray(image)

@@ -1,0 +1,46 @@
+"""What a policy that was learned from a dataset did with the episodes it never saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from etude.algorithms.offline import judge
+from etude.app.offline import make_learner, open_data
+from etude.app.recipe import Recipe
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.reports.evaluation import new_folder
+from etude.runs import checkpoint, files
+
+_NAMES = {
+    "eval/action_error": "squared error of actions, per dimension",
+    "eval/q_mean": "worth of the policy's actions, by its critics",
+    "eval/q_data": "worth of the actions that were taken",
+    "eval/R_loss": "squared error of the mean reward",
+    "eval/return_correlation": "rank correlation of reward sums with returns",
+}
+
+
+def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Judge a run's newest policy and critics on the episodes held out; their metrics."""
+    newest = checkpoint.newest_verified(path / "checkpoints", say, repair=False)
+    if newest is None:
+        raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
+    arrays, _, training = checkpoint.load_training(newest)
+    data = open_data(recipe)
+    learner = make_learner(recipe, data, Key(recipe.seed))
+    with checkpoint.fitting(newest, "state"):
+        learner.load_policy(arrays)
+        learner.load_state_dict(training["algorithm"])
+    metrics = judge(learner, data.held_out)
+    say(f"{data.held_out.num_episodes:,} episodes of {data.store.path} that were held out")
+    for name, value in metrics.items():
+        say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")
+    data.store.close()
+    folder = new_folder(path, checkpoint.step_of(newest))
+    files.replace_file(folder / "summary.json", [json.dumps(metrics, indent=2).encode()])
+    say(f"Kept in {folder}: summary.json")
+    return {**metrics, "folder": str(folder)}

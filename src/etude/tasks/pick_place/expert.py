@@ -1,0 +1,112 @@
+"""A scripted expert for pick-and-place: proof that the physics is right, and a demonstrator.
+
+It sees what a policy sees and acts as a policy acts, so it works wherever a policy does.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from etude.core.contracts import Array, Observations
+from etude.core.errors import UsageError
+from etude.robots.kuka.scene import STROKE
+from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.tasks.pick_place.terms import SLICES, TENT
+
+HOVER = 0.055
+"""How far above the cube the hand comes to a stop before it descends, m."""
+_GAIN = 1.5
+"""The arm covers 63 % of a commanded displacement in a control step."""
+_CLOSING_STEPS = 10
+"""Control steps after which a grasp that found nothing is given up."""
+
+
+class Phase(IntEnum):
+    """What a row is doing."""
+
+    APPROACH = 0
+    DESCEND = 1
+    CLOSE = 2
+    CARRY = 3
+    LOWER = 4
+    OPEN = 5
+    RETREAT = 6
+
+
+class PickPlaceExpert:
+    """One script per row, each in its own phase."""
+
+    def __init__(self, config: PickPlaceConfig, num_rows: int) -> None:
+        if config.control == "joint":
+            raise UsageError('The expert moves the hand: use control "hand" or "hand-turn".')
+        self._config = config
+        self.phase = np.zeros(num_rows, np.int64)
+        """[rows]: see `Phase`."""
+        self._waited = np.zeros(num_rows, np.int64)
+
+    def reset(self, rows: Array) -> None:
+        """Rows [k] begin a new episode."""
+        self.phase[rows] = Phase.APPROACH
+        self._waited[rows] = 0
+
+    def act(self, obs: Observations) -> Array:
+        """Actions [rows, n] float32 for the observations after the last step."""
+        seen = {name: obs["state"][:, part].astype(np.float64) for name, part in SLICES.items()}
+        turn = np.arctan2(seen["cube_turn"][:, 1], seen["cube_turn"][:, 0]) / 4.0
+        self._advance(seen, turn)
+        phase = self.phase
+        move = self._moves(seen)
+        config = self._config
+        actions = np.zeros((phase.size, 5 if config.control == "hand-turn" else 4))
+        actions[:, :3] = move * (_GAIN / config.reach_step)
+        # Shortened as a whole, so that it keeps its direction.
+        longest = np.abs(actions[:, :3]).max(axis=1, keepdims=True)
+        actions[:, :3] /= np.maximum(longest, 1.0)
+        if config.control == "hand-turn":
+            turning = phase <= Phase.DESCEND
+            actions[:, 3] = np.clip(turning * turn * (_GAIN / config.turn_step), -1.0, 1.0)
+        closed = (phase >= Phase.CLOSE) & (phase <= Phase.LOWER)
+        actions[:, -1] = np.where(closed, -1.0, 1.0)
+        return actions.astype(np.float32)
+
+    def _advance(self, seen: dict[str, Array], turn: Array) -> None:
+        """Each row to the phase its observation calls for."""
+        phase, offset, target = self.phase, seen["cube_offset"], seen["target_offset"]
+        flat, error = np.hypot(offset[:, 0], offset[:, 1]), np.hypot(target[:, 0], target[:, 1])
+        height = -target[:, 2]
+        touch = seen["gripper"][:, 2:] > 0.5
+        opening = seen["gripper"][:, 0] * STROKE
+        aligned = np.abs(turn) < 0.05 if self._config.control == "hand-turn" else turn < np.inf
+        lost = ~touch.any(axis=1)
+        rules = (
+            (Phase.APPROACH, Phase.DESCEND, (flat < 0.01) & aligned),
+            (Phase.DESCEND, Phase.CLOSE, (flat < 0.006) & (np.abs(offset[:, 2]) < 0.006)),
+            (Phase.CLOSE, Phase.CARRY, touch.all(axis=1) & (self._waited >= 3)),
+            (Phase.CLOSE, Phase.APPROACH, self._waited >= _CLOSING_STEPS),
+            (Phase.CARRY, Phase.LOWER, error < 0.004),
+            (Phase.LOWER, Phase.OPEN, height < 0.0015),
+            (Phase.CARRY, Phase.APPROACH, lost),
+            (Phase.LOWER, Phase.APPROACH, lost),
+            (Phase.OPEN, Phase.RETREAT, lost & (opening > 0.06)),
+        )
+        after = phase.copy()
+        for one, next_phase, when in rules:
+            after[(phase == one) & (after == one) & when] = next_phase
+        self._waited[:] = np.where(after == phase, self._waited + 1, 0)
+        phase[:] = after
+
+    def _moves(self, seen: dict[str, Array]) -> Array:
+        """[rows, 3] m the hand should move."""
+        phase, offset, target = self.phase, seen["cube_offset"], seen["target_offset"]
+        up = np.array([0.0, 0.0, 1.0])
+        hover = offset + HOVER * up
+        # Sideways only once the cube is off the table.
+        height = -target[:, 2:]
+        carry = np.where(height > 0.5 * TENT, target, 0.0)
+        carry[:, 2] = TENT - height[:, 0]
+        still = np.zeros_like(offset)
+        by_phase = np.stack([hover, offset, still, carry, target, still, still + 0.1 * up])
+        moves: Array = by_phase[phase, np.arange(phase.size)]
+        return moves
