@@ -21,11 +21,11 @@ from pathlib import Path
 from rich.console import Console
 
 import etude
-from etude.app import recipes
-from etude.app.build import nest
-from etude.app.recipes import Recipe
+from etude.building.build import nest
 from etude.logs.dashboard import Dashboard
 from etude.metrics.health import Health
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from etude.training.progress import DashboardCallback
 from machine import report_load
 from report import Gate, parse

@@ -33,7 +33,7 @@ import fresh_attempt  # isort: skip
 from fresh_attempt import ITERATIONS, PHASES, SIZE  # isort: skip
 
 from command import started
-from etude.app.recipes import dump
+from etude.planning.recipes import dump
 from report import Gate, parse
 from results import fingerprint
 from short_runs import short_run

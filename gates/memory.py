@@ -25,7 +25,7 @@ from command import CommandFailed, started
 from report import Gate, parse
 
 if TYPE_CHECKING:  # The child reads its baseline before anything else is imported.
-    from etude.app.recipes import Recipe
+    from etude.planning.recipes import Recipe
 
 GOAL = 0.20
 MIB = 1 << 20
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 def changed(name: str, changes: list[str]) -> Recipe:
     """A recipe with fields set as on the command line of `etude`: "policy.kind=mlp"."""
-    from etude.app import recipes
+    from etude.planning import recipes
 
     content: dict[str, Any] = recipes.find(name).model_dump(mode="json")
     for change in changes:
@@ -81,8 +81,8 @@ class Resident:
 
 def child(recipe_name: str, changes: list[str], iterations: int, folder: Path) -> None:
     """Take the iterations, reporting each phase; the last line is the figure in bytes."""
-    from etude.app.build import build
-    from etude.app.recipes import dump
+    from etude.building.build import build
+    from etude.planning.recipes import dump
     from etude.runs.folder import RunFolder
 
     recipe = changed(recipe_name, changes)
@@ -157,7 +157,7 @@ def measure(gate: Gate, options: argparse.Namespace, folder: str) -> int:
 
 def plan_bytes(recipe: Recipe) -> int:
     """The plan's figure for the same; prints its parts."""
-    from etude.app.plan import make_plan
+    from etude.planning.plan import make_plan
 
     planned = make_plan(recipe).bytes
     print("plan: " + ", ".join(f"{name} {size / MIB:,.1f}" for name, size in planned.items()))

@@ -28,13 +28,13 @@ import numpy as np
 import etude
 from etude.algorithms.ppo import PPO
 from etude.algorithms.ppo_shard import Shard
-from etude.app import recipes
-from etude.app.recipes import Recipe
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
 from etude.envs.mujoco.batch import Simulation
 from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import MlpPolicy
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from etude.runs import checkpoint
 from etude.tasks.reach.task import Reach
 from report import Gate, parse

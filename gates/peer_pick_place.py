@@ -40,11 +40,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import etude
-from etude.app.as_gym import AsGymnasium
-from etude.app.environments import make_env
-from etude.app.recipes import Recipe
 from etude.core.contracts import Array, Fragment
 from etude.core.keys import Key
+from etude.envs.adapters.as_gym import AsGymnasium
+from etude.planning.recipes import Recipe
 from etude.reports.acting import LoadedPolicy
 from etude.training.callbacks import Callback, Context
 from machine import report_load
@@ -75,7 +74,7 @@ class Spent(NamedTuple):
 
 def success_rate(act: Act) -> float:
     """Of one fresh episode on each of 100 rows, with the most likely actions."""
-    env = make_env(etude.recipes.pick_place().env, EPISODES, os.cpu_count() or 1)
+    env = etude.recipes.pick_place().env.make(EPISODES, os.cpu_count() or 1)
     obs = env.reset(Key(0).child("peer", "test"))
     waiting, good = np.ones(EPISODES, np.bool_), 0.0
     while waiting.any():

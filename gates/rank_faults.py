@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import etude
-from etude.app import recipes
-from etude.app.recipe import Recipe
+from etude.planning import recipes
+from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
 from report import Gate, parse
 from results import fingerprint

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from command import run
-from etude.app import recipes
+from etude.planning import recipes
 from report import Gate, parse
 from results import fingerprint
 

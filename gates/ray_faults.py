@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from ray_nodes import actors_of, node, start  # isort: skip
 
 import etude
-from etude.app.recipes import CATALOG, Recipe, find
+from etude.planning.recipes import CATALOG, Recipe, find
 from report import Gate, parse
 from results import fingerprint
 

@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 
 import etude
-from etude.app import recipes
+from etude.planning import recipes
 from etude.rollout.local import Placement
 from report import Gate, parse
 from results import fingerprint

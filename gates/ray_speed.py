@@ -20,8 +20,8 @@ import numpy as np
 
 import etude
 from etude.api import RunFolder
-from etude.app.build import Parts, build
-from etude.app.recipes import Recipe
+from etude.building.build import Parts, build
+from etude.planning.recipes import Recipe
 from machine import report_load
 from report import Gate, parse
 

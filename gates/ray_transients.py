@@ -23,9 +23,9 @@ from ray_nodes import start  # isort: skip
 
 import etude
 import ray_moods
-from etude.app.build import nest
-from etude.app.recipes import Recipe, find
+from etude.building.build import nest
 from etude.core.contracts import Fragment
+from etude.planning.recipes import Recipe, find
 from etude.training.callbacks import Callback, Context
 from report import Gate, parse
 from results import fingerprint

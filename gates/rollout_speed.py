@@ -28,9 +28,9 @@ import torch
 from mujoco.batch import Batch
 
 from etude.api import RunFolder
-from etude.app.build import build
-from etude.app.recipes import Recipe, find
+from etude.building.build import build
 from etude.envs.mujoco.batch import Simulation
+from etude.planning.recipes import Recipe, find
 from etude.rollout.local import Workers
 from machine import report_load
 from report import Gate, parse

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from ray_nodes import start  # isort: skip
 
 import etude
-from etude.app.recipes import Recipe
+from etude.planning.recipes import Recipe
 from report import Gate, parse
 from results import fingerprint
 from short_runs import short_run

@@ -32,10 +32,10 @@ import torch
 
 import etude
 from etude.api import RunFolder
-from etude.app.build import build
-from etude.app.plan_view import duration
-from etude.app.recipes import Recipe
+from etude.building.build import build
 from etude.core.keys import Key
+from etude.planning.page import duration
+from etude.planning.recipes import Recipe
 from etude.rollout.host import packed
 from etude.rollout.schedule import Schedule
 from etude.training.distributed import joined

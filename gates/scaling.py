@@ -30,7 +30,6 @@ from mujoco.batch import Batch
 
 import etude
 from etude.algorithms.ppo import PPO
-from etude.app.environments import make_env
 from etude.core.contracts import Array, Broadcast
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays
@@ -56,7 +55,7 @@ class Collection:
         group_rows, threads = self.group_rows, options.engine_threads
         # A round is many rollouts where they are small.
         self.repeats = max(1, max(options.rows) // 4 // rows)
-        envs = [make_env(recipe.env, group_rows, threads) for _ in range(rows // group_rows)]
+        envs = [recipe.env.make(group_rows, threads) for _ in range(rows // group_rows)]
         first = envs[0]
         assert isinstance(first, Reach)
         policy = make_policy(recipe.policy, first.spec, key.child("policy"))

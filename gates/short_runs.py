@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from command import record
-from etude.app.recipes import CATALOG, Recipe, find
+from etude.planning.recipes import CATALOG, Recipe, find
 from memory import changed
 from report import Gate
 

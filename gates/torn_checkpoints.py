@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType
 
 import etude
-from etude.app import recipes
 from etude.core.trees import digest
+from etude.planning import recipes
 from etude.runs import checkpoint, files, parts
 from report import Gate, parse
 

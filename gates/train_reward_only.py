@@ -35,8 +35,8 @@ from command import CommandFailed, record, started
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.reward_model import evaluate, make_reward_only
 from etude.api import Run
-from etude.app.loading import policy_parts
 from etude.experience.store.episodes import EpisodeStore
+from etude.planning.loading import policy_parts
 from machine import report_load
 from report import Gate, parse
 

@@ -21,7 +21,6 @@ import numpy as np
 
 import etude
 from command import etude as command
-from etude.app.environments import make_env
 from etude.core.keys import Key
 from etude.envs.probe import random_actions
 from machine import report_load
@@ -68,7 +67,7 @@ def summary(returns: np.ndarray) -> str:
 def at_random(episodes: int) -> np.ndarray:
     """Returns [episodes] of environments whose agents choose at random."""
     recipe = etude.recipes.spread()
-    env = make_env(recipe.env, episodes)
+    env = recipe.env.make(episodes)
     env.reset(Key(7))
     agents, steps = env.spec.agents, env.spec.max_episode_steps or 0
     total = np.zeros(episodes)

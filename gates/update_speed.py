@@ -38,8 +38,6 @@ from etude.algorithms import ppo as ppo_module
 from etude.algorithms import ppo_shard
 from etude.algorithms.ppo import PPO
 from etude.algorithms.ppo_shard import Shard
-from etude.app.environments import make_env
-from etude.app.recipes import Recipe
 from etude.core.clock import Clock, ClockConfig, Nest
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Fragment, Observations, StepResult
 from etude.core.keys import Key
@@ -47,6 +45,7 @@ from etude.core.trees import Tree
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.normalise import RewardScaler
 from etude.models.policies import ActorCritic, make_policy
+from etude.planning.recipes import Recipe
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from machine import report_load
 from report import Gate, parse
@@ -111,9 +110,9 @@ def learner(recipe: Recipe, real: bool) -> tuple[PPO, list[Fragment], Clock]:
     config, key, group = recipe.algorithm, Key(0), recipe.collector.group_rows
     rows, steps, horizon = recipe.collector.rows, config.rollout_steps, config.horizon
     cut = SegmentGeometry(rows, steps, horizon, config.minibatch_size, recipe.learner.shards, group)
-    spec = make_env(recipe.env, 1).spec
+    spec = recipe.env.make(1).spec
     envs: list[BatchEnv] = [
-        make_env(recipe.env, group) if real else RandomNumbers(spec, group, g * group)
+        recipe.env.make(group) if real else RandomNumbers(spec, group, g * group)
         for g in range(cut.num_groups)
     ]
     policy = make_policy(recipe.policy, spec, key.child("policy"))

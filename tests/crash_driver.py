@@ -19,11 +19,11 @@ from typing import Any
 import tensorboard.summary.writer.record_writer  # noqa: F401  once, and not in every child
 
 import etude
-from etude.app import recipes
-from etude.app.plan import make_plan
-from etude.app.recipes import Recipe
 from etude.core.contracts import BatchMetrics
 from etude.core.trees import Tree, digest
+from etude.planning import recipes
+from etude.planning.plan import make_plan
+from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, files
 from etude.runs.folder import RunFolder
 from etude.training.callbacks import Callback, Context

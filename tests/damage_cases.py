@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import etude
-from etude.app import recipes
-from etude.app.recipe import Recipe
 from etude.core.errors import EtudeError
+from etude.planning import recipes
+from etude.planning.recipe import Recipe
 from etude.reports import fsck
 from toys import changed, tiny_reach, toy_dataset
 

@@ -31,8 +31,8 @@ def main() -> int:
     for name in order:
         importlib.import_module(name)
     import etude
-    from etude.app import recipes
     from etude.core.errors import EtudeError
+    from etude.planning import recipes
 
     with phase_file.open("r+b") as stream, mmap.mmap(stream.fileno(), SIZE) as shared:
 

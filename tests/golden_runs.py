@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from etude.api import train
-from etude.app import recipes
-from etude.app.recipes import Recipe
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, standard
 from run_hash import comparable_rows
 from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only

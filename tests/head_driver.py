@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from etude.api import train
-from etude.app import recipes
 from etude.core.contracts import Fragment
 from etude.core.errors import EtudeError
+from etude.planning import recipes
 from etude.rollout import elastic
 from etude.training.callbacks import Callback, Context
 

@@ -19,8 +19,8 @@ from collections import Counter
 from pathlib import Path
 
 import etude
-from etude.app import recipes
 from etude.core.errors import EtudeError
+from etude.planning import recipes
 
 AIMS = ("collect", "train", "test", "save", "save", "any")
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import etude
-from etude.app import recipes
 from etude.core.errors import EtudeError
+from etude.planning import recipes
 
 PATIENCE = 120.0
 """Seconds after which ranks that are left alone must have ended, on a busy machine."""

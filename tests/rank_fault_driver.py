@@ -24,9 +24,9 @@ import torch
 
 from etude.algorithms.ppo import PPO
 from etude.algorithms.ppo_shard import Shard
-from etude.app import recipes
 from etude.core.errors import UsageError
 from etude.envs.mujoco.batch import Simulation
+from etude.planning import recipes
 from etude.rollout.local import LocalCollector
 from etude.runs import standard
 from rank_driver import PATIENCE, attempt, wait

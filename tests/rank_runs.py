@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.api import Run
-from etude.app import recipes
-from etude.app.recipes import Recipe
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from run_hash import run_hash
 
 TESTS = Path(__file__).parent

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from etude.api import Run, train
-from etude.app import recipes
 from etude.cli import main as cli
+from etude.planning import recipes
 from etude.runs.folder import RunFolder
 from toys import tiny_reach
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from etude.api import train
-from etude.app import recipes
+from etude.planning import recipes
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from etude.api import Run, train
-from etude.app import recipes
-from etude.app.recipes import Recipe
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from run_hash import run_hash
 from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 

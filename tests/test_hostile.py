@@ -20,13 +20,13 @@ import yaml
 
 import etude
 from etude.api import Run, resume, train
-from etude.app import recipes
 from etude.cli import main as cli
 from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.models.policies import PolicyConfig, make_policy
+from etude.planning import recipes
 from etude.runs import checkpoint, files, parts
 from etude.runs.documents import decode_json, encode_json
 from etude.training.saving import RUN

@@ -13,8 +13,6 @@ import torch
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.ppo_shard import Minibatch
 from etude.algorithms.rewards import GIVEN, OnPolicyRewards
-from etude.app import recipes
-from etude.app.recipes import Recipe
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import (
     ActionSpec,
@@ -32,6 +30,8 @@ from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk
 

@@ -12,13 +12,13 @@ if "WORLD_SIZE" in os.environ:  # Lost ranks are told of in a sentence; torch ad
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 _EXPORTS = {
-    "plan": ("etude.app.plan", "make_plan"),
+    "plan": ("etude.planning.plan", "make_plan"),
     "train": ("etude.api", "train"),
     "resume": ("etude.api", "resume"),
     "load_policy": ("etude.reports.acting", "load_policy"),
-    "load_reward": ("etude.app.loading", "load_reward"),
+    "load_reward": ("etude.planning.loading", "load_reward"),
     "Run": ("etude.api", "Run"),
-    "Recipe": ("etude.app.recipes", "Recipe"),
+    "Recipe": ("etude.planning.recipes", "Recipe"),
     "Callback": ("etude.training.callbacks", "Callback"),
     "ArrayTask": ("etude.envs.array_task", "ArrayTask"),
     "State": ("etude.envs.array_task", "State"),
@@ -48,7 +48,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used, so that `import etude` is quick."""
     if name == "recipes":
-        return import_module("etude.app.recipes")
+        return import_module("etude.planning.recipes")
     if name in _EXPORTS:
         module, attribute = _EXPORTS[name]
         return getattr(import_module(module), attribute)

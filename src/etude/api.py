@@ -11,14 +11,9 @@ from typing import Any
 
 import torch
 
-from etude.app import exactness, recipes, recovery
-from etude.app.build import Parts, build, nest, start_policy
-from etude.app.loading import start_path
-from etude.app.out_of_memory import check_plan, explained
-from etude.app.plan import Plan, make_plan, rank_notes
-from etude.app.plan_view import render
-from etude.app.rank_checks import compare_bits, compare_recipes, refuse_to_repeat
-from etude.app.recipe import Recipe
+from etude.building import exactness, recovery
+from etude.building.build import Parts, build, nest, start_policy
+from etude.building.rank_checks import compare_bits, compare_recipes, refuse_to_repeat
 from etude.core import trust as trusted
 from etude.core.clock import Clock
 from etude.core.contracts import LogWriter
@@ -27,6 +22,12 @@ from etude.core.ranks import LostRank, Ranks, ToldElsewhere
 from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, digest
 from etude.logs.outputs import Outputs, check, open_logs
+from etude.planning import recipes
+from etude.planning.loading import start_path
+from etude.planning.out_of_memory import check_plan, explained
+from etude.planning.page import render
+from etude.planning.plan import Plan, make_plan, rank_notes
+from etude.planning.recipe import Recipe
 from etude.reports import fresh
 from etude.reports.acting import LoadedPolicy, load_policy
 from etude.rollout.local import Placement

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import etude
-from etude.app import recipes
 from etude.cli.data import data_main
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
@@ -19,6 +18,7 @@ from etude.datasets.opening import DataError
 from etude.envs.mujoco import offscreen
 from etude.experience.contrast import draw_clips
 from etude.experience.store.episodes import DamagedStore, EpisodeStore
+from etude.planning import recipes
 from etude.recording import record as data_record
 from etude.recording.pictures import QuickCamera
 from etude.recording.record import RecordOptions, record

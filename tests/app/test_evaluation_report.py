@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 
 from etude.api import Run, train
-from etude.app import recipes
-from etude.app.environments import make_env
-from etude.app.recipes import Recipe
 from etude.cli import main as cli
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import offscreen
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from etude.reports import evaluating, film, fresh, play
 from etude.reports.evaluation import Report, kinds_of, new_folder, wilson
 from etude.reports.fresh import Fresh
@@ -186,7 +185,7 @@ def test_where_an_episode_was_played(finished: Path) -> None:
     half = Fresh(played.episodes, played.spec, 0, 0, played.key, group_rows=2, per_row=2)
     places = [half.place(index) for index in (0, 1, 2, 3, 4)]
     assert places == [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)]
-    env = make_env(recipe.env, played.group_rows)
+    env = recipe.env.make(played.group_rows)
     again = evaluate(env, fresh.load(finished), played.per_row, played.group_key(0))
     assert all((again[name] == played.episodes[name]).all() for name in again)
 
@@ -251,7 +250,7 @@ def test_strip_and_film(finished: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("drawable")
 def test_pick_place_shows_cube_and_target() -> None:
-    task: Any = make_env(PickPlaceConfig(), 1)
+    task: Any = PickPlaceConfig().make(1)
     task.reset(Key(0))
     with offscreen.Camera(task.simulation.model, task.shot, *film.SIZE) as camera:
         picture = camera.picture(task.simulation.state[0], task.view.target[0])

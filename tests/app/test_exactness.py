@@ -17,8 +17,8 @@ import torch
 import yaml
 
 from etude.api import Run, resume, train
-from etude.app import recipes
 from etude.core.errors import UsageError
+from etude.planning import recipes
 from etude.runs import checkpoint, manifest, standard
 from toys import changed, tiny_reach
 

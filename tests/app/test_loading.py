@@ -10,10 +10,10 @@ import pytest
 import etude
 from etude.algorithms.reward_model import episode_rewards, make_reward_only
 from etude.api import train
-from etude.app import recipes
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.store.episodes import EpisodeStore
+from etude.planning import recipes
 from toys import changed, tiny_reach, toy_dataset
 
 

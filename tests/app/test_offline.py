@@ -10,17 +10,12 @@ import pytest
 import torch
 
 import etude
+from etude.algorithms.from_dataset import open_data
 from etude.algorithms.held_out import split_store
 from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.rrd import RRDConfig
 from etude.api import Run, train
-from etude.app import recipes
-from etude.app.build import build
-from etude.app.environments import make_env
-from etude.app.offline import open_data
-from etude.app.plan import make_plan
-from etude.app.recipe import REWARDS as REWARD_KINDS
-from etude.app.recipe import Recipe
+from etude.building.build import build
 from etude.cli import main as cli
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
@@ -28,6 +23,10 @@ from etude.envs.adapters.gym import GymConfig
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.models.reward_networks import RewardNetworkConfig
+from etude.planning import recipes
+from etude.planning.plan import make_plan
+from etude.planning.recipe import REWARDS as REWARD_KINDS
+from etude.planning.recipe import Recipe
 from etude.reports import evaluating
 from etude.runs.files import Disk
 from etude.runs.folder import RunFolder
@@ -79,7 +78,7 @@ def equal_dataset(path: Path, like: Path) -> Path:
 
 
 def spec_of(config: Any) -> EnvSpec:
-    env = make_env(config, 2)
+    env = config.make(2)
     env.close()
     return env.spec
 

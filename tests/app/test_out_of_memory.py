@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from etude.api import Run, resume, train
-from etude.app import out_of_memory
-from etude.app.out_of_memory import OutOfMemory
 from etude.cli import main as cli
 from etude.core.errors import UsageError
+from etude.planning import out_of_memory
+from etude.planning.out_of_memory import OutOfMemory
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
 

@@ -13,8 +13,6 @@ import pytest
 
 import etude
 from etude.api import Run, resume
-from etude.app import recipes
-from etude.app.plan import make_plan
 from etude.cli import main as cli
 from etude.core.contracts import Array, Observations, StepResult
 from etude.core.errors import UsageError
@@ -22,9 +20,11 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs import check
 from etude.envs.array_task import ArrayTask, Outcome
-from etude.envs.named_task import OwnTasks, TaskConfig, make_task
+from etude.envs.named_task import TaskConfig, make_task
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.files import read_geometry
+from etude.planning import recipes
+from etude.planning.plan import make_plan
 from etude.runs import checkpoint
 from etude.runs.files import Disk
 from etude.tasks.seek import Seek
@@ -278,7 +278,7 @@ def test_constructors_of_every_kind() -> None:
     for task in ("etude.tasks.reach.task:Reach", "etude.tasks.seek:Seek", "toys:ToyEnv"):
         config = TaskConfig(task=task)
         assert make_task(config, 3, threads=2).num_rows == 3
-        assert OwnTasks().exactness(config).exact
+        assert config.exactness().exact
 
 
 # The base class.

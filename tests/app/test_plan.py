@@ -11,13 +11,13 @@ import torch
 
 from etude.algorithms.amp import AMP
 from etude.api import train
-from etude.app import recipes
-from etude.app.build import build
-from etude.app.plan import Plan, make_plan
-from etude.app.plan_view import compare, duration, render, size
-from etude.app.recipes import Recipe
+from etude.building.build import build
 from etude.core.errors import UsageError
 from etude.core.trees import num_bytes
+from etude.planning import recipes
+from etude.planning.page import compare, duration, render, size
+from etude.planning.plan import Plan, make_plan
+from etude.planning.recipes import Recipe
 from etude.runs.folder import RunFolder
 from toys import changed, tiny_reach, toy_dataset
 

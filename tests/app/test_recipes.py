@@ -8,11 +8,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from etude.app import recipes
-from etude.app.build import nest
-from etude.app.plan import make_plan
+from etude.building.build import nest
 from etude.core.clock import Interval
 from etude.core.errors import UsageError
+from etude.planning import recipes
+from etude.planning.plan import make_plan
 from toys import tiny_reach
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from etude.api import train
-from etude.app import recipes
+from etude.planning import recipes
 from etude.reports import evaluating
 from toys import changed, toy_dataset
 

@@ -13,12 +13,12 @@ import torch
 
 import etude
 from etude.api import _extend, resume, train
-from etude.app import recipes
-from etude.app.build import build, start_policy
-from etude.app.plan import make_plan
-from etude.app.recipe import Recipe
+from etude.building.build import build, start_policy
 from etude.core.errors import UsageError
 from etude.core.ranks import Alone
+from etude.planning import recipes
+from etude.planning.plan import make_plan
+from etude.planning.recipe import Recipe
 from etude.rollout.local import Placement
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder

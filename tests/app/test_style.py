@@ -12,15 +12,15 @@ import glide
 from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
 from etude.api import train
-from etude.app import recipes
-from etude.app.loading import policy_parts
-from etude.app.plan import make_plan
-from etude.app.plan_view import render
-from etude.app.recipes import Recipe
 from etude.core.clock import ClockConfig
 from etude.core.errors import UsageError
 from etude.envs.named_task import TaskConfig
 from etude.models.policies import PolicyConfig, make_policy
+from etude.planning import recipes
+from etude.planning.loading import policy_parts
+from etude.planning.page import render
+from etude.planning.plan import make_plan
+from etude.planning.recipes import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
@@ -115,7 +115,7 @@ def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch
         (windows * np.float32(np.nan), "finite"),
     ):
         monkeypatch.setattr(
-            "etude.app.on_policy_rewards.style_reference",
+            "etude.algorithms.on_policy_rewards.style_reference",
             lambda config, wrong=wrong: (wrong, None),
         )
         with pytest.raises(UsageError, match=why):

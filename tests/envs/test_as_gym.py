@@ -7,11 +7,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from etude.app.as_gym import AsGymnasium
-from etude.app.environments import AnyEnvConfig, make_env
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.envs.adapters.as_gym import AsGymnasium
 from etude.envs.adapters.gym import GymConfig
+from etude.envs.config import EnvConfig
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.reach.task import ReachConfig
 
@@ -19,7 +19,7 @@ SHORT = [PickPlaceConfig(max_episode_steps=12), ReachConfig(max_episode_steps=12
 
 
 @pytest.mark.parametrize("config", [*SHORT, GymConfig(id="CartPole-v1")], ids=lambda c: c.kind)
-def test_gymnasium_accepts_it(config: AnyEnvConfig) -> None:
+def test_gymnasium_accepts_it(config: EnvConfig) -> None:
     env = AsGymnasium(config)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -31,8 +31,8 @@ def test_gymnasium_accepts_it(config: AnyEnvConfig) -> None:
 
 
 @pytest.mark.parametrize("config", SHORT, ids=lambda c: c.kind)
-def test_it_is_the_batch_step_for_step(config: AnyEnvConfig) -> None:
-    batch, env = make_env(config, 1), AsGymnasium(config, ("state",))
+def test_it_is_the_batch_step_for_step(config: EnvConfig) -> None:
+    batch, env = config.make(1), AsGymnasium(config, ("state",))
     stream, ends = np.random.default_rng(0), 0
     expected = batch.reset(Key(7).child("gymnasium"))["state"][0]
     obs, info = env.reset(seed=7)
@@ -92,8 +92,8 @@ def test_choices() -> None:
 
 def test_it_has_one_row_and_wants_a_reset() -> None:
     with pytest.raises(UsageError, match="2 rows"):
-        AsGymnasium(make_env(ReachConfig(), 2))
-    env = AsGymnasium(make_env(ReachConfig(max_episode_steps=1), 1))
+        AsGymnasium(ReachConfig().make(2))
+    env = AsGymnasium(ReachConfig(max_episode_steps=1).make(1))
     with pytest.raises(UsageError, match="reset"):
         env.step(np.zeros(7))
     env.reset()

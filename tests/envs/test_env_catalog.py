@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter
 
-from etude.app.environments import ENVS, EnvConfig, env_agents, env_exactness, make_env
 from etude.core.contracts import BatchEnv
 from etude.core.keys import Key
 
@@ -11,9 +10,9 @@ def test_every_kind_makes_an_exact_environment_from_its_defaults() -> None:
     for kind, entry in ENVS.items():
         config = entry.config()
         assert config.kind == kind
-        env: BatchEnv = make_env(config, 2 * env_agents(config))
+        env: BatchEnv = config.make(2 * config.num_agents)
         assert set(env.reset(Key(0))) == set(env.spec.observations)
-        assert env_exactness(config).exact
+        assert config.exactness().exact
         env.close()
 
 

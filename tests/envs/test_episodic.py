@@ -5,20 +5,19 @@ from __future__ import annotations
 import numpy as np
 from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 
-from etude.app.environments import make_env
 from etude.envs.adapters.gym import GymConfig
 from etude.tasks.reach.task import ReachConfig
 
 
 def test_contract() -> None:
     config = ReachConfig(max_episode_steps=12, episodic=True)
-    check_contract(lambda rows, threads: make_env(config, rows, threads), exact_steps=200)
+    check_contract(lambda rows, threads: config.make(rows, threads), exact_steps=200)
 
 
 def test_an_episode_earns_the_same_in_the_end() -> None:
     config = ReachConfig(max_episode_steps=7)
-    plain = make_env(config, 5)
-    late = make_env(config.model_copy(update={"episodic": True}), 5)
+    plain = config.make(5)
+    late = config.model_copy(update={"episodic": True}).make(5)
     assert_same_bits(plain.reset(KEY)["state"], late.reset(KEY)["state"])
     earned = np.zeros(5)
     finished = 0
@@ -35,8 +34,8 @@ def test_an_episode_earns_the_same_in_the_end() -> None:
 
 
 def test_what_some_environments_have_is_passed_through() -> None:
-    env = make_env(ReachConfig(episodic=True), 2)
+    env = ReachConfig(episodic=True).make(2)
     env.reset(KEY)
     env.step(np.zeros((2, 7), np.float32))
     assert getattr(env, "physics_seconds", None) is not None
-    assert getattr(make_env(GymConfig(episodic=True), 1), "present", None) is None
+    assert getattr(GymConfig(episodic=True).make(1), "present", None) is None

@@ -15,7 +15,7 @@ from etude.core.contracts import ActionSpec, ArraySpec
 from etude.core.errors import NonFinite, UsageError
 from etude.core.trees import copy_arrays
 from etude.envs.adapters import gym
-from etude.envs.adapters.gym import GymConfig, GymEnv, probe_exactness
+from etude.envs.adapters.gym import GymConfig, GymEnv
 from etude.rollout.group import Group
 from toys import toy_buffer, toy_policy
 
@@ -145,7 +145,7 @@ def config(name: str, **options: Any) -> GymConfig:
 )
 def test_contract(chosen: GymConfig) -> None:
     check_contract(lambda rows, threads: GymEnv(chosen, rows, threads))
-    assert probe_exactness(chosen).exact
+    assert chosen.exactness().exact
 
 
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Humanoid-v5"])
@@ -154,7 +154,7 @@ def test_mujoco_contract(env_id: str) -> None:
     chosen = GymConfig(id=env_id)
     steps = 1000 if env_id == "HalfCheetah-v5" else 60
     check_contract(lambda rows, threads: GymEnv(chosen, rows), steps=20, exact_steps=steps)
-    verdict = probe_exactness(chosen)
+    verdict = chosen.exactness()
     assert verdict.exact, verdict.reason
 
 
@@ -171,7 +171,7 @@ def test_diverged_physics_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_probe_finds_what_cannot_be_saved() -> None:
-    verdict = GymEnv.exactness(config("HiddenWalk"))
+    verdict = config("HiddenWalk").exactness()
     assert not verdict.exact
     assert "HiddenWalk" in verdict.reason
 

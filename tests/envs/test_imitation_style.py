@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etude.app.imitation_recipes import amp_walk, imitate_walk
 from etude.core.keys import Key
+from etude.tasks.imitation.recipes import amp_walk, imitate_walk
 from etude.tasks.imitation.task import Imitation, ImitationConfig
 
 

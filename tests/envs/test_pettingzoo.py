@@ -14,7 +14,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.app.environments import env_agents, env_config
+from etude.cli.environments import env_config
 from etude.core.contracts import ActionSpec, Array, ArraySpec, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -295,7 +295,7 @@ def test_contract_with_agents_that_come_and_go(box: bool) -> None:
         exact_steps=200,
         agents=3,
     )
-    assert PettingZooEnv.exactness(config).exact
+    assert config.exactness().exact
 
 
 class Haunted(PettingZooEnv):
@@ -329,7 +329,7 @@ def test_the_contract_notices_what_comes_from_absent_rows(part: str, item: str) 
 @pytest.mark.parametrize("kwargs", [{}, {"continuous_actions": True}])
 def test_simple_spread_goes_on_bit_for_bit_in_a_fresh_instance(kwargs: dict[str, Any]) -> None:
     config = PettingZooConfig(kwargs=kwargs)
-    verdict = PettingZooEnv.exactness(config)
+    verdict = config.exactness()
     assert verdict.exact, verdict.reason
     env, fresh = PettingZooEnv(config, 6), PettingZooEnv(config, 6)
     env.reset(KEY)
@@ -373,14 +373,14 @@ def test_specs_and_names() -> None:
     spec = PettingZooEnv(PettingZooConfig(), 3).spec
     assert spec.action == ActionSpec("discrete", sizes=(5,))
     assert spec.observations == {"state": ArraySpec((18,))}
-    assert spec.agents == env_agents(PettingZooConfig()) == 3
-    assert env_agents(PettingZooConfig(kwargs={"N": 5})) == 5
+    assert spec.agents == PettingZooConfig().num_agents == 3
+    assert PettingZooConfig(kwargs={"N": 5}).num_agents == 5
     assert env_config("mpe2.simple_spread_v3", {"N": 2}) == PettingZooConfig(kwargs={"N": 2})
 
 
 def test_one_that_cannot_be_saved_trains_and_begins_again() -> None:
     config = scripted([[Life(0, 40)]], name="Hidden")
-    verdict = PettingZooEnv.exactness(config)
+    verdict = config.exactness()
     assert not verdict.exact
     assert "state that is not in its snapshot" in verdict.reason
     env = PettingZooEnv(config, 2)

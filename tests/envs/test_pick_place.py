@@ -9,10 +9,10 @@ import pytest
 from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 from pydantic import ValidationError
 
-from etude.app import recipes
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.planning import recipes
 from etude.robots.kuka.clearance import Clearance
 from etude.robots.kuka.scene import FINGERS, HAND_SITE, PALM, RESPONSE, arm_table
 from etude.tasks.pick_place.expert import PickPlaceExpert

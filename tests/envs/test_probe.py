@@ -13,7 +13,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from etude.app.environments import env_exactness
 from etude.envs import probe
 from etude.envs.adapters.gym import GymConfig
 from etude.envs.adapters.pettingzoo import PettingZooConfig
@@ -64,12 +63,12 @@ def colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("colours")
 def test_an_environment_that_iterates_a_set_of_strings_is_not_exact() -> None:
-    verdict = env_exactness(GymConfig(id="own_colours:Colours-v0"))
+    verdict = GymConfig(id="own_colours:Colours-v0").exactness()
     assert not verdict.exact
     assert "in another process" in verdict.reason
     assert "the order of a set" in verdict.reason
     sorted_names = GymConfig(id="own_colours:Colours-v0", kwargs={"ordered": True})
-    verdict = env_exactness(sorted_names)
+    verdict = sorted_names.exactness()
     assert verdict.exact, verdict.reason
     assert verdict.reason.endswith("in this and in two fresh processes")
 
@@ -84,11 +83,11 @@ def test_an_environment_that_iterates_a_set_of_strings_is_not_exact() -> None:
     ],
 )
 def test_what_is_exact_stays_so(config: Any) -> None:
-    verdict = env_exactness(config)
+    verdict = config.exactness()
     assert verdict.exact, verdict.reason
     assert verdict.reason.endswith("in this and in two fresh processes")
     start = time.perf_counter()
-    assert env_exactness(config) is verdict  # asked once
+    assert config.exactness() is verdict  # asked once
     assert time.perf_counter() - start < 0.1
 
 
@@ -107,7 +106,7 @@ class Known(gymnasium.Env[Any, Any]):
 def test_one_that_only_this_process_knows_is_judged_here_and_says_so() -> None:
     gymnasium.register("etude/Known-v0", Known)
     try:
-        verdict = env_exactness(GymConfig(id="etude/Known-v0"))
+        verdict = GymConfig(id="etude/Known-v0").exactness()
     finally:
         del gymnasium.registry["etude/Known-v0"]
     assert verdict.exact
@@ -131,5 +130,5 @@ def test_the_current_folder_does_not_take_the_place_of_a_package(
 ) -> None:
     (tmp_path / "numpy.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
-    assert env_exactness(GymConfig(id="CartPole-v1")).exact
+    assert GymConfig(id="CartPole-v1").exactness().exact
     assert os.listdir(tmp_path) == ["numpy.py"]

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from etude.app import recipes
 from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError
@@ -39,6 +38,7 @@ from etude.models.reward_networks import (
     reward_network_from_contract,
 )
 from etude.motion import clips
+from etude.planning import recipes
 from etude.reports.acting import LoadedPolicy
 from etude.runs import checkpoint, documents, files, parts, tensors
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude.api import train
-from etude.app import recipes
+from etude.planning import recipes
 from toys import changed
 
 

@@ -23,8 +23,8 @@ from terminal import Terminal
 
 import etude
 from etude.api import Run
-from etude.app import recipes
 from etude.cli import main as cli
+from etude.planning import recipes
 from toys import tiny_reach
 
 HAS_WANDB = importlib.util.find_spec("wandb") is not None

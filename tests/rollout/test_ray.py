@@ -22,12 +22,12 @@ import ray_moods
 pytest.importorskip("ray")
 
 from etude.api import Interrupted, Run, resume, train
-from etude.app import recipes
-from etude.app.recipes import Recipe
 from etude.core.contracts import Broadcast, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.segments import BufferSpec
+from etude.planning import recipes
+from etude.planning.recipes import Recipe
 from etude.rollout import ray as on_ray_module
 from etude.rollout.elastic import ElasticCollector, NoWorkers
 from etude.rollout.host import Blueprint, Host

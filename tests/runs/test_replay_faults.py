@@ -9,8 +9,8 @@ import pytest
 from disk_faults import Died, Failing, Mortal, Watched
 
 from etude.api import Run, resume, train
-from etude.app import recipes
 from etude.core.errors import EtudeError
+from etude.planning import recipes
 from etude.runs import files
 from toys import changed
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from etude.api import Run, resume, train
-from etude.app import recipes
+from etude.planning import recipes
 from etude.runs import checkpoint
 from toys import tiny_reach
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from etude.api import Interrupted, Run, resume, train
-from etude.app import recipes
-from etude.app.build import make_curriculum
-from etude.app.plan import make_plan
+from etude.building.build import make_curriculum
 from etude.cli import main as cli
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec, Fragment
 from etude.core.errors import UsageError
 from etude.core.trees import copy_arrays, digest
+from etude.planning import recipes
+from etude.planning.plan import make_plan
 from etude.runs import checkpoint
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import MotionCurriculum, MotionCurriculumConfig

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 from torch.distributed import HashStore
 
 from etude.api import resume, train
-from etude.app import recipes
 from etude.core.errors import NonFinite
 from etude.core.ranks import LostRank
+from etude.planning import recipes
 from etude.runs import checkpoint
 from etude.training.heartbeat import BEAT, Heartbeat
 from rank_driver import free_port

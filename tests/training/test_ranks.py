@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from etude.api import Run, train
-from etude.app import recipes
-from etude.app.build import check_ranks
-from etude.app.plan import make_plan
+from etude.building.build import check_ranks
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
 from etude.core.trees import leaves
 from etude.experience.segments import SegmentBuffer
+from etude.planning import recipes
+from etude.planning.plan import make_plan
 from etude.runs import manifest
 from etude.training.distributed import Distributed
 from etude.training.messages import decode, encode

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import tyro
 from pydantic import Field
 
-from etude.app import recipes
 from etude.cli.doctor import usable_cores
 from etude.cli.options import Verbs, parse, run_verb
 from etude.core.config import Config
@@ -21,6 +20,7 @@ from etude.datasets.importing import import_dataset, is_store, validate_store
 from etude.datasets.opening import Limits, ReadOptions, Summary, open_dataset, scan
 from etude.datasets.summary import shared_fields
 from etude.experience.store.episodes import EpisodeStore
+from etude.planning import recipes
 from etude.reports.dataset import bar, folder_size, render, source_facts, store_facts
 
 USAGE = """\

@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from etude.app.out_of_memory import machine_memory
-from etude.app.plan_view import duration, size
-from etude.app.recipes import reach
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
+from etude.planning.out_of_memory import machine_memory
+from etude.planning.page import duration, size
+from etude.planning.recipes import reach
 from etude.runs import files
 from etude.tasks.reach.task import Reach, ReachConfig
 

@@ -16,12 +16,8 @@ import tyro
 from pydantic import Field, ValidationError
 
 from etude.api import Run, resume, silent, train
-from etude.app import plan_view, recipes
-from etude.app.environments import env_agents, env_config, make_bare
-from etude.app.out_of_memory import explained
-from etude.app.plan import make_plan
-from etude.app.recipe import Recipe
 from etude.cli import doctor
+from etude.cli.environments import env_config
 from etude.cli.options import Verbs, parse, run_verb, spelled_out, with_env
 from etude.core.config import Config
 from etude.core.errors import EtudeError, UsageError
@@ -30,6 +26,11 @@ from etude.core.ranks import ToldElsewhere
 from etude.core.trust import vouch
 from etude.envs.check import check_env, render_findings
 from etude.metrics.rows import is_offline, step_of
+from etude.planning import page as plan_view
+from etude.planning import recipes
+from etude.planning.out_of_memory import explained
+from etude.planning.plan import make_plan
+from etude.planning.recipe import Recipe
 from etude.reports import evaluating, fsck, play
 from etude.rollout.local import Placement
 from etude.runs.folder import NOT_EXACT
@@ -316,11 +317,9 @@ def _say(text: str) -> None:
 def _check(arguments: list[str]) -> int:
     command = parse("check", CheckCommand, arguments)
     config = env_config(command.task, command.options)
-    agents = env_agents(config)
-    make_bare(config, agents).close()  # a name that stands for nothing is no finding
-    findings = check_env(
-        lambda rows, threads: make_bare(config, rows, threads), command.steps, agents=agents
-    )
+    agents = config.num_agents
+    config.build_unchecked(agents).close()  # a name that stands for nothing is no finding
+    findings = check_env(config.build_unchecked, command.steps, agents=agents)
     if command.json_output:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

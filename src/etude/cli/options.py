@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from etude.app.environments import ENVS
-from etude.app.recipe import REWARDS, Recipe
+from etude.cli.environments import ENVS
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.explain import explain, nearest
+from etude.planning.recipe import REWARDS, Recipe
 
 C = TypeVar("C", bound=Config)
 Verbs = dict[str, Callable[[list[str]], int | None]]

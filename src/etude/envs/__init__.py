@@ -1,0 +1,7 @@
+"""Environments: MuJoCo in batches, tasks in numpy, adapters for those of other packages."""
+
+ENVS = {
+    "gym": "etude.envs.adapters.gym:GymConfig",
+    "pettingzoo": "etude.envs.adapters.pettingzoo:PettingZooConfig",
+    "task": "etude.envs.named_task:TaskConfig",
+}

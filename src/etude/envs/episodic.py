@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from etude.core.config import Config
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
 from etude.core.keys import Key
 from etude.core.trees import Tree
-
-
-class EnvBase(Config):
-    """What every environment's config has."""
-
-    episodic: bool = Field(
-        False, description="Sum the rewards and give them only at the end of an episode."
-    )
-
-    def for_evaluation(self) -> Self:
-        """The environment that policies are judged in: this one, unless a kind knows better."""
-        return self
-
-    def shaping_discount(self) -> float | None:
-        """The discount in rewards that are gains of a potential; None where there are none.
-
-        They leave the best policy as it is only where the learner discounts alike.
-        """
-        return None
 
 
 class Episodic:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -14,14 +14,16 @@ from etude.core.explain import explain
 from etude.core.imports import describe, load_object
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.episodic import EnvBase
+from etude.envs.config import EnvConfig
 from etude.envs.probe import probe
 
 METHODS = ("reset", "step", "snapshot", "restore", "close")
 
 
-class TaskConfig(EnvBase):
+class TaskConfig(EnvConfig):
     """A batched task of one's own: any class with the methods of `BatchEnv`."""
+
+    named_by: ClassVar[str | None] = "task"
 
     kind: Literal["task"] = "task"
     task: str = Field(
@@ -33,6 +35,17 @@ class TaskConfig(EnvBase):
     evaluation_options: dict[str, bool | int | float | str] = Field(
         {}, description="Options that are others in evaluation."
     )
+
+    def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
+        env = make_task(self, num_envs, threads)
+        return env if self.exactness().exact else Unsaved(env)
+
+    def build_unchecked(self, num_envs: int, threads: int = 1) -> BatchEnv:
+        return make_task(self, num_envs, threads)
+
+    def exactness(self) -> Exactness:
+        """What the probe finds; asked once per process."""
+        return probe(make_task, self, 2, self.task)
 
     def for_evaluation(self) -> Self:
         """The same task with the options of evaluation."""
@@ -118,15 +131,3 @@ class Unsaved:
 
     def close(self) -> None:
         self._env.close()
-
-
-class OwnTasks:
-    """The catalog's entry for classes that are named in a recipe."""
-
-    def __call__(self, config: TaskConfig, num_rows: int, threads: int = 1) -> BatchEnv:
-        env = make_task(config, num_rows, threads)
-        return env if self.exactness(config).exact else Unsaved(env)
-
-    def exactness(self, config: TaskConfig) -> Exactness:
-        """What the probe finds; asked once per process."""
-        return probe(make_task, config, 2, config.task)

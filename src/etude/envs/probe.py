@@ -19,7 +19,7 @@ from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.trees import Tree, digest
 from etude.envs.adapters import object_state
-from etude.envs.episodic import EnvBase
+from etude.envs.config import EnvConfig
 
 KEY = Key(0, ("probe",))
 PROBE_STEPS = 50
@@ -67,7 +67,7 @@ def presence(env: BatchEnv) -> Array | None:
     return present
 
 
-def probe(make: Make, config: EnvBase, rows: int, name: str) -> Exactness:
+def probe(make: Make, config: EnvConfig, rows: int, name: str) -> Exactness:
     """Whether an environment resumes bit for bit; asked once per process and folder.
 
     Snapshot, step, restore and step again: in the same instance, in another one, and in two fresh
@@ -97,7 +97,7 @@ class Trial:
     """Digests of the first steps, from a reset to the snapshot."""
 
 
-def _here(make: Make, config: EnvBase, rows: int, name: str) -> tuple[Exactness, Trial | None]:
+def _here(make: Make, config: EnvConfig, rows: int, name: str) -> tuple[Exactness, Trial | None]:
     """The verdict of this process, and what to try elsewhere if it is a good one."""
     env, other = make(config, rows), make(config, rows)
     try:
@@ -137,7 +137,7 @@ def steps_after(env: BatchEnv, snapshot: Tree) -> list[str]:
     return play(env, random_actions(env, PROBE_STEPS, KEY.child("after")))
 
 
-def _elsewhere(make: Make, config: EnvBase, trial: Trial, name: str) -> Exactness:
+def _elsewhere(make: Make, config: EnvConfig, trial: Trial, name: str) -> Exactness:
     """The verdict of two fresh processes; where there can be none, that of this one, with a note.
 
     Sets and dicts of strings have another order in each process: a resume is in another process.

@@ -13,10 +13,10 @@ from typing import TypeVar
 import mujoco
 import numpy as np
 
-from etude.app.recipe import Recipe
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError
 from etude.envs.mujoco import offscreen
+from etude.planning.recipe import Recipe
 from etude.recording.tasks import make_shown
 
 _SLICES, _STACKS, _QUADS = 14, 8, 2

@@ -13,7 +13,6 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from etude.app.recipe import Recipe
 from etude.core.contracts import Array, ArraySpec, Observations, StepResult
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
@@ -21,6 +20,7 @@ from etude.datasets.importing import Tick, finish, new_store
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
 from etude.experience.store.labels import Labels
+from etude.planning.recipe import Recipe
 from etude.recording.pictures import Studio
 from etude.recording.tasks import (
     PROGRESS,

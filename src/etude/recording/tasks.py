@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from etude.app.recipe import Recipe
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.envs.mujoco.batch import MujocoTask
+from etude.planning.recipe import Recipe
 from etude.robots.kuka.scene import HAND_SITE, arm_table
 from etude.tasks.pick_place import terms as pick_place_terms
 from etude.tasks.pick_place.expert import PickPlaceExpert

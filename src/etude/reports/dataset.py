@@ -13,13 +13,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from etude.app.plan_view import size
 from etude.core.contracts import Array
 from etude.datasets.importing import Tick, read_about
 from etude.datasets.opening import Summary
 from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
+from etude.planning.page import size
 
 Facts = dict[str, Any]
 _SHOWN = 3

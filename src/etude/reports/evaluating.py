@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.reward_model import RewardOnlyConfig
-from etude.app.recipe import Recipe
+from etude.planning.recipe import Recipe
 from etude.reports import (
     evaluation as evaluation_report,
 )

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from etude.app.environments import env_agents, make_plain
-from etude.app.recipe import Recipe
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.batch import MujocoTask
 from etude.envs.mujoco.recorder import Recorder, Recording
+from etude.planning.recipe import Recipe
 from etude.reports.fresh import Fresh, load
 from etude.rollout.group import evaluate
 
@@ -38,7 +37,7 @@ INK, PAPER = (30, 34, 40), (255, 255, 255)
 
 def check(recipe: Recipe) -> None:
     """Refuse what cannot be filmed, before any episode is played."""
-    env = make_plain(recipe.task, env_agents(recipe.task))
+    env = recipe.task.build(recipe.task.num_agents)
     simulated = isinstance(env, MujocoTask)
     env.close()
     if not simulated:
@@ -97,7 +96,7 @@ def replay(
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
     judged = recipe.task.for_evaluation()
-    env: BatchEnv = make_plain(judged, fresh.group_rows, recipe.collector.engine_threads)
+    env: BatchEnv = judged.build(fresh.group_rows, recipe.collector.engine_threads)
     assert isinstance(env, MujocoTask)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):

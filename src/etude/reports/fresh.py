@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
 
-from etude.app.collecting import make_evaluator, num_motions
-from etude.app.environments import env_agents
-from etude.app.loading import policy_parts, policy_path
-from etude.app.recipe import Recipe
+from etude.building.collecting import make_evaluator, num_motions
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.policies import BasePolicy, policy_from_contract
+from etude.planning.loading import policy_parts, policy_path
+from etude.planning.recipe import Recipe
 from etude.rollout.local import Workers
 
 LABEL = "fresh"
@@ -83,7 +82,7 @@ def play(recipe: Recipe, path: Path, episodes: int | None = None, seed: int | No
     """
     motions = num_motions(recipe)
     episodes = episodes or motions or EPISODES
-    rows, group_rows = _spread(episodes, env_agents(recipe.task), motions)
+    rows, group_rows = _spread(episodes, recipe.task.num_agents, motions)
     config = recipe.evaluation.model_copy(
         update={"episodes": episodes, "rows": rows, "group_rows": group_rows}
     )

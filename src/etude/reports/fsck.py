@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from etude.app import exactness, recovery
-from etude.app.recipe import Recipe, load
+from etude.building import exactness, recovery
 from etude.core.errors import EtudeError, UsageError
 from etude.core.seals import unsealed
 from etude.core.trees import Tree
 from etude.datasets.importing import is_store
 from etude.experience.store.episodes import EpisodeStore
+from etude.planning.recipe import Recipe, load
 from etude.runs import checkpoint
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder
 from etude.runs.metrics_log import named, read_rows, salvage

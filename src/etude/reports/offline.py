@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from etude.algorithms.from_dataset import make_learner, open_data
 from etude.algorithms.offline import judge
-from etude.app.offline import make_learner, open_data
-from etude.app.recipe import Recipe
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.planning.recipe import Recipe
 from etude.reports.evaluation import new_folder
 from etude.runs import checkpoint, files
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import mujoco
 
-from etude.app.environments import env_agents, make_plain
-from etude.app.recipe import Recipe
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.batch import MujocoTask
 from etude.envs.mujoco.offscreen import camera, draw_target
+from etude.planning.recipe import Recipe
 from etude.reports import fresh
 from etude.rollout.group import Inference, restart
 
@@ -36,7 +35,7 @@ def play(recipe: Recipe, path: Path, seed: int | None = None) -> None:
             "There is no screen here to open MuJoCo's viewer on. `etude eval "
             f"{path} --video` makes films and pictures instead."
         )
-    task = make_plain(recipe.task, env_agents(recipe.task))
+    task = recipe.task.build(recipe.task.num_agents)
     if not isinstance(task, MujocoTask):
         raise UsageError(
             "Only tasks on Etude's own MuJoCo simulation can be played, such as reach and "

@@ -12,10 +12,10 @@ import torch
 
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.reward_model import RewardOnly, episode_rewards, make_reward_only
-from etude.app.loading import policy_parts
-from etude.app.recipe import Recipe
-from etude.app.reward_only import open_data
+from etude.algorithms.reward_only import open_data
 from etude.core.contracts import Array
+from etude.planning.loading import policy_parts
+from etude.planning.recipe import Recipe
 from etude.reports.evaluation import new_folder
 from etude.reports.fresh import step_of
 from etude.runs import checkpoint, files

@@ -6,7 +6,7 @@ import difflib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import mujoco
@@ -20,7 +20,7 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.adapters import gym_state, object_state
 from etude.envs.adapters.gym_spaces import Spaces
-from etude.envs.episodic import EnvBase
+from etude.envs.config import EnvConfig
 from etude.envs.probe import probe
 
 _DIVERGED = [
@@ -31,8 +31,10 @@ _DIVERGED = [
 ]
 
 
-class GymConfig(EnvBase):
+class GymConfig(EnvConfig):
     """An environment from Gymnasium's registry."""
+
+    named_by: ClassVar[str | None] = "id"
 
     kind: Literal["gym"] = "gym"
     id: str = Field("CartPole-v1", description="Name in Gymnasium's registry.")
@@ -42,6 +44,13 @@ class GymConfig(EnvBase):
     success_key: str | None = Field(
         None, description="Entry of `info` that says whether an episode succeeded."
     )
+
+    def build(self, num_envs: int, threads: int = 1) -> GymEnv:
+        return GymEnv(self, num_envs, threads)
+
+    def exactness(self) -> Exactness:
+        """What the probe finds; asked once per process."""
+        return probe(unprobed, self, 2, self.id)
 
 
 _WARNED: set[str] = set()
@@ -214,16 +223,6 @@ class GymEnv:
     def close(self) -> None:
         for env in self._envs:
             env.close()
-
-    @classmethod
-    def exactness(cls, config: GymConfig) -> Exactness:
-        """What the probe finds; asked once per process."""
-        return probe_exactness(config)
-
-
-def probe_exactness(config: GymConfig) -> Exactness:
-    """What the probe finds; asked once per process."""
-    return probe(unprobed, config, 2, config.id)
 
 
 def unprobed(config: GymConfig, num_rows: int) -> GymEnv:

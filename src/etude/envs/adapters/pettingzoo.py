@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,15 +20,17 @@ from etude.envs.adapters.pettingzoo_make import (
     make_parallel,
     shared_spaces,
 )
-from etude.envs.episodic import EnvBase
+from etude.envs.config import EnvConfig
 from etude.envs.probe import probe
 
 STEP_LIMIT = 1000
 """Of an environment that says none."""
 
 
-class PettingZooConfig(EnvBase):
+class PettingZooConfig(EnvConfig):
     """Several agents in one world, from PettingZoo; each agent is a row, one policy plays all."""
+
+    named_by: ClassVar[str | None] = "parallel"
 
     kind: Literal["pettingzoo"] = "pettingzoo"
     parallel: str = Field(
@@ -44,6 +46,23 @@ class PettingZooConfig(EnvBase):
         description="Steps after which the agents that still live are truncated and a new episode "
         f"starts; None: the environment's own `max_cycles`, {STEP_LIMIT} if it has none.",
     )
+
+    def build(self, num_envs: int, threads: int = 1) -> PettingZooEnv:
+        return PettingZooEnv(self, num_envs, threads)
+
+    def exactness(self) -> Exactness:
+        """What the probe finds; asked once per process."""
+        return probe(unprobed, self, 2 * self.num_agents, self.parallel)
+
+    @property
+    def num_agents(self) -> int:
+        """The agents of one environment; asked once per process."""
+        name = self.model_dump_json()
+        if name not in _counts:
+            env = make_parallel(self.parallel, self.kwargs)
+            _counts[name] = len(env.possible_agents)
+            env.close()
+        return _counts[name]
 
 
 class PettingZooEnv:
@@ -244,11 +263,6 @@ class PettingZooEnv:
         for env in self._envs:
             env.close()
 
-    @classmethod
-    def exactness(cls, config: PettingZooConfig) -> Exactness:
-        """What the probe finds; asked once per process."""
-        return probe(unprobed, config, 2 * num_agents(config), config.parallel)
-
 
 def unprobed(config: PettingZooConfig, num_rows: int) -> PettingZooEnv:
     """One whose snapshots are taken as they are."""
@@ -256,16 +270,6 @@ def unprobed(config: PettingZooConfig, num_rows: int) -> PettingZooEnv:
 
 
 _counts: dict[str, int] = {}
-
-
-def num_agents(config: PettingZooConfig) -> int:
-    """How many rows one environment fills; asked once per process."""
-    name = config.model_dump_json()
-    if name not in _counts:
-        env = make_parallel(config.parallel, config.kwargs)
-        _counts[name] = len(env.possible_agents)
-        env.close()
-    return _counts[name]
 
 
 def _check_rows(num_rows: int, num_agents: int, name: str) -> None:

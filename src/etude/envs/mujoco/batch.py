@@ -12,7 +12,6 @@ import mujoco
 import numpy as np
 from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
-from etude.core.config import Config
 from etude.core.contracts import (
     ActionSpec,
     Array,
@@ -25,6 +24,7 @@ from etude.core.contracts import (
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
+from etude.envs.config import EnvConfig
 from etude.envs.mujoco.camera import Shot
 from etude.envs.streams import Streams
 
@@ -247,6 +247,14 @@ class Terms(Generic[View]):
     """What the statistic "outcome" counts through, success first."""
 
 
+class MujocoConfig(EnvConfig):
+    """The config of a task on `MujocoTask`."""
+
+    def exactness(self) -> Exactness:
+        """Such tasks are exact: the tests of their snapshots hold them to it."""
+        return Exactness(True, "the snapshot holds every number the simulation continues from")
+
+
 class MujocoTask(ABC, Generic[View]):
     """A `BatchEnv` of simulated rows; a task adds its view, its terms and the hooks below.
 
@@ -310,11 +318,6 @@ class MujocoTask(ABC, Generic[View]):
             substeps=substeps,
             outcomes=terms.outcomes,
         )
-
-    @classmethod
-    def exactness(cls, config: Config) -> Exactness:
-        """Tasks on this base are exact; the snapshot tests hold them to it."""
-        return Exactness(True, "the snapshot holds every number the simulation continues from")
 
     @abstractmethod
     def _act(self, actions: Array) -> None:

@@ -14,8 +14,7 @@ from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.episodic import EnvBase
-from etude.envs.mujoco.batch import MujocoTask, Simulation
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation
 from etude.envs.mujoco.camera import Shot
 from etude.motion import clips, library
 from etude.motion import rotations as rot
@@ -58,7 +57,7 @@ class ImitationReward(Config):
     effort: float = Field(0.0, le=0, description="Per unit of mean squared action.")
 
 
-class ImitationConfig(EnvBase):
+class ImitationConfig(MujocoConfig):
     """A humanoid follows clips of recorded motion; actions are joint rotations for its servos."""
 
     kind: Literal["imitation"] = "imitation"
@@ -136,6 +135,9 @@ class ImitationConfig(EnvBase):
                 "measure": True,
             }
         )
+
+    def build(self, num_envs: int, threads: int = 1) -> Imitation:
+        return Imitation(self, num_envs, threads)
 
 
 def motion_library(config: ImitationConfig, finer: int = 1) -> MotionLibrary:

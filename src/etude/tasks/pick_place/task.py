@@ -17,8 +17,7 @@ from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.envs.episodic import EnvBase
-from etude.envs.mujoco.batch import MujocoTask, Simulation
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation
 from etude.envs.mujoco.camera import Shot
 from etude.robots.kuka.clearance import Clearance
 from etude.robots.kuka.hand_control import HandControl, solve_pose
@@ -90,7 +89,7 @@ class PickPlaceReward(Config):
     fallen: float = Field(-2.0, description="Once, when the cube leaves the table.")
 
 
-class PickPlaceConfig(EnvBase):
+class PickPlaceConfig(MujocoConfig):
     """Pick up a cube by friction and put it down at a target."""
 
     kind: Literal["pick-place"] = "pick-place"
@@ -146,6 +145,9 @@ class PickPlaceConfig(EnvBase):
         area |= {"target_center": (0.0, 0.0), "target_area": (0.3, 0.4)}
         values = {**area, "control": "hand-turn", "reward": {"align": 0.5}, **changes}
         return cls.model_validate(values)
+
+    def build(self, num_envs: int, threads: int = 1) -> PickPlace:
+        return PickPlace(self, num_envs, threads)
 
 
 class PickPlace(MujocoTask[PickPlaceView]):

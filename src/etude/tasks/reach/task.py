@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array
-from etude.envs.episodic import EnvBase
-from etude.envs.mujoco.batch import MujocoTask, Simulation, Term, Terms
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation, Term, Terms
 from etude.envs.mujoco.camera import Shot
 from etude.robots.kuka.scene import HAND_SITE, arm_table, kuka_spec
 
@@ -35,7 +34,7 @@ class ReachReward(Config):
     success: float = Field(5.0, description="Once, when the target has been held.")
 
 
-class ReachConfig(EnvBase):
+class ReachConfig(MujocoConfig):
     """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
 
     kind: Literal["reach"] = "reach"
@@ -69,6 +68,9 @@ class ReachConfig(EnvBase):
                 f"{self.max_episode_steps}: the arm is held still in them"
             )
         return self
+
+    def build(self, num_envs: int, threads: int = 1) -> Reach:
+        return Reach(self, num_envs, threads)
 
 
 @dataclass(frozen=True)

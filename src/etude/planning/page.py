@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-from etude.app.memory import ESTIMATES
-from etude.app.plan import Plan
+from etude.planning.memory import ESTIMATES
+from etude.planning.plan import Plan
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

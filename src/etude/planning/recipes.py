@@ -9,17 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
-from etude.app.imitation_recipes import (
-    amp_clips,
-    amp_walk,
-    amp_walk_short,
-    imitate_all,
-    imitate_backflip,
-    imitate_walk,
-    imitate_walk_short,
-)
-from etude.app.recipe import Recipe, changes, digest, dump, load, texts, validated
-from etude.app.replay_recipes import (
+from etude.algorithms.recipes import (
     episodic,
     episodic_ircr,
     episodic_short,
@@ -37,7 +27,17 @@ from etude.core.imports import describe, load_object
 from etude.envs.adapters.gym import GymConfig
 from etude.envs.adapters.pettingzoo import PettingZooConfig
 from etude.models.policies import PolicyConfig
+from etude.planning.recipe import Recipe, changes, digest, dump, load, texts, validated
 from etude.rollout.local import CollectorConfig
+from etude.tasks.imitation.recipes import (
+    amp_clips,
+    amp_walk,
+    amp_walk_short,
+    imitate_all,
+    imitate_backflip,
+    imitate_walk,
+    imitate_walk_short,
+)
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.reach.task import ReachConfig
 from etude.training.curriculum import CurriculumConfig

@@ -8,20 +8,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from etude.algorithms import from_data, replay
 from etude.algorithms.held_out import EpisodesOf, split_store
 from etude.algorithms.ircr import IRCRConfig
 from etude.algorithms.learned import LearnedConfig
 from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.offline import judge
+from etude.algorithms.replay import config_of
 from etude.algorithms.rewards import GivenConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.td3 import TD3Config
-from etude.app import collecting, from_data, replay
-from etude.app.environments import env_exactness, make_env
-from etude.app.loading import load_taught
-from etude.app.methods import Assembly, Sketch, World, device
-from etude.app.recipe import Recipe
-from etude.app.replay import config_of
+from etude.building import collecting
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
@@ -29,6 +26,9 @@ from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import BasePolicy, make_policy
+from etude.planning.kinds import Assembly, Sketch, World, device
+from etude.planning.loading import load_taught
+from etude.planning.recipe import Recipe
 from etude.rollout.local import NoCollector, Workers
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import HeldOut, Tester
@@ -100,7 +100,7 @@ def _bounds(store: EpisodeStore) -> ActionSpec:
 
 def _fits(recipe: Recipe, store: EpisodeStore) -> ActionSpec:
     """The actions of the environment; refuses one in which what is learned could not act."""
-    env = make_env(recipe.task, recipe.evaluation.group_rows, 1)
+    env = recipe.task.make(recipe.evaluation.group_rows)
     spec = env.spec
     env.close()
     there = store.geometry.observations
@@ -209,7 +209,7 @@ def make_learner(recipe: Recipe, data: Data, key: Key) -> OffPolicy:
 
 def _exactness(recipe: Recipe) -> Exactness:
     """Episodes of a test say which policy is the best: the environment counts as well."""
-    played = from_data.exactness(recipe) if recipe.env is None else env_exactness(recipe.env)
+    played = from_data.exactness(recipe) if recipe.env is None else recipe.env.exactness()
     return from_data.exactness(recipe) if played.exact else played
 
 

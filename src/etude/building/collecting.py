@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from etude.app.environments import env_agents, env_exactness, make_env
-from etude.app.methods import Assembly, World, device
-from etude.app.recipe import Recipe
 from etude.core.clock import Clock
 from etude.core.contracts import Algorithm, BatchEnv, Collector, EnvSpec, Exactness
 from etude.core.errors import UsageError
@@ -20,6 +17,8 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import BasePolicy, make_policy
+from etude.planning.kinds import Assembly, World, device
+from etude.planning.recipe import Recipe
 from etude.rollout.elastic import ElasticCollector
 from etude.rollout.group import Group
 from etude.rollout.host import Blueprint, Host
@@ -52,7 +51,7 @@ def look(recipe: Recipe) -> World:
         from etude.rollout.ray import check
 
         check(recipe.collector.address)
-    env = make_env(recipe.task, recipe.collector.group_rows, 1)
+    env = recipe.task.make(recipe.collector.group_rows)
     spec, snapshot = env.spec, _snapshot(env, recipe)
     env.close()
     if spec.max_episode_steps is None:
@@ -106,7 +105,7 @@ def exactness(recipe: Recipe) -> Exactness:
         return Exactness(False, "learning happens on a GPU, where bits may differ between runs")
     if recipe.learner.reduce == "fast":
         return Exactness(False, "learner.reduce fast adds gradients as the number of ranks has it")
-    return env_exactness(recipe.task)
+    return recipe.task.exactness()
 
 
 def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
@@ -144,7 +143,7 @@ def make_collector(
     """The collector a recipe asks for, of this rank's own groups; it closes the workers."""
     groups = recipe.collector
     views = [[b.part(groups.part(g)) for g in own] for b in buffers]
-    new_env = partial(make_env, recipe.task, groups.group_rows, groups.engine_threads)
+    new_env = partial(recipe.task.make, groups.group_rows, groups.engine_threads)
     new_policy = partial(make_policy, recipe.policy, spec, None)
     if groups.kind == "local":
         envs = [new_env() for _ in own]
@@ -165,14 +164,14 @@ def make_collector(
 
 def env_spec(recipe: Recipe) -> EnvSpec:
     """What the recipe's environment is."""
-    env = make_env(recipe.task, recipe.collector.group_rows, 1)
+    env = recipe.task.make(recipe.collector.group_rows)
     env.close()
     return env.spec
 
 
 def num_motions(recipe: Recipe) -> int:
     """How many motions the recipe's environment imitates; 0 for one that imitates none."""
-    env = make_env(recipe.task, env_agents(recipe.task), 1)
+    env = recipe.task.make(recipe.task.num_agents)
     env.close()
     return len(env.spec.motions)
 
@@ -181,7 +180,7 @@ def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolic
     """An evaluator with environments of its own."""
     config = recipe.evaluation
     envs: list[BatchEnv] = [
-        make_env(recipe.task.for_evaluation(), config.group_rows, recipe.collector.engine_threads)
+        recipe.task.for_evaluation().make(config.group_rows, recipe.collector.engine_threads)
         for _ in range(config.rows // config.group_rows)
     ]
     return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)

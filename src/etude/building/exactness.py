@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from etude.app.recipe import Recipe, changes, parsed
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
+from etude.planning.recipe import Recipe, changes, parsed
 from etude.runs import checkpoint, manifest
 from etude.runs.documents import decode_json
 from etude.runs.folder import NOT_EXACT, RunFolder

@@ -11,14 +11,11 @@ from typing import Any
 
 import torch
 
+from etude.algorithms.from_dataset import Offline
 from etude.algorithms.off_policy import OffPolicyConfig
-from etude.app.loading import Start, load_start
-from etude.app.methods import Method
-from etude.app.offline import Offline
-from etude.app.on_policy import OnPolicy
-from etude.app.recipe import Recipe
-from etude.app.replay import Replay
-from etude.app.reward_only import RewardOnlyMethod
+from etude.algorithms.on_policy import OnPolicy
+from etude.algorithms.replay import Replay
+from etude.algorithms.reward_only import RewardOnlyMethod
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import (
     Algorithm,
@@ -31,6 +28,9 @@ from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import Tree
 from etude.metrics.board import Board
+from etude.planning.kinds import Method
+from etude.planning.loading import Start, load_start
+from etude.planning.recipe import Recipe
 from etude.runs.checkpoint import fitting
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import LearnerConfig, PPOConfig
-from etude.app.recipe import Recipe
 from etude.core.clock import ClockConfig
 from etude.models.policies import PolicyConfig
+from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.tasks.imitation.task import ImitationConfig
 from etude.training.curriculum import MotionCurriculumConfig

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from etude.app.plan import Plan
-from etude.app.plan_view import size
 from etude.core.errors import EtudeError, UsageError
+from etude.planning.page import size
+from etude.planning.plan import Plan
 from etude.runs.folder import PLAN_JSON
 
 _FIX = (

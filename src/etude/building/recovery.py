@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from etude.app import exactness
-from etude.app.plan import Plan
-from etude.app.plan_view import render
-from etude.app.recipe import Recipe, load, parsed, texts
+from etude.building import exactness
 from etude.core.errors import Damaged, UsageError
 from etude.core.trust import doubt
+from etude.planning.page import render
+from etude.planning.plan import Plan
+from etude.planning.recipe import Recipe, load, parsed, texts
 from etude.runs import files
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 

@@ -8,11 +8,11 @@ from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.algorithms.td3 import TD3Config
-from etude.app.recipe import Recipe
 from etude.core.clock import ClockConfig
 from etude.envs.adapters.gym import GymConfig
 from etude.logs.outputs import LogsConfig
 from etude.models.policies import PolicyConfig
+from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.reach.task import ReachConfig

@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 
+from etude.algorithms import on_policy_rewards
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.rewards import OnPolicyRewards
-from etude.app import collecting, memory, on_policy_rewards
-from etude.app.collecting import Learning
-from etude.app.environments import env_agents
-from etude.app.methods import Assembly, Sketch, World, device
-from etude.app.recipe import Recipe
+from etude.building import collecting
+from etude.building.collecting import Learning
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
@@ -23,6 +21,9 @@ from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.learning.adam import Adam
 from etude.models.normalise import RewardScaler
 from etude.models.policies import ActorCritic, BasePolicy, make_policy
+from etude.planning import memory
+from etude.planning.kinds import Assembly, Sketch, World, device
+from etude.planning.recipe import Recipe
 from etude.runs.folder import RunFolder
 
 
@@ -48,7 +49,7 @@ def geometry(recipe: Recipe) -> SegmentGeometry:
         minibatch=config.minibatch_size,
         shards=recipe.learner.shards,
         group_rows=recipe.collector.group_rows,
-        agents=env_agents(recipe.task),
+        agents=recipe.task.num_agents,
     )
 
 

@@ -11,16 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from etude.app import memory
-from etude.app.build import build, check_ranks, checked_start, make_curriculum, method_of, nest
-from etude.app.loading import Start
-from etude.app.methods import Sketch, World
-from etude.app.recipe import Recipe, dump
+from etude.building.build import (
+    build,
+    check_ranks,
+    checked_start,
+    make_curriculum,
+    method_of,
+    nest,
+)
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
 from etude.metrics.board import Board
 from etude.motion.curriculum import floor
+from etude.planning import memory
+from etude.planning.kinds import Sketch, World
+from etude.planning.loading import Start
+from etude.planning.recipe import Recipe, dump
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 from etude.training.saving import RUN

@@ -19,12 +19,8 @@ from etude.algorithms.rewards import GivenRewards, RewardSource
 from etude.algorithms.rrd import RRD, RRDConfig
 from etude.algorithms.sac import SAC
 from etude.algorithms.td3 import TD3, TD3Config
-from etude.app import collecting, memory
-from etude.app.collecting import Learning
-from etude.app.environments import env_exactness
-from etude.app.loading import check_reads, load_taught
-from etude.app.methods import Assembly, Sketch, World, device
-from etude.app.recipe import Recipe
+from etude.building import collecting
+from etude.building.collecting import Learning
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
@@ -35,6 +31,10 @@ from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.models.policies import BasePolicy, make_policy
 from etude.models.reward_networks import make_reward_network
+from etude.planning import memory
+from etude.planning.kinds import Assembly, Sketch, World, device
+from etude.planning.loading import check_reads, load_taught
+from etude.planning.recipe import Recipe
 from etude.runs import files
 from etude.runs.folder import RunFolder
 
@@ -316,7 +316,7 @@ def _notes(recipe: Recipe, loops: Nest) -> list[str]:
         "The replay is on disk and memory-mapped; kept checkpoints hold back what was evicted "
         "since the oldest of them."
     ]
-    if not env_exactness(recipe.task).exact:
+    if not recipe.task.exactness().exact:
         notes.append(
             "A resume closes the episodes in progress as truncated, with the rewards they had so "
             "far as their returns, and begins new ones: the environment cannot be restored."

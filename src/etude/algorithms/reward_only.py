@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from etude.algorithms import from_data
 from etude.algorithms.held_out import split_store
 from etude.algorithms.reward_model import RewardOnlyConfig, action_of, make_reward_only
 from etude.algorithms.rrd import num_bytes
-from etude.app import from_data
-from etude.app.methods import Assembly, Sketch, World, device
-from etude.app.recipe import Recipe
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
@@ -17,6 +15,8 @@ from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.experience.store.episodes import EpisodeStore
 from etude.models.reward_networks import make_reward_network
+from etude.planning.kinds import Assembly, Sketch, World, device
+from etude.planning.recipe import Recipe
 from etude.rollout.local import NoCollector
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import HeldOut

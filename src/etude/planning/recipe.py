@@ -20,7 +20,7 @@ from etude.algorithms.rewards import GivenConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.algorithms.td3 import TD3Config
-from etude.app.environments import AnyEnvConfig, EnvConfig
+from etude.cli.environments import AnyEnvConfig, EnvConfig
 from etude.core.clock import ClockConfig
 from etude.core.config import Config
 from etude.core.errors import UsageError

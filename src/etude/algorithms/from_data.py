@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.held_out import DatasetConfig, EpisodesOf
-from etude.app.methods import device
-from etude.app.recipe import Recipe
 from etude.core.clock import Nest
 from etude.core.contracts import Exactness
 from etude.core.errors import UsageError
 from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.files import DESCRIPTION, read_geometry
+from etude.planning.kinds import device
+from etude.planning.recipe import Recipe
 
 
 def look_into(config: DatasetConfig) -> StoreGeometry:

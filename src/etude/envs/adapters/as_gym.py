@@ -9,11 +9,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from etude.app.environments import AnyEnvConfig, make_env
-from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array, ArraySpec, BatchEnv, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.envs.config import EnvConfig
 
 
 class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read by the checker.
@@ -26,14 +25,14 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
 
     def __init__(
-        self, env: BatchEnv | AnyEnvConfig, observations: Sequence[str] | None = None
+        self, env: BatchEnv | EnvConfig, observations: Sequence[str] | None = None
     ) -> None:
         """`env`: what configures a task, or an environment of one row, which is then ours.
 
         observations: those to give, such as ("state",) for a policy that must not see "critic";
         None gives all.
         """
-        batch = make_env(env, 1) if isinstance(env, Config) else env
+        batch = env.make(1) if isinstance(env, EnvConfig) else env
         if batch.num_rows != 1:
             raise UsageError(
                 f"Gymnasium's API is for one environment, this one has {batch.num_rows} rows: "

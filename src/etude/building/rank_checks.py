@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from etude.app import recipes
-from etude.app.recipe import Recipe
 from etude.core.clock import Clock
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.ranks import Ranks, named
+from etude.planning import recipes
+from etude.planning.recipe import Recipe
 from etude.runs import manifest, standard
 from etude.runs.folder import RunFolder
 from etude.training.distributed import was_restarted

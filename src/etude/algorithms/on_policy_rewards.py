@@ -7,13 +7,13 @@ import torch
 
 from etude.algorithms.amp import AMP, MOTION, STYLE, AMPConfig, bytes_by_part
 from etude.algorithms.rewards import GIVEN, GivenConfig, OnPolicyRewards
-from etude.app.environments import style_reference
-from etude.app.recipe import Recipe
+from etude.cli.environments import style_reference
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.models.discriminator import make_discriminator, window_shape
+from etude.planning.recipe import Recipe
 
 _KEPT_PER_UNIT = 6
 """float32 numbers per window and unit that a discriminator's gradient keeps: the way there, its

@@ -7,11 +7,11 @@ hold, and what a gradient keeps for its way back.
 
 from __future__ import annotations
 
-from etude.app.recipe import Recipe
 from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import SegmentGeometry
 from etude.models.policies import BasePolicy
+from etude.planning.recipe import Recipe
 
 ESTIMATES = ("environments", "rollouts", "learner", "workspace", "best_episodes", "peak")
 """Of a plan's bytes, those that are not exact."""

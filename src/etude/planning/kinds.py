@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from etude.app.recipe import Recipe
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import Algorithm, Collector, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
+from etude.planning.recipe import Recipe
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import Tester
 

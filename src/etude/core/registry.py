@@ -1,0 +1,125 @@
+"""Kinds: what each section of a recipe can be, and the config class behind every name.
+
+A kind is a config class with a field `kind`, which builds its own thing and writes its own part of
+the plan. Three places are searched for a name:
+
+1. this package: a list in the `__init__.py` of the kinds' folder, {name: "module:Class"};
+2. installed packages: the entry points of a group such as `etude.algorithms`;
+3. `module:Class` or `file.py:Class`, which needs trust where a recipe file names it.
+
+Names are listed without importing anything; a kind's module is imported when a recipe uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import ValidationError
+from pydantic_core import PydanticKnownError
+
+from etude.core.config import Config
+from etude.core.errors import UsageError
+from etude.core.imports import describe, load_object
+
+C = TypeVar("C", bound=Config)
+
+
+class KindError(ValueError):
+    """A config that its kind refuses; `explain` names the fields."""
+
+    def __init__(self, error: ValidationError, model: type[Config]) -> None:
+        super().__init__(str(error))
+        self.error, self.model = error, model
+
+
+class Registry(Generic[C]):
+    """The kinds of one section of a recipe."""
+
+    def __init__(self, section: str, group: str, base: str, built_in: Sequence[str]) -> None:
+        """`section`: its name in a recipe. `group`: the entry points of other packages. `base`:
+        the class that configs derive from, as module:Class. `built_in`: where this package lists
+        its kinds, as package:NAME."""
+        self.section, self.group = section, group
+        self._base, self._lists = base, built_in
+
+    def names(self) -> list[str]:
+        """Every known kind, those of this package first."""
+        return [*(self._built_in() | _installed(self.group))]
+
+    def source(self, name: str) -> str:
+        """Where a kind comes from: "" for this package, otherwise the package that brings it."""
+        if name in self._built_in() or name not in _installed(self.group):
+            return ""
+        package = _installed(self.group)[name].dist
+        return "another package" if package is None else package.name
+
+    def load(self, name: str) -> type[C]:
+        """The config class of a kind; refuses what is none."""
+        built_in, installed = self._built_in(), _installed(self.group)
+        if name in built_in:
+            return cast(type[C], _attribute(built_in[name]))
+        if name in installed:
+            found = _load_entry(installed[name])
+        elif ":" in name:
+            found = load_object(name, "module:Class")
+        else:
+            known = ", ".join(f"'{kind}'" for kind in self.names())
+            context = {"discriminator": "'kind'", "tag": name, "expected_tags": known}
+            raise PydanticKnownError("union_tag_invalid", context)
+        base = _attribute(self._base)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise UsageError(
+                f"{self.section}.kind {name} is no {self.section}: it must be a class derived from "
+                f"{self._base.replace(':', '.')}."
+            )
+        return cast(type[C], found)
+
+    def make(self, name: str) -> C:
+        """A config of a kind with all its defaults."""
+        return self.validate({"kind": name})
+
+    def validate(self, value: Any) -> C:
+        """A config from plain data with the field `kind`; one that is made already stays."""
+        if not isinstance(value, dict):
+            return cast(C, value)
+        if "kind" not in value:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
+        name = str(value["kind"])
+        model = self.load(name)
+        try:
+            made = model.model_validate({k: v for k, v in value.items() if k != "kind"})
+        except ValidationError as error:
+            raise KindError(error, model) from error
+        # A class that was named by module:Class, or as an entry point, is found again by that.
+        named = made.model_dump(include={"kind"}) == {"kind": name}
+        return made if named else made.model_copy(update={"kind": name})
+
+    @cache  # noqa: B019 - a registry lives as long as the process
+    def _built_in(self) -> dict[str, str]:
+        known: dict[str, str] = {}
+        for each in self._lists:
+            known |= _attribute(each)
+        return known
+
+
+@cache
+def _installed(group: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def _attribute(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _load_entry(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # someone else's package may fail in any way
+        raise UsageError(
+            f"The entry point '{entry.name}' of {entry.group} cannot be loaded: {describe(error)}."
+        ) from error

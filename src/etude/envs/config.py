@@ -1,0 +1,66 @@
+"""What the config of every environment offers: building it, and what is known of it before."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from etude.core.config import Config
+from etude.core.contracts import BatchEnv, Exactness
+from etude.core.registry import Registry
+from etude.envs.episodic import Episodic
+
+
+class EnvConfig(Config):
+    """The base of every environment's config.
+
+    A kind of environment derives from it, adds `kind: Literal["its-name"]` and its own fields, and
+    defines `build` and `exactness`.
+    """
+
+    named_by: ClassVar[str | None] = None
+    """The field that says which environment it is: `--env.<field>` alone chooses the kind."""
+
+    episodic: bool = Field(
+        False, description="Sum the rewards and give them only at the end of an episode."
+    )
+    kind: str
+
+    def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
+        """A batch of environments with every step's own reward, simulated by so many threads."""
+        raise NotImplementedError
+
+    def build_unchecked(self, num_envs: int, threads: int = 1) -> BatchEnv:
+        """The same without a look at whether its snapshots can be relied on."""
+        return self.build(num_envs, threads)
+
+    def make(self, num_envs: int, threads: int = 1) -> BatchEnv:
+        """A batch of environments as a run learns from it: with episodic rewards, if asked for."""
+        env = self.build(num_envs, threads)
+        return Episodic(env) if self.episodic else env
+
+    def exactness(self) -> Exactness:
+        """Whether a run with this environment resumes bit for bit, and why."""
+        raise NotImplementedError
+
+    @property
+    def num_agents(self) -> int:
+        """How many rows share one environment; numbers of rows are multiples of it."""
+        return 1
+
+    def for_evaluation(self) -> Self:
+        """The environment that policies are evaluated in: this one, unless a kind knows better."""
+        return self
+
+    def shaping_discount(self) -> float | None:
+        """The discount in rewards that are gains of a potential; None where there are none.
+
+        Such rewards leave the best policy as it is only where the learner's gamma is the same.
+        """
+        return None
+
+
+ENVS: Registry[EnvConfig] = Registry(
+    "env", "etude.envs", "etude.envs.config:EnvConfig", ("etude.tasks:ENVS", "etude.envs:ENVS")
+)
