@@ -12,7 +12,7 @@ if "WORLD_SIZE" in os.environ:  # Lost ranks are told of in a sentence; torch ad
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 _EXPORTS = {
-    "plan": ("etude.planning.plan", "make_plan"),
+    "plan": ("etude.api", "plan"),
     "train": ("etude.api", "train"),
     "resume": ("etude.api", "resume"),
     "load_policy": ("etude.reports.acting", "load_policy"),

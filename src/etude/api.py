@@ -6,13 +6,15 @@ import hashlib
 import json
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from etude.building import exactness, recovery
-from etude.building.build import Parts, build, nest, start_policy
+from etude.building.build import Parts, build, start_policy
+from etude.building.measure import measured
 from etude.building.rank_checks import compare_bits, compare_recipes, refuse_to_repeat
 from etude.core import trust as trusted
 from etude.core.clock import Clock
@@ -28,6 +30,7 @@ from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan, rank_notes
 from etude.planning.recipe import Recipe
+from etude.planning.resolve import Resolved, loops_of, resolve
 from etude.reports import fresh
 from etude.reports.acting import LoadedPolicy, load_policy
 from etude.rollout.local import Placement
@@ -50,6 +53,16 @@ def silent(text: str) -> None:
 def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl so far."""
     return read_rows(folder.metrics)
+
+
+def plan(recipe: Recipe, measure: bool = False) -> Plan:
+    """What a run of the recipe would do; what does not add up is refused.
+
+    `measure`: make and time a few iterations, to say how long the run takes.
+    """
+    run = resolve(recipe)
+    made = make_plan(run)
+    return measured(run, made) if measure else made
 
 
 class Run:
@@ -138,13 +151,20 @@ def train(
         recipe = _pinned(recipe, ranks)
         compare_recipes(recipe, ranks)
         compare_bits(ranks)
-        made = _folder(ranks, lambda: _create(recipe, path, ranks, say))
+        resolved: list[Resolved] = []  # the first rank's
+
+        def create() -> RunFolder:
+            resolved.append(resolve(recipe))
+            return _create(resolved[0], path, ranks, say)
+
+        made = _folder(ranks, create)
         with made as folder, explained(folder.path):
             out = _outputs(recipe, folder, console, asked, ranks)
             out.say(f"Run folder: {folder.path}")
             for note in rank_notes(recipe, ranks.size):
                 out.say(note)
-            parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+            run = resolved[0] if resolved else resolve(recipe)
+            parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
             start_policy(recipe, parts.algorithm)
             _execute(parts, folder, out.say)
         return Run(folder.path)
@@ -163,9 +183,10 @@ def _pinned(recipe: Recipe, ranks: Ranks) -> Recipe:
     return recipe.model_copy(update={"start_from": chosen})
 
 
-def _create(recipe: Recipe, path: str | Path | None, ranks: Ranks, say: Say) -> RunFolder:
+def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> RunFolder:
+    recipe = run.recipe
     check(recipe.logs)
-    plan = make_plan(recipe, ranks=ranks.size)
+    plan = make_plan(run, ranks=ranks.size)
     check_plan(plan, say)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
     document = _manifest(recipe, plan, ranks)
@@ -235,26 +256,29 @@ def _resume(
 ) -> Run:
     compare_bits(ranks)
     with _folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
+        resolved: list[Resolved] = []  # the first rank's
 
         def continued() -> tuple[Tree, list[str]]:
             recovery.restore(folder, asked.say)
             loaded = recipes.load(folder.recipe, trust)
-            recipe, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
-            return recipe.model_dump(mode="json"), lost
+            run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
+            resolved.append(run)
+            return run.recipe.model_dump(mode="json"), lost
 
         plain, lost = ranks.from_first(continued)
         recipe = recipes.validated(plain, str(folder.recipe))
         out = _outputs(recipe, folder, console, asked, ranks)
         say = out.say
-        parts = build(recipe, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+        run = resolved[0] if resolved else resolve(recipe)
+        parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say, step):
             if total_timesteps is not None:
-                _extend(recipe, total_timesteps, clock, folder, ranks, say)
+                _extend(run, total_timesteps, clock, folder, ranks, say)
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
             if total_timesteps is not None:
-                _extend(recipe, total_timesteps, clock, folder, ranks, say)
+                _extend(run, total_timesteps, clock, folder, ranks, say)
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             if parts.metrics is not None:
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
@@ -279,8 +303,8 @@ def _continued(
     say: Say,
     total_timesteps: int | None,
     collector: Placement | None,
-) -> tuple[Recipe, list[str]]:
-    """The recipe a run goes on with, and why it is not exact then; says what is not as it was."""
+) -> tuple[Resolved, list[str]]:
+    """What a run goes on with, and why it is not exact then; says what is not as it was."""
     saved = exactness.copies(folder)
     exactness.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
@@ -289,14 +313,15 @@ def _continued(
     if collector is not None:
         placed = collector.applied(recipe.collector)
         recipe = recipe.model_copy(update={"collector": placed})
-    plan = make_plan(recipe, begun=True, ranks=ranks.size)
+    run = resolve(recipe)
+    plan = make_plan(run, begun=True, ranks=ranks.size)
     recovery.settle(folder, plan, say)
     now = _manifest(recipe, plan, ranks)
     _warn_of_failures(folder, say)
     if saved is None:
         exactness.begin_anew(folder, now, say)
-        return recipe, []
-    return recipe, exactness.lost(folder, now, saved, say)
+        return run, []
+    return run, exactness.lost(folder, now, saved, say)
 
 
 def _outputs(
@@ -306,12 +331,12 @@ def _outputs(
     if not ranks.is_first:
         return Outputs(silent, silent)
     plain = recipe.model_dump(mode="json")
-    return open_logs(recipe.logs, folder.path, plain, nest(recipe).iterations, console, asked)
+    return open_logs(recipe.logs, folder.path, plain, loops_of(recipe).iterations, console, asked)
 
 
 def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
     """The recipe with a larger budget."""
-    now = nest(recipe)
+    now = loops_of(recipe)
     least = now.total.timesteps + now.steps_per_iteration
     if total_timesteps < least:
         raise UsageError(
@@ -323,21 +348,21 @@ def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
 
 
 def _extend(
-    recipe: Recipe, steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say
+    run: Resolved, steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say
 ) -> None:
     """Go on with the recipe's budget of so many steps; the first rank writes it to the folder.
 
     Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
     progress back: from here on they take the values of a run that was planned so from the start.
     """
-    loops = nest(recipe)
+    loops = run.loops
     at, done = clock.now.timesteps, clock.now.iterations
     clock.continue_to(loops)
     if not ranks.is_first:
         return
     before = recipes.load(folder.recipe)  # as it was asked, wherever its rollouts run this time
     longer = _longer(before, steps, folder)
-    shorter, schedules = nest(before), longer.algorithm.schedules
+    shorter, schedules = loops_of(before), longer.algorithm.schedules
     was, now = (schedules(done / n.iterations) for n in (shorter, loops))
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
     note = (
@@ -346,7 +371,7 @@ def _extend(
         f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
     )
     say(note)
-    plan = make_plan(longer, begun=True, ranks=ranks.size, notes=[note])
+    plan = make_plan(replace(run, recipe=longer), begun=True, ranks=ranks.size, notes=[note])
     texts = {RECIPE: recipes.dump(longer), PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())}
     folder.rewrite(folder.manifest(), texts)
 

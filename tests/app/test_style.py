@@ -10,7 +10,8 @@ import pytest
 
 import glide
 from etude.algorithms.amp import AMPConfig
-from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.algorithms.ppo import PPOConfig
+from etude.learning.config import LearnerConfig
 from etude.api import train
 from etude.core.clock import ClockConfig
 from etude.core.errors import UsageError

@@ -43,7 +43,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch.nn import functional
 
-from etude.core.config import Config
+from etude.algorithms.amp_reference import MOTION, STYLE, reference_windows
 from etude.core.contracts import Array, BatchMetrics, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
@@ -52,21 +52,24 @@ from etude.core.trees import Tree, digest, num_bytes
 from etude.experience.returns import next_values
 from etude.experience.windows import StepWindows, WindowRing
 from etude.learning.adam import Adam
-from etude.models.discriminator import Discriminator, window_shape
+from etude.models.discriminator import Discriminator, make_discriminator, window_shape
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments
+from etude.planning.kinds import RewardsConfig, RewardsSection
+from etude.planning.resolve import Resolved
 
-STYLE = "style"
-"""The observation that is judged, [frames, features] float32, the newest frame last."""
-MOTION = "motion"
-"""The observation that says which motion of the reference a row practises, [1] float32."""
 LARGEST = -math.log(1e-4)
 """The style reward of a window that D is sure of."""
 JUDGED_AT_ONCE = 4096
 """Windows the discriminator is asked about at a time."""
 
 
-class AMPConfig(Config):
+_KEPT_PER_UNIT = 6
+"""float32 numbers per window and unit that a discriminator's gradient keeps: the way there, its
+slope, and the way back through both."""
+
+
+class AMPConfig(RewardsConfig):
     """A reward for moving like the environment's reference, beside that of the task."""
 
     kind: Literal["amp"] = Field("amp", description="Adversarial motion prior; for ppo.")
@@ -108,6 +111,36 @@ class AMPConfig(Config):
                 f"rewards.replay_per_iteration {self.replay_per_iteration:,} is more than "
                 f"rewards.replay_capacity {self.replay_capacity:,} holds: use at most that."
             )
+
+    @property
+    def num_updates(self) -> int:
+        return self.updates
+
+    def for_rollouts(
+        self, run: Resolved, key: Key | None, device: torch.device, ranks: Ranks = ALONE
+    ) -> AMP:
+        windows, motions = reference_windows(run.recipe.task, run.spec)
+        with torch.device("meta" if key is None else "cpu"):
+            network = make_discriminator(window_shape(windows), self.hidden, key)
+        return AMP(self, network, windows, run.recipe.learner.shards, device, ranks, motions)
+
+    def plan(self, source: AMP) -> RewardsSection:
+        frames, features = window_shape(source.reference)
+        line = (
+            f"before it, {self.updates:,} of the discriminator: {self.batch_size:,} windows of the "
+            f"policy, half of them replayed, against {self.batch_size:,} of the reference's "
+            f"{len(source.reference):,}; a window is {frames:,} frames x {features:,} features"
+        )
+        sizes = {
+            "discriminator_batches": self.updates,
+            "discriminator_batch_size": self.batch_size,
+            "replay_capacity": self.replay_capacity,
+            "window_frames": frames,
+            "window_features": features,
+        }
+        units = frames * features + sum(self.hidden)
+        workspace = 4 * _KEPT_PER_UNIT * units * 2 * self.batch_size // source.shards
+        return RewardsSection([line], sizes, bytes_by_part(source), workspace)
 
 
 class Drawn(NamedTuple):

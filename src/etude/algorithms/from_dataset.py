@@ -1,37 +1,32 @@
-"""SAC and TD3 on a dataset as the app sees them: nothing is collected, tests may be played."""
+"""Learning from a dataset in place of a replay: how it is opened, planned and evaluated."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from etude.algorithms import from_data, replay
-from etude.algorithms.held_out import EpisodesOf, split_store
-from etude.algorithms.ircr import IRCRConfig
-from etude.algorithms.learned import LearnedConfig
-from etude.algorithms.off_policy import OffPolicy
+from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split_store
 from etude.algorithms.offline import judge
-from etude.algorithms.replay import config_of
-from etude.algorithms.rewards import GivenConfig
-from etude.algorithms.rrd import RRDConfig
-from etude.algorithms.td3 import TD3Config
-from etude.building import collecting
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Nest
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.ranks import Ranks
-from etude.experience.store.episodes import EpisodeStore
-from etude.models.policies import BasePolicy, make_policy
-from etude.planning.kinds import Assembly, Sketch, World, device
-from etude.planning.loading import load_taught
+from etude.experience.contrast import contrast
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.files import DESCRIPTION, read_geometry
+from etude.models.policies import make_policy
+from etude.planning.kinds import Inputs, Learner, PlanSection
 from etude.planning.recipe import Recipe
-from etude.rollout.local import NoCollector, Workers
-from etude.runs.folder import RunFolder
-from etude.training.evaluation import HeldOut, Tester
+from etude.planning.resolve import Resolved
+from etude.training.evaluation import HeldOut
+
+if TYPE_CHECKING:
+    from etude.algorithms.off_policy import OffPolicy
+    from etude.algorithms.replay import OffPolicyConfig
 
 _PROBE = 16_384
 """Steps whose actions are looked at where no environment says what they may be."""
@@ -58,28 +53,68 @@ class Data(NamedTuple):
         return [self.training.part(slice(s, None, num)) for s in range(num)]
 
 
-def open_data(recipe: Recipe) -> Data:
-    """The dataset, held against the environment where the recipe names one."""
-    config = config_of(recipe)
-    there = from_data.look_into(config).observations
-    reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *_reward_reads(recipe, there)}
-    store = from_data.open_dataset(config, reads)
+def look_into(config: DatasetConfig) -> StoreGeometry:
+    """What the dataset holds that a config names."""
+    name = config.dataset
+    if not name or not (Path(name) / DESCRIPTION).is_file():
+        what = f" (no {DESCRIPTION} in it)" if name and Path(name).is_dir() else ""
+        raise UsageError(
+            f"There is no dataset at '{name}'{what}: name one with --algorithm.dataset FOLDER; "
+            "`etude data record` makes one, `etude data import` reads those of others."
+        )
+    return read_geometry(Path(name))
+
+
+def open_dataset(config: DatasetConfig, reads: Collection[str]) -> EpisodeStore:
+    """The dataset a config names, of whose steps only these observations are read."""
+    look_into(config)
+    return EpisodeStore.open(Path(config.dataset), reads)
+
+
+def refuse_collection(recipe: Recipe) -> None:
+    """Refuse what only makes sense where something is collected."""
+    if recipe.collector.lag:
+        raise UsageError(
+            "Learning from a dataset has nothing to collect ahead: leave collector.lag at 0."
+        )
+
+
+def check(recipe: Recipe, batch_size: int) -> None:
+    """Refuse sizes that do not divide."""
+    refuse_collection(recipe)
+    shards = recipe.learner.shards
+    if batch_size % shards:
+        raise UsageError(
+            f"algorithm.batch_size {batch_size:,} does not divide by learner.shards "
+            f"{shards:,}: use {batch_size // shards * shards or shards:,}."
+        )
+    recipe.rewards.check(shards)
+
+
+def exactness(recipe: Recipe) -> Exactness:
+    """Whether a run that learns from a dataset resumes bit for bit.
+
+    Episodes of an evaluation say which policy is the best: an environment counts as well.
+    """
+    if recipe.learner.torch_device().type != "cpu":
+        return Exactness(False, "learning happens on a GPU, where bits may differ")
+    if recipe.env is not None and not recipe.env.exactness().exact:
+        return recipe.env.exactness()
+    return Exactness(True, "the dataset is sealed and named by its hash")
+
+
+def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
+    """The dataset, compared with the environment where the recipe names one."""
+    recipe.rewards.require_replay(recipe.algorithm.kind)
+    there, rewards = look_into(config).observations, recipe.rewards
+    reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *rewards.reads(there)}
+    store = open_dataset(config, reads)
     if not store.num_episodes:
         raise UsageError(f"{store.path} holds no episode to learn from.")
     action = _bounds(store) if recipe.env is None else _fits(recipe, store)
     spec = EnvSpec(there, action, store.geometry.max_episode_steps)
-    for_reward = isinstance(recipe.rewards, RRDConfig | IRCRConfig)
-    # IRCR gives every step its episode's return, and a clip would give the same steps another.
-    clips = isinstance(recipe.rewards, RRDConfig)
-    return Data(store, spec, reads, *split_store(store, config, action, for_reward, clips))
-
-
-def _reward_reads(recipe: Recipe, there: dict[str, ArraySpec]) -> tuple[str, ...]:
-    if isinstance(recipe.rewards, RRDConfig):
-        return recipe.rewards.network.found_in(there).reads
-    if isinstance(recipe.rewards, LearnedConfig) and recipe.rewards.run:
-        return load_taught(Path(recipe.rewards.run)).network.config.reads
-    return ()
+    split = split_store(store, config, action, rewards.from_returns, rewards.from_clips)
+    return Data(store, spec, reads, *split)
 
 
 def _bounds(store: EpisodeStore) -> ActionSpec:
@@ -124,100 +159,72 @@ def _said(spec: ArraySpec | None) -> str:
     return "missing" if spec is None else f"{spec.dtype} of shape {spec.shape}"
 
 
-class Offline:
-    """A `Method`: what `Replay` learns from its replay, learned from a dataset."""
-
-    takes_ranks = False
-
-    def nest(self, recipe: Recipe) -> Nest:
-        replay.check_learner(recipe)
-        from_data.refuse_collection(recipe)
-        config, shards = config_of(recipe), recipe.learner.shards
-        if config.batch_size % shards:
-            raise UsageError(
-                f"algorithm.batch_size {config.batch_size:,} does not divide by learner.shards "
-                f"{shards:,}: use {config.batch_size // shards * shards or shards:,}."
-            )
-        if isinstance(recipe.rewards, RRDConfig):
-            recipe.rewards.subsets_per_shard(shards)
-        return Nest.of(recipe.clock, 0, config.train_batches)
-
-    def look(self, recipe: Recipe) -> World:
-        data = open_data(recipe)
-        with torch.device("meta"):
-            policy = make_policy(recipe.policy, data.spec, None)
-        tests = recipe.evaluation.episodes if recipe.env else data.held_out.num_episodes
-        data.store.close()
-        return World(data.spec, _exactness(recipe), policy, {}, 0, tests)
-
-    def sketch(self, recipe: Recipe, world: World) -> Sketch:
-        config, data, loops = config_of(recipe), open_data(recipe), self.nest(recipe)
-        policy, store = world.deployed, data.store
-        assert isinstance(policy, BasePolicy)
-        stores = data.shards(recipe.learner.shards)
-        training = replay.planned_state(recipe, policy, stores, data.spec)
-        num_passes = from_data.passes(data.training, loops, config.batch_size)
-        sizes = {"batch_size": config.batch_size, "train_batches": config.train_batches}
-        notes = from_data.notes(store, data.reads, data.training, data.held_out)
-        sketch = Sketch(
-            geometry={
-                **sizes,
-                **replay.reward_sizes(recipe),
-                "episodes": store.num_episodes,
-                "steps": store.num_transitions,
-            },
-            lines=replay.update_lines(recipe),
-            shapes=from_data.shapes(store, data.reads, config.batch_size),
-            title=from_data.TITLE,
-            usage=from_data.usage(num_passes),
-            data={
-                "passes": num_passes,
-                "gradient_samples": float(loops.total.updates * config.batch_size),
-            },
-            memory=replay.learner_bytes(policy, training),
-            estimates=replay.learner_estimates(recipe, training),
-            training=training,
-            disk=from_data.disk(store),
-            notes=[*notes, *_notes(recipe, data)],
-        )
-        store.close()
-        return sketch
-
-    def assemble(
-        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
-    ) -> Assembly:
-        data = open_data(recipe)
-        algorithm = make_learner(recipe, data, key)
-        counts = data.training.num_whole, data.training.num_transitions
-        if recipe.env is None:
-            tests: Tester = HeldOut(
-                lambda: judge(algorithm, data.held_out), None, data.held_out.num_episodes
-            )
-            return Assembly(algorithm, NoCollector(*counts), tests, data.spec)
-        workers = Workers(recipe.collector.threads)
-        own = make_policy(recipe.policy, data.spec, None)
-        tests = collecting.make_evaluator(recipe, key, workers, own)
-        return Assembly(algorithm, NoCollector(*counts, workers), tests, data.spec)
+def inputs(config: DatasetConfig, recipe: Recipe) -> Inputs:
+    """What a run learns from, with the dataset held open for it."""
+    data = open_data(config, recipe)
+    with torch.device("meta"):
+        policy = make_policy(recipe.policy, data.spec, None)
+    return Inputs(
+        spec=data.spec,
+        exactness=exactness(recipe),
+        deployed=policy,
+        evaluation_episodes=recipe.evaluation.episodes
+        if recipe.env
+        else data.held_out.num_episodes,
+        snapshot={},
+        num_groups=0,
+        data=data,
+    )
 
 
-def make_learner(recipe: Recipe, data: Data, key: Key) -> OffPolicy:
-    """A new one, on the recipe's device."""
-    policy = make_policy(recipe.policy, data.spec, key.child("policy"))
-    stores, where = data.shards(recipe.learner.shards), device(recipe)
-    return replay.make_algorithm(recipe, policy, stores, data.spec, key, where)
+def learner(run: Resolved, algorithm: OffPolicy) -> Learner:
+    """The learner with its counts, and its evaluation where no environment can be played."""
+    data: Data = run.data
+    counts = data.training.num_whole, data.training.num_transitions
+    if run.recipe.env is not None:
+        return Learner(algorithm, dataset=counts)
+    held_out = HeldOut(lambda: judge(algorithm, data.held_out), None, data.held_out.num_episodes)
+    return Learner(algorithm, dataset=counts, evaluator=held_out)
 
 
-def _exactness(recipe: Recipe) -> Exactness:
-    """Episodes of a test say which policy is the best: the environment counts as well."""
-    played = from_data.exactness(recipe) if recipe.env is None else recipe.env.exactness()
-    return from_data.exactness(recipe) if played.exact else played
+def plan(config: OffPolicyConfig, run: Resolved) -> PlanSection:
+    """The plan of a learner whose experience is a dataset."""
+    data: Data = run.data
+    store, loops = data.store, run.loops
+    training, rewards = config.planned(run, data.shards(run.recipe.learner.shards))
+    num_passes = passes(data.training, loops, config.batch_size)
+    return PlanSection(
+        geometry={
+            "batch_size": config.batch_size,
+            "train_batches": config.train_batches,
+            **rewards.geometry,
+            "episodes": store.num_episodes,
+            "steps": store.num_transitions,
+        },
+        lines=config.update_lines(rewards),
+        shapes=shapes(store, data.reads, config.batch_size),
+        title=TITLE,
+        usage=usage(num_passes),
+        data={
+            "passes": num_passes,
+            "gradient_samples": float(loops.total.updates * config.batch_size),
+        },
+        memory=config.learner_bytes(run, training),
+        estimates=config.estimates(run, training),
+        training=training,
+        disk=disk(store),
+        notes=[
+            *dataset_notes(store, data.reads, data.training, data.held_out),
+            *_notes(config, run.recipe, data),
+        ],
+    )
 
 
-def _notes(recipe: Recipe, data: Data) -> list[str]:
-    config, action = config_of(recipe), data.spec.action
+def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
+    action = data.spec.action
     notes = []
     unknown = data.store.labels.num_unrewarded
-    if unknown and isinstance(recipe.rewards, GivenConfig):
+    if unknown and recipe.rewards.uses_stored:
         notes.append(
             f"{unknown:,} of {data.store.num_episodes:,} episodes have no rewards, which count as "
             "0 here: the policy can only imitate them."
@@ -231,7 +238,7 @@ def _notes(recipe: Recipe, data: Data) -> list[str]:
             "policy learns there is scaled to the range they have in the dataset. An environment "
             "(--env.kind, --env.id or --env.task) gives its own range."
         )
-    if not isinstance(config, TD3Config) or config.behaviour_coef is None:
+    if not config.imitates:
         notes.append(
             "Nothing holds the policy to what is in the dataset: critics tend to believe in "
             "actions nobody took. algorithm td3 with --algorithm.behaviour-coef 0.4 does."
@@ -242,3 +249,55 @@ def _notes(recipe: Recipe, data: Data) -> list[str]:
             "newest is taken for the best."
         )
     return notes
+
+
+def shapes(store: EpisodeStore, reads: Collection[str], batch: int) -> dict[str, Any]:
+    """What is drawn of a dataset, `batch` steps at a time."""
+    return {
+        name: {
+            "dtype": spec.dtype,
+            "buffer": [store.num_transitions, *spec.shape],
+            "minibatch": [batch, *spec.shape],
+        }
+        for name, spec in store.geometry.specs_read(reads).items()
+    }
+
+
+TITLE = "Dataset: [steps, ...]"
+
+
+def passes(training: EpisodesOf, loops: Nest, batch: int) -> float:
+    """How often a run sees every step that is not held out, on average, in batches of a size."""
+    return loops.total.updates * batch / training.num_transitions
+
+
+def usage(num_passes: float) -> str:
+    """The same in words."""
+    return f"every step that is not held out is used {num_passes:,.1f} times in all, on average"
+
+
+def disk(store: EpisodeStore) -> dict[str, int]:
+    """Bytes of the dataset."""
+    return {"dataset": store.geometry.dataset_bytes(store.num_transitions, store.num_episodes)}
+
+
+def dataset_notes(
+    store: EpisodeStore, reads: Collection[str], training: EpisodesOf, held_out: EpisodesOf
+) -> list[str]:
+    """What the plan says of the dataset."""
+    unread = sorted(store.geometry.observations.keys() - set(reads))
+    said = [
+        f"{held_out.num_whole:,} of {store.num_episodes:,} episodes are held out for tests.",
+        "Curves are over gradient updates: nothing is collected.",
+    ]
+    if clips := training.num_clips + held_out.num_clips:
+        found = contrast(store.returns, store.lengths)
+        why = "" if found.enough else f", because {found.reason} and would teach no reward"
+        said.append(
+            f"{clips:,} clips that end before their episode does are added as failures{why} "
+            "(algorithm.add_truncated)."
+        )
+    if unread:
+        names = ", ".join(f"'{name}'" for name in unread)
+        said.append(f"Nothing reads {names} of the dataset: that stays on the disk.")
+    return said

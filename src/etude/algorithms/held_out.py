@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, field_validator
 
-from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
@@ -23,9 +22,10 @@ from etude.experience.contrast import contrast, draw_clips
 from etude.experience.store.episodes import EpisodeStore, Subsets, Transitions
 from etude.experience.store.intake import Steps
 from etude.experience.store.sampling import choose
+from etude.planning.kinds import AlgorithmConfig
 
 
-class DatasetConfig(Config):
+class DatasetConfig(AlgorithmConfig):
     """What is learned from a dataset, and what is kept from it."""
 
     dataset: str = Field(
@@ -49,10 +49,6 @@ class DatasetConfig(Config):
     def _whole_path(cls, dataset: str) -> str:
         """A run is found again from another folder, and so must be what it learns from."""
         return str(Path(dataset).absolute()) if dataset else dataset
-
-    def schedules(self, progress: float) -> dict[str, float]:
-        """The fields that change over a run: none."""
-        return {}
 
 
 def split_store(

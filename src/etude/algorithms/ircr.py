@@ -15,25 +15,34 @@ its batches are of open episodes and the rewards 0: nothing is known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from etude.algorithms.rewards import Batch, Experience
-from etude.core.config import Config
 from etude.core.contracts import Array, EnvSpec, Observations
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.store.episodes import Transitions
+from etude.planning.kinds import RewardsConfig
+from etude.planning.resolve import Resolved
 
 
-class IRCRConfig(Config):
+class IRCRConfig(RewardsConfig):
     """The return of the whole episode as every step's reward."""
+
+    from_returns: ClassVar[bool] = True
 
     kind: Literal["ircr"] = Field("ircr", description="Normalised return of the episode.")
     best: int = Field(10, ge=1, description="Episodes that half of each batch is drawn from.")
+
+    def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> IRCR:
+        source = IRCR(self, run.recipe.learner.shards, device)
+        if key is None:
+            source.plan(run.spec)
+        return source
 
 
 class Episodes(NamedTuple):

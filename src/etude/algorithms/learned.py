@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,14 +11,17 @@ import torch
 from pydantic import Field, field_validator
 
 from etude.algorithms.rewards import Batch, Experience
-from etude.core.config import Config
-from etude.core.contracts import ActionSpec
+from etude.core.contracts import ActionSpec, ArraySpec
+from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.models.reward_networks import RewardNetwork
+from etude.planning.kinds import RewardsConfig
+from etude.planning.loading import check_reads, load_taught
+from etude.planning.resolve import Resolved
 
 
-class LearnedConfig(Config):
+class LearnedConfig(RewardsConfig):
     """The reward that an earlier run learned."""
 
     kind: Literal["learned"] = Field("learned", description="By a reward network that is there.")
@@ -29,6 +32,18 @@ class LearnedConfig(Config):
     def _whole_path(cls, run: str) -> str:
         """The run is found again from another folder, and so must be this one."""
         return str(Path(run).absolute()) if run else run
+
+    def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
+        return load_taught(Path(self.run)).network.config.reads if self.run else ()
+
+    def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> LearnedRewards:
+        if not self.run:
+            raise UsageError(
+                "rewards.kind learned needs a run that learned them: --rewards.run RUN."
+            )
+        taught = load_taught(Path(self.run))
+        check_reads(taught.network, run.spec)
+        return LearnedRewards(taught.network, None if taught.action else run.spec.action, device)
 
 
 class LearnedRewards:

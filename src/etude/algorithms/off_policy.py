@@ -20,14 +20,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import nn
 
-from etude.algorithms.held_out import DatasetConfig, EpisodesOf
+from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
@@ -44,37 +43,8 @@ from etude.models.critics import Target
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments
 
-
-class OffPolicyConfig(DatasetConfig):
-    """What SAC and TD3 have in common."""
-
-    rollout_steps: int = Field(100, ge=1, description="Steps of every row in an iteration.")
-    train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")
-    batch_size: int = Field(256, ge=1, description="Transitions of one gradient, over all shards.")
-    warmup_steps: int = Field(
-        10_000, ge=0, description="Environment steps of random actions before the first gradient."
-    )
-    capacity: int = Field(
-        1_000_000, ge=1, description="Observations the replay holds before old episodes go."
-    )
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
-    polyak: float = Field(0.995, ge=0, le=1, description="What targets keep of themselves.")
-    target_interval: int = Field(
-        1, ge=1, description="Gradient steps from one move of the targets to the next."
-    )
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
-    adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
-    normalise_observations: bool = Field(
-        False, description="Shift and scale observations by what has been seen of them."
-    )
-
-    def idle_iterations(self, steps_per_iteration: int) -> int:
-        """The first iterations of a run, whose steps do not yet complete the warm-up."""
-        return max(-(-self.warmup_steps // steps_per_iteration) - 1, 0)
-
-    def is_warming_up(self, timesteps: int) -> bool:
-        """Whether so many steps are too few to learn from. A dataset is there from the start."""
-        return not self.dataset and timesteps < self.warmup_steps
+if TYPE_CHECKING:
+    from etude.algorithms.replay import OffPolicyConfig
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from etude.algorithms.on_policy import OnPolicyConfig
 from etude.algorithms.ppo_shard import Minibatch, Shard
 from etude.algorithms.rewards import GIVEN, OnPolicyRewards
-from etude.core.clock import Clock, IntervalText
-from etude.core.config import Config
+from etude.core.clock import Clock
 from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
@@ -49,16 +49,10 @@ from etude.models.normalise import RewardScaler, merge_moments
 from etude.models.policies import ActorCritic
 
 
-class PPOConfig(Config):
+class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation."""
 
     kind: Literal["ppo"] = Field("ppo", description="Proximal policy optimisation.")
-    rollout_steps: int = Field(32, ge=1, description="Steps of every row in an iteration.")
-    horizon: int = Field(
-        1, ge=1, description="Steps of a segment, the unit minibatches are drawn in; 1 for an MLP."
-    )
-    minibatch_size: int = Field(512, ge=1, description="Steps of one gradient, over all shards.")
-    update_epochs: int = Field(8, ge=1, description="Times an update visits the whole buffer.")
     learning_rate: float = Field(3e-4, gt=0, description="Adam's step size at the start.")
     final_learning_rate: float = Field(
         1.0,
@@ -117,24 +111,27 @@ class PPOConfig(Config):
         drawn = beta if self.sampling == "prioritised" else {}
         return {"learning_rate": _between(*rates, progress), **drawn}
 
+    @property
+    def may_stop_early(self) -> str | None:
+        return None if self.target_kl is None else "target_kl may end an update early"
 
-class LearnerConfig(Config):
-    """How learning is spread out. Shards and threads are part of a run's geometry."""
+    def coverage(self, geometry: SegmentGeometry) -> float:
+        """Equal priorities cover most: a minibatch leaves a segment out with 1 - 1/minibatches."""
+        if self.sampling == "uniform":
+            return 1.0
+        draws = geometry.num_minibatches * self.update_epochs
+        return 1.0 - (1.0 - 1.0 / geometry.num_minibatches) ** draws
 
-    shards: int = Field(1, ge=1, description="Parts of the buffer whose sums are taken in order.")
-    threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where learning happens.")
-    reduce: Literal["exact", "fast"] = Field(
-        "exact",
-        description="How ranks add gradients: in shard order, or as their number makes fastest.",
-    )
-    timeout: float = Field(
-        120.0, gt=3, description="Seconds without a sign of life until a rank is given up."
-    )
-    compare_every: IntervalText = Field(
-        "10 iterations",
-        description="How often ranks compare their weights; before a save they always do.",
-    )
+    def make(
+        self,
+        policy: ActorCritic,
+        geometry: SegmentGeometry,
+        buffers: Sequence[SegmentBuffer],
+        device: torch.device,
+        rewards: OnPolicyRewards,
+        ranks: Ranks,
+    ) -> PPO:
+        return PPO(self, policy, geometry, buffers, device, rewards, ranks)
 
 
 class PPO:

@@ -7,45 +7,23 @@ the reward network stands in a checkpoint's `policy/`. `held_out.py` says what i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
 
-from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split_store
-from etude.algorithms.rrd import RRD, RRDConfig
+from etude.algorithms.held_out import EpisodesOf, split_store
+from etude.algorithms.rrd import RRD
 from etude.core.clock import Clock
 from etude.core.contracts import ActionSpec, Array, BatchMetrics, Broadcast, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Transitions
+from etude.experience.store.episodes import EpisodeStore, Transitions
 from etude.models.reward_networks import RewardNetwork, make_reward_network, rewards_of
 
-
-class RewardOnlyConfig(DatasetConfig):
-    """A reward network from a dataset."""
-
-    kind: Literal["reward-only"] = Field("reward-only", description="Rewards from a dataset.")
-    train_batches: int = Field(50, ge=1, description="Gradient steps of an iteration.")
-    rrd: RRDConfig = Field(RRDConfig.image(reads=()), description="Return decomposition.")
-    progress: str | None = Field(
-        None, description="Observation of one number a step that says how far the task is."
-    )
-    action_sizes: tuple[PositiveInt, ...] = Field(
-        (), description="Choices of each discrete action; box actions have none."
-    )
-
-    def found_in(self, store: StoreGeometry) -> Self:
-        """With the observations that are read chosen from what there is, if none are given."""
-        network = self.rrd.network.found_in(store.observations, but=self.progress)
-        return self.model_copy(update={"rrd": self.rrd.model_copy(update={"network": network})})
-
-    @property
-    def reads(self) -> set[str]:
-        """The observations that are looked at."""
-        return {*self.rrd.network.reads, *([self.progress] if self.progress else [])}
+if TYPE_CHECKING:
+    from etude.algorithms.reward_only import RewardOnlyConfig
 
 
 class RewardOnly:

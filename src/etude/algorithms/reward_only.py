@@ -1,77 +1,98 @@
-"""Reward-only learning as the app sees it: a dataset in place of environments."""
+"""Reward-only learning: a dataset in place of environments, and its part of a plan."""
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar, Literal, Self
 
-from etude.algorithms import from_data
-from etude.algorithms.held_out import split_store
-from etude.algorithms.reward_model import RewardOnlyConfig, action_of, make_reward_only
-from etude.algorithms.rrd import num_bytes
-from etude.core.clock import Clock, Nest
+import torch
+from pydantic import Field, PositiveInt
+
+from etude.algorithms import from_dataset
+from etude.algorithms.held_out import DatasetConfig, split_store
+from etude.algorithms.reward_model import action_of, make_reward_only
+from etude.algorithms.rrd import RRDConfig, num_bytes
+from etude.core.clock import Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
-from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.models.reward_networks import make_reward_network
-from etude.planning.kinds import Assembly, Sketch, World, device
+from etude.planning.kinds import Inputs, Learner, PlanSection
 from etude.planning.recipe import Recipe
-from etude.rollout.local import NoCollector
+from etude.planning.resolve import Resolved
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import HeldOut
 
 
-def _config(recipe: Recipe) -> RewardOnlyConfig:
-    assert isinstance(recipe.algorithm, RewardOnlyConfig)
-    return recipe.algorithm
+class RewardOnlyConfig(DatasetConfig):
+    """A reward network from a dataset."""
 
+    report: ClassVar[str] = "etude.reports.rewards:examine"
 
-def open_data(recipe: Recipe) -> tuple[RewardOnlyConfig, EpisodeStore]:
-    """The dataset of a recipe, and its config with the observations that are read of it."""
-    config = _config(recipe)
-    config = config.found_in(from_data.look_into(config))
-    return config, from_data.open_dataset(config, config.reads)
+    kind: Literal["reward-only"] = Field("reward-only", description="Rewards from a dataset.")
+    train_batches: int = Field(50, ge=1, description="Gradient steps of an iteration.")
+    rrd: RRDConfig = Field(RRDConfig.image(reads=()), description="Return decomposition.")
+    progress: str | None = Field(
+        None, description="Observation of one number a step that says how far the task is."
+    )
+    action_sizes: tuple[PositiveInt, ...] = Field(
+        (), description="Choices of each discrete action; box actions have none."
+    )
 
+    def found_in(self, store: StoreGeometry) -> Self:
+        """With the observations that are read chosen from what there is, if none are given."""
+        network = self.rrd.network.found_in(store.observations, but=self.progress)
+        return self.model_copy(update={"rrd": self.rrd.model_copy(update={"network": network})})
 
-def _spec(config: RewardOnlyConfig, store: EpisodeStore) -> EnvSpec:
-    """The dataset as an environment would describe itself."""
-    longest = store.geometry.max_episode_steps
-    return EnvSpec(store.geometry.observations, action_of(config, store), longest)
+    @property
+    def read_names(self) -> set[str]:
+        """The observations that are looked at."""
+        return {*self.rrd.network.reads, *([self.progress] if self.progress else [])}
 
-
-class RewardOnlyMethod:
-    """A `Method`: nothing is collected, and what is learned is a reward."""
-
-    takes_ranks = False
-
-    def nest(self, recipe: Recipe) -> Nest:
+    def loops(self, recipe: Recipe, geometry: None) -> Nest:
         if recipe.learner.shards > 1:
             raise UsageError("A reward is learned in one shard: leave learner.shards at 1.")
-        from_data.refuse_collection(recipe)
-        _config(recipe).rrd.subsets_per_shard(1)
-        return Nest.of(recipe.clock, 0, _config(recipe).train_batches)
+        from_dataset.refuse_collection(recipe)
+        self.rrd.check(1)
+        return Nest.of(recipe.clock, 0, self.train_batches)
 
-    def look(self, recipe: Recipe) -> World:
-        config, store = open_data(recipe)
-        spec = _spec(config, store)
+    def inputs(self, recipe: Recipe) -> Inputs:
+        config, store = open_data(self)
+        action = action_of(config, store)
+        spec = EnvSpec(store.geometry.observations, action, store.geometry.max_episode_steps)
         with torch.device("meta"):
-            network = make_reward_network(config.rrd.network, spec.observations, spec.action, None)
+            network = make_reward_network(config.rrd.network, spec.observations, action, None)
         _, held_out = split_store(store, config)
-        store.close()
-        return World(spec, from_data.exactness(recipe), network, {}, 0, held_out.num_episodes)
+        return Inputs(
+            spec=spec,
+            exactness=from_dataset.exactness(recipe.model_copy(update={"env": None})),
+            deployed=network,
+            evaluation_episodes=held_out.num_episodes,
+            snapshot={},
+            num_groups=0,
+            data=(config, store),
+        )
 
-    def sketch(self, recipe: Recipe, world: World) -> Sketch:
-        (config, store), loops = open_data(recipe), self.nest(recipe)
+    def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
+        config, store = run.data
+        algorithm = make_reward_only(config, store, run.device, key.child("reward"))
+        score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
+        held_out = HeldOut(algorithm.evaluate, score, algorithm.held_out.num_episodes)
+        counts = algorithm.training.num_whole, algorithm.training.num_transitions
+        return Learner(algorithm, dataset=counts, evaluator=held_out)
+
+    def plan(self, run: Resolved) -> PlanSection:
+        (config, store), loops = run.data, run.loops
         with torch.device("meta"):
             algorithm = make_reward_only(config, store, torch.device("meta"), None)
         rrd = config.rrd
-        num_passes = from_data.passes(algorithm.training, loops, rrd.rrd_batch_size)
+        num_passes = from_dataset.passes(algorithm.training, loops, rrd.rrd_batch_size)
         subsets = rrd.rrd_batch_size // rrd.rrd_sample_size
-        model = sum(p.nbytes for p in world.deployed.parameters())
-        seen = algorithm.rrd.network.observations.values()
-        images = sum(spec.num_bytes for spec in seen if len(spec.shape) == 3)
-        sketch = Sketch(
+        model = sum(p.nbytes for p in run.deployed.parameters())
+        read = algorithm.rrd.network.observations.values()
+        images = sum(spec.num_bytes for spec in read if len(spec.shape) == 3)
+        return PlanSection(
             geometry={
                 "train_batches": config.train_batches,
                 "rrd_batch_size": rrd.rrd_batch_size,
@@ -83,9 +104,9 @@ class RewardOnlyMethod:
                 f"update: {config.train_batches:,} batches of {subsets:,} episodes x "
                 f"{rrd.rrd_sample_size:,} of their steps = {rrd.rrd_batch_size:,}"
             ],
-            shapes=from_data.shapes(store, config.reads, rrd.rrd_batch_size),
-            title=from_data.TITLE,
-            usage=from_data.usage(num_passes),
+            shapes=from_dataset.shapes(store, config.read_names, rrd.rrd_batch_size),
+            title=from_dataset.TITLE,
+            usage=from_dataset.usage(num_passes),
             data={
                 "passes": num_passes,
                 "gradient_samples": float(loops.total.updates * rrd.rrd_batch_size),
@@ -94,19 +115,14 @@ class RewardOnlyMethod:
             # What the layers of an encoder keep, in float32, over the pictures themselves.
             estimates={"workspace": num_bytes(rrd, algorithm.rrd.network) + 16 * images},
             training=algorithm.state_dict(),
-            disk=from_data.disk(store),
-            notes=from_data.notes(store, config.reads, algorithm.training, algorithm.held_out),
+            disk=from_dataset.disk(store),
+            notes=from_dataset.dataset_notes(
+                store, config.read_names, algorithm.training, algorithm.held_out
+            ),
         )
-        store.close()
-        return sketch
 
-    def assemble(
-        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
-    ) -> Assembly:
-        config, store = open_data(recipe)
-        algorithm = make_reward_only(config, store, device(recipe), key.child("reward"))
-        score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
-        tests = HeldOut(algorithm.evaluate, score, algorithm.held_out.num_episodes)
-        learned = algorithm.training
-        collector = NoCollector(learned.num_whole, learned.num_transitions)
-        return Assembly(algorithm, collector, tests, _spec(config, store))
+
+def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, EpisodeStore]:
+    """The dataset, and the config with the observations that are read of it."""
+    config = config.found_in(from_dataset.look_into(config))
+    return config, from_dataset.open_dataset(config, config.read_names)

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from etude.core.config import Config
 from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
 from etude.core.keys import Key
+from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import Tree
 from etude.experience.store.episodes import Subsets, Transitions
+from etude.planning.kinds import RewardsConfig
+from etude.planning.resolve import Resolved
 
 
 class Experience(Protocol):
@@ -103,10 +105,22 @@ class RewardSource(Protocol):
     def load_state_dict(self, state: Tree) -> None: ...
 
 
-class GivenConfig(Config):
+class GivenConfig(RewardsConfig):
     """The environment's own rewards."""
 
     kind: Literal["given"] = Field("given", description="As the environment gives them.")
+
+    @property
+    def uses_stored(self) -> bool:
+        return True
+
+    def for_rollouts(
+        self, run: Resolved, key: Key | None, device: torch.device, ranks: Ranks = ALONE
+    ) -> OnPolicyGiven:
+        return GIVEN
+
+    def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> GivenRewards:
+        return GivenRewards(device)
 
 
 class GivenRewards:

@@ -31,16 +31,15 @@ Between these the normaliser is frozen.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from etude.algorithms.rewards import Batch, Experience
-from etude.core.config import Config
-from etude.core.contracts import Array
+from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
@@ -49,15 +48,24 @@ from etude.experience.store.episodes import Subsets, Transitions
 from etude.learning.adam import Adam
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments
-from etude.models.reward_networks import RewardNetwork, RewardNetworkConfig
+from etude.models.reward_networks import (
+    RewardNetwork,
+    RewardNetworkConfig,
+    make_reward_network,
+)
+from etude.planning.kinds import RewardsConfig, RewardsSection
+from etude.planning.resolve import Resolved
 
 MOST_MOMENTS = 4096
 """Steps of a shard that are drawn for the normaliser at a time; the mean of a column is
 then known to 1.6 % of its spread."""
 
 
-class RRDConfig(Config):
+class RRDConfig(RewardsConfig):
     """Rewards learned from returns by randomised return decomposition."""
+
+    from_returns: ClassVar[bool] = True
+    from_clips: ClassVar[bool] = True
 
     kind: Literal["rrd"] = Field("rrd", description="Randomised return decomposition.")
     loss: Literal["unbiased", "biased"] = Field(
@@ -86,6 +94,27 @@ class RRDConfig(Config):
         """The reference's sizes for images, one subset of 32; targets in units of their spread."""
         network = RewardNetworkConfig(reads=reads)
         return cls(rrd_batch_size=32, rrd_sample_size=32, normalise_targets=True, network=network)
+
+    def check(self, shards: int) -> None:
+        self.subsets_per_shard(shards)
+
+    def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
+        return self.network.found_in(observations).reads
+
+    def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> RRD:
+        spec = run.spec
+        with torch.device("meta" if key is None else "cpu"):
+            network = make_reward_network(self.network, spec.observations, spec.action, key)
+        return RRD(self, network, run.recipe.learner.shards, device)
+
+    def plan(self, source: RRD) -> RewardsSection:
+        subsets = self.rrd_batch_size // self.rrd_sample_size
+        line = (
+            f"before each, one of the reward model: {subsets:,} episodes x "
+            f"{self.rrd_sample_size:,} of their steps = {self.rrd_batch_size:,}"
+        )
+        names = ("rrd_batch_size", "rrd_sample_size")
+        return RewardsSection([line], {name: getattr(self, name) for name in names}, {}, 0)
 
     def subsets_per_shard(self, shards: int) -> int:
         """Subsets that each shard contributes to a gradient; refuses sizes that do not divide."""

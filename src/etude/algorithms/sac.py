@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch.nn import functional
 
 from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from etude.algorithms.off_policy import OffPolicy
+from etude.algorithms.replay import OffPolicyConfig
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
@@ -38,6 +39,8 @@ from etude.models.actors import SquashedPolicy
 
 class SACConfig(OffPolicyConfig):
     """Soft actor-critic."""
+
+    policies: ClassVar[str] = "squashed"
 
     kind: Literal["sac"] = Field("sac", description="Soft actor-critic.")
     alpha: float | None = Field(
@@ -53,6 +56,16 @@ class SACConfig(OffPolicyConfig):
         None,
         description="Entropy a learned price holds; minus the action's dimensions if not given.",
     )
+
+    def make(
+        self,
+        policy: Any,
+        stores: Sequence[EpisodeStore | EpisodesOf],
+        rewards: RewardSource,
+        key: Key,
+        device: torch.device,
+    ) -> SAC:
+        return SAC(self, policy, stores, rewards, key, device)
 
 
 class SAC(OffPolicy):

@@ -18,14 +18,15 @@ the one of stable-baselines3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch.nn import functional
 
 from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from etude.algorithms.off_policy import OffPolicy
+from etude.algorithms.replay import OffPolicyConfig
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
@@ -42,6 +43,8 @@ _TINY = 1e-8
 class TD3Config(OffPolicyConfig):
     """Twin delayed deep deterministic policy gradient."""
 
+    policies: ClassVar[str] = "deterministic"
+
     kind: Literal["td3"] = Field("td3", description="Twin delayed DDPG.")
     exploration: float = Field(0.1, ge=0, description="Spread of the noise actions explore with.")
     target_noise: float = Field(0.2, ge=0, description="Spread of the noise on target actions.")
@@ -56,6 +59,20 @@ class TD3Config(OffPolicyConfig):
     target_interval: int = Field(
         2, ge=1, description="Gradient steps from one move of the targets to the next."
     )
+
+    @property
+    def imitates(self) -> bool:
+        return self.behaviour_coef is not None
+
+    def make(
+        self,
+        policy: Any,
+        stores: Sequence[EpisodeStore | EpisodesOf],
+        rewards: RewardSource,
+        key: Key,
+        device: torch.device,
+    ) -> TD3:
+        return TD3(self, policy, stores, rewards, key, device)
 
 
 class TD3(OffPolicy):

@@ -15,7 +15,7 @@ from typing import Annotated
 import tyro
 from pydantic import Field, ValidationError
 
-from etude.api import Run, resume, silent, train
+from etude.api import Run, plan, resume, silent, train
 from etude.cli import doctor
 from etude.cli.environments import env_config
 from etude.cli.options import Verbs, parse, run_verb, spelled_out, with_env
@@ -29,7 +29,6 @@ from etude.metrics.rows import is_offline, step_of
 from etude.planning import page as plan_view
 from etude.planning import recipes
 from etude.planning.out_of_memory import explained
-from etude.planning.plan import make_plan
 from etude.planning.recipe import Recipe
 from etude.reports import evaluating, fsck, play
 from etude.rollout.local import Placement
@@ -196,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _target(verb: str, arguments: list[str]) -> tuple[Recipe, list[str]]:
     """The recipe that is named first, and the options after it."""
     if not arguments or arguments[0].startswith("-"):
-        names = ", ".join(recipes.CATALOG)
+        names = ", ".join(recipes.names())
         raise UsageError(f"Name a recipe first: etude {verb} RECIPE ... (one of {names}).")
     name, rest = arguments[0], spelled_out(arguments[1:])
     vouch(text.partition("=")[2] or text for text in rest)
@@ -205,7 +204,7 @@ def _target(verb: str, arguments: list[str]) -> tuple[Recipe, list[str]]:
 
 def _list(arguments: list[str]) -> None:
     command = parse("list", ListCommand, arguments)
-    known = {name: recipes.purpose(name) for name in recipes.CATALOG}
+    known = {name: recipes.purpose(name) for name in recipes.names()}
     if command.json_output:
         print(json.dumps(known, indent=2))
         return
@@ -220,17 +219,17 @@ def _plan(arguments: list[str]) -> None:
     width = shutil.get_terminal_size((100, 24)).columns
     if command.compare is not None:
         field, variants = _variants(command.recipe, command.compare)
-        plans = [(value, make_plan(variant, command.measure)) for value, variant in variants]
+        plans = [(value, plan(variant, command.measure)) for value, variant in variants]
         if command.json_output:
             print(json.dumps({value: plan.to_json() for value, plan in plans}, indent=2))
         else:
             print(plan_view.compare(field, plans, width), end="")
         return
-    plan = make_plan(command.recipe, command.measure)
+    made = plan(command.recipe, command.measure)
     if command.json_output:
-        print(json.dumps(plan.to_json(), indent=2))
+        print(json.dumps(made.to_json(), indent=2))
     else:
-        print(plan_view.render(plan, width, color=sys.stdout.isatty()), end="")
+        print(plan_view.render(made, width, color=sys.stdout.isatty()), end="")
 
 
 def _variants(recipe: Recipe, text: str) -> tuple[str, list[tuple[str, Recipe]]]:

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from etude.cli.environments import ENVS
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.explain import explain, nearest
-from etude.planning.recipe import REWARDS, Recipe
+from etude.envs.config import ENVS
+from etude.planning.kinds import REWARDS
+from etude.planning.recipe import Recipe
 
 C = TypeVar("C", bound=Config)
 Verbs = dict[str, Callable[[list[str]], int | None]]
@@ -79,18 +80,18 @@ def spelled_out(arguments: list[str]) -> list[str]:
 def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
     """The recipe with the environment and the reward source that options ask for: `--env.id`,
     `--env.kind`, `--env.task`, `--env.parallel`, `--rewards.kind`."""
-    kind = ENVS.get(_value_of("--env.kind", arguments) or "")
-    if kind is not None and kind.named_by is None and not isinstance(recipe.env, kind.config):
-        recipe = recipe.model_copy(update={"env": kind.config()})
-    for entry in ENVS.values():
-        value = _value_of(f"--env.{entry.named_by}", arguments) if entry.named_by else None
-        if value is not None and not isinstance(recipe.env, entry.config):
-            named = entry.config.model_validate({entry.named_by: value} if value else {})
+    for section, registry in (("env", ENVS), ("rewards", REWARDS)):
+        kind = _value_of(f"--{section}.kind", arguments)
+        there = getattr(recipe, section)
+        if kind and registry.has(kind) and (there is None or there.kind != kind):
+            recipe = recipe.model_copy(update={section: registry.make(kind)})
+    for kind in ENVS.names():
+        config = ENVS.load(kind)
+        value = _value_of(f"--env.{config.named_by}", arguments) if config.named_by else None
+        if value is not None and not isinstance(recipe.env, config):
+            named = config.model_validate({config.named_by: value} if value else {})
             recipe = recipe.model_copy(update={"env": named})
             break
-    rewards = REWARDS.get(_value_of("--rewards.kind", arguments) or recipe.rewards.kind)
-    if rewards is not None and not isinstance(recipe.rewards, rewards):
-        recipe = recipe.model_copy(update={"rewards": rewards()})
     return recipe
 
 

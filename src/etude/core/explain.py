@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from etude.core.config import KindError
+
 _WANTED = {
     "missing": "is missing: add it",
     "int": "must be a whole number",
@@ -45,6 +47,11 @@ def explain(
     problems = error.errors(include_url=False)
     for problem in problems[:MOST]:
         path, owner = _place(problem["loc"], model)
+        inner = problem.get("ctx", {}).get("error")
+        if isinstance(inner, KindError):
+            said = explain(inner.error, inner.model, f"{prefix}{path}.", option)
+            sentences[path] = said.removesuffix(".")
+            continue
         name = shown(f"{prefix}{path}", option) if path else ""
         if problem["type"] == "extra_forbidden":
             near = _meant(path, owner, model)

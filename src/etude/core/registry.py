@@ -21,19 +21,11 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 from pydantic_core import PydanticKnownError
 
-from etude.core.config import Config
+from etude.core.config import Config, KindError
 from etude.core.errors import UsageError
 from etude.core.imports import describe, load_object
 
 C = TypeVar("C", bound=Config)
-
-
-class KindError(ValueError):
-    """A config that its kind refuses; `explain` names the fields."""
-
-    def __init__(self, error: ValidationError, model: type[Config]) -> None:
-        super().__init__(str(error))
-        self.error, self.model = error, model
 
 
 class Registry(Generic[C]):
@@ -49,6 +41,10 @@ class Registry(Generic[C]):
     def names(self) -> list[str]:
         """Every known kind, those of this package first."""
         return [*(self._built_in() | _installed(self.group))]
+
+    def has(self, name: str) -> bool:
+        """Whether there may be such a kind."""
+        return name in self._built_in() or name in _installed(self.group) or ":" in name
 
     def source(self, name: str) -> str:
         """Where a kind comes from: "" for this package, otherwise the package that brings it."""
@@ -84,6 +80,8 @@ class Registry(Generic[C]):
 
     def validate(self, value: Any) -> C:
         """A config from plain data with the field `kind`; one that is made already stays."""
+        if isinstance(value, Config) and type(value) is not self.load(value.kind):  # type: ignore[attr-defined]
+            value = value.model_dump()
         if not isinstance(value, dict):
             return cast(C, value)
         if "kind" not in value:

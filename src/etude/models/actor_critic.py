@@ -20,6 +20,8 @@ from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Layers, Units
 
 CONTRACT_FORMAT = 1
+_RECURRENT = 24
+"""float32 numbers a recurrent layer keeps per step and unit: gates, states, their gradients."""
 
 
 class PolicyConfig(Config):
@@ -42,6 +44,33 @@ class PolicyConfig(Config):
     critic_reads: tuple[str, ...] = Field(
         ("state",), min_length=1, description="Observations the value reads."
     )
+
+    @property
+    def family(self) -> str:
+        """What it is to a learner: "actor-critic" for PPO, or an actor whose critics the learner
+        has, "squashed" for SAC and "deterministic" for TD3."""
+        return self.kind if self.kind in ("squashed", "deterministic") else "actor-critic"
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has a state that lasts from step to step."""
+        return self.kind in ("lstm", "gru")
+
+    def num_activations(self, action_size: int) -> int:
+        """About how many float32 numbers a gradient keeps per step."""
+        layers = 2 * sum(self.hidden) + 2 * action_size
+        return layers + _RECURRENT * self.units if self.is_recurrent else 2 * layers
+
+    def build(
+        self,
+        observations: dict[str, ArraySpec],
+        action: ActionSpec,
+        generator: torch.Generator | None,
+    ) -> BasePolicy:
+        """A new policy. Its weights are drawn from the generator; None when they are loaded."""
+        from etude.models import policies  # which are made of what is below
+
+        return policies.CLASSES[self.kind](self, observations, action, generator)
 
 
 class Judgement(NamedTuple):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
+from typing import Annotated
 
+import torch
+from pydantic import BeforeValidator, SerializeAsAny
+
+from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.models.actor_critic import (
     CONTRACT_FORMAT,
@@ -72,31 +78,31 @@ class MlpPolicy(ActorCritic):
         return self.critic(features["critic"]).squeeze(-1)  # type: ignore[no-any-return]
 
 
-POLICIES: dict[str, type[MlpPolicy | RecurrentPolicy | SquashedPolicy | DeterministicPolicy]] = {
+CLASSES: dict[str, type[MlpPolicy | RecurrentPolicy | SquashedPolicy | DeterministicPolicy]] = {
     "mlp": MlpPolicy,
     "lstm": RecurrentPolicy,
     "gru": RecurrentPolicy,
     "squashed": SquashedPolicy,
     "deterministic": DeterministicPolicy,
 }
+POLICIES: Registry[PolicyConfig] = Registry(
+    "policy",
+    "etude.policies",
+    "etude.models.actor_critic:PolicyConfig",
+    ("etude.models:POLICIES",),
+)
 
 
 def make_policy(config: PolicyConfig, env: EnvSpec, key: Key | None) -> BasePolicy:
     """A new policy for an environment, its weights drawn from `key`; None when they are loaded."""
-    return _build(config, env.observations, env.action, key)
-
-
-def _build(
-    config: PolicyConfig, observations: dict[str, ArraySpec], action: ActionSpec, key: Key | None
-) -> BasePolicy:
     generator = None if key is None else torch.Generator().manual_seed(key.integer())
-    return POLICIES[config.kind](config, observations, action, generator)
+    return config.build(env.observations, env.action, generator)
 
 
 class PolicyContract(Contract):
     """What `BasePolicy.contract` gives."""
 
-    policy: PolicyConfig
+    policy: Annotated[SerializeAsAny[PolicyConfig], BeforeValidator(POLICIES.validate)]
 
 
 def policy_from_contract(contract: Tree, arrays: Tree) -> BasePolicy:
@@ -107,7 +113,12 @@ def policy_from_contract(contract: Tree, arrays: Tree) -> BasePolicy:
             f"reads format {CONTRACT_FORMAT}."
         )
 
-    def make(said: PolicyContract) -> BasePolicy:
-        return _build(said.policy, said.observations, said.action, None)
-
-    return rebuild(PolicyContract, contract, arrays, make)
+    kind = contract["policy"].get("kind") if isinstance(contract.get("policy"), dict) else None
+    if isinstance(kind, str):  # A file must not choose which code runs.
+        trust.doubt([kind], Path("contract.json"), trust=False)
+    return rebuild(
+        PolicyContract,
+        contract,
+        arrays,
+        lambda said: said.policy.build(said.observations, said.action, None),
+    )

@@ -1,22 +1,34 @@
-"""What the app must know of a kind of algorithm: its loops, its parts, and its lines in a plan."""
+"""What a kind of algorithm and a kind of reward source offer to whoever plans and builds a run.
+
+A new algorithm derives its config from `AlgorithmConfig`, or from `OnPolicyConfig` or
+`OffPolicyConfig`, which do most of it; a new reward source from `RewardsConfig`. Registered under
+an entry point, or named by module:Class, it is planned, trained and resumed like those of this
+package.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from etude.core.clock import Clock, Nest
-from etude.core.contracts import Algorithm, Collector, EnvSpec, Exactness
+from etude.core.clock import Nest
+from etude.core.config import Config
+from etude.core.contracts import Algorithm, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.ranks import Ranks
+from etude.core.ranks import ALONE, Ranks
+from etude.core.registry import Registry
 from etude.core.trees import Tree
-from etude.planning.recipe import Recipe
+from etude.experience.segments import SegmentBuffer
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import Tester
+
+if TYPE_CHECKING:
+    from etude.planning.recipe import Recipe
+    from etude.planning.resolve import Resolved
 
 
 class Deployable(Protocol):
@@ -29,32 +41,37 @@ class Deployable(Protocol):
     def contract(self) -> Tree: ...
 
 
-class World(NamedTuple):
-    """What a run learns from, looked at before it starts."""
+class Inputs(NamedTuple):
+    """What a run learns from, found out before it starts."""
 
     spec: EnvSpec
     exactness: Exactness
     deployed: Deployable
-    """On the meta device."""
+    """The policy (or reward network) that the run will have learned, on the meta device."""
+    evaluation_episodes: int
+    """Of one evaluation."""
     snapshot: Tree
     """One group's; {} where nothing is collected."""
     num_groups: int
-    test_episodes: int
-    """Of one evaluation."""
+    data: Any = None
+    """The dataset that is learned from, as the algorithm opened it."""
 
 
-class Assembly(NamedTuple):
-    """The parts of a run that depend on what it learns, and from what."""
+class Learner(NamedTuple):
+    """A new algorithm, and what the run around it must know."""
 
     algorithm: Algorithm
-    collector: Collector
-    evaluator: Tester
-    spec: EnvSpec
+    buffers: Sequence[SegmentBuffer] = ()
+    """What collectors fill in turn; none where nothing is collected."""
+    dataset: tuple[int, int] = (0, 0)
+    """(episodes, steps) that are learned from, where nothing is collected."""
+    evaluator: Tester | None = None
+    """Where an evaluation is no episodes in an environment."""
 
 
 @dataclass(frozen=True)
-class Sketch:
-    """What a method adds to a plan."""
+class PlanSection:
+    """What an algorithm adds to a plan."""
 
     geometry: dict[str, int]
     lines: list[str]
@@ -79,36 +96,123 @@ class Sketch:
     notes: list[str] = field(default_factory=list)
 
 
-class Method(Protocol):
-    """One kind of algorithm."""
+class AlgorithmConfig(Config):
+    """The base of every algorithm's config; `kind` is its name in a recipe."""
+
+    takes_ranks: ClassVar[bool] = False
+    """Whether several processes can share its shards."""
+    policies: ClassVar[str] = ""
+    """The family of policies that it trains, see `PolicyConfig.family`."""
+    report: ClassVar[str] = "etude.reports.offline:examine"
+    """What `etude eval` does with a run that has no environment, as module:function."""
+
+    if TYPE_CHECKING:
+        kind: str
+
+    def schedules(self, progress: float) -> dict[str, float]:
+        """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
+        return {}
+
+    def geometry(self, recipe: Recipe) -> Any:
+        """How sizes divide, worked out once; refuses those that do not."""
+        return None
+
+    def loops(self, recipe: Recipe, geometry: Any) -> Nest:
+        """The loops of a run: steps and gradient steps of an iteration."""
+        raise NotImplementedError
+
+    def inputs(self, recipe: Recipe) -> Inputs | None:
+        """The dataset that is learned from; None for learning in the recipe's environment."""
+        return None
+
+    def plan(self, run: Resolved) -> PlanSection:
+        """Its part of the plan."""
+        raise NotImplementedError
+
+    def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
+        """A new learner, or this rank's part of it, at the state of a fresh start."""
+        raise NotImplementedError
+
+
+class RewardsSection(NamedTuple):
+    """What a reward source adds to a plan."""
+
+    lines: list[str]
+    geometry: dict[str, int]
+    memory: dict[str, int]
+    """Bytes that are exact, beside its state."""
+    workspace: int
+    """Bytes of a gradient, estimated."""
+
+
+class RewardsConfig(Config):
+    """The base of every reward source's config; `kind` is its name in a recipe.
+
+    A source of rewards for PPO defines `for_rollouts`, one for SAC and TD3 `for_replay`.
+    """
+
+    from_returns: ClassVar[bool] = False
+    """Whether rewards are learned from returns of episodes, which a dataset must then have."""
+    from_clips: ClassVar[bool] = False
+    """Whether clips of episodes teach it something as well."""
+
+    if TYPE_CHECKING:
+        kind: str
 
     @property
-    def takes_ranks(self) -> bool:
-        """Whether several processes can share its shards."""
-        ...
+    def uses_stored(self) -> bool:
+        """Whether the rewards that experience was stored with are learned from."""
+        return False
 
-    def nest(self, recipe: Recipe) -> Nest:
-        """The loops; refuses sizes that do not divide."""
-        ...
+    @property
+    def num_updates(self) -> int:
+        """Gradient steps of an iteration that are counted as its own."""
+        return 0
 
-    def look(self, recipe: Recipe) -> World:
-        """What there is to learn from; refuses what cannot be learned from."""
-        ...
+    def check(self, shards: int) -> None:
+        """Refuse sizes that do not divide over the shards."""
 
-    def sketch(self, recipe: Recipe, world: World) -> Sketch:
-        """Its part of the plan."""
-        ...
+    def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
+        """The observations of a dataset that it looks at."""
+        return ()
 
-    def assemble(
-        self, recipe: Recipe, key: Key, folder: RunFolder, clock: Clock, ranks: Ranks
-    ) -> Assembly:
-        """Its parts of a run, or this rank's of them, at the state of a fresh start."""
-        ...
+    def for_rollouts(
+        self, run: Resolved, key: Key | None, device: torch.device, ranks: Ranks = ALONE
+    ) -> Any:
+        """An `OnPolicyRewards`; without a key its weights are not drawn."""
+        raise NotImplementedError
+
+    def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> Any:
+        """A `RewardSource`; without a key its weights are not drawn."""
+        raise NotImplementedError
+
+    def require_rollouts(self, algorithm: str) -> None:
+        """Refuse a source that has nothing to say of fresh experience."""
+        if type(self).for_rollouts is RewardsConfig.for_rollouts:
+            raise UsageError(
+                f"{algorithm} learns from the environment's rewards as they come, and rewards.kind "
+                f"{self.kind} from replayed ones: use algorithm sac or td3."
+            )
+
+    def require_replay(self, algorithm: str) -> None:
+        """Refuse a source that has nothing to say of replayed experience."""
+        if type(self).for_replay is RewardsConfig.for_replay:
+            raise UsageError(
+                f"rewards.kind {self.kind} judges the motion of the policy that acts, and "
+                f"{algorithm} replays that of older ones: use algorithm ppo."
+            )
+
+    def plan(self, source: Any) -> RewardsSection:
+        """Its part of the plan; `source` was made on the meta device."""
+        return RewardsSection([], {}, {}, 0)
 
 
-def device(recipe: Recipe) -> torch.device:
-    """Where the learner computes."""
-    choice, there = recipe.learner.device, torch.cuda.is_available()
-    if choice == "cuda" and not there:
-        raise UsageError("learner.device is cuda, but no GPU was found: use auto or cpu.")
-    return torch.device("cuda" if there and choice != "cpu" else "cpu")
+ALGORITHMS: Registry[AlgorithmConfig] = Registry(
+    "algorithm",
+    "etude.algorithms",
+    "etude.planning.kinds:AlgorithmConfig",
+    ("etude.algorithms:ALGORITHMS",),
+)
+REWARDS: Registry[RewardsConfig] = Registry(
+    "rewards", "etude.rewards", "etude.planning.kinds:RewardsConfig", ("etude.algorithms:REWARDS",)
+)

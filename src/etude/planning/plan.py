@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from etude.building.build import (
-    build,
-    check_ranks,
-    checked_start,
-    make_curriculum,
-    method_of,
-    nest,
-)
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
 from etude.metrics.board import Board
 from etude.motion.curriculum import floor
 from etude.planning import memory
-from etude.planning.kinds import Sketch, World
+from etude.planning.checks import check_ranks, checked_start, make_curriculum
+from etude.planning.kinds import PlanSection
 from etude.planning.loading import Start
 from etude.planning.recipe import Recipe, dump
+from etude.planning.resolve import Resolved
 from etude.runs import checkpoint
-from etude.runs.folder import RunFolder
 from etude.training.saving import RUN
 
 COUNTS = (
@@ -45,8 +33,6 @@ COUNTS = (
     "checkpoints",
 )
 """What a plan counts, and a finished run's summary too."""
-_LONGEST_MEASUREMENT = 60.0
-"""Seconds after which no further iteration is timed, once there are two."""
 
 
 @dataclass(frozen=True)
@@ -79,32 +65,26 @@ class Plan:
 
 
 def make_plan(
-    recipe: Recipe,
-    measure: bool = False,
-    begun: bool = False,
-    ranks: int = 1,
-    notes: Sequence[str] = (),
+    run: Resolved, begun: bool = False, ranks: int = 1, notes: Sequence[str] = ()
 ) -> Plan:
-    """Work out a recipe's plan; what does not add up is refused here.
+    """The plan of a resolved recipe.
 
     `begun`: the run exists already, so that the policy it started from is no longer needed.
     `ranks`: processes that share its shards. `notes`: more of them, to come first.
     """
+    recipe, loops, spec = run.recipe, run.loops, run.spec
     check_ranks(recipe, ranks)
-    loops, method = nest(recipe), method_of(recipe)
-    world = method.look(recipe)
-    spec = world.spec
     starting = list(notes)
     if recipe.start_from is not None and not begun:
-        starting.append(_start_note(checked_start(recipe, world.deployed.contract())))
-    sketch = method.sketch(recipe, world)
+        starting.append(_start_note(checked_start(recipe, run.deployed.contract())))
+    section = recipe.algorithm.plan(run)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
     checkpoints = loops.times_due(Interval.parse(recipe.checkpoint.every), also_last=True)
     total = loops.total
     return Plan(
         recipe=recipe.name,
         seed=recipe.seed,
-        exactness=asdict(world.exactness),
+        exactness=asdict(run.exactness),
         levels={
             "epochs": total.epochs,
             "cycles_per_epoch": loops.cycles_per_epoch,
@@ -121,25 +101,24 @@ def make_plan(
             "environment_steps": total.timesteps // spec.agents,
             "log_rows": total.cycles,
             "evaluations": evaluations,
-            "evaluation_episodes": evaluations * world.test_episodes,
+            "evaluation_episodes": evaluations * run.evaluation_episodes,
             "checkpoints": checkpoints,
         },
-        at_most=_at_most(recipe, sketch.at_most),
-        geometry=_geometry(recipe, world) | sketch.geometry,
-        lines=_collect_lines(recipe, spec, loops) + sketch.lines,
-        shapes=sketch.shapes,
-        shapes_title=sketch.title,
-        usage=sketch.usage,
-        bytes=_bytes(recipe, world, sketch),
-        data=sketch.data,
+        at_most=_at_most(recipe, section.at_most),
+        geometry=_geometry(run) | section.geometry,
+        lines=_collect_lines(recipe, spec, loops) + section.lines,
+        shapes=section.shapes,
+        shapes_title=section.title,
+        usage=section.usage,
+        bytes=_bytes(run, section),
+        data=section.data,
         notes=[
             *starting,
             *_notes(recipe, spec),
             *rank_notes(recipe, ranks),
-            *sketch.notes,
+            *section.notes,
             *_length_notes(recipe, loops),
         ],
-        seconds=_measure(recipe, loops, evaluations, checkpoints) if measure else {},
     )
 
 
@@ -170,14 +149,15 @@ def _at_most(recipe: Recipe, reason: str | None) -> dict[str, str]:
     return reasons
 
 
-def _geometry(recipe: Recipe, world: World) -> dict[str, int]:
-    rows = recipe.collector.rows if world.num_groups else 0
+def _geometry(run: Resolved) -> dict[str, int]:
+    recipe = run.recipe
+    rows = recipe.collector.rows if run.num_groups else 0
     return {
         "rows": rows,
-        "agents": world.spec.agents,
-        "environments": rows // world.spec.agents,
-        "groups": world.num_groups,
-        "group_rows": recipe.collector.group_rows if world.num_groups else 0,
+        "agents": run.spec.agents,
+        "environments": rows // run.spec.agents,
+        "groups": run.num_groups,
+        "group_rows": recipe.collector.group_rows if run.num_groups else 0,
         "shards": recipe.learner.shards,
         "learner_threads": recipe.learner.threads,
         "lag": recipe.collector.lag,
@@ -193,39 +173,38 @@ def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Nest) -> list[str]:
         rows = f"{config.rows // agents:,} environments x {agents} agents = {config.rows:,} rows"
     line = f"collect: {rows} ({config.num_groups:,} groups of {config.group_rows:,}) x {steps:,} "
     line += f"steps = {loops.steps_per_iteration:,}"
-    if config.kind == "ray":
-        actors = f"{config.actors:,}" if config.actors else "one per machine,"
-        line += f"; on Ray actors: {actors} of {config.threads:,} threads, {config.address} cluster"
-    return [line]
+    placed = config.plan_text()
+    return [f"{line}; {placed}" if placed else line]
 
 
-def _bytes(recipe: Recipe, world: World, sketch: Sketch) -> dict[str, int]:
+def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:
     """Bytes in memory and on disk; those of the checkpoint are at the run's end."""
-    parameters = sum(p.nbytes for p in world.deployed.parameters())
-    arrays = dict(world.deployed.state_dict())
+    parameters = sum(p.nbytes for p in run.deployed.parameters())
+    arrays = dict(run.deployed.state_dict())
     normaliser = sum(b.nbytes for b in arrays.values()) - parameters
-    training = _training(recipe, world) | {"algorithm": sketch.training}
-    saved = checkpoint.checkpoint_bytes((arrays, world.deployed.contract()), training)
-    exact = {**sketch.memory, "normaliser": normaliser}
+    training = _training(run) | {"algorithm": section.training}
+    saved = checkpoint.checkpoint_bytes((arrays, run.deployed.contract()), training)
+    exact = {**section.memory, "normaliser": normaliser}
     return {
         **exact,
-        **sketch.estimates,
-        "peak": memory.peak(sketch.estimates, sum(exact.values())),
-        "snapshots": num_bytes(world.snapshot) * world.num_groups,
-        **sketch.disk,
+        **section.estimates,
+        "peak": memory.peak(section.estimates, sum(exact.values())),
+        "snapshots": num_bytes(run.snapshot) * run.num_groups,
+        **section.disk,
         "checkpoint": saved,
-        "checkpoints_kept": saved * recipe.checkpoint.keep_last,
+        "checkpoints_kept": saved * run.recipe.checkpoint.keep_last,
     }
 
 
-def _training(recipe: Recipe, world: World) -> Tree:
+def _training(run: Resolved) -> Tree:
     """A tree of the shape of a checkpoint's `training/` at the run's end, but for the algorithm."""
-    groups = {f"{g:06d}": world.snapshot for g in range(world.num_groups)}
+    groups = {f"{g:06d}": run.snapshot for g in range(run.num_groups)}
     collector: Tree = {"groups": groups} if groups else {}
-    loops, curriculum = nest(recipe), make_curriculum(recipe, world.spec)
+    recipe, loops = run.recipe, run.loops
+    curriculum = make_curriculum(recipe, run.spec)
     clock, total = Clock(loops), loops.total
     if recipe.collector.lag:
-        arrays = world.deployed.state_dict()
+        arrays = run.deployed.state_dict()
         collector["broadcast"] = {
             "version": total.iterations - 1,
             "policy": {name: array.expand(array.shape) for name, array in arrays.items()},
@@ -237,7 +216,7 @@ def _training(recipe: Recipe, world: World) -> Tree:
         "collector": collector,
         "curriculum": curriculum.state_dict(),
         "evaluator": {"best": [1 / 3, 1 / 3], "num_done": total.epochs, "num_episodes": 0},
-        "board": Board(world.spec.statistics).state_dict(),
+        "board": Board(run.spec.statistics).state_dict(),
         "metrics": {
             "bytes": total.cycles * 1000,
             "sha256": "0" * 64,
@@ -319,47 +298,3 @@ def _length_notes(recipe: Recipe, loops: Nest) -> list[str]:
         )
     notes.append("The best policy of the evaluations is kept as well, without training state.")
     return notes
-
-
-def _measure(
-    recipe: Recipe, loops: Nest, evaluations: int, checkpoints: int, rounds: int = 3
-) -> dict[str, float]:
-    """Expected seconds of the whole run, from a few real iterations in a folder thrown away.
-
-    Evaluation is timed on an untrained policy, whose episodes last as long as they can.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder.create(Path(scratch) / "run", dump(recipe), "", {}, {})
-        parts = build(recipe, folder)
-        loop = parts.loop
-        timings: dict[str, list[float]] = {"collect": [], "train": []}
-        begin = time.perf_counter()
-        loop.clock.skip_idle()
-        first = loop.clock.now.iterations
-        for i in range(rounds + 1):
-            start = time.perf_counter()
-            if i > 1 and start - begin > _LONGEST_MEASUREMENT:
-                break
-            fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), first + i)
-            middle = time.perf_counter()
-            loop.algorithm.ingest(fragments, loop.clock)
-            for _ in loop.algorithm.batches(loop.clock, loop.key.child("measure", i)):
-                pass
-            loop.algorithm.end_iteration()
-            loop.clock.advance(0, 0)
-            timings["collect"].append(middle - start)
-            timings["train"].append(time.perf_counter() - middle)
-        start = time.perf_counter()
-        loop.evaluator.test(loop.algorithm.broadcast(loop.clock))
-        test = time.perf_counter() - start
-        start = time.perf_counter()
-        loop.saver.save_if_due(loop.clock, urgent=True)
-        save = time.perf_counter() - start
-        parts.close()
-        folder.close()
-    # The first round warms caches and is not typical.
-    learning = max(loops.iterations - loops.idle_iterations, 0)
-    counts = {"collect": loops.iterations, "train": learning}
-    seconds = {k: float(np.median(v[1:])) * counts[k] for k, v in timings.items()}
-    seconds |= {"test": test * evaluations, "save": save * checkpoints}
-    return {**seconds, "total": sum(seconds.values())}

@@ -9,42 +9,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
 
-from etude.algorithms.amp import AMPConfig
-from etude.algorithms.ircr import IRCRConfig
-from etude.algorithms.learned import LearnedConfig
-from etude.algorithms.ppo import LearnerConfig, PPOConfig
-from etude.algorithms.reward_model import RewardOnlyConfig
-from etude.algorithms.rewards import GivenConfig
-from etude.algorithms.rrd import RRDConfig
-from etude.algorithms.sac import SACConfig
-from etude.algorithms.td3 import TD3Config
-from etude.cli.environments import AnyEnvConfig, EnvConfig
 from etude.core.clock import ClockConfig
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.explain import explain
 from etude.core.trust import doubt
+from etude.envs.config import ENVS, EnvConfig
+from etude.learning.config import LearnerConfig
 from etude.logs.outputs import LogsConfig
-from etude.models.policies import PolicyConfig
-from etude.rollout.local import CollectorConfig, Placement
+from etude.models.policies import POLICIES, PolicyConfig
+from etude.planning.kinds import ALGORITHMS, REWARDS, AlgorithmConfig, RewardsConfig
+from etude.rollout.local import COLLECTORS, CollectorConfig, Placement
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
-
-AlgorithmConfig = Annotated[
-    PPOConfig | SACConfig | TD3Config | RewardOnlyConfig, Field(discriminator="kind")
-]
-AnyRewardsConfig = GivenConfig | RRDConfig | IRCRConfig | LearnedConfig | AMPConfig
-REWARDS: dict[str, type[AnyRewardsConfig]] = {
-    "given": GivenConfig,
-    "rrd": RRDConfig,
-    "ircr": IRCRConfig,
-    "learned": LearnedConfig,
-    "amp": AMPConfig,
-}
-RewardsConfig = Annotated[AnyRewardsConfig, Field(discriminator="kind")]
 
 
 class Recipe(Config):
@@ -57,12 +37,20 @@ class Recipe(Config):
         description="A run, checkpoint or policy folder this run starts from: of a run its newest "
         "checkpoint, with value function or critics; of a policy folder the policy alone.",
     )
-    env: EnvConfig = Field(None, description="The task; none for learning from a dataset.")
-    collector: CollectorConfig = Field(CollectorConfig(), description="Rollouts.")
-    policy: PolicyConfig = Field(PolicyConfig(), description="Networks.")
-    algorithm: AlgorithmConfig = Field(PPOConfig(), description="Learning.")
-    rewards: RewardsConfig = Field(
-        GivenConfig(),
+    env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
+        None, description="The task; none for learning from a dataset."
+    )
+    collector: Annotated[SerializeAsAny[CollectorConfig], BeforeValidator(COLLECTORS.validate)] = (
+        Field(CollectorConfig(), description="Rollouts.")
+    )
+    policy: Annotated[SerializeAsAny[PolicyConfig], BeforeValidator(POLICIES.validate)] = Field(
+        PolicyConfig(), description="Networks."
+    )
+    algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(ALGORITHMS.validate)] = (
+        Field(default_factory=lambda: ALGORITHMS.make("ppo"), description="Learning.")
+    )
+    rewards: Annotated[SerializeAsAny[RewardsConfig], BeforeValidator(REWARDS.validate)] = Field(
+        default_factory=lambda: REWARDS.make("given"),
         description="Where rewards come from: given; rrd or ircr for sac and td3; amp for ppo.",
     )
     learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
@@ -76,7 +64,7 @@ class Recipe(Config):
     logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
 
     @property
-    def task(self) -> AnyEnvConfig:
+    def task(self) -> EnvConfig:
         """The environment, of a recipe that must have one."""
         if self.env is None:
             raise UsageError(

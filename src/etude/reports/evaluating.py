@@ -5,23 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.reward_model import RewardOnlyConfig
 from etude.planning.recipe import Recipe
-from etude.reports import (
-    evaluation as evaluation_report,
-)
-from etude.reports import (
-    fresh,
-)
-from etude.reports import (
-    offline as offline_report,
-)
-from etude.reports import (
-    rewards as reward_report,
-)
+from etude.reports import evaluation, fresh
 from etude.reports.evaluation import Report
 from etude.runs import files
 
@@ -36,9 +25,9 @@ def examine(
     A run without an environment is judged on the episodes that were held out of its dataset.
     """
     if recipe.env is None:
-        if isinstance(recipe.algorithm, RewardOnlyConfig):
-            return reward_report.examine(recipe, path, say)
-        return offline_report.examine(recipe, path, say)
+        module, _, function = recipe.algorithm.report.partition(":")
+        metrics: dict[str, Any] = getattr(import_module(module), function)(recipe, path, say)
+        return metrics
     if video:
         # Where nothing is filmed, nothing that draws is loaded.
         from etude.reports import film
@@ -46,7 +35,7 @@ def examine(
         film.check(recipe)
     report = Report(fresh.play(recipe, path, episodes, seed))
     say(_shown(report))
-    folder = evaluation_report.new_folder(path, report.fresh.step)
+    folder = evaluation.new_folder(path, report.fresh.step)
     report.write(folder)
     made: list[Path] = []
     if video:
@@ -63,8 +52,8 @@ def finish(recipe: Recipe, path: Path, say: Say) -> None:
     episodes = recipe.evaluation.final_episodes
     if not episodes or recipe.env is None:
         return
-    folder = evaluation_report.label_folder(path, fresh.step_of(path), "final")
-    known = evaluation_report.stored(folder)
+    folder = evaluation.label_folder(path, fresh.step_of(path), "final")
+    known = evaluation.stored(folder)
     if known is not None:
         say(f"{known}Played when the run ended; kept in {folder}")
         return

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.from_dataset import make_learner, open_data
+from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.offline import judge
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.ranks import ALONE
 from etude.planning.recipe import Recipe
+from etude.planning.resolve import resolve
 from etude.reports.evaluation import new_folder
 from etude.runs import checkpoint, files
+from etude.runs.folder import RunFolder
 
 _NAMES = {
     "eval/action_error": "squared error of actions, per dimension",
@@ -30,8 +33,11 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     if newest is None:
         raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
     arrays, _, training = checkpoint.load_training(newest)
-    data = open_data(recipe)
-    learner = make_learner(recipe, data, Key(recipe.seed))
+    run = resolve(recipe)
+    data = run.data
+    folder = RunFolder.open(path, write=False)
+    learner = recipe.algorithm.build(run, Key(recipe.seed), folder, ALONE).algorithm
+    assert isinstance(learner, OffPolicy)
     with checkpoint.fitting(newest, "state"):
         learner.load_policy(arrays)
         learner.load_state_dict(training["algorithm"])
@@ -40,7 +46,7 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     for name, value in metrics.items():
         say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")
     data.store.close()
-    folder = new_folder(path, checkpoint.step_of(newest))
-    files.replace_file(folder / "summary.json", [json.dumps(metrics, indent=2).encode()])
-    say(f"Kept in {folder}: summary.json")
-    return {**metrics, "folder": str(folder)}
+    kept = new_folder(path, checkpoint.step_of(newest))
+    files.replace_file(kept / "summary.json", [json.dumps(metrics, indent=2).encode()])
+    say(f"Kept in {kept}: summary.json")
+    return {**metrics, "folder": str(kept)}

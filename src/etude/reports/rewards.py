@@ -12,7 +12,7 @@ import torch
 
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.reward_model import RewardOnly, episode_rewards, make_reward_only
-from etude.algorithms.reward_only import open_data
+from etude.algorithms.reward_only import RewardOnlyConfig, open_data
 from etude.core.contracts import Array
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
@@ -41,7 +41,8 @@ class Line(NamedTuple):
 
 def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Judge a run's best reward on the episodes held out; its metrics, and charts of three."""
-    config, store = open_data(recipe)
+    assert isinstance(recipe.algorithm, RewardOnlyConfig)
+    config, store = open_data(recipe.algorithm)
     learner = make_reward_only(config, store, torch.device("cpu"), None)
     arrays, _ = policy_parts(path)
     with checkpoint.fitting(path, "policy"):

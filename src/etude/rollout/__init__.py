@@ -1,0 +1,6 @@
+"""Rollouts: groups of environments, and the collectors that step them."""
+
+COLLECTORS = {
+    "local": "etude.rollout.local:CollectorConfig",
+    "ray": "etude.rollout.ray_config:RayCollectorConfig",
+}

@@ -13,9 +13,11 @@ from pydantic import Field
 from torch.nn import functional
 
 from etude.core.config import Config
-from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
+from etude.core.contracts import BatchEnv, Broadcast, Collector, Fragment, Policy, Snapshot
 from etude.core.keys import Key
+from etude.core.registry import Registry
 from etude.core.trees import Tree
+from etude.experience.segments import SegmentBuffer
 from etude.rollout.group import Group
 
 T = TypeVar("T")
@@ -60,6 +62,31 @@ class CollectorConfig(Config):
         """The rows of one group."""
         return slice(group * self.group_rows, (group + 1) * self.group_rows)
 
+    def check(self) -> None:
+        """Refuse, before anything is written, what could not be collected with later."""
+
+    def plan_text(self) -> str:
+        """What a plan says of where rollouts run; "" for this process."""
+        return ""
+
+    def build(
+        self,
+        make_env: Callable[[], BatchEnv],
+        make_policy: Callable[[], Policy],
+        buffers: Sequence[SegmentBuffer],
+        key: Key,
+        workers: Workers,
+        local: range,
+        exact: bool,
+    ) -> Collector:
+        """The collector of the groups `local`, which are this rank's; it closes the workers.
+
+        `buffers` are filled in turn. `exact`: a run of these environments resumes bit for bit.
+        """
+        views = [[b.part(self.part(g)) for g in local] for b in buffers]
+        envs = [make_env() for _ in local]
+        return LocalCollector(envs, make_policy(), key, workers, views, local.start)
+
 
 class Placement(Config):
     """Where a run that goes on does its rollouts from now on; what is left out stays as it was."""
@@ -77,8 +104,15 @@ class Placement(Config):
 
     def applied(self, config: CollectorConfig) -> CollectorConfig:
         """The collector of a recipe, placed so."""
-        return config.model_copy(update=self.model_dump(exclude_none=True))
+        return COLLECTORS.validate(config.model_dump() | self.model_dump(exclude_none=True))
 
+
+COLLECTORS: Registry[CollectorConfig] = Registry(
+    "collector",
+    "etude.collectors",
+    "etude.rollout.local:CollectorConfig",
+    ("etude.rollout:COLLECTORS",),
+)
 
 _FIRST_USE = Lock()
 

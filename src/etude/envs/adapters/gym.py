@@ -187,7 +187,7 @@ class GymEnv:
         {"episode": [rows], "attributes": uint8 [rows, n], "physics": uint8 [rows, n]}
         """
         if self._exact is None:
-            self._exact = probe_exactness(self._config).exact
+            self._exact = self._config.exactness().exact
         if not self._exact:
             return {}
         texts = [object_state.save(env).encode("utf-8") for env in self._envs]

@@ -219,7 +219,7 @@ class PettingZooEnv:
         "objects": [rows, n] uint8}; an environment's text goes over the rows of its agents.
         """
         if self._exact is None:
-            self._exact = self.exactness(self._config).exact
+            self._exact = self._config.exactness().exact
         if not self._exact:
             return {}
         num_agents = len(self._agents)

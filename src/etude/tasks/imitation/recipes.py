@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from etude.algorithms.amp import AMPConfig
-from etude.algorithms.ppo import LearnerConfig, PPOConfig
+from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
+from etude.learning.config import LearnerConfig
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig

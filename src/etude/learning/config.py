@@ -1,0 +1,38 @@
+"""How learning is spread out over shards, threads, ranks and devices."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from etude.core.clock import IntervalText
+from etude.core.config import Config
+from etude.core.errors import UsageError
+
+
+class LearnerConfig(Config):
+    """How learning is spread out. Shards and threads are part of a run's geometry."""
+
+    shards: int = Field(1, ge=1, description="Parts of the buffer whose sums are taken in order.")
+    threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where learning happens.")
+    reduce: Literal["exact", "fast"] = Field(
+        "exact",
+        description="How ranks add gradients: in shard order, or as their number makes fastest.",
+    )
+    timeout: float = Field(
+        120.0, gt=3, description="Seconds without a sign of life until a rank is given up."
+    )
+    compare_every: IntervalText = Field(
+        "10 iterations",
+        description="How often ranks compare their weights; before a save they always do.",
+    )
+
+    def torch_device(self) -> torch.device:
+        """The device that the learner computes on; refuses a GPU that is not there."""
+        there = torch.cuda.is_available()
+        if self.device == "cuda" and not there:
+            raise UsageError("learner.device is cuda, but no GPU was found: use auto or cpu.")
+        return torch.device("cuda" if there and self.device != "cpu" else "cpu")

@@ -1,0 +1,145 @@
+"""A recipe worked out once: everything that planning, building and reports need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from etude.core.clock import Nest
+from etude.core.contracts import BatchEnv, EnvSpec, Exactness
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.core.trees import Tree
+from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.models.policies import POLICIES, make_policy
+from etude.planning.kinds import Deployable, Inputs
+from etude.planning.recipe import Recipe
+from etude.rollout.group import Group
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with all that follows from it before anything is learned."""
+
+    recipe: Recipe
+    loops: Nest
+    geometry: Any
+    """How the algorithm's sizes divide: its own, see `AlgorithmConfig.geometry`."""
+    spec: EnvSpec
+    exactness: Exactness
+    device: torch.device
+    deployed: Deployable
+    """The policy (or reward network) that the run will have learned, on the meta device."""
+    evaluation_episodes: int
+    """Of one evaluation."""
+    snapshot: Tree
+    """One group's; {} where nothing is collected."""
+    num_groups: int
+    data: Any
+    """The dataset that is learned from, as the algorithm opened it; None without one."""
+
+
+def resolve(recipe: Recipe) -> Resolved:
+    """Work a recipe out; what does not add up is refused here."""
+    algorithm = recipe.algorithm
+    geometry = algorithm.geometry(recipe)
+    loops = algorithm.loops(recipe, geometry)
+    inputs = algorithm.inputs(recipe) or _from_environment(recipe)
+    return Resolved(
+        recipe=recipe,
+        loops=loops,
+        geometry=geometry,
+        device=recipe.learner.torch_device(),
+        **inputs._asdict(),
+    )
+
+
+def loops_of(recipe: Recipe) -> Nest:
+    """The loops of a recipe alone; refuses sizes that do not divide."""
+    return recipe.algorithm.loops(recipe, recipe.algorithm.geometry(recipe))
+
+
+def check_policy(recipe: Recipe, family: str) -> None:
+    """Refuse a policy that the algorithm cannot train."""
+    if recipe.policy.family != family:
+        fitting = [name for name in POLICIES.names() if POLICIES.make(name).family == family]
+        raise UsageError(
+            f"{recipe.algorithm.kind} does not train a policy of the kind '{recipe.policy.kind}': "
+            f"use --policy.kind {' or '.join(fitting)}."
+        )
+
+
+def exactness(recipe: Recipe) -> Exactness:
+    """Whether a run that learns in the recipe's environment resumes bit for bit."""
+    if recipe.learner.torch_device().type != "cpu":
+        return Exactness(False, "learning happens on a GPU, where bits may differ between runs")
+    if recipe.learner.reduce == "fast":
+        return Exactness(False, "learner.reduce fast adds gradients as the number of ranks has it")
+    return recipe.task.exactness()
+
+
+def _from_environment(recipe: Recipe) -> Inputs:
+    """One group of the recipe's environments is made, played for two steps, and closed."""
+    recipe.collector.check()
+    env = recipe.task.make(recipe.collector.group_rows)
+    spec, snapshot = env.spec, _snapshot(env, recipe)
+    env.close()
+    if spec.max_episode_steps is None:
+        raise UsageError(
+            "This environment has no limit on an episode's steps, so an evaluation might never "
+            "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
+        )
+    _check_motions(recipe, len(spec.motions))
+    _check_discount(recipe)
+    with torch.device("meta"):
+        policy = make_policy(recipe.policy, spec, None)
+    return Inputs(
+        spec=spec,
+        exactness=exactness(recipe),
+        deployed=policy,
+        evaluation_episodes=recipe.evaluation.episodes,
+        snapshot=snapshot,
+        num_groups=recipe.collector.num_groups,
+    )
+
+
+def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
+    """One group's, as it is within an episode: foreign environments know little at its start."""
+    policy, group, key = make_policy(recipe.policy, env.spec, None), Group(env), Key(recipe.seed)
+    two = SegmentBuffer(BufferSpec(env.spec, policy.state_specs, env.num_rows, 2, 1))
+    begun = group.begin(policy, key)
+    return group.rollout(policy, begun, key, 0, two.part(slice(0, env.num_rows)))[1]
+
+
+def _check_motions(recipe: Recipe, num: int) -> None:
+    """Refuse evaluations in which some motions would be played more often than others."""
+    config = recipe.evaluation
+    if num and config.group_rows % num:
+        group = num * max(1, round(config.group_rows / num))
+        rows = group * max(1, round(config.rows / group))
+        episodes = rows * (config.episodes // config.rows)
+        raise UsageError(
+            f"Evaluation plays each of the {num} motions equally often, and evaluation.group_rows "
+            f"{config.group_rows} is no multiple of that: use --evaluation.group-rows {group} "
+            f"--evaluation.rows {rows} --evaluation.episodes {episodes}."
+        )
+    if num and config.final_episodes % num:
+        near = num * max(1, round(config.final_episodes / num))
+        raise UsageError(
+            f"The {num} motions are each played equally often, and evaluation.final_episodes "
+            f"{config.final_episodes} is no multiple of that: use --evaluation.final-episodes "
+            f"{near}, or 0 for none."
+        )
+
+
+def _check_discount(recipe: Recipe) -> None:
+    """Refuse gains of a potential that are discounted unlike what is learned from them."""
+    shaping, gamma = recipe.task.shaping_discount(), getattr(recipe.algorithm, "gamma", None)
+    if shaping is not None and gamma is not None and shaping != gamma:
+        raise UsageError(
+            f"This environment rewards gains of a potential with env.discount {shaping:g}, and "
+            f"algorithm.gamma is {gamma:g}: where they differ, lingering earns or costs. Use "
+            f"--env.discount {gamma:g}."
+        )

@@ -1,0 +1,72 @@
+"""Recipes for environments of Gymnasium and PettingZoo, by PPO."""
+
+from __future__ import annotations
+
+from etude.algorithms.ppo import PPOConfig
+from etude.core.clock import ClockConfig
+from etude.envs.adapters.gym import GymConfig
+from etude.envs.adapters.pettingzoo import PettingZooConfig
+from etude.planning.recipe import Recipe
+from etude.rollout.local import CollectorConfig
+from etude.training.evaluation import EvaluationConfig
+
+
+def ppo() -> Recipe:
+    """PPO on any Gymnasium environment: `etude train ppo --env.id HalfCheetah-v5`."""
+    return Recipe(
+        name="ppo",
+        env=GymConfig(id="CartPole-v1"),
+        collector=CollectorConfig(rows=16, group_rows=8, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=64,
+            minibatch_size=256,
+            update_epochs=10,
+            learning_rate=1e-3,
+            final_learning_rate=0.1,
+            gamma=0.99,
+            normalise_rewards=True,
+        ),
+        clock=ClockConfig(total_timesteps=100_000, cycles=5, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=20, rows=20, group_rows=20),
+    )
+
+
+def halfcheetah() -> Recipe:
+    """Gymnasium's HalfCheetah-v5 learns to run."""
+    return Recipe(
+        name="halfcheetah",
+        env=GymConfig(id="HalfCheetah-v5"),
+        collector=CollectorConfig(rows=16, group_rows=8, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=128,
+            minibatch_size=256,
+            update_epochs=10,
+            learning_rate=3e-4,
+            final_learning_rate=0.1,
+            gamma=0.99,
+        ),
+        clock=ClockConfig(total_timesteps=500_000, cycles=10, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=16, rows=16, group_rows=8),
+    )
+
+
+def spread() -> Recipe:
+    """PettingZoo's simple_spread: three agents, one policy, learn to cover three landmarks."""
+    return Recipe(
+        name="spread",
+        env=PettingZooConfig(parallel="mpe2.simple_spread_v3"),
+        collector=CollectorConfig(rows=96, group_rows=48, threads=1),
+        algorithm=PPOConfig(
+            rollout_steps=25,
+            minibatch_size=600,
+            update_epochs=8,
+            learning_rate=1e-3,
+            final_learning_rate=0.1,
+            gamma=0.95,
+            entropy_coef=0.01,
+        ),
+        clock=ClockConfig(total_timesteps=600_000, cycles=5, iterations=5),
+        evaluation=EvaluationConfig(
+            every="1 epoch", episodes=300, rows=300, group_rows=150, final_episodes=600
+        ),
+    )

@@ -1,0 +1,38 @@
+"""Pick-and-place by SAC."""
+
+from __future__ import annotations
+
+from etude.algorithms.sac import SACConfig
+from etude.core.clock import ClockConfig
+from etude.models.policies import PolicyConfig
+from etude.planning.recipe import Recipe
+from etude.rollout.local import CollectorConfig
+from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.training.evaluation import EvaluationConfig
+
+
+def pick_place_sac() -> Recipe:
+    """Pick-and-place by SAC: fewer steps than by PPO, and three times the gradients."""
+    return Recipe(
+        name="pick-place-sac",
+        env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
+        collector=CollectorConfig(rows=32, group_rows=16, threads=2),
+        policy=PolicyConfig(
+            kind="squashed",
+            hidden=(128, 128),
+            activation="relu",
+            critic_reads=("state", "critic"),
+        ),
+        algorithm=SACConfig(
+            rollout_steps=8,
+            train_batches=64,
+            warmup_steps=5_120,
+            gamma=0.95,
+            capacity=200_000,
+            initial_alpha=0.02,
+            target_entropy=-2.0,
+            normalise_observations=True,
+        ),
+        clock=ClockConfig(total_timesteps=76_800, cycles=5, iterations=20),
+        evaluation=EvaluationConfig(every="1 cycle", episodes=10, rows=10, group_rows=10),
+    )

@@ -1,0 +1,127 @@
+"""Recipes of the arm that reaches, by PPO."""
+
+from __future__ import annotations
+
+from etude.algorithms.ppo import PPOConfig
+from etude.core.clock import ClockConfig
+from etude.learning.config import LearnerConfig
+from etude.models.policies import PolicyConfig
+from etude.planning.recipe import Recipe
+from etude.rollout.local import CollectorConfig
+from etude.tasks.reach.task import ReachConfig
+from etude.training.evaluation import EvaluationConfig
+from etude.training.saving import CheckpointConfig
+
+
+def reach() -> Recipe:
+    """A Kuka arm learns to hold its hand at a random point, by joint control."""
+    return Recipe(
+        name="reach",
+        env=ReachConfig(),
+        policy=PolicyConfig(init_std=0.3),
+        collector=CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=16,
+            minibatch_size=512,
+            update_epochs=8,
+            learning_rate=1e-3,
+            final_learning_rate=0.2,
+            gamma=0.95,
+            bound_coef=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=131_072, cycles=4, iterations=2),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=200, rows=200, group_rows=50),
+    )
+
+
+def reach_short() -> Recipe:
+    """The same arm for a few seconds, saved and tested often: a run to kill and resume."""
+    full = reach()
+    return full.model_copy(
+        update={
+            "name": "reach-short",
+            "collector": CollectorConfig(rows=64, group_rows=16, threads=2),
+            "algorithm": full.algorithm.model_copy(
+                update={"minibatch_size": 256, "update_epochs": 4}
+            ),
+            "clock": ClockConfig(total_timesteps=24_576, cycles=1, iterations=2),
+            "evaluation": EvaluationConfig(every="3 cycles", episodes=32, rows=32, group_rows=16),
+            "checkpoint": CheckpointConfig(every="1 cycle"),
+        }
+    )
+
+
+def reach_memory() -> Recipe:
+    """The target is shown for 5 steps and then hidden: an LSTM policy must remember it."""
+    return reach().model_copy(
+        update={
+            "name": "reach-memory",
+            "env": ReachConfig(shown_steps=5),
+            "policy": PolicyConfig(
+                kind="lstm",
+                hidden=(64,),
+                units=64,
+                init_std=0.3,
+                critic_reads=("state", "critic"),
+            ),
+            "algorithm": PPOConfig(
+                rollout_steps=64,
+                horizon=64,
+                minibatch_size=4096,
+                update_epochs=4,
+                learning_rate=1e-3,
+                final_learning_rate=0.2,
+                gamma=0.95,
+                bound_coef=0.1,
+            ),
+            "clock": ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=4),
+        }
+    )
+
+
+def reach_at_scale() -> Recipe:
+    """Half a million steps in one buffer, 10^10 in all: LSTM, priorities, collection ahead."""
+    return Recipe(
+        name="reach-at-scale",
+        env=ReachConfig(),
+        policy=PolicyConfig(kind="lstm", units=128, init_std=0.3),
+        collector=CollectorConfig(rows=8192, group_rows=512, threads=2, lag=1),
+        algorithm=PPOConfig(
+            rollout_steps=64,
+            horizon=64,
+            minibatch_size=16_384,
+            update_epochs=1,
+            sampling="prioritised",
+            learning_rate=4.57e-4,
+            gamma=0.977,
+            gae_lambda=0.916,
+            advantages="vtrace",
+            clip=0.1,
+            value_clip=0.1,
+            value_coef=0.44,
+            entropy_coef=0.0021,
+            bound_coef=0.1,
+            max_grad_norm=0.5,
+        ),
+        learner=LearnerConfig(shards=2),
+        clock=ClockConfig(total_timesteps=10_000_000_000, cycles=10, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=512, rows=512, group_rows=256),
+        checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
+def reach_at_scale_short() -> Recipe:
+    """The same parts in a few seconds, saved and tested often: a run to kill and resume."""
+    full = reach_at_scale()
+    return full.model_copy(
+        update={
+            "name": "reach-at-scale-short",
+            "policy": PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.3),
+            "collector": CollectorConfig(rows=64, group_rows=16, threads=2, lag=1),
+            "algorithm": full.algorithm.model_copy(
+                update={"rollout_steps": 32, "horizon": 16, "minibatch_size": 512}
+            ),
+            "clock": ClockConfig(total_timesteps=32_768, cycles=1, iterations=2),
+            "evaluation": EvaluationConfig(every="3 cycles", episodes=32, rows=32, group_rows=16),
+        }
+    )
