@@ -21,11 +21,11 @@ from pathlib import Path
 from rich.console import Console
 
 import etude
-from etude.building.build import nest
 from etude.logs.dashboard import Dashboard
 from etude.metrics.health import Health
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
+from etude.planning.resolve import loops_of
 from etude.training.progress import DashboardCallback
 from machine import report_load
 from report import Gate, parse
@@ -77,7 +77,7 @@ def within(recipe: Recipe, folder: Path) -> tuple[float, float]:
     """(seconds of the run, seconds of them in the dashboard)."""
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=160, height=50)
-        dashboard = Dashboard("reach", str(folder), Health(nest(recipe).iterations), console)
+        dashboard = Dashboard("reach", str(folder), Health(loops_of(recipe).iterations), console)
         start = time.perf_counter()
         etude.train(
             recipe,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from command import CommandFailed, started
+from etude.planning.resolve import resolve
 from report import Gate, parse
 
 if TYPE_CHECKING:  # The child reads its baseline before anything else is imported.
@@ -94,7 +95,7 @@ def child(recipe_name: str, changes: list[str], iterations: int, folder: Path) -
         resident.report(phase, time.perf_counter() - begin)
         begin = time.perf_counter()
 
-    parts = build(recipe, RunFolder.create(folder, dump(recipe), "", {}, {}))
+    parts = build(resolve(recipe), RunFolder.create(folder, dump(recipe), "", {}, {}))
     report("build")
     loop = parts.loop
     loop.clock.skip_idle()
@@ -157,9 +158,9 @@ def measure(gate: Gate, options: argparse.Namespace, folder: str) -> int:
 
 def plan_bytes(recipe: Recipe) -> int:
     """The plan's figure for the same; prints its parts."""
-    from etude.planning.plan import make_plan
+    import etude
 
-    planned = make_plan(recipe).bytes
+    planned = etude.plan(recipe).bytes
     print("plan: " + ", ".join(f"{name} {size / MIB:,.1f}" for name, size in planned.items()))
     return int(planned["peak"])
 

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 import etude
-from etude.algorithms.off_policy import OffPolicyConfig
+from etude.algorithms.replay import OffPolicyConfig
 from etude.core.clock import ClockConfig
 from report import Gate, parse
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from ray_nodes import actors_of, node, start  # isort: skip
 
 import etude
-from etude.planning.recipes import CATALOG, Recipe, find
+from etude.planning.recipes import Recipe, find, names
 from report import Gate, parse
 from results import fingerprint
 
@@ -83,7 +83,7 @@ def placed(recipe: Recipe, **collector: Any) -> Recipe:
 
 def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
     short = f"{options.recipe}-short"
-    recipe = find(short if short in CATALOG else options.recipe)
+    recipe = find(short if short in names() else options.recipe)
     reference = fingerprint(etude.train(placed(recipe, threads=1), scratch / "untouched").path)
     print(f"untouched {recipe.name}: {reference}", flush=True)
     cluster, chance, runs = start(2), random.Random(options.seed), 0

@@ -22,6 +22,7 @@ import etude
 from etude.api import RunFolder
 from etude.building.build import Parts, build
 from etude.planning.recipes import Recipe
+from etude.planning.resolve import resolve
 from machine import report_load
 from report import Gate, parse
 
@@ -54,7 +55,7 @@ def made(options: argparse.Namespace, folder: Path, **collector: Any) -> Parts:
             "algorithm": recipe.algorithm.model_copy(update={"rollout_steps": options.steps}),
         }
     )
-    return build(recipe, RunFolder.create(folder, "", "", {}, {}))
+    return build(resolve(recipe), RunFolder.create(folder, "", "", {}, {}))
 
 
 def measure(options: argparse.Namespace, scratch: Path) -> np.ndarray:

@@ -23,9 +23,9 @@ from ray_nodes import start  # isort: skip
 
 import etude
 import ray_moods
-from etude.building.build import nest
 from etude.core.contracts import Fragment
 from etude.planning.recipes import Recipe, find
+from etude.planning.resolve import loops_of
 from etude.training.callbacks import Callback, Context
 from report import Gate, parse
 from results import fingerprint
@@ -49,7 +49,7 @@ class Moments(Callback):
 
 def short(name: str) -> Recipe:
     recipe = find(f"{name}-short")
-    steps = ITERATIONS * nest(recipe).steps_per_iteration
+    steps = ITERATIONS * loops_of(recipe).steps_per_iteration
     clock = recipe.clock.model_copy(update={"total_timesteps": steps})
     return recipe.model_copy(update={"clock": clock})
 

@@ -31,6 +31,7 @@ from etude.api import RunFolder
 from etude.building.build import build
 from etude.envs.mujoco.batch import Simulation
 from etude.planning.recipes import Recipe, find
+from etude.planning.resolve import resolve
 from etude.rollout.local import Workers
 from machine import report_load
 from report import Gate, parse
@@ -168,7 +169,7 @@ def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> np.nd
     whichever is faster is the one to beat.
     """
     folder = RunFolder.create(scratch / "run", "", "", {}, {})
-    parts = build(recipe, folder)
+    parts = build(resolve(recipe), folder)
     loop, collector = parts.loop, recipe.collector
     number, weights = itertools.count(), loop.algorithm.broadcast(loop.clock)
 

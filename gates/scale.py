@@ -23,6 +23,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from etude.planning.resolve import resolve
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from rank_driver import free_port  # isort: skip
 from ray_nodes import node, start  # isort: skip
@@ -75,7 +77,7 @@ class Timed:
     """A run whose iterations are timed, one at a time."""
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
-        self.parts = build(recipe, RunFolder.create(folder, "", "", {}, {}))
+        self.parts = build(resolve(recipe), RunFolder.create(folder, "", "", {}, {}))
         self.loop = self.parts.loop
         self.loop.clock.skip_idle()
         self.fragments: list[Any] = []

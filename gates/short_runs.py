@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from command import record
-from etude.planning.recipes import CATALOG, Recipe, find
+from etude.planning.recipes import Recipe, find, names
 from memory import changed
 from report import Gate
 
@@ -50,7 +50,7 @@ def short_run(name: str, gate: Gate, scratch: Path) -> Recipe:
         return changed(name, [f"algorithm.dataset={data}", *DATASET, *_from_data(name)])
     if name in SHORT:
         return changed(*SHORT[name])
-    return find(f"{name}-short" if f"{name}-short" in CATALOG else name)
+    return find(f"{name}-short" if f"{name}-short" in names() else name)
 
 
 def _from_data(name: str) -> list[str]:

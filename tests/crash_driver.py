@@ -22,7 +22,6 @@ import etude
 from etude.core.contracts import BatchMetrics
 from etude.core.trees import Tree, digest
 from etude.planning import recipes
-from etude.planning.plan import make_plan
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, files
 from etude.runs.folder import RunFolder
@@ -120,7 +119,7 @@ def forked(recipe: Recipe, mount: Path, life: str) -> int:
 def main() -> None:
     for file, mount, lives in json.loads(sys.argv[1]):
         recipe = recipes.load(Path(file), trust=True)
-        make_plan(recipe)  # Imports what every child would have to.
+        etude.plan(recipe)  # Imports what every child would have to.
         for life in lives:
             code = forked(recipe, Path(mount), life)
             if code != (0 if life == "end" else KILLED):

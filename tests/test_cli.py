@@ -60,9 +60,9 @@ def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "etude resume RUN" in capsys.readouterr().out
     assert call(["list"]) == 0
     text = capsys.readouterr().out
-    assert all(name in text and recipes.purpose(name) in text for name in recipes.CATALOG)
+    assert all(name in text and recipes.purpose(name) in text for name in recipes.names())
     assert call(["list", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == set(recipes.CATALOG)
+    assert set(json.loads(capsys.readouterr().out)) == set(recipes.names())
 
 
 def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,7 @@ def test_a_signal_in_the_middle_of_a_save(
 STUCK = """
 import sys, time
 from pathlib import Path
-from etude.app import cli
+from etude.cli import main as cli
 from etude.runs import files
 
 class Stuck(files.Disk):

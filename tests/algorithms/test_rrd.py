@@ -14,12 +14,12 @@ import torch
 from etude.algorithms.held_out import EpisodesOf, split
 from etude.algorithms.reward_model import (
     RewardOnly,
-    RewardOnlyConfig,
     episode_rewards,
     evaluate,
     make_reward_only,
     spearman,
 )
+from etude.algorithms.reward_only import RewardOnlyConfig
 from etude.algorithms.rrd import RRD, RRDConfig, num_bytes, squared_errors, variance_terms
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec

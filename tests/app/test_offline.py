@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import etude
-from etude.algorithms.from_dataset import open_data
 from etude.algorithms.held_out import split_store
 from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.rrd import RRDConfig
@@ -24,9 +23,9 @@ from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.models.reward_networks import RewardNetworkConfig
 from etude.planning import recipes
-from etude.planning.plan import make_plan
-from etude.planning.recipe import REWARDS as REWARD_KINDS
+from etude.planning.kinds import REWARDS
 from etude.planning.recipe import Recipe
+from etude.planning.resolve import resolve
 from etude.reports import evaluating
 from etude.runs.files import Disk
 from etude.runs.folder import RunFolder
@@ -87,7 +86,7 @@ def spec_of(config: Any) -> EnvSpec:
 def test_a_run_does_what_its_plan_says(kind: str, tmp_path: Path) -> None:
     recipe = small(toy_dataset(tmp_path / "data"))
     if kind in ("given", "ircr"):
-        recipe = recipe.model_copy(update={"rewards": REWARD_KINDS[kind]()})
+        recipe = recipe.model_copy(update={"rewards": REWARDS.make(kind)})
     if kind == "sac":
         algorithm = {"dataset": recipe.algorithm.dataset, "train_batches": 10, "batch_size": 32}
         sac = recipes.find("sac")
@@ -99,7 +98,7 @@ def test_a_run_does_what_its_plan_says(kind: str, tmp_path: Path) -> None:
         )
     if kind == "shards":
         recipe = changed(recipe, learner={"shards": 2})
-    plan, run = make_plan(recipe), train(recipe, tmp_path / "run")
+    plan, run = etude.plan(recipe), train(recipe, tmp_path / "run")
     assert run.summary()["counts"] == plan.counts
     assert plan.counts["updates"] == 80
     assert plan.counts["timesteps"] == 0
@@ -166,7 +165,7 @@ def test_imitation_learns_what_was_done_and_eval_judges_it_again(
 
 def learner(recipe: Recipe, path: Path) -> OffPolicy:
     folder = RunFolder.create(path, recipes.dump(recipe), "", {}, {})
-    parts = build(recipe, folder)
+    parts = build(resolve(recipe), folder)
     assert isinstance(parts.algorithm, OffPolicy)
     for _ in parts.algorithm.batches(parts.loop.clock, parts.loop.key):
         pass
@@ -177,7 +176,7 @@ def learner(recipe: Recipe, path: Path) -> OffPolicy:
 
 def test_observations_are_normalised_by_the_dataset_once(tmp_path: Path) -> None:
     recipe = small(toy_dataset(tmp_path / "data"))
-    agent, data = learner(recipe, tmp_path / "run"), open_data(recipe)
+    agent, data = learner(recipe, tmp_path / "run"), resolve(recipe).data
     states = np.concatenate(
         [data.store.episode(int(n))[0].obs["state"] for n in data.training.numbers]
     ).astype(np.float64)
@@ -189,7 +188,7 @@ def test_observations_are_normalised_by_the_dataset_once(tmp_path: Path) -> None
     assert float(run.policy().policy.normalisers["state"].count) == 16_384
     EpisodeStore.create(tmp_path / "none", data.store.geometry, Disk()).seal().close()
     with pytest.raises(UsageError, match="holds no episode to learn from"):
-        make_plan(small(tmp_path / "none"))
+        etude.plan(small(tmp_path / "none"))
 
 
 def test_a_reward_of_an_earlier_run_says_what_steps_are_worth(tmp_path: Path) -> None:
@@ -207,10 +206,10 @@ def test_a_reward_of_an_earlier_run_says_what_steps_are_worth(tmp_path: Path) ->
     )
     steps, _ = EpisodeStore.open(data).episode(0)
     for source in (first, second):
-        learned = REWARD_KINDS["learned"](run=str(source.path))
+        learned = REWARDS.load("learned")(run=str(source.path))
         recipe = small(data).model_copy(update={"rewards": learned})
         run = train(recipe, tmp_path / f"by-{source.path.name}")
-        assert run.summary()["counts"] == make_plan(recipe).counts
+        assert run.summary()["counts"] == etude.plan(recipe).counts
         before, after = (
             etude.load_reward(path).rewards(steps.obs, steps.actions, steps.next_obs)
             for path in (source.path, run.path)
@@ -219,23 +218,23 @@ def test_a_reward_of_an_earlier_run_says_what_steps_are_worth(tmp_path: Path) ->
         assert before.shape == (len(steps.rewards),)
         assert "train/R_loss" not in run.rows()[-1]
     with pytest.raises(UsageError, match="needs a run that learned them"):
-        make_plan(recipe.model_copy(update={"rewards": REWARD_KINDS["learned"]()}))
+        etude.plan(recipe.model_copy(update={"rewards": REWARDS.make("learned")}))
 
 
 def test_a_policy_is_tested_in_an_environment_that_fits(tmp_path: Path) -> None:
     data = random_dataset(tmp_path / "data", spec_of(ReachConfig()))
     recipe = small(data).model_copy(update={"env": ReachConfig(max_episode_steps=5)})
-    plan, run = make_plan(recipe), train(recipe, tmp_path / "run")
+    plan, run = etude.plan(recipe), train(recipe, tmp_path / "run")
     assert plan.exactness["exact"]
     assert run.summary()["counts"] == plan.counts
     assert plan.counts["evaluation_episodes"] == 8
     assert run.rows()[-1]["eval/episodes"] == 4
     assert Run(run.path).evaluate(2)["eval/episodes"] == 2
     with pytest.raises(UsageError, match=r"'state', which is .* \(2,\) in .* choose observations"):
-        make_plan(small(toy_dataset(tmp_path / "toy")).model_copy(update={"env": ReachConfig()}))
+        etude.plan(small(toy_dataset(tmp_path / "toy")).model_copy(update={"env": ReachConfig()}))
     config = GymConfig(id="Pendulum-v1")
     other = random_dataset(tmp_path / "gym", spec_of(config))
-    assert make_plan(small(other).model_copy(update={"env": config})).counts["updates"] == 80
+    assert etude.plan(small(other).model_copy(update={"env": config})).counts["updates"] == 80
 
 
 def test_actions_of_an_environment_become_those_of_a_policy(tmp_path: Path) -> None:
@@ -243,32 +242,32 @@ def test_actions_of_an_environment_become_those_of_a_policy(tmp_path: Path) -> N
     data = random_dataset(tmp_path / "data", spec_of(config), scale=2.0)
     # Without an environment nothing is clipped: the policy has the range of the dataset.
     largest = max(np.abs(EpisodeStore.open(data).episode(n)[0].actions).max() for n in range(20))
-    free = open_data(small(data))
+    free = resolve(small(data)).data
     assert max(free.spec.action.high[0], -free.spec.action.low[0]) == pytest.approx(largest)
-    plan = make_plan(small(data))
+    plan = etude.plan(small(data))
     assert any("Actions go beyond [-1, 1] in 1 of 1 dimensions" in note for note in plan.notes)
-    found = open_data(small(data).model_copy(update={"env": config}))
+    found = resolve(small(data).model_copy(update={"env": config})).data
     drawn = found.shards(1)[0].sample_transitions(np.random.default_rng(0), 500).actions
     assert 0.9 < np.abs(drawn).max() <= 1.0
 
 
 def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="There is no dataset at ''"):
-        make_plan(recipes.find("offline"))
+        etude.plan(recipes.find("offline"))
     data = toy_dataset(tmp_path / "data")
     with pytest.raises(UsageError, match=r"does not divide by learner\.shards 3: use 30"):
-        make_plan(small(data, learner={"shards": 3}))
+        etude.plan(small(data, learner={"shards": 3}))
     with pytest.raises(UsageError, match="nothing to collect ahead"):
-        make_plan(small(data, collector={"lag": 1}))
+        etude.plan(small(data, collector={"lag": 1}))
     with pytest.raises(UsageError, match="holds a policy to a dataset, and there is none"):
-        make_plan(small(data, algorithm={"dataset": ""}).model_copy(update={"env": ReachConfig()}))
+        etude.plan(small(data, algorithm={"dataset": ""}).model_copy(update={"env": ReachConfig()}))
     equal_dataset(tmp_path / "equal", data)
     with pytest.raises(UsageError, match="teaches no reward: all 5 returns are 1"):
-        make_plan(small(tmp_path / "equal", algorithm={"add_truncated": 0}))
-    notes = make_plan(small(tmp_path / "equal")).notes
+        etude.plan(small(tmp_path / "equal", algorithm={"add_truncated": 0}))
+    notes = etude.plan(small(tmp_path / "equal")).notes
     assert any("6 clips that end before their episode does are added" in n for n in notes)
-    given = small(tmp_path / "equal").model_copy(update={"rewards": REWARD_KINDS["given"]()})
-    assert make_plan(given).counts["updates"] == 80
+    given = small(tmp_path / "equal").model_copy(update={"rewards": REWARDS.make("given")})
+    assert etude.plan(given).counts["updates"] == 80
 
 
 def test_the_newest_is_the_best_where_nothing_is_played(tmp_path: Path) -> None:
@@ -296,7 +295,7 @@ def test_a_run_that_was_cut_off_goes_on_bit_for_bit(clips: bool, tmp_path: Path)
     if clips:
         data = equal_dataset(tmp_path / "equal", data)
     recipe = small(data, learner={"shards": 2})
-    assert [s.num_clips for s in open_data(recipe).shards(2)] == ([2, 3] if clips else [0, 0])
+    assert [s.num_clips for s in resolve(recipe).data.shards(2)] == ([2, 3] if clips else [0, 0])
     whole = train(recipe, tmp_path / "whole")
     with pytest.raises(RuntimeError, match="an accident"):
         train(recipe, tmp_path / "cut", callbacks=[Accident(55)])

@@ -24,7 +24,6 @@ from etude.envs.named_task import TaskConfig, make_task
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.files import read_geometry
 from etude.planning import recipes
-from etude.planning.plan import make_plan
 from etude.runs import checkpoint
 from etude.runs.files import Disk
 from etude.tasks.seek import Seek
@@ -203,7 +202,7 @@ def test_ranks_that_sac_does_not_have_are_not_blamed_on_the_environment() -> Non
     recipe = recipes.find("sac")
     fast = recipe.learner.model_copy(update={"reduce": "fast"})
     with pytest.raises(UsageError, match=r"no ranks whose gradients learner.reduce fast"):
-        make_plan(recipe.model_copy(update={"learner": fast}))
+        etude.plan(recipe.model_copy(update={"learner": fast}))
 
 
 @pytest.mark.parametrize("target", ["own_recipes.py:mine", "own_recipes:mine"])
@@ -593,5 +592,5 @@ def test_check_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_plan_knows_the_task(folder: Path) -> None:
     recipe = recipes.ppo().model_copy(update={"env": TaskConfig(task="own_cart:Cart")})
-    plan = make_plan(recipe)
+    plan = etude.plan(recipe)
     assert plan.shapes["obs/state"]["buffer"][-1] == 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import etude
 from etude.algorithms.amp import AMP
 from etude.api import train
 from etude.building.build import build
@@ -16,8 +17,9 @@ from etude.core.errors import UsageError
 from etude.core.trees import num_bytes
 from etude.planning import recipes
 from etude.planning.page import compare, duration, render, size
-from etude.planning.plan import Plan, make_plan
+from etude.planning.plan import Plan
 from etude.planning.recipes import Recipe
+from etude.planning.resolve import resolve
 from etude.runs.folder import RunFolder
 from toys import changed, tiny_reach, toy_dataset
 
@@ -180,13 +182,13 @@ def shrunk(name: str, folder: Path) -> Recipe:
     return changed(recipe, **SHRUNK[name])
 
 
-@pytest.mark.parametrize("name", recipes.CATALOG)
+@pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_does_what_its_plan_says(name: str, tmp_path: Path) -> None:
     recipe = shrunk(name, tmp_path)
     run = train(recipe, tmp_path / "run")
     plan = json.loads((run.path / "plan.json").read_text())
     assert run.summary()["counts"] == plan["counts"]
-    assert plan["counts"] == make_plan(recipe).to_json()["counts"]
+    assert plan["counts"] == etude.plan(recipe).to_json()["counts"]
     assert len(run.rows()) == plan["counts"]["log_rows"]
     final = (run.path / "checkpoints" / "final").resolve()
     on_disk = sum(file.stat().st_size for file in final.rglob("*") if file.is_file())
@@ -194,12 +196,12 @@ def test_every_recipe_does_what_its_plan_says(name: str, tmp_path: Path) -> None
     assert plan["bytes"]["checkpoint"] == pytest.approx(on_disk, rel=0.01, abs=1000)
 
 
-@pytest.mark.parametrize("name", recipes.CATALOG)
+@pytest.mark.parametrize("name", recipes.names())
 def test_bytes_in_memory_are_exact(name: str, tmp_path: Path) -> None:
     recipe = shrunk(name, tmp_path)
-    planned = make_plan(recipe).bytes
+    planned = etude.plan(recipe).bytes
     with RunFolder.create(tmp_path / "run", recipes.dump(recipe), "", {}, {}) as folder:
-        parts = build(recipe, folder)
+        parts = build(resolve(recipe), folder)
         algorithm: Any = parts.loop.algorithm
         measure = {"ppo": _memory, "reward-only": _reward_memory}
         found = measure.get(recipe.algorithm.kind, _replay_memory)(algorithm)
@@ -250,19 +252,19 @@ def _replay_memory(algorithm: Any) -> dict[str, int]:
 
 
 def test_a_budget_is_rounded_down_and_both_figures_are_told() -> None:
-    plan = make_plan(tiny_reach(clock={"total_timesteps": 1_000}))
+    plan = etude.plan(tiny_reach(clock={"total_timesteps": 1_000}))
     assert plan.counts["timesteps"] == 768
     assert plan.counts["iterations"] == 3
     text = render(plan)
     assert "1,000 steps were asked for; 3 whole iterations are 768 steps." in text
     assert "The last cycle is short: 1 of 2 iterations." in text
     with pytest.raises(UsageError, match="at least"):
-        make_plan(tiny_reach(clock={"total_timesteps": 200}))
+        etude.plan(tiny_reach(clock={"total_timesteps": 200}))
 
 
 def test_levels_instead_of_a_budget() -> None:
     levels = {"total_timesteps": None, "epochs": 3, "cycles": 4, "iterations": 2}
-    plan = make_plan(tiny_reach(clock=levels))
+    plan = etude.plan(tiny_reach(clock=levels))
     assert plan.counts["iterations"] == 24
     assert plan.counts["cycles"] == plan.counts["log_rows"] == 12
     assert plan.counts["timesteps"] == 24 * 256
@@ -285,7 +287,7 @@ def test_what_does_not_divide_is_refused(
 ) -> None:
     recipe = tiny_reach(**{section: {field: value}})
     with pytest.raises(UsageError, match=r"does not divide") as refused:
-        make_plan(recipe)
+        etude.plan(recipe)
     assert works in str(refused.value)
     with pytest.raises(UsageError):
         train(recipe, tmp_path / "run")
@@ -298,7 +300,7 @@ def test_maxima_are_called_maxima() -> None:
         evaluation={"every": "20 updates"},
         checkpoint={"every": "10 updates"},
     )
-    plan = make_plan(limited)
+    plan = etude.plan(limited)
     assert set(plan.at_most) == {
         "updates",
         "evaluations",
@@ -306,8 +308,8 @@ def test_maxima_are_called_maxima() -> None:
         "checkpoints",
     }
     assert "at most" in render(plan)
-    assert set(make_plan(tiny_reach(algorithm={"target_kl": 0.01})).at_most) == {"updates"}
-    assert make_plan(tiny_reach()).at_most == {}
+    assert set(etude.plan(tiny_reach(algorithm={"target_kl": 0.01})).at_most) == {"updates"}
+    assert etude.plan(tiny_reach()).at_most == {}
 
 
 def test_planning_takes_no_memory_for_the_buffer_or_the_model() -> None:
@@ -318,7 +320,7 @@ def test_planning_takes_no_memory_for_the_buffer_or_the_model() -> None:
         algorithm={"rollout_steps": 2**24, "minibatch_size": 2**30},
         clock={"total_timesteps": 10**14},
     )
-    plan = make_plan(huge)
+    plan = etude.plan(huge)
     assert plan.geometry["buffer_steps"] == 2**37
     assert plan.counts["iterations"] == 10**14 // 2**37
     assert plan.bytes["model"] > 4 * 10**8
@@ -326,7 +328,7 @@ def test_planning_takes_no_memory_for_the_buffer_or_the_model() -> None:
 
 
 def test_shapes_are_those_of_the_arrays() -> None:
-    plan = make_plan(tiny_reach(algorithm={"horizon": 4}))
+    plan = etude.plan(tiny_reach(algorithm={"horizon": 4}))
     assert plan.shapes["actions"] == {
         "dtype": "float32",
         "buffer": [64, 4, 7],
@@ -336,14 +338,14 @@ def test_shapes_are_those_of_the_arrays() -> None:
 
 
 def test_a_gpu_is_not_promised() -> None:
-    assert make_plan(tiny_reach()).exactness["exact"]
+    assert etude.plan(tiny_reach()).exactness["exact"]
     if not torch.cuda.is_available():
         with pytest.raises(UsageError, match="no GPU"):
-            make_plan(tiny_reach(learner={"device": "cuda"}))
+            etude.plan(tiny_reach(learner={"device": "cuda"}))
 
 
 def test_measured_seconds_add_up() -> None:
-    seconds = make_plan(tiny_reach(), measure=True).seconds
+    seconds = etude.plan(tiny_reach(), measure=True).seconds
     assert seconds["total"] == pytest.approx(sum(v for k, v in seconds.items() if k != "total"))
     assert min(seconds.values()) > 0
     assert {"collect", "train", "test", "save"} < seconds.keys()
@@ -351,7 +353,7 @@ def test_measured_seconds_add_up() -> None:
 
 def test_variants_side_by_side() -> None:
     plans: list[tuple[str, Plan]] = [
-        (str(rows), make_plan(tiny_reach(collector={"rows": rows}))) for rows in (32, 64)
+        (str(rows), etude.plan(tiny_reach(collector={"rows": rows}))) for rows in (32, 64)
     ]
     table = compare("collector.rows", plans)
     assert "rows" in table
@@ -384,12 +386,12 @@ def test_intervals_of_a_run_with_warm_up_are_counted(unit: str, tmp_path: Path) 
     every = {"updates": "4 updates", "steps": "100 steps"}[unit]
     recipe = changed(shrunk("episodic-short", tmp_path), checkpoint={"every": every})
     run = train(recipe, tmp_path / "run")
-    assert run.summary()["counts"] == make_plan(recipe).counts
+    assert run.summary()["counts"] == etude.plan(recipe).counts
 
 
 def test_a_lagging_run_takes_gae_and_a_kl_limit() -> None:
     own = {"target_kl": 0.01, "advantages": "gae"}
-    plan = make_plan(changed(recipes.find("reach-at-scale-short"), algorithm=own))
+    plan = etude.plan(changed(recipes.find("reach-at-scale-short"), algorithm=own))
     assert plan.at_most["updates"] == "target_kl may end an update early"
     assert plan.counts["updates"] == (plan.counts["iterations"] - 2) * 4
     assert any("first 2 iterations only collect" in note for note in plan.notes)
@@ -398,13 +400,13 @@ def test_a_lagging_run_takes_gae_and_a_kl_limit() -> None:
 def test_agents_are_not_parted_by_groups() -> None:
     recipe = changed(recipes.find("spread"), collector={"group_rows": 32})
     with pytest.raises(UsageError, match=r"collector\.group_rows 24 or 48"):
-        make_plan(recipe)
+        etude.plan(recipe)
 
 
 def test_a_plan_says_where_groups_run(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny_reach(collector={"kind": "ray", "actors": 2, "threads": 3})
-    assert "on Ray actors: 2 of 3 threads, local cluster" in make_plan(recipe).lines[0]
-    assert make_plan(recipe).counts == make_plan(tiny_reach()).counts
+    assert "on Ray actors: 2 of 3 threads, local cluster" in etude.plan(recipe).lines[0]
+    assert etude.plan(recipe).counts == etude.plan(tiny_reach()).counts
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install etude\[ray\]"):
-        make_plan(recipe)
+        etude.plan(recipe)

@@ -8,15 +8,15 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from etude.building.build import nest
+import etude
 from etude.core.clock import Interval
 from etude.core.errors import UsageError
 from etude.planning import recipes
-from etude.planning.plan import make_plan
+from etude.planning.resolve import loops_of
 from toys import tiny_reach
 
 
-@pytest.mark.parametrize("name", recipes.CATALOG)
+@pytest.mark.parametrize("name", recipes.names())
 def test_a_recipe_survives_its_file(name: str, tmp_path: Path) -> None:
     recipe = recipes.find(name)
     assert recipe.name == name
@@ -103,7 +103,7 @@ def test_files_from_before_ray_are_read_as_they_were_meant(tmp_path: Path) -> No
 def test_pick_place_is_evaluated_as_often_as_whole_iterations_allow(name: str) -> None:
     """Every 5,000 steps, or the nearest multiple of what an iteration collects; in one batch."""
     recipe = recipes.find(name)
-    loops, every = nest(recipe), Interval.parse(recipe.evaluation.every)
+    loops, every = loops_of(recipe), Interval.parse(recipe.evaluation.every)
     assert every.unit == "cycles"
     size = loops.steps_per_iteration
     between = every.count * loops.iterations_per_cycle * size
@@ -120,10 +120,10 @@ def test_gains_of_a_potential_are_discounted_as_the_learner_discounts(name: str)
         update={"algorithm": recipe.algorithm.model_copy(update={"gamma": 0.9})}
     )
     with pytest.raises(UsageError, match=r"Use --env\.discount 0\.9"):
-        make_plan(other)
+        etude.plan(other)
     tied = other.task.model_copy(update={"discount": 0.9})
-    assert make_plan(other.model_copy(update={"env": tied})).recipe == name
+    assert etude.plan(other.model_copy(update={"env": tied})).recipe == name
     # A sum of rewards has no discount to agree on, and neither has a reward without a potential.
     for change in ({"episodic": True}, {"shaping": 0.0}):
         free = other.task.model_copy(update=change)
-        assert make_plan(other.model_copy(update={"env": free})).recipe == name
+        assert etude.plan(other.model_copy(update={"env": free})).recipe == name

@@ -17,8 +17,8 @@ from etude.building.build import build, start_policy
 from etude.core.errors import UsageError
 from etude.core.ranks import Alone
 from etude.planning import recipes
-from etude.planning.plan import make_plan
 from etude.planning.recipe import Recipe
+from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
@@ -31,7 +31,7 @@ def from_run(recipe: Recipe, path: Path) -> Recipe:
 
 def begun(recipe: Recipe, folder: Path) -> Any:
     """The algorithm of a run that has not yet taken a step."""
-    parts = build(recipe, RunFolder.create(folder, recipes.dump(recipe), "", {}, {}))
+    parts = build(resolve(recipe), RunFolder.create(folder, recipes.dump(recipe), "", {}, {}))
     start_policy(recipe, parts.algorithm)
     parts.close()
     return parts.algorithm
@@ -63,7 +63,7 @@ def test_a_value_function_comes_with_the_scale_of_its_returns(tmp_path: Path) ->
     assert ppo.scaler.scale(rewards) != learned.scaler.scale(rewards)
     assert not ppo.scaler.running.any()  # the rows begin new episodes
     assert torch.equal(ppo.initial, ppo.flat.data)
-    assert "value function" in make_plan(from_run(first.recipe, first.path)).notes[0]
+    assert "value function" in etude.plan(from_run(first.recipe, first.path)).notes[0]
 
 
 def test_from_a_policy_alone_the_value_function_begins_anew(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_from_a_policy_alone_the_value_function_begins_anew(tmp_path: Path) -> N
         expected = fresh.policy.state_dict() if name.startswith("critic.") else arrays
         assert torch.equal(array, expected[name]), name
     assert float(ppo.scaler.moments["count"]) == 0
-    assert "begin anew" in make_plan(recipe).notes[0]
+    assert "begin anew" in etude.plan(recipe).notes[0]
 
 
 @pytest.mark.parametrize("kind", ["sac", "td3"])
@@ -87,7 +87,7 @@ def test_critics_come_along_and_the_warm_up_acts_by_the_policy(kind: str, tmp_pa
         begun(from_run(recipe, first.path), tmp_path / "second"),
         begun(recipe, tmp_path / "fresh"),
     )
-    old = build(recipe, first.folder)
+    old = build(resolve(recipe), first.folder)
     assert old.loop.saver.restore(old.loop.clock, lambda text: None)
     old.close()
     for name in ("critics", "critic_target", *(["actor_target"] if kind == "td3" else [])):
@@ -95,7 +95,7 @@ def test_critics_come_along_and_the_warm_up_acts_by_the_policy(kind: str, tmp_pa
         assert not torch.equal(agent.state_dict()[name], fresh.state_dict()[name]), name
     if kind == "sac":
         assert torch.equal(agent.log_alpha, old.algorithm.log_alpha)
-    clock = build(recipe, RunFolder.create(tmp_path / "clock", "", "", {}, {})).loop.clock
+    clock = build(resolve(recipe), RunFolder.create(tmp_path / "clock", "", "", {}, {})).loop.clock
     assert bool(fresh.broadcast(clock).policy["explore"])
     assert not bool(agent.broadcast(clock).policy["explore"])
     # After a resume in the middle of the warm-up too.
@@ -140,7 +140,7 @@ def test_a_rank_that_comes_late_to_a_larger_budget_takes_it_too(tmp_path: Path) 
     run = train(tiny_reach(2), tmp_path / "run")
     longer = changed(run.recipe, clock={"total_timesteps": 1_024})
     run.folder.recipe.write_text(recipes.dump(longer))
-    clock = build(longer, run.folder).loop.clock
+    clock = build(resolve(longer), run.folder).loop.clock
 
     class Second(Alone):
         is_first = False
@@ -183,7 +183,7 @@ def test_a_run_that_starts_from_another_learns_from_its_first_iteration(tmp_path
     """The normaliser has statistics already."""
     first = train(tiny_reach(2), tmp_path / "first")
     recipe = from_run(tiny_reach(3), first.path)
-    plan, run = make_plan(recipe), train(recipe, tmp_path / "second")
+    plan, run = etude.plan(recipe), train(recipe, tmp_path / "second")
     assert plan.counts["updates"] == 3 * 8 == run.summary()["counts"]["updates"]
     assert not any("only collect" in note for note in plan.notes)
 

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+import etude
 import glide
 from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import PPOConfig
-from etude.learning.config import LearnerConfig
 from etude.api import train
 from etude.core.clock import ClockConfig
 from etude.core.errors import UsageError
 from etude.envs.named_task import TaskConfig
+from etude.learning.config import LearnerConfig
 from etude.models.policies import PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.loading import policy_parts
 from etude.planning.page import render
-from etude.planning.plan import make_plan
 from etude.planning.recipes import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
@@ -61,7 +61,7 @@ def styled(iterations: int = 8, **sections: dict[str, Any]) -> Recipe:
 def test_a_run_does_what_its_plan_says(tmp_path: Path) -> None:
     recipe = styled()
     run = train(recipe, tmp_path / "run")
-    plan = make_plan(recipe)
+    plan = etude.plan(recipe)
     assert run.summary()["counts"] == plan.to_json()["counts"]
     assert plan.levels["batches_per_iteration"] == 3 + 2 * 4
     # The first two of 8 iterations only collect.
@@ -98,13 +98,13 @@ def test_threads_change_nothing(lag: int, tmp_path: Path) -> None:
 
 def test_what_has_no_style_is_refused() -> None:
     with pytest.raises(UsageError, match=r"an observation 'style' and the method style_windows"):
-        make_plan(styled(env={"task": "etude.tasks.seek:Seek"}))
+        etude.plan(styled(env={"task": "etude.tasks.seek:Seek"}))
     with pytest.raises(UsageError, match="use algorithm ppo"):
-        make_plan(changed(recipes.find("sac"), rewards={"kind": "amp"}))
+        etude.plan(changed(recipes.find("sac"), rewards={"kind": "amp"}))
     with pytest.raises(UsageError, match="use algorithm sac or td3"):
-        make_plan(changed(recipes.find("reach"), rewards={"kind": "rrd"}))
+        etude.plan(changed(recipes.find("reach"), rewards={"kind": "rrd"}))
     with pytest.raises(UsageError, match=r"rewards\.batch_size 33 does not divide over 2 shards"):
-        make_plan(styled(rewards={"batch_size": 33}))
+        etude.plan(styled(rewards={"batch_size": 33}))
 
 
 def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +116,11 @@ def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch
         (windows * np.float32(np.nan), "finite"),
     ):
         monkeypatch.setattr(
-            "etude.algorithms.on_policy_rewards.style_reference",
+            "etude.algorithms.amp_reference._reference",
             lambda config, wrong=wrong: (wrong, None),
         )
         with pytest.raises(UsageError, match=why):
-            make_plan(styled())
+            etude.plan(styled())
 
 
 def test_style_alone_teaches_a_point_the_speed_of_the_reference(tmp_path: Path) -> None:

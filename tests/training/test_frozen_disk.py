@@ -26,7 +26,7 @@ RECIPE = tiny_reach(
 )
 TRAIN = """
 import sys
-from etude.app import cli
+from etude.cli import main as cli
 from etude.runs import files
 
 class Asking(files.Disk):

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import etude
 from etude.api import Interrupted, Run, resume, train
-from etude.building.build import make_curriculum
 from etude.cli import main as cli
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import EnvSpec, Fragment
 from etude.core.errors import UsageError
 from etude.core.trees import copy_arrays, digest
 from etude.planning import recipes
-from etude.planning.plan import make_plan
+from etude.planning.checks import make_curriculum
 from etude.runs import checkpoint
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import MotionCurriculum, MotionCurriculumConfig
@@ -131,7 +131,7 @@ def test_threads_change_nothing(whole: tuple[int, Run, Watch], tmp_path: Path) -
 
 def test_the_plan_says_what_happens_and_is_right(whole: tuple[int, Run, Watch]) -> None:
     lag, run, _ = whole
-    plan = make_plan(tiny_motions(lag))
+    plan = etude.plan(tiny_motions(lag))
     (note,) = (note for note in plan.notes if "motions" in note)
     assert note.startswith("3 motions")
     assert "at least 6.67%" in note
@@ -160,7 +160,7 @@ def test_old_recipes_and_old_curricula_stay_as_they_were() -> None:
 )
 def test_what_does_not_fit_is_refused(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        make_plan(tiny_motions(**sections))
+        etude.plan(tiny_motions(**sections))
 
 
 def test_only_motions_can_be_chosen_among() -> None:
@@ -186,4 +186,4 @@ def test_whole_episodes_cannot_be_cut() -> None:
     content = recipes.find("sac").model_dump(mode="json")
     content |= tiny_motions().model_dump(mode="json", include={"env", "motions", "evaluation"})
     with pytest.raises(UsageError, match="whole episodes"):
-        make_plan(recipes.validated(content, "a test"))
+        etude.plan(recipes.validated(content, "a test"))

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from etude.api import Run, train
-from etude.building.build import check_ranks
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
 from etude.core.trees import leaves
 from etude.experience.segments import SegmentBuffer
 from etude.planning import recipes
+from etude.planning.checks import check_ranks
 from etude.planning.plan import make_plan
+from etude.planning.resolve import resolve
 from etude.runs import manifest
 from etude.training.distributed import Distributed
 from etude.training.messages import decode, encode
@@ -120,7 +121,7 @@ def test_ranks_that_do_not_divide_the_shards_are_refused() -> None:
     with pytest.raises(UsageError, match=r"3 ranks cannot share .* start 1, 2 or 4 of"):
         check_ranks(recipe, 3)
     with pytest.raises(UsageError, match=r"2 ranks cannot share learner\.shards 1 evenly: start 1"):
-        make_plan(tiny_reach(2), ranks=2)
+        make_plan(resolve(tiny_reach(2)), ranks=2)
     with pytest.raises(UsageError, match="sac learns in one process"):
         check_ranks(changed(recipes.find("sac"), learner={"shards": 2}), 2)
     with pytest.raises(UsageError, match=r"use --collector\.kind local"):
@@ -128,8 +129,8 @@ def test_ranks_that_do_not_divide_the_shards_are_refused() -> None:
 
 
 def test_a_fast_sum_is_not_called_exact() -> None:
-    assert make_plan(tiny_reach(2)).exactness["exact"]
-    fast = make_plan(tiny_reach(2, learner={"reduce": "fast", "shards": 2}), ranks=2)
+    assert make_plan(resolve(tiny_reach(2))).exactness["exact"]
+    fast = make_plan(resolve(tiny_reach(2, learner={"reduce": "fast", "shards": 2})), ranks=2)
     assert not fast.exactness["exact"]
     assert any("gives other bits" in note for note in fast.notes)
 

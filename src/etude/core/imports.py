@@ -113,6 +113,13 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
+def attribute(name: str) -> Any:
+    """What is behind "module:name" in this package, where modules name each other without an
+    import: those above themselves, and those that are rarely needed."""
+    module, _, inside = name.partition(":")
+    return getattr(importlib.import_module(module), inside)
+
+
 def describe(error: BaseException) -> str:
     """An error in someone else's code in a few words, with file and line where they are known."""
     text = " ".join(str(error).split()).rstrip(".") or "no message"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
@@ -23,7 +22,7 @@ from pydantic_core import PydanticKnownError
 
 from etude.core.config import Config, KindError
 from etude.core.errors import UsageError
-from etude.core.imports import describe, load_object
+from etude.core.imports import attribute, describe, load_object
 
 C = TypeVar("C", bound=Config)
 
@@ -57,7 +56,7 @@ class Registry(Generic[C]):
         """The config class of a kind; refuses what is none."""
         built_in, installed = self._built_in(), _installed(self.group)
         if name in built_in:
-            return cast(type[C], _attribute(built_in[name]))
+            return cast(type[C], attribute(built_in[name]))
         if name in installed:
             found = _load_entry(installed[name])
         elif ":" in name:
@@ -66,7 +65,7 @@ class Registry(Generic[C]):
             known = ", ".join(f"'{kind}'" for kind in self.names())
             context = {"discriminator": "'kind'", "tag": name, "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", context)
-        base = _attribute(self._base)
+        base = attribute(self._base)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise UsageError(
                 f"{self.section}.kind {name} is no {self.section}: it must be a class derived from "
@@ -100,18 +99,13 @@ class Registry(Generic[C]):
     def _built_in(self) -> dict[str, str]:
         known: dict[str, str] = {}
         for each in self._lists:
-            known |= _attribute(each)
+            known |= attribute(each)
         return known
 
 
 @cache
 def _installed(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
-
-
-def _attribute(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
 
 
 def _load_entry(entry: EntryPoint) -> Any:

@@ -14,7 +14,9 @@ from torch import nn
 from etude.core.config import Config
 from etude.core.contracts import Action, ActionSpec, Array, ArraySpec
 from etude.core.errors import UsageError
+from etude.core.imports import attribute
 from etude.core.trees import Tree
+from etude.models import CLASSES
 from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
 from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Layers, Units
@@ -68,9 +70,8 @@ class PolicyConfig(Config):
         generator: torch.Generator | None,
     ) -> BasePolicy:
         """A new policy. Its weights are drawn from the generator; None when they are loaded."""
-        from etude.models import policies  # which are made of what is below
-
-        return policies.CLASSES[self.kind](self, observations, action, generator)
+        made: BasePolicy = attribute(CLASSES[self.kind])(self, observations, action, generator)
+        return made
 
 
 class Judgement(NamedTuple):

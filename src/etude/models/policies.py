@@ -23,23 +23,17 @@ from etude.models.actor_critic import (
     Memory,
     PolicyConfig,
 )
-from etude.models.actors import Actor, DeterministicPolicy, SquashedPolicy
 from etude.models.networks import Mlp
 from etude.models.rebuilding import Contract, rebuild
-from etude.models.recurrent import RecurrentPolicy
 
 __all__ = [
-    "Actor",
     "ActorCritic",
     "BasePolicy",
-    "DeterministicPolicy",
     "Features",
     "Judgement",
     "Memory",
     "MlpPolicy",
     "PolicyConfig",
-    "RecurrentPolicy",
-    "SquashedPolicy",
     "make_policy",
     "policy_from_contract",
 ]
@@ -78,13 +72,6 @@ class MlpPolicy(ActorCritic):
         return self.critic(features["critic"]).squeeze(-1)  # type: ignore[no-any-return]
 
 
-CLASSES: dict[str, type[MlpPolicy | RecurrentPolicy | SquashedPolicy | DeterministicPolicy]] = {
-    "mlp": MlpPolicy,
-    "lstm": RecurrentPolicy,
-    "gru": RecurrentPolicy,
-    "squashed": SquashedPolicy,
-    "deterministic": DeterministicPolicy,
-}
 POLICIES: Registry[PolicyConfig] = Registry(
     "policy",
     "etude.policies",

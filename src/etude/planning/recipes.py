@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from etude import tasks
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe, load_object
@@ -38,18 +37,25 @@ GROUP = "etude.recipes"
 
 
 @cache
+def _built_in() -> dict[str, str]:
+    """{name: "module:function"}: imported by name, since tasks stand above this."""
+    known: dict[str, str] = import_module("etude.tasks").RECIPES
+    return known
+
+
+@cache
 def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def names() -> list[str]:
     """Every recipe by its name, those of this package first."""
-    return [*(tasks.RECIPES | _installed())]
+    return [*(_built_in() | _installed())]
 
 
 def made_by(name: str) -> Callable[[], Recipe]:
     """The function that makes a recipe."""
-    place = tasks.RECIPES.get(name) or _installed()[name].value
+    place = _built_in().get(name) or _installed()[name].value
     module, _, function = place.partition(":")
     made: Callable[[], Recipe] = getattr(import_module(module), function)
     return made
@@ -64,7 +70,7 @@ def __getattr__(name: str) -> Any:
 
 def purpose(name: str) -> str:
     """What a recipe is for, in one line."""
-    place = tasks.RECIPES.get(name) or _installed()[name].value
+    place = _built_in().get(name) or _installed()[name].value
     return _purposes(place.partition(":")[0]).get(place.partition(":")[2], "")
 
 
