@@ -81,7 +81,7 @@ class PickPlaceReward(Config):
     carry: float = Field(4.0, description="For carrying it over the table to the target.")
     place: float = Field(1.0, description="For setting it down gently near the target's middle.")
     release: float = Field(1.0, description="For opening the fingers there.")
-    clear: float = Field(1.0, description="For taking the hand away.")
+    clear: float = Field(4.0, description="For taking the hand away.")
     action_cost: float = Field(-0.01, description="Per unit of mean squared action.")
     success: float = Field(
         8.0, description="Once, when the cube rests there alone; half if let go of 2 cm above."
