@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from etude.core.abilities import StyleMotions, StyleReference, ability
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import UsageError
 from etude.envs.config import EnvConfig
@@ -51,8 +52,10 @@ def _reference(config: EnvConfig) -> tuple[Array | None, Array | None]:
     motion [n] int64 that each is of, where the environment says so."""
     env = config.build_unchecked(config.num_agents)
     try:
-        windows: Array | None = env.style_windows() if hasattr(env, "style_windows") else None
-        motions: Array | None = env.style_motions() if hasattr(env, "style_motions") else None
+        reference, motions = ability(env, StyleReference), ability(env, StyleMotions)
+        return (
+            None if reference is None else reference.style_windows(),
+            None if motions is None else motions.style_motions(),
+        )
     finally:
         env.close()
-    return windows, motions

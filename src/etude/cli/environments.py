@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from etude.core.contracts import Array
 from etude.envs.config import ENVS, EnvConfig
 
 
@@ -18,15 +17,3 @@ def env_config(target: str, options: dict[str, bool | int | float | str]) -> Env
     if re.fullmatch(r"\w+(\.\w+)*\.\w+_v\d+", target):
         return ENVS.validate({"kind": "pettingzoo", "parallel": target, "kwargs": options})
     return ENVS.validate({"kind": "gym", "id": target, "kwargs": options})
-
-
-def style_reference(config: EnvConfig) -> tuple[Array | None, Array | None]:
-    """All windows [n, frames, features] of the reference that motion is judged by, if any is; and
-    the motion [n] int64 that each is of, where the environment says so."""
-    env = config.build_unchecked(config.num_agents)
-    try:
-        windows: Array | None = env.style_windows() if hasattr(env, "style_windows") else None
-        motions: Array | None = env.style_motions() if hasattr(env, "style_motions") else None
-    finally:
-        env.close()
-    return windows, motions

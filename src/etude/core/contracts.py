@@ -161,26 +161,8 @@ class StepResult:
 class BatchEnv(Protocol):
     """Many rows of one environment. A row's randomness is `key.episode(row, episode)`.
 
-    One that knows how long its simulator took in the last step says so in `physics_seconds`; one
-    whose rows can be absent (agents that died or have not yet come) has `present`, [rows] bool for
-    the observation it gave last.
-
-    One that can be eased has `follow(curriculum)`, which is told the broadcast's curriculum before
-    a rollout, {} for the whole task. It decides how episodes begin from then on and changes none
-    that is open; it is no part of a snapshot, as it comes with every broadcast. Where the
-    curriculum has a "round" the environment also has `restart() -> Observations`: every row leaves
-    its episode, unreported, and begins its next one. The group calls it where the broadcast's
-    round is not the one of its snapshot.
-
-    One whose `spec.motions` are imitated reports "motion" and "is_success" of every episode, and is
-    told "weights" [motions] by its curriculum; in evaluation row r plays motion r modulo their
-    number, from its first frame.
-
-    One whose motion a reference can judge has the observation "style", [frames, features] float32,
-    the last frames of motion of this episode, newest last; and `style_windows()`, [n, frames,
-    features], the reference's. Where the reference is of several motions it also has the
-    observation "motion", [1] float32, and `style_motions()`, [n] int64: the number of the motion
-    that a row practises, and that each window is of.
+    What only some environments can do is in `etude.core.abilities`. One whose `spec.motions` are
+    imitated reports "motion" and "is_success" of every episode.
     """
 
     num_rows: int

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
+from etude.core.abilities import EnvWrapper, Restarts, ability
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
+A = TypeVar("A")
 
-class Episodic:
+
+class Episodic(EnvWrapper):
     """An environment whose rewards are held back until an episode ends."""
 
-    def __init__(self, env: BatchEnv) -> None:
-        self._env = env
-        self.num_rows, self.spec = env.num_rows, env.spec
-        self._earned: Array = np.zeros(env.num_rows)
+    def __init__(self, inner: BatchEnv) -> None:
+        super().__init__(inner)
+        self._earned: Array = np.zeros(inner.num_rows)
 
-    def __getattr__(self, name: str) -> Any:
-        # What only some environments have: physics_seconds, present, follow.
-        return getattr(self._env, name)
+    def ability(self, kind: type[A]) -> A | None:
+        found = super().ability(kind)
+        return self if found is not None and isinstance(self, kind) else found
 
     def reset(self, key: Key) -> Observations:
         self._earned[:] = 0.0
-        return self._env.reset(key)
+        return super().reset(key)
 
     def restart(self) -> Observations:
         """Of an environment that can."""
+        inner = ability(self.inner, Restarts)
+        assert inner is not None
         self._earned[:] = 0.0
-        obs: Observations = self._env.restart()  # type: ignore[attr-defined]
-        return obs
+        return inner.restart()
 
     def step(self, actions: Array) -> StepResult:
-        result = self._env.step(actions)
+        result = super().step(actions)
         self._earned += result.reward
         over = result.terminated | result.truncated
         reward: Array = np.where(over, self._earned, 0.0).astype(np.float32)
@@ -44,12 +47,9 @@ class Episodic:
 
     def snapshot(self) -> Tree:
         """{"inner": the environment's, "earned": [rows]}; {} where the environment has none."""
-        inner = self._env.snapshot()
+        inner = super().snapshot()
         return {"inner": inner, "earned": self._earned.copy()} if inner else {}
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        self._env.restore(snapshot["inner"], key)
+        super().restore(snapshot["inner"], key)
         self._earned[:] = snapshot["earned"]
-
-    def close(self) -> None:
-        self._env.close()

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
-from etude.core.contracts import Array, BatchEnv, Exactness, Observations, StepResult
+from etude.core.abilities import EnvWrapper
+from etude.core.contracts import BatchEnv, Exactness
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe, load_object
@@ -104,30 +105,12 @@ def _config_model(task: type) -> type[BaseModel] | None:
     return model if inspect.isclass(model) and issubclass(model, BaseModel) else None
 
 
-class Unsaved:
+class Unsaved(EnvWrapper):
     """A task whose snapshots cannot be trusted: it trains, and a resume starts new episodes."""
-
-    def __init__(self, env: BatchEnv) -> None:
-        self.num_rows = env.num_rows
-        self.spec = env.spec
-        self._env = env
-
-    def reset(self, key: Key) -> Observations:
-        return self._env.reset(key)
-
-    def step(self, actions: Array) -> StepResult:
-        return self._env.step(actions)
-
-    def __getattr__(self, name: str) -> Any:
-        # What only some environments have: physics_seconds, present, follow, restart.
-        return getattr(self._env, name)
 
     def snapshot(self) -> Tree:
         """Nothing, which tells a rollout to begin again."""
         return {}
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        self._env.reset(key)
-
-    def close(self) -> None:
-        self._env.close()
+        self.inner.reset(key)

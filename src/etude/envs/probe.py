@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from etude.core.abilities import AbsentAgents, ability
 from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
 from etude.core.errors import UsageError
 from etude.core.imports import describe
@@ -63,8 +64,8 @@ def play(env: BatchEnv, actions: list[Array]) -> list[str]:
 
 def presence(env: BatchEnv) -> Array | None:
     """[rows] bool: which rows stand for an agent; None where all always do."""
-    present: Array | None = getattr(env, "present", None)
-    return present
+    found = ability(env, AbsentAgents)
+    return None if found is None else found.present
 
 
 def probe(make: Make, config: EnvConfig, rows: int, name: str) -> Exactness:

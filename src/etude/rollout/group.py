@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from etude.core.abilities import (
+    AbsentAgents,
+    FollowsCurriculum,
+    Restarts,
+    TimedPhysics,
+    ability,
+)
 from etude.core.contracts import (
     Array,
     BatchEnv,
@@ -122,8 +129,8 @@ class Group:
         Rows of a snapshot from another round of the curriculum begin anew in their next rollout.
         """
         self._round = int(curriculum.get("round", 0))
-        if hasattr(self.env, "follow"):
-            self.env.follow(curriculum)
+        if (eased := ability(self.env, FollowsCurriculum)) is not None:
+            eased.follow(curriculum)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -161,7 +168,8 @@ class Group:
         horizon = steps // next(iter(out.states.values())).shape[1] if out.states else steps
         obs: Observations = snapshot["obs"]
         state: dict[str, Array] = snapshot["policy"]
-        present = _present(self.env)
+        absent, timed = ability(self.env, AbsentAgents), ability(self.env, TimedPhysics)
+        present = _present(absent)
         open_episodes = OpenEpisodes(rows, **snapshot["open"])
         generator = key.child("act", iteration).generator()
         noise = torch.from_numpy(policy.noise(generator, steps, rows))
@@ -191,7 +199,7 @@ class Group:
             result = self.env.step(to_env(actions))
             inference += acted - start
             in_step += perf_counter() - acted
-            physics += getattr(self.env, "physics_seconds", 0.0)
+            physics += 0.0 if timed is None else timed.physics_seconds
             out.actions[:, step] = actions
             if log_probs is not None:
                 out.log_probs[:, step] = log_probs
@@ -203,7 +211,7 @@ class Group:
                 ending = {name: array[result.final_rows] for name, array in state.items()}
                 at = np.full(len(result.final_rows), step, np.int64)
                 results.append((Finals(result.final_rows, at, result.final_obs, ending), finished))
-            before, present = present, _present(self.env)
+            before, present = present, _present(absent)
             restart(state, policy, _newcomers(result, before, present))
             obs = result.obs
             yield
@@ -233,13 +241,14 @@ class Group:
 
     def _restart(self, policy: Policy) -> Snapshot:
         """Give up the episodes in progress; all rows begin their next ones in this round."""
-        if not hasattr(self.env, "restart"):
+        restarting = ability(self.env, Restarts)
+        if restarting is None:
             raise UsageError(
                 "This environment cannot restart its rows, which a curriculum in rounds needs: "
                 "give it a method restart() -> observations."
             )
         rows = self.env.num_rows
-        return self._keep(self.env.restart(), policy.initial_state(rows), OpenEpisodes(rows))
+        return self._keep(restarting.restart(), policy.initial_state(rows), OpenEpisodes(rows))
 
     def _keep(
         self, obs: Observations, state: dict[str, Array], open_episodes: OpenEpisodes
@@ -271,10 +280,9 @@ def restart(state: dict[str, Array], policy: Policy, rows: Array) -> None:
             state[name][rows] = fresh
 
 
-def _present(env: BatchEnv) -> Array | None:
+def _present(env: AbsentAgents | None) -> Array | None:
     """[rows] bool where rows can be absent, else None; a copy, as the next step may write on it."""
-    present: Array | None = getattr(env, "present", None)
-    return None if present is None else present.copy()
+    return None if env is None else env.present.copy()
 
 
 def _newcomers(result: StepResult, before: Array | None, present: Array | None) -> Array:
@@ -340,7 +348,8 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
     kept: dict[str, Array] = {
         name: np.zeros((episodes, rows)) for name in ("return", "length", *env.spec.statistics)
     }
-    present, steps = _present(env), 0
+    absent, steps = ability(env, AbsentAgents), 0
+    present = _present(absent)
     longest = episodes * (env.spec.max_episode_steps or 0) if present is not None else np.inf
     while counted.min() < episodes and steps < longest:
         steps += 1
@@ -353,7 +362,7 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
         for name, values in finished.items():
             kept[name][counted[at], at] = values[wanted]
         counted[at] += 1
-        before, present = present, _present(env)
+        before, present = present, _present(absent)
         restart(state, policy, _newcomers(result, before, present))
         obs = result.obs
     played = np.arange(episodes)[:, None] < counted
