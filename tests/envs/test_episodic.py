@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from batch_env_contract import KEY, assert_same_bits, check_contract, random_actions
 
+from etude.core.abilities import AbsentAgents, Restarts, TimedPhysics, ability
 from etude.envs.adapters.gym import GymConfig
 from etude.tasks.reach.task import ReachConfig
 
@@ -37,5 +38,10 @@ def test_what_some_environments_have_is_passed_through() -> None:
     env = ReachConfig(episodic=True).make(2)
     env.reset(KEY)
     env.step(np.zeros((2, 7), np.float32))
-    assert getattr(env, "physics_seconds", None) is not None
-    assert getattr(GymConfig(episodic=True).make(1), "present", None) is None
+    timed = ability(env, TimedPhysics)
+    assert timed is not None
+    assert timed.physics_seconds > 0.0
+    assert ability(env, Restarts) is env  # What was earned is forgotten at a restart.
+    foreign = GymConfig(episodic=True).make(1)
+    assert ability(foreign, AbsentAgents) is None
+    assert ability(foreign, Restarts) is None
