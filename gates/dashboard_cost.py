@@ -22,8 +22,9 @@ from rich.console import Console
 
 import etude
 from etude.logs.dashboard import Dashboard
-from etude.metrics.health import Health
+from etude.metrics.declared import Health
 from etude.planning import recipes
+from etude.planning.metrics_of import metrics_of
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import loops_of
 from etude.training.progress import DashboardCallback
@@ -77,7 +78,8 @@ def within(recipe: Recipe, folder: Path) -> tuple[float, float]:
     """(seconds of the run, seconds of them in the dashboard)."""
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=160, height=50)
-        dashboard = Dashboard("reach", str(folder), Health(loops_of(recipe).iterations), console)
+        health = Health(metrics_of(recipe), loops_of(recipe).iterations)
+        dashboard = Dashboard("reach", str(folder), health, console)
         start = time.perf_counter()
         etude.train(
             recipe,

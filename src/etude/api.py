@@ -26,6 +26,7 @@ from etude.core.trees import Tree, digest
 from etude.logs.outputs import Outputs, check, open_logs
 from etude.planning import recipes
 from etude.planning.loading import start_path
+from etude.planning.metrics_of import metrics_of
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan, rank_notes
@@ -331,7 +332,8 @@ def _outputs(
     if not ranks.is_first:
         return Outputs(silent, silent)
     plain = recipe.model_dump(mode="json")
-    return open_logs(recipe.logs, folder.path, plain, loops_of(recipe).iterations, console, asked)
+    metrics, iterations = metrics_of(recipe), loops_of(recipe).iterations
+    return open_logs(recipe.logs, folder.path, plain, metrics, iterations, console, asked)
 
 
 def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:

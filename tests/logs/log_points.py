@@ -11,9 +11,14 @@ from typing import Any
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
+from etude.algorithms.ppo import PPOConfig
+from etude.algorithms.rrd import RRDConfig
+from etude.metrics.declared import COUNTERS, EPISODES
 from run_hash import FREE
 
 Point = tuple[str, int, float]
+METRICS = (*PPOConfig.metrics, *COUNTERS, *EPISODES, *RRDConfig.metrics)
+"""The declarations of the rows below, and of a learned reward."""
 
 
 def tensorboard_events(folder: Path) -> list[Event]:

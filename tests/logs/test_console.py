@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import math
 
-from log_points import rows_like_a_run
+from log_points import METRICS, rows_like_a_run
 
 from etude.logs.console import ConsoleTable
-from etude.metrics.health import Health
+from etude.metrics.declared import Health
 from etude.metrics.rows import bottleneck, fleet
+
+
+def make(stream: io.StringIO) -> ConsoleTable:
+    return ConsoleTable(Health(METRICS, 100), stream)
 
 
 def shown(table: ConsoleTable, stream: io.StringIO, row: dict[str, object]) -> list[str]:
@@ -20,7 +24,7 @@ def shown(table: ConsoleTable, stream: io.StringIO, row: dict[str, object]) -> l
 
 def test_an_epoch_ends_with_a_line_about_it() -> None:
     stream = io.StringIO()
-    table = ConsoleTable(stream, Health(100))
+    table = make(stream)
     table.begin([])
     rows = rows_like_a_run(10)
     heading, first = shown(table, stream, rows[0])
@@ -37,7 +41,7 @@ def test_an_epoch_ends_with_a_line_about_it() -> None:
 
 def test_a_warning_says_what_to_try_once() -> None:
     stream = io.StringIO()
-    table = ConsoleTable(stream, Health(100))
+    table = make(stream)
     wrong = {"train/approx_kl": 0.5, "rollout/ep_rew_mean": 0.0, "rollout/success_rate": 0.0}
     bad = [{**row, "epoch": i, **wrong} for i, row in enumerate(rows_like_a_run(6))]
     table.begin(bad[:2])  # a resume: the third in a row is the first it prints
@@ -52,7 +56,7 @@ def test_a_warning_says_what_to_try_once() -> None:
 
 def test_numbers_that_are_none_leave_a_gap() -> None:
     stream = io.StringIO()
-    table = ConsoleTable(stream)
+    table = make(stream)
     row = {"timesteps": 512, "cycle": 1, "epoch": 1, "time/fps": math.nan, "train/std": None}
     _, line = shown(table, stream, row)
     assert line.split() == ["512", "1"]

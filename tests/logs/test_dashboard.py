@@ -7,14 +7,14 @@ import math
 from typing import Any
 
 import pytest
-from log_points import rows_like_a_run
+from log_points import METRICS, rows_like_a_run
 from rich.cells import cell_len
 from rich.console import Console
 
 from etude.core.clock import Clock, ClockConfig, Nest
 from etude.logs.dashboard import Dashboard
 from etude.logs.dashboard_view import draw
-from etude.metrics.health import Health
+from etude.metrics.declared import Health
 
 SIZES = [(80, 24), (160, 50), (110, 30), (120, 24), (100, 60), (60, 15), (40, 10), (20, 5), (8, 3)]
 SIZES += [(1, 1), (0, 0), (250, 80), (109, 80)]
@@ -22,7 +22,8 @@ SIZES += [(1, 1), (0, 0), (250, 80), (109, 80)]
 
 def make(width: int = 80, height: int = 24, iterations: int = 24) -> Dashboard:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
-    return Dashboard("reach", "runs/reach/2026-01-01-000000-s0", Health(iterations), console)
+    folder, health = "runs/reach/2026-01-01-000000-s0", Health(METRICS, iterations)
+    return Dashboard("reach", folder, health, console)
 
 
 def clock_at(iterations: int, total: int = 23) -> Clock:

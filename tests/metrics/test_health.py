@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from etude.metrics.health import RECENT, Health
+from etude.algorithms.amp import AMPConfig
+from etude.algorithms.ppo import PPOConfig
+from etude.algorithms.sac import SACConfig
+from etude.algorithms.td3 import TD3Config
+from etude.metrics.declared import COUNTERS, EPISODES, RECENT, Health, Metrics
+from etude.tasks.imitation.task import ImitationConfig
+from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
+
+METRICS = (*PPOConfig.metrics, *COUNTERS, *EPISODES, *AMPConfig.metrics)
 
 
 def warned(rows: int, **metrics: float) -> list[str]:
-    health = Health(100)
+    health = Health(METRICS, 100)
     for i in range(rows):
         health.add({"iterations": i, **{f"amp/{name}": value for name, value in metrics.items()}})
     return [warning.name for warning in health.warnings]
@@ -32,7 +42,7 @@ def test_a_saturated_discriminator_is_named(
 
 
 def test_the_warning_says_what_to_change() -> None:
-    health = Health(100)
+    health = Health(METRICS, 100)
     for _ in range(RECENT):
         health.add({"amp/agent_accuracy": 1.0, "amp/demo_accuracy": 1.0, "amp/style_reward": 0.001})
     (warning,) = health.warnings
@@ -41,17 +51,18 @@ def test_the_warning_says_what_to_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "fields"),
+    ("algorithm", "fields"),
     [
-        ({"train/approx_kl": 0.01, "train/std": 0.5}, "policy.init_std, algorithm.entropy_coef"),
-        ({"train/critic_loss": 1.0, "train/ent_coef": 0.1}, "algorithm.target_entropy"),
-        ({"train/critic_loss": 1.0}, "(algorithm.exploration, algorithm.warmup_steps)"),
+        (PPOConfig.metrics, "(policy.init_std, algorithm.entropy_coef)"),
+        (SACConfig.metrics, "algorithm.target_entropy"),
+        (TD3Config.metrics, "(algorithm.exploration, algorithm.warmup_steps)"),
+        ((), "more exploration, "),
     ],
 )
-def test_a_hint_names_fields_the_algorithm_has(own: dict[str, float], fields: str) -> None:
-    health = Health(30)
+def test_a_hint_names_fields_the_algorithm_has(algorithm: Metrics, fields: str) -> None:
+    health = Health((*algorithm, *EPISODES), 30)
     for i in range(1, 31):
-        health.add({"iterations": i, "rollout/success_rate": 0.3, **own})
+        health.add({"iterations": i, "rollout/success_rate": 0.3})
     (warning,) = health.warnings
     assert warning.name == "success stuck"
     assert fields in warning.text
@@ -69,7 +80,7 @@ def test_a_hint_names_fields_the_algorithm_has(own: dict[str, float], fields: st
 def test_large_steps_are_wrong_only_where_they_lead_nowhere(
     returns: list[float], success: float, told: bool
 ) -> None:
-    health = Health(100)
+    health = Health(METRICS, 100)
     for value in returns:
         health.add(
             {
@@ -94,9 +105,25 @@ def test_success_that_only_noise_brings_is_named(
     drawn: float, certain: float, evaluations: int, expected: list[str]
 ) -> None:
     """Also where only every other row holds an evaluation."""
-    health = Health(100)
+    health = Health(METRICS, 100)
     for i in range(evaluations):
         health.add({"iterations": 2 * i, "rollout/success_rate": drawn})
         row = {"iterations": 2 * i + 1, "rollout/success_rate": drawn}
         health.add({**row, "eval/success_rate": certain})
     assert [warning.name for warning in health.warnings] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (CurriculumConfig, "curriculum/level"),
+        (MotionCurriculumConfig, "curriculum/failing"),
+        (ImitationConfig, "eval/mpjpe_l"),
+    ],
+)
+def test_noise_is_not_blamed_where_rollouts_have_another_task(config: Any, name: str) -> None:
+    health = Health((*METRICS, *config.metrics), 100)
+    for i in range(RECENT):
+        row = {"iterations": i, "rollout/success_rate": 0.95, "eval/success_rate": 0.0}
+        health.add({**row, name: 1.0})
+    assert health.warnings == []

@@ -36,7 +36,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from statistics import fmean
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ from etude.core.trees import Tree, digest, num_bytes
 from etude.experience.returns import next_values
 from etude.experience.windows import StepWindows, WindowRing
 from etude.learning.adam import Adam
+from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
 from etude.models.discriminator import Discriminator, make_discriminator, window_shape
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments
@@ -69,8 +71,43 @@ _KEPT_PER_UNIT = 6
 slope, and the way back through both."""
 
 
+def _saturated(health: Health) -> Warning | None:
+    agent, demo = health.recent("amp/agent_accuracy"), health.recent("amp/demo_accuracy")
+    style = health.recent("amp/style_reward")
+    if not (agent and demo and style) or min(*agent, *demo) < 0.97 or max(style) > 0.1:
+        return None
+    return Warning(
+        "discriminator saturated",
+        f"it tells {fmean([agent[-1], demo[-1]]):.0%} of all motion from the reference and the "
+        f"style reward is {style[-1]:.3f}, so nothing says which motion is nearer: raise "
+        "rewards.gradient_penalty, or lower rewards.learning_rate or rewards.updates",
+    )
+
+
+METRICS: Metrics = (
+    Metric(
+        "amp/style_reward",
+        "style",
+        ".3f",
+        Column(10, 7),
+        Curve(50, "green", (0, None), "style reward"),
+        check=_saturated,
+    ),
+    Metric(
+        "amp/agent_accuracy",
+        "told agent",
+        ".0%",
+        Column(11, 11),
+        Curve(51, "magenta", (0, 1), "told apart"),
+    ),
+    Metric("amp/demo_accuracy", "demo", ".0%", Column(12, 6)),
+)
+
+
 class AMPConfig(RewardsConfig):
     """A reward for moving like the environment's reference, beside that of the task."""
+
+    metrics: ClassVar[Metrics] = METRICS
 
     kind: Literal["amp"] = Field("amp", description="Adversarial motion prior; for ppo.")
     task_weight: float = Field(0.5, ge=0, description="Weight of the environment's reward.")

@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial, reduce
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from etude.algorithms.on_policy import OnPolicyConfig
+from etude.algorithms.ppo_metrics import METRICS
 from etude.algorithms.ppo_shard import Minibatch, Shard
 from etude.algorithms.rewards import GIVEN, OnPolicyRewards
 from etude.core.clock import Clock
@@ -44,6 +45,7 @@ from etude.core.trees import Tree, copy_arrays
 from etude.experience.returns import explained_variance, moments_of
 from etude.experience.segments import SegmentBuffer, SegmentGeometry, join, non_finite
 from etude.learning.adam import Adam
+from etude.metrics.declared import Metrics
 from etude.models.networks import FlatParameters
 from etude.models.normalise import RewardScaler, merge_moments
 from etude.models.policies import ActorCritic
@@ -51,6 +53,8 @@ from etude.models.policies import ActorCritic
 
 class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation."""
+
+    metrics: ClassVar[Metrics] = METRICS
 
     kind: Literal["ppo"] = Field("ppo", description="Proximal policy optimisation.")
     learning_rate: float = Field(3e-4, gt=0, description="Adam's step size at the start.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.policies import make_policy
 from etude.planning import memory
 from etude.planning.kinds import Inputs, Learner, PlanSection, RewardsSection
@@ -29,9 +30,25 @@ from etude.planning.resolve import Resolved, check_policy
 from etude.runs import files
 from etude.runs.folder import RunFolder
 
+METRICS: Metrics = (
+    Metric("train/q_mean", "Q", ".2f", Column(20, 8, "online")),
+    Metric("train/q_mean", "Q", ".3g", Column(20, 9, "offline")),
+    Metric("train/critic_loss", "Q loss", ".3g", Column(21, 9, "online")),
+    Metric("train/critic_loss", "Q loss", ".3g", Column(21, 10, "offline")),
+    Metric(
+        "eval/action_error",
+        "eval actions",
+        ".3g",
+        Column(40, 13, "offline"),
+        summary="squared error of actions {value:.3g}",
+    ),
+)
+
 
 class OffPolicyConfig(DatasetConfig):
     """What SAC and TD3 have in common. A subclass defines `make` and the policies it trains."""
+
+    metrics: ClassVar[Metrics] = METRICS
 
     rollout_steps: int = Field(100, ge=1, description="Steps of every environment in an iteration.")
     train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")

@@ -10,13 +10,14 @@ from pydantic import Field, PositiveInt
 from etude.algorithms import from_dataset
 from etude.algorithms.held_out import DatasetConfig, split_store
 from etude.algorithms.reward_model import action_of, make_reward_only
-from etude.algorithms.rrd import RRDConfig, num_bytes
+from etude.algorithms.rrd import METRICS, RRDConfig, num_bytes
 from etude.core.clock import Nest
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.reward_networks import make_reward_network
 from etude.planning.kinds import Inputs, Learner, PlanSection
 from etude.planning.recipe import Recipe
@@ -29,6 +30,22 @@ class RewardOnlyConfig(DatasetConfig):
     """A reward network from a dataset."""
 
     report: ClassVar[str] = "etude.reports.rewards:examine"
+    metrics: ClassVar[Metrics] = (
+        *METRICS,
+        Metric("train/R_mean", "R mean", ".3g", Column(31, 10)),
+        Metric("train/R_std", "R std", ".3g", Column(32, 10)),
+        Metric("eval/R_loss", "eval R loss", ".3g", Column(90, 12)),
+        Metric(
+            "eval/rank_correlation",
+            "rank",
+            ".2f",
+            Column(91, 7),
+            summary="rank correlation with progress {value:.2f} (the mere time: "
+            "{row[eval/time_correlation]:.2f}); best {best[0]:.2f}",
+        ),
+        Metric("eval/time_correlation", "of time", ".2f", Column(92, 8)),
+        Metric("eval/return_correlation", "of returns", ".2f", Column(93, 11)),
+    )
 
     kind: Literal["reward-only"] = Field("reward-only", description="Rewards from a dataset.")
     train_batches: int = Field(50, ge=1, description="Gradient steps of an iteration.")

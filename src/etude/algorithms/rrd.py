@@ -46,6 +46,7 @@ from etude.core.trees import Tree
 from etude.experience.contrast import SAME
 from etude.experience.store.episodes import Subsets, Transitions
 from etude.learning.adam import Adam
+from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import (
@@ -60,12 +61,18 @@ MOST_MOMENTS = 4096
 """Steps of a shard that are drawn for the normaliser at a time; the mean of a column is
 then known to 1.6 % of its spread."""
 
+METRICS: Metrics = (
+    Metric("train/R_loss", "R loss", ".3g", Column(30, 9, "online"), epoch=2, losses=True),
+    Metric("train/R_loss", "R loss", ".3g", Column(30, 10, "offline")),
+)
+
 
 class RRDConfig(RewardsConfig):
     """Rewards learned from returns by randomised return decomposition."""
 
     from_returns: ClassVar[bool] = True
     from_clips: ClassVar[bool] = True
+    metrics: ClassVar[Metrics] = METRICS
 
     kind: Literal["rrd"] = Field("rrd", description="Randomised return decomposition.")
     loss: Literal["unbiased", "biased"] = Field(

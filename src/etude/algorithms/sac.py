@@ -27,13 +27,14 @@ from torch.nn import functional
 
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.off_policy import OffPolicy
-from etude.algorithms.replay import OffPolicyConfig
+from etude.algorithms.replay import METRICS, OffPolicyConfig
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.store.episodes import EpisodeStore
 from etude.learning.adam import Adam
+from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.actors import SquashedPolicy
 
 
@@ -41,6 +42,16 @@ class SACConfig(OffPolicyConfig):
     """Soft actor-critic."""
 
     policies: ClassVar[str] = "squashed"
+    metrics: ClassVar[Metrics] = (
+        *METRICS,
+        Metric(
+            "train/ent_coef",
+            "alpha",
+            ".3g",
+            Column(22, 8, "online"),
+            explored_by="algorithm.target_entropy or algorithm.alpha, algorithm.warmup_steps",
+        ),
+    )
 
     kind: Literal["sac"] = Field("sac", description="Soft actor-critic.")
     alpha: float | None = Field(

@@ -26,13 +26,14 @@ from torch.nn import functional
 
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.off_policy import OffPolicy
-from etude.algorithms.replay import OffPolicyConfig
+from etude.algorithms.replay import METRICS, OffPolicyConfig
 from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.store.episodes import EpisodeStore
+from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.actors import DeterministicPolicy
 from etude.models.critics import Target
 
@@ -44,6 +45,15 @@ class TD3Config(OffPolicyConfig):
     """Twin delayed deep deterministic policy gradient."""
 
     policies: ClassVar[str] = "deterministic"
+    metrics: ClassVar[Metrics] = (
+        *METRICS,
+        Metric("train/behaviour_error", "imitation", ".3g", Column(22, 10, "offline")),
+        Metric(
+            "train/actor_loss",
+            "actor loss",
+            explored_by="algorithm.exploration, algorithm.warmup_steps",
+        ),
+    )
 
     kind: Literal["td3"] = Field("td3", description="Twin delayed DDPG.")
     exploration: float = Field(0.1, ge=0, description="Spread of the noise actions explore with.")

@@ -25,9 +25,10 @@ from etude.core.explain import explain
 from etude.core.ranks import ToldElsewhere
 from etude.core.trust import vouch
 from etude.envs.check import check_env, render_findings
-from etude.metrics.rows import is_offline, step_of
+from etude.metrics.rows import ELAPSED, is_offline, step_of
 from etude.planning import page as plan_view
 from etude.planning import recipes
+from etude.planning.metrics_of import metrics_of
 from etude.planning.out_of_memory import explained
 from etude.planning.recipe import Recipe
 from etude.reports import evaluating, fsck, play
@@ -271,22 +272,13 @@ def _done(run: Run) -> None:
     last = run.rows()[-1] if run.rows() else {}
     if last:
         unit = "updates" if is_offline(last) else "steps"
-        print(f"Done in {last['time/time_elapsed']:.1f} s: {step_of(last):,} {unit}.")
+        print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}.")
     if run.exactness.startswith(NOT_EXACT):
         print(f"This run is {run.exactness}.")
-    tested = "Last evaluation in training:"
-    if "eval/success_rate" in last:
-        print(f"{tested} {last['eval/success_rate']:.1%} success", end=", ")
-        print(f"mean reward {last['eval/mean_reward']:.2f}; best {best[0]:.1%}.")
-    elif "eval/mean_reward" in last:
-        print(f"{tested} mean reward {last['eval/mean_reward']:.2f}; best {best[1]:.2f}.")
-    elif "eval/rank_correlation" in last:
-        print(
-            f"{tested} rank correlation with progress {last['eval/rank_correlation']:.2f}", end=""
-        )
-        print(f" (the mere time: {last['eval/time_correlation']:.2f}); best {best[0]:.2f}.")
-    elif "eval/action_error" in last:
-        print(f"{tested} squared error of actions {last['eval/action_error']:.3g}.")
+    metric = next((m for m in metrics_of(run.recipe) if m.summary and m.name in last), None)
+    if metric is not None:
+        text = metric.summary.format(value=last[metric.name], row=last, best=best)
+        print(f"Last evaluation in training: {text}.")
     print()
     evaluating.finish(run.recipe, run.path, _say)
     print(f"Evaluate it: etude eval {run.path}")

@@ -10,6 +10,7 @@ from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Exactness
 from etude.core.registry import Registry
 from etude.envs.episodic import Episodic
+from etude.metrics.declared import Metrics
 
 
 class EnvConfig(Config):
@@ -21,6 +22,8 @@ class EnvConfig(Config):
 
     named_by: ClassVar[str | None] = None
     """The field that says which environment it is: `--env.<field>` alone chooses the kind."""
+    metrics: ClassVar[Metrics] = ()
+    """What is logged of its episodes' own statistics, beside what is logged of all environments."""
 
     episodic: bool = Field(
         False, description="Sum the rewards and give them only at the end of an episode."

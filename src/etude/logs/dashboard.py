@@ -20,39 +20,13 @@ from etude.core.clock import Clock
 from etude.logs.curves import Curve, number, span_of
 from etude.logs.dashboard_view import Level, Shown, View, draw
 from etude.logs.screen import Redirect, Screen
-from etude.metrics.rows import Judge, fleet, numbers
+from etude.metrics.declared import Health, declares
+from etude.metrics.rows import ELAPSED, machine, numbers, seconds_of
 
 INTERVAL = 0.25
 MAX_SHARE = 1 / 150
 """Of one core's time, what drawing may take."""
 RECENT_ROWS = 20
-
-CURVES: tuple[tuple[str, str, str, str, tuple[float | None, float | None]], ...] = (
-    ("return", "rollout/ep_rew_mean", "", "green", (None, None)),
-    ("success", "rollout/success_rate", "{:.0%}", "green", (0.0, 1.0)),
-    ("eval success", "eval/success_rate", "{:.1%}", "bright_green", (0.0, 1.0)),
-    ("eval return", "eval/mean_reward", "", "bright_green", (None, None)),
-    ("mpjpe_l, mm", "eval/mpjpe_l", "{:.1f}", "bright_green", (0.0, None)),
-    ("motions failing", "curriculum/failing", "{:.0f}", "yellow", (0.0, None)),
-    ("largest weight", "curriculum/largest_weight", "{:.1%}", "yellow", (0.0, 1.0)),
-    ("style reward", "amp/style_reward", "{:.3f}", "green", (0.0, None)),
-    ("told apart", "amp/agent_accuracy", "{:.0%}", "magenta", (0.0, 1.0)),
-    ("steps/s", "time/fps", "{:,.0f}", "blue", (0.0, None)),
-    ("KL", "train/approx_kl", "{:.4f}", "magenta", (0.0, None)),
-    ("explained var.", "train/explained_variance", "{:.2f}", "cyan", (0.0, 1.0)),
-)
-"""Label, metric, format ("" for any number), style and the ends of the scale."""
-
-SECONDS = {
-    "physics": "physics",
-    "inference": "inference",
-    "environment": "environment",
-    "transport": "transport",
-    "train": "learning",
-    "test": "evaluation",
-    "save": "saving",
-}
-"""Columns under `time/` and what they are called here."""
 
 ACTIVITIES = {
     "collect": "collecting",
@@ -65,8 +39,12 @@ ACTIVITIES = {
 class Dashboard:
     """A log and a display; draws from `begin` to `close`."""
 
-    def __init__(self, name: str, folder: str, judge: Judge, console: Console | None = None):
-        self._name, self._folder, self._judge = name, folder, judge
+    def __init__(self, name: str, folder: str, health: Health, console: Console | None = None):
+        """`health`: follows the run, whose declared metrics with a curve are drawn."""
+        self._name, self._folder, self._health = name, folder, health
+        drawn = [(metric.curve, metric) for metric in health.metrics if metric.curve is not None]
+        self._drawn = sorted(drawn, key=lambda pair: pair[0].place)
+        self._has_curve = declares(tuple(metric for _, metric in drawn))
         self._console = console or Console()
         self._curves: dict[str, Curve] = {}
         self._seconds: deque[dict[str, float]] = deque(maxlen=RECENT_ROWS)
@@ -89,7 +67,7 @@ class Dashboard:
         """Show the curves so far and start drawing."""
         for row in history:
             self._take(row)
-        self._judged()
+        self._check_health()
         self._seconds.clear()
         self._elapsed_row, self._start = 0.0, time.perf_counter()
         self._drawing = _Drawing(self._console, self._view)
@@ -97,7 +75,7 @@ class Dashboard:
     def write(self, row: dict[str, Any]) -> None:
         start = time.perf_counter()
         self._take(row)
-        self._judged()
+        self._check_health()
         self.cost += time.perf_counter() - start
 
     def close(self) -> None:
@@ -140,28 +118,19 @@ class Dashboard:
     def _take(self, row: dict[str, Any]) -> None:
         values = numbers(row)
         for name in values:
-            if name not in self._curves and (name.startswith("reward/") or name in METRICS):
+            if name not in self._curves and self._has_curve(name):
                 self._curves[name] = Curve(self._rows)
         for name, curve in self._curves.items():
             curve.add(values.get(name))
         self._rows += 1
         self._last = values
-        self._seconds.append(self._split(values))
-        self._judge.add(values)
+        self._seconds.append(seconds_of(values, self._elapsed_row))
+        self._elapsed_row = values.get(ELAPSED, 0.0)
+        self._health.add(values)
 
-    def _judged(self) -> None:
-        self._phase = self._judge.phase if self._last else ""
-        self._warnings = tuple((w.name, w.text) for w in self._judge.warnings)
-
-    def _split(self, values: dict[str, float]) -> dict[str, float]:
-        """Seconds since the last row, by what they went to."""
-        parts = {name: values.get(f"time/{key}", 0.0) for key, name in SECONDS.items()}
-        inside = sum(parts[name] for name in ("physics", "inference", "environment", "transport"))
-        parts["collecting"] = max(values.get("time/collect", 0.0) - inside, 0.0)
-        elapsed = values.get("time/time_elapsed", 0.0)
-        parts["other"] = max(elapsed - self._elapsed_row - sum(parts.values()), 0.0)
-        self._elapsed_row = elapsed
-        return parts
+    def _check_health(self) -> None:
+        self._phase = self._health.phase if self._last else ""
+        self._warnings = tuple(self._health.warnings)
 
     def _view(self) -> View:
         """What is to be drawn now; read by the drawing thread, so nothing here is changed."""
@@ -192,47 +161,32 @@ class Dashboard:
             warnings=self._warnings,
             curves=self._shown(),
             seconds=seconds,
-            system=_system(self._last),
+            system=machine(self._last),
             messages=self._messages,
         )
 
     def _shown(self) -> list[Shown]:
         shown = []
-        for label, metric, form, style, bounds in CURVES:
-            curve = self._curves.get(metric)
-            if metric == "eval/mean_reward" and "eval/success_rate" in self._curves:
-                continue  # says the same in a unit that needs explaining
-            if curve is not None and curve.last is not None:
-                value = form.format(curve.last) if form else number(curve.last)
+        for (_, style, bounds, title, unless), metric in self._drawn:
+            if unless in self._curves:
+                continue  # that one says the same in a unit that needs no explaining
+            terms = metric.name.endswith("/")
+            inside = sorted(name for name in list(self._curves) if name.startswith(metric.name))
+            for name in inside if terms else [metric.name]:
+                curve = self._curves.get(name)
+                if curve is None or curve.last is None:
+                    continue
+                fits = bounds == (None, None)
+                value = number(curve.last) if fits else format(curve.last, metric.format)
+                label = f"· {name.removeprefix(metric.name)}" if terms else title or metric.label
                 points, span = self._points(curve)
-                shown.append(Shown(label, points, value, style, span, bounds))
-        for name in sorted(name for name in list(self._curves) if name.startswith("reward/")):
-            points, span = self._points(self._curves[name])
-            value = number(self._curves[name].last or 0.0)
-            label = f"· {name.removeprefix('reward/')}"
-            shown.append(Shown(label, points, value, "yellow", span, is_term=True))
+                shown.append(Shown(label, points, value, style, span, bounds, terms))
         return shown
 
     def _points(self, curve: Curve) -> tuple[tuple[float, ...], int]:
         points = curve.points
         rows = self._clock.nest.total.cycles if self._clock is not None else 0
         return points, span_of(len(points), -(-rows // curve.per_point))
-
-
-METRICS = frozenset(metric for _, metric, *_ in CURVES)
-
-
-def _system(values: dict[str, float]) -> list[str]:
-    """The `system/` columns in words."""
-    words = fleet(values)
-    if (cores := values.get("system/cpu_cores")) is not None:
-        words.append(f"processor {cores:.2f} cores")
-    for name, key in (("memory", "system/memory_mib"), ("GPU memory", "system/gpu_memory_mib")):
-        if (mib := values.get(key)) is not None:
-            words.append(
-                f"{name} {mib:,.0f} MiB" if mib < 10_240 else f"{name} {mib / 1024:.1f} GiB"
-            )
-    return words
 
 
 def _levels(clock: Clock | None, batches: int) -> list[Level]:
@@ -248,15 +202,12 @@ def _levels(clock: Clock | None, batches: int) -> list[Level]:
     in_epoch = min(per_epoch, total.iterations - epoch_start)
     in_cycle = min(nest.iterations_per_cycle, total.iterations - cycle_start)
     cycles = -(-in_epoch // nest.iterations_per_cycle)
-    if clock.finished:
-        done = (total.epochs, cycles, in_cycle, nest.batches_per_iteration)
-        sizes = (total.epochs, cycles, in_cycle, nest.batches_per_iteration)
-        shares = (1.0, 1.0, 1.0, 1.0)
-    else:
+    sizes = done = (total.epochs, cycles, in_cycle, nest.batches_per_iteration)
+    shares = (1.0, 1.0, 1.0, 1.0)
+    if not clock.finished:
         part = min(batches / max(nest.batches_per_iteration, 1), 1.0)
         cycle = (at - epoch_start) // nest.iterations_per_cycle
         done = (now.epochs, cycle, at - cycle_start, batches)
-        sizes = (total.epochs, cycles, in_cycle, nest.batches_per_iteration)
         shares = (
             (at + part) / total.iterations,
             (at - epoch_start + part) / in_epoch,

@@ -17,7 +17,7 @@ from etude.logs.console import ConsoleTable
 from etude.logs.dashboard import Dashboard
 from etude.logs.tensorboard import TensorBoardLog
 from etude.logs.wandb import WandbLog
-from etude.metrics.health import Health
+from etude.metrics.declared import Health, Metrics
 from etude.training.callbacks import Callback, Context
 from etude.training.progress import DashboardCallback, EpochLines, LossLines
 
@@ -66,23 +66,30 @@ def open_logs(
     config: LogsConfig,
     folder: Path,
     recipe: dict[str, Any],
+    metrics: Metrics,
     iterations: int,
     console: bool,
     outputs: Outputs,
 ) -> Outputs:
-    """The logs a recipe asks for, before those in `outputs`; `console`: show it on the screen."""
+    """The logs a recipe asks for, before those in `outputs`; `console`: show it on the screen.
+
+    `metrics`: the declarations of the run; `iterations`: how many it has in all.
+    """
     out = Outputs(outputs.say, outputs.on_phase)
     screen: list[LogWriter] = []
+    health = Health(metrics, iterations)
     if console and config.console != "none":
         if config.console != "table" and shows_dashboard():
-            _add_dashboard(out, screen, recipe["name"], folder, Health(iterations))
+            dashboard = Dashboard(recipe["name"], str(folder), health)
+            _add_dashboard(out, dashboard)
+            screen = [dashboard]
         else:
-            table = ConsoleTable(judge=Health(iterations))
+            table = ConsoleTable(health)
             screen = [table]
             out.callbacks.append(EpochLines(table.epoch))
         if config.losses != "cycle":
             every = LOSS_BATCHES if config.losses == "batches" else None
-            out.callbacks.append(LossLines(out.say, every))
+            out.callbacks += [LossLines(out.say, m, every) for m in metrics if m.losses]
     if config.tensorboard:
         out.logs.append(TensorBoardLog(folder / "tensorboard"))
     if config.wandb:
@@ -106,17 +113,14 @@ def shows_dashboard() -> bool:
     )
 
 
-def _add_dashboard(
-    out: Outputs, screen: list[LogWriter], name: str, folder: Path, health: Health
-) -> None:
-    dashboard, on_phase = Dashboard(name, str(folder), health), out.on_phase
+def _add_dashboard(out: Outputs, dashboard: Dashboard) -> None:
+    on_phase = out.on_phase
 
     def both(phase: str) -> None:
         dashboard.activity(phase)
         on_phase(phase)
 
     out.say, out.on_phase = dashboard.say, both
-    screen.append(dashboard)
     out.callbacks.append(DashboardCallback(dashboard))
 
 

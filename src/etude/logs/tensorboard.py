@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import EtudeError
-from etude.metrics.rows import numbers, step_of
+from etude.metrics.rows import ELAPSED, numbers, step_of
 
 
 class TensorBoardLog:
@@ -84,7 +84,7 @@ def _seconds(history: Sequence[Mapping[str, Any]]) -> list[float]:
     """When each row came, in seconds of training; a resumed process counts from 0 again."""
     seconds, before, last = [], 0.0, 0.0
     for row in history:
-        now = numbers(row).get("time/time_elapsed", last)
+        now = numbers(row).get(ELAPSED, last)
         if now < last:
             before += last
         last = now

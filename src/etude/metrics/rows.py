@@ -7,9 +7,13 @@ nothing here from the start.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
+
+ITERATIONS, ELAPSED = "iterations", "time/time_elapsed"
+_PHASES = {"transport": "transport", "train": "learning", "test": "evaluation", "save": "saving"}
+"""Columns under `time/` and what they are called where they are shown."""
 
 
 def step_of(row: Mapping[str, Any]) -> int:
@@ -34,6 +38,27 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def seconds_of(row: Mapping[str, float], before: float) -> dict[str, float]:
+    """Seconds since the row before, when `before` seconds had passed, by what they went to."""
+    parts = {name: row.get(f"time/{name}", 0.0) for name in ("physics", "inference", "environment")}
+    parts |= {name: row.get(f"time/{key}", 0.0) for key, name in _PHASES.items()}
+    inside = sum(parts[name] for name in ("physics", "inference", "environment", "transport"))
+    parts["collecting"] = max(row.get("time/collect", 0.0) - inside, 0.0)
+    return parts | {"other": max(row.get(ELAPSED, 0.0) - before - sum(parts.values()), 0.0)}
+
+
+def machine(row: Mapping[str, float]) -> list[str]:
+    """The `system/` columns in words."""
+    words = fleet(row)
+    if (cores := row.get("system/cpu_cores")) is not None:
+        words.append(f"processor {cores:.2f} cores")
+    for name, key in (("memory", "system/memory_mib"), ("GPU memory", "system/gpu_memory_mib")):
+        if (mib := row.get(key)) is not None:
+            size = f"{mib:,.0f} MiB" if mib < 10_240 else f"{mib / 1024:.1f} GiB"
+            words.append(f"{name} {size}")
+    return words
+
+
 def fleet(row: Mapping[str, float]) -> list[str]:
     """Workers on other processes or machines, in words; [] where a run has none."""
     if "system/workers" not in row:
@@ -49,34 +74,6 @@ def fleet(row: Mapping[str, float]) -> list[str]:
 
 def bottleneck(row: Mapping[str, float]) -> str:
     """What most of the time went to."""
-    transport = row.get("time/transport", 0.0)
-    parts = {
-        "collection": row.get("time/collect", 0.0) - transport,
-        "transport": transport,
-        "learning": row.get("time/train", 0.0),
-        "evaluation": row.get("time/test", 0.0),
-        "saving": row.get("time/save", 0.0),
-    }
+    parts = {"collection": row.get("time/collect", 0.0) - row.get("time/transport", 0.0)}
+    parts |= {name: row.get(f"time/{key}", 0.0) for key, name in _PHASES.items()}
     return max(parts, key=lambda name: parts[name])
-
-
-class Finding(Protocol):
-    """One thing that looks wrong, and what to try."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-
-class Judge(Protocol):
-    """Follows a run's rows and says what they mean; `metrics.health.Health` is one."""
-
-    def add(self, row: Mapping[str, float]) -> None: ...
-
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def warnings(self) -> Sequence[Finding]: ...

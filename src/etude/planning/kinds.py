@@ -23,6 +23,7 @@ from etude.core.ranks import ALONE, Ranks
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.experience.segments import SegmentBuffer
+from etude.metrics.declared import Metrics
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import Tester
 
@@ -103,6 +104,8 @@ class AlgorithmConfig(Config):
     """Whether several processes can share its shards."""
     policies: ClassVar[str] = ""
     """The family of policies that it trains, see `PolicyConfig.family`."""
+    metrics: ClassVar[Metrics] = ()
+    """What it logs: columns of the table, curves of the dashboard and warnings follow."""
     report: ClassVar[str] = "etude.reports.offline:examine"
     """What `etude eval` does with a run that has no environment, as module:function."""
 
@@ -155,6 +158,8 @@ class RewardsConfig(Config):
     """Whether rewards are learned from returns of episodes, which a dataset must then have."""
     from_clips: ClassVar[bool] = False
     """Whether clips of episodes teach it something as well."""
+    metrics: ClassVar[Metrics] = ()
+    """What it logs, as of an algorithm."""
 
     if TYPE_CHECKING:
         kind: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -11,12 +11,14 @@ from etude.core.clock import Clock
 from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.core.trees import Tree
+from etude.metrics.declared import Curve, Metric, Metrics
 from etude.motion.curriculum import motion_weights, remember
 
 
 class CurriculumConfig(Config):
     """How training widens; tasks that have areas to start in scale them by the level."""
 
+    metrics: ClassVar[Metrics] = (Metric("curriculum/level", "level"),)
     enabled: bool = Field(False, description="Start narrow; off trains at full width throughout.")
     start: float = Field(0.25, gt=0, le=1, description="Level at the start; 1 is the whole task.")
     step: float = Field(0.25, gt=0, le=1, description="What is added when success allows.")
@@ -27,6 +29,12 @@ class CurriculumConfig(Config):
 class MotionCurriculumConfig(Config):
     """How often each motion is practised: more often the more it fails in evaluation."""
 
+    metrics: ClassVar[Metrics] = (
+        Metric("curriculum/failing", "motions failing", ".0f", curve=Curve(5, "yellow", (0, None))),
+        Metric(
+            "curriculum/largest_weight", "largest weight", ".1%", curve=Curve(6, "yellow", (0, 1))
+        ),
+    )
     enabled: bool = Field(False, description="Go by failures; off practises all motions evenly.")
     mix: float = Field(
         0.5, ge=0, lt=1, description="Share that goes by failures; the rest is spread evenly."

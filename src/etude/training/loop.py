@@ -15,6 +15,7 @@ from etude.core.contracts import Algorithm, Collector, LogWriter
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board, epoch_means
+from etude.metrics.rows import ELAPSED
 from etude.metrics.usage import Usage
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import Curriculum
@@ -51,7 +52,7 @@ class Loop:
         """
         context = Context(self.clock, self.algorithm, self.board)
         last = history[-1] if history else {}
-        self.stopwatch.begin(self.clock.now.timesteps, last.get("time/time_elapsed", 0.0))
+        self.stopwatch.begin(self.clock.now.timesteps, last.get(ELAPSED, 0.0))
         for log in self.logs:
             log.begin(history or [])
         for callback in self.callbacks:

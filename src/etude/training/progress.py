@@ -8,6 +8,7 @@ from typing import Protocol
 
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Fragment
+from etude.metrics.declared import Metric
 from etude.training.callbacks import Callback, Context
 
 
@@ -48,29 +49,31 @@ class EpochLines(Callback):
 
 
 class LossLines(Callback):
-    """Says what a learned reward's loss was, on average, in every iteration.
+    """Says what a loss was, on average, in every iteration.
 
     With `every`, also in every so many batches of the run.
     """
 
-    def __init__(self, say: Callable[[str], None], every: int | None = None) -> None:
-        self._say, self._every = say, every
+    def __init__(
+        self, say: Callable[[str], None], metric: Metric, every: int | None = None
+    ) -> None:
+        self._say, self._metric, self._every = say, metric, every
         self._iteration: list[float] = []
         self._recent: list[float] = []
 
     def batch_end(self, context: Context, metrics: BatchMetrics) -> None:
-        if "train/R_loss" not in metrics.values:
+        if self._metric.name not in metrics.values:
             return
-        self._iteration.append(metrics.values["train/R_loss"])
-        self._recent.append(metrics.values["train/R_loss"])
+        self._iteration.append(metrics.values[self._metric.name])
+        self._recent.append(metrics.values[self._metric.name])
         batch = context.clock.now.updates + len(self._iteration)
         if self._every and batch % self._every == 0:
-            self._say(f"    batch {batch:,}: R loss {fmean(self._recent):.4g}")
+            self._say(f"    batch {batch:,}: {self._metric.label} {fmean(self._recent):.4g}")
             self._recent = []
 
     def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
         if self._iteration:
             count, mean = len(self._iteration), fmean(self._iteration)
-            number = context.clock.now.iterations
-            self._say(f"  iteration {number:,}: R loss {mean:.4g}, mean of {count:,} batches")
+            number, label = context.clock.now.iterations, self._metric.label
+            self._say(f"  iteration {number:,}: {label} {mean:.4g}, mean of {count:,} batches")
         self._iteration = []

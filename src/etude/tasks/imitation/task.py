@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -16,6 +16,7 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation
 from etude.envs.mujoco.camera import Shot
+from etude.metrics.declared import Curve, Metric, Metrics
 from etude.motion import clips, library
 from etude.motion import rotations as rot
 from etude.motion.library import Figure, MotionLibrary
@@ -60,6 +61,9 @@ class ImitationReward(Config):
 class ImitationConfig(MujocoConfig):
     """A humanoid follows clips of recorded motion; actions are joint rotations for its servos."""
 
+    metrics: ClassVar[Metrics] = (
+        Metric("eval/mpjpe_l", "mpjpe_l, mm", ".1f", curve=Curve(4, "bright_green", (0, None))),
+    )
     kind: Literal["imitation"] = "imitation"
     clips: tuple[str, ...] = Field(("walk",), description="Names of clips, or all.")
     folder: str | None = Field(
