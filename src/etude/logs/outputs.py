@@ -6,24 +6,27 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.core.config import Config
 from etude.core.contracts import LogWriter
-from etude.logs import wandb
 from etude.logs.console import ConsoleTable
 from etude.logs.dashboard import Dashboard
-from etude.logs.tensorboard import TensorBoardLog
-from etude.logs.wandb import WandbLog
+from etude.logs.kinds import LOGS, LogConfig, LoggedRun
 from etude.metrics.declared import Health, Metrics
-from etude.training.callbacks import Callback, Context
+from etude.training.callbacks import Callback
 from etude.training.progress import DashboardCallback, EpochLines, LossLines
 
 Say = Callable[[str], None]
 LOSS_BATCHES = 100
 """Batches of one line, where lines are wanted of batches."""
+
+
+def _by_name(value: Any) -> LogConfig:
+    """`csv` is short for {"kind": "csv"}."""
+    return LOGS.validate({"kind": value} if isinstance(value, str) else value)
 
 
 class LogsConfig(Config):
@@ -45,6 +48,17 @@ class LogsConfig(Config):
         "every 100 batches too.",
     )
 
+    writers: tuple[Annotated[SerializeAsAny[LogConfig], BeforeValidator(_by_name)], ...] = Field(
+        (), description="Further logs: kinds that other packages bring, or module:Class."
+    )
+
+    def kinds(self) -> list[LogConfig]:
+        """Every log that is written besides metrics.jsonl."""
+        wandb = {"kind": "wandb", "project": self.wandb_project, "mode": self.wandb_mode}
+        asked = [{"kind": "tensorboard"}] if self.tensorboard else []
+        asked += [wandb] if self.wandb else []
+        return [*map(LOGS.validate, asked), *self.writers]
+
 
 @dataclass
 class Outputs:
@@ -58,8 +72,8 @@ class Outputs:
 
 def check(config: LogsConfig) -> None:
     """Refuse before anything is written what could not be logged later."""
-    if config.wandb:
-        wandb.require()
+    for kind in config.kinds():
+        kind.check()
 
 
 def open_logs(
@@ -90,13 +104,10 @@ def open_logs(
         if config.losses != "cycle":
             every = LOSS_BATCHES if config.losses == "batches" else None
             out.callbacks += [LossLines(out.say, m, every) for m in metrics if m.losses]
-    if config.tensorboard:
-        out.logs.append(TensorBoardLog(folder / "tensorboard"))
-    if config.wandb:
-        name = f"{recipe['name']}-{folder.resolve().name}"
-        log = WandbLog(folder, config.wandb_project, name, config.wandb_mode, recipe, out.say)
-        out.logs.append(log)
-        out.callbacks.append(FinalPolicy(log, folder / "checkpoints" / "final" / "policy"))
+    for kind in config.kinds():
+        log = kind.open(LoggedRun(folder, recipe, out.say))
+        out.logs.append(log.writer)
+        out.callbacks += log.callbacks
     # The screen last: whatever another log has to say at its start comes before the first picture.
     out.logs += [*screen, *outputs.logs]
     out.callbacks = [*outputs.callbacks, *out.callbacks]
@@ -122,13 +133,3 @@ def _add_dashboard(out: Outputs, dashboard: Dashboard) -> None:
 
     out.say, out.on_phase = dashboard.say, both
     out.callbacks.append(DashboardCallback(dashboard))
-
-
-class FinalPolicy(Callback):
-    """Gives the policy of a finished run to W&B."""
-
-    def __init__(self, log: WandbLog, policy: Path) -> None:
-        self._log, self._policy = log, policy
-
-    def run_end(self, context: Context) -> None:
-        self._log.finish(self._policy)

@@ -11,10 +11,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from etude.core.errors import EtudeError
+from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import ELAPSED, numbers, step_of
+
+
+class TensorBoardConfig(LogConfig):
+    """Curves for TensorBoard."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+
+    def open(self, run: LoggedRun) -> OpenLog:
+        return OpenLog(TensorBoardLog(run.folder / "tensorboard"))
 
 
 class TensorBoardLog:

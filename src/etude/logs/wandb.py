@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.errors import EtudeError, UsageError
+from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import numbers, step_of
+from etude.training.callbacks import Callback, Context
 
 Mode = Literal["online", "offline"]
 NOTHING = -1
@@ -33,6 +35,23 @@ def require() -> None:
             "logs.wandb is on, but wandb is not installed: `pip install etude[wandb]`, or train "
             "without it."
         )
+
+
+class WandbConfig(LogConfig):
+    """Rows and the final policy, sent to W&B."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = "etude"
+    mode: Mode = "online"
+
+    def check(self) -> None:
+        require()
+
+    def open(self, run: LoggedRun) -> OpenLog:
+        name = f"{run.recipe['name']}-{run.folder.resolve().name}"
+        log = WandbLog(run.folder, self.project, name, self.mode, run.recipe, run.say)
+        policy = run.folder / "checkpoints" / "final" / "policy"
+        return OpenLog(log, (FinalPolicy(log, policy),))
 
 
 class WandbLog:
@@ -223,3 +242,13 @@ def read_records(file: Path) -> Iterator[Any]:
         if kind in (FULL, LAST):
             yield Record.FromString(message)
             message = b""
+
+
+class FinalPolicy(Callback):
+    """Gives the policy of a finished run to W&B."""
+
+    def __init__(self, log: WandbLog, policy: Path) -> None:
+        self._log, self._policy = log, policy
+
+    def run_end(self, context: Context) -> None:
+        self._log.finish(self._policy)

@@ -33,6 +33,8 @@ __all__ = [
     "Judgement",
     "Memory",
     "MlpPolicy",
+    "ModulePolicy",
+    "ModulePolicyConfig",
     "PolicyConfig",
     "make_policy",
     "policy_from_contract",
@@ -70,6 +72,44 @@ class MlpPolicy(ActorCritic):
     def values(self, features: Features, memory: Memory | None) -> torch.Tensor:
         """[...]: the value of prepared features [..., n]; there is no memory to consult."""
         return self.critic(features["critic"]).squeeze(-1)  # type: ignore[no-any-return]
+
+
+class ModulePolicy(MlpPolicy):
+    """Actor and critic as ordinary modules, which a `ModulePolicyConfig` makes."""
+
+    def __init__(
+        self,
+        config: ModulePolicyConfig,
+        observations: dict[str, ArraySpec],
+        action: ActionSpec,
+        generator: torch.Generator | None,
+    ) -> None:
+        ActorCritic.__init__(self, config, observations, action)
+        seed = 0 if generator is None else generator.initial_seed()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.actor = config.network(self._width(config.actor_reads), self.num_outputs)  # type: ignore[assignment]
+            self.critic = config.network(self._width(config.critic_reads), 1)  # type: ignore[assignment]
+
+
+class ModulePolicyConfig(PolicyConfig):
+    """A policy for PPO whose networks are one's own: ordinary modules from [..., inputs] to
+    [..., outputs]. A subclass defines `network` and may add fields."""
+
+    kind: str = ""  # type: ignore[assignment]
+
+    def network(self, num_inputs: int, num_outputs: int) -> torch.nn.Module:
+        """A new network; its initial weights may come from torch's global generator, which is
+        seeded for it."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        observations: dict[str, ArraySpec],
+        action: ActionSpec,
+        generator: torch.Generator | None,
+    ) -> ModulePolicy:
+        return ModulePolicy(self, observations, action, generator)
 
 
 POLICIES: Registry[PolicyConfig] = Registry(

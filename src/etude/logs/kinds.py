@@ -1,0 +1,48 @@
+"""What a log writer offers: its config opens it for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from etude.core.config import Config
+from etude.core.contracts import LogWriter
+from etude.core.registry import Registry
+from etude.training.callbacks import Callback
+
+
+class LoggedRun(NamedTuple):
+    """The run that a log is opened for."""
+
+    folder: Path
+    recipe: dict[str, Any]
+    """As plain data."""
+    say: Callable[[str], None]
+    """Shows a line to whoever watches the run."""
+
+
+class OpenLog(NamedTuple):
+    """A log, and what it wants to hear of besides rows."""
+
+    writer: LogWriter
+    callbacks: tuple[Callback, ...] = ()
+
+
+class LogConfig(Config):
+    """The base of every log writer's config; `kind` is its name in a recipe."""
+
+    if TYPE_CHECKING:
+        kind: str
+
+    def check(self) -> None:
+        """Refuse, before anything is written, what could not be logged later."""
+
+    def open(self, run: LoggedRun) -> OpenLog:
+        """The log of one run; nothing is written before its `begin`."""
+        raise NotImplementedError
+
+
+LOGS: Registry[LogConfig] = Registry(
+    "logs", "etude.logs", "etude.logs.kinds:LogConfig", ("etude.logs:LOGS",)
+)
