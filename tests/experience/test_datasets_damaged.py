@@ -278,7 +278,7 @@ def test_whatever_becomes_of_the_reader(
     )
     lines = (
         "import sys",
-        "from etude.experience import datasets_child as child",
+        "from etude.datasets import child",
         "speaker = child.Speaker(1)",
         begin,
         "speaker.say('begin', episode='demo_7')",

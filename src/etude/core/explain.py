@@ -28,7 +28,7 @@ _WANTED = {
     "less_than_equal": "must be at most {le}",
     "less_than": "must be less than {lt}",
     "literal_error": "must be {expected}",
-    "union_tag_invalid": "must be of kind {expected_tags}",
+    "union_tag_invalid": "must be {expected_tags}",
     "union_tag_not_found": "must say its kind, as in `kind: reach`",
 }
 """By pydantic's type of error, or by the word such a type begins with."""
@@ -37,11 +37,16 @@ MOST, LONGEST = 8, 100
 
 
 def explain(
-    error: ValidationError, model: type[BaseModel] | None, prefix: str = "", option: bool = False
+    error: ValidationError,
+    model: type[BaseModel] | None,
+    prefix: str = "",
+    option: bool = False,
+    whole: type[BaseModel] | None = None,
 ) -> str:
     """A pydantic error as one sentence; `model` is what was being made.
 
-    With `option` fields are named as on the command line, --section.some-field.
+    `prefix`: the section that it is, with a dot; of `whole`, whose other fields may be meant. With
+    `option` fields are named as on the command line, --section.some-field.
     """
     sentences: dict[str, str] = {}
     problems = error.errors(include_url=False)
@@ -49,13 +54,17 @@ def explain(
         path, owner = _place(problem["loc"], model)
         inner = problem.get("ctx", {}).get("error")
         if isinstance(inner, KindError):
-            said = explain(inner.error, inner.model, f"{prefix}{path}.", option)
+            said = explain(inner.error, inner.model, f"{prefix}{path}.", option, model)
             sentences[path] = said.removesuffix(".")
             continue
         name = shown(f"{prefix}{path}", option) if path else ""
         if problem["type"] == "extra_forbidden":
             near = _meant(path, owner, model)
-            hint = f"did you mean {shown(prefix + near, option)}?" if near else "remove it"
+            if near:
+                near = prefix + near
+            elif whole is not None:
+                near = nearest(prefix + path, field_paths(whole))
+            hint = f"did you mean {shown(near, option)}?" if near else "remove it"
             sentences[name] = f"there is no field {name} ({hint})"
         else:
             # A union reports every member it is not: the last one is the widest.
@@ -90,7 +99,7 @@ def _sentence(problem: dict[str, Any], name: str) -> str:
     if kind in ("missing", "union_tag_not_found"):
         return f"{name} {said}"
     if kind == "union_tag_invalid":
-        value = context["tag"]
+        name, value = f"{name}.kind", context["tag"]
     if not name:
         return f"this {said} such as `clock:`, and {_quoted(value)} is no valid one"
     return f"{name} {said}, not {value if _is_number(value) else _quoted(value)}"
@@ -129,7 +138,8 @@ def _tag(model: type[BaseModel]) -> Any:
 def _models(annotation: Any) -> list[type[BaseModel]]:
     """The configs an annotation may stand for: itself, or the members of a union."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        return [annotation]
+        derived = annotation.__subclasses__()  # its kinds, where it is the base of some
+        return [annotation, *(kind for each in derived for kind in _models(each))]
     return [model for part in typing.get_args(annotation) for model in _models(part)]
 
 

@@ -30,11 +30,18 @@ C = TypeVar("C", bound=Config)
 class Registry(Generic[C]):
     """The kinds of one section of a recipe."""
 
-    def __init__(self, section: str, group: str, base: str, built_in: Sequence[str]) -> None:
+    def __init__(
+        self,
+        section: str,
+        group: str,
+        base: str,
+        built_in: Sequence[str],
+        default: str | None = None,
+    ) -> None:
         """`section`: its name in a recipe. `group`: the entry points of other packages. `base`:
         the class that configs derive from, as module:Class. `built_in`: where this package lists
-        its kinds, as package:NAME."""
-        self.section, self.group = section, group
+        its kinds, as package:NAME. `default`: the kind of a section that does not say its own."""
+        self.section, self.group, self._default = section, group, default
         self._base, self._lists = base, built_in
 
     def names(self) -> list[str]:
@@ -62,7 +69,8 @@ class Registry(Generic[C]):
         elif ":" in name:
             found = load_object(name, "module:Class")
         else:
-            known = ", ".join(f"'{kind}'" for kind in self.names())
+            *most, last = (f"'{kind}'" for kind in self.names())
+            known = f"{', '.join(most)} or {last}" if most else last
             context = {"discriminator": "'kind'", "tag": name, "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", context)
         base = attribute(self._base)
@@ -83,9 +91,9 @@ class Registry(Generic[C]):
             value = value.model_dump()
         if not isinstance(value, dict):
             return cast(C, value)
-        if "kind" not in value:
+        if "kind" not in value and self._default is None:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-        name = str(value["kind"])
+        name = str(value.get("kind", self._default))
         model = self.load(name)
         try:
             made = model.model_validate({k: v for k, v in value.items() if k != "kind"})

@@ -2,7 +2,7 @@
 
 Links out of the file, external storage, virtual datasets, objects, unknown filters and sizes that
 the file cannot hold are refused. This does not make HDF5's own code safe from damaged files, so
-whoever uses this runs in a process that may die: see `datasets_child`.
+whoever uses this runs in a process that may die: see `child.py`.
 """
 
 from __future__ import annotations

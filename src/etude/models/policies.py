@@ -117,6 +117,7 @@ POLICIES: Registry[PolicyConfig] = Registry(
     "etude.policies",
     "etude.models.actor_critic:PolicyConfig",
     ("etude.models:POLICIES",),
+    default="mlp",
 )
 
 

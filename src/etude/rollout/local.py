@@ -112,6 +112,7 @@ COLLECTORS: Registry[CollectorConfig] = Registry(
     "etude.collectors",
     "etude.rollout.local:CollectorConfig",
     ("etude.rollout:COLLECTORS",),
+    default="local",
 )
 
 _FIRST_USE = Lock()
