@@ -160,11 +160,11 @@ def train(
 
         made = _folder(ranks, create)
         with made as folder, explained(folder.path):
-            out = _outputs(recipe, folder, console, asked, ranks)
+            run = resolved[0] if resolved else resolve(recipe)
+            out = _outputs(run, folder, console, asked, ranks)
             out.say(f"Run folder: {folder.path}")
             for note in rank_notes(recipe, ranks.size):
                 out.say(note)
-            run = resolved[0] if resolved else resolve(recipe)
             parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
             start_policy(recipe, parts.algorithm)
             _execute(parts, folder, out.say)
@@ -268,9 +268,9 @@ def _resume(
 
         plain, lost = ranks.from_first(continued)
         recipe = recipes.validated(plain, str(folder.recipe))
-        out = _outputs(recipe, folder, console, asked, ranks)
-        say = out.say
         run = resolved[0] if resolved else resolve(recipe)
+        out = _outputs(run, folder, console, asked, ranks)
+        say = out.say
         parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say, step):
@@ -326,13 +326,13 @@ def _continued(
 
 
 def _outputs(
-    recipe: Recipe, folder: RunFolder, console: bool, asked: Outputs, ranks: Ranks
+    run: Resolved, folder: RunFolder, console: bool, asked: Outputs, ranks: Ranks
 ) -> Outputs:
-    """The logs of the recipe, with what the caller asked for; only the first rank has any."""
+    """The logs of a run, with what the caller asked for; only the first rank has any."""
     if not ranks.is_first:
         return Outputs(silent, silent)
-    plain = recipe.model_dump(mode="json")
-    metrics, iterations = metrics_of(recipe), loops_of(recipe).iterations
+    recipe, iterations = run.recipe, run.loops.iterations
+    plain, metrics = recipe.model_dump(mode="json"), metrics_of(recipe)
     return open_logs(recipe.logs, folder.path, plain, metrics, iterations, console, asked)
 
 

@@ -1,0 +1,42 @@
+"""A recipe is worked out once, and everything after it is handed the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.api import resume, train
+from etude.envs.config import EnvConfig
+from etude.experience.segments import SegmentGeometry
+from toys import tiny_reach
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often sizes were divided, and environments made."""
+    counts = {"geometries": 0, "environments": 0}
+    check, make = SegmentGeometry.__post_init__, EnvConfig.make
+
+    def checked(self: SegmentGeometry) -> None:
+        counts["geometries"] += 1
+        check(self)
+
+    def made(self: EnvConfig, *arguments: Any) -> Any:
+        counts["environments"] += 1
+        return make(self, *arguments)
+
+    monkeypatch.setattr(SegmentGeometry, "__post_init__", checked)
+    monkeypatch.setattr(EnvConfig, "make", made)
+    return counts
+
+
+def test_a_run_works_its_recipe_out_once(counted: dict[str, int], tmp_path: Path) -> None:
+    recipe = tiny_reach(2)
+    evaluation = recipe.evaluation.rows // recipe.evaluation.group_rows
+    made = 1 + recipe.collector.num_groups + evaluation  # one to look at
+    run = train(recipe, tmp_path / "run")
+    assert counted == {"geometries": 1, "environments": made}
+    resume(run.path)
+    assert counted == {"geometries": 2, "environments": 2 * made}
