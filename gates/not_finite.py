@@ -27,7 +27,6 @@ import numpy as np
 
 import etude
 from etude.algorithms.ppo import PPO
-from etude.algorithms.ppo_shard import Shard
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
 from etude.envs.mujoco.batch import Simulation
@@ -117,7 +116,7 @@ PLACES: dict[str, tuple[Any, Any, str, int]] = {
     "reward": (reward, Reach, "step", 8),
     "action": (action, MlpPolicy, "act", 8),
     "physics": (physics, Simulation, "step", 8),
-    "loss": (loss, Shard, "loss", 8),
+    "loss": (loss, PPO, "loss", 8),
     "gradient": (gradient, PPO, "_gradient", 8),
     "dataset": (dataset, EpisodeStore, "append_episode", 30),
 }

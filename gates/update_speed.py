@@ -35,14 +35,14 @@ from torch import nn
 
 import etude
 from etude.algorithms import ppo as ppo_module
-from etude.algorithms import ppo_shard
 from etude.algorithms.ppo import PPO
-from etude.algorithms.ppo_shard import Shard
 from etude.core.clock import Clock, ClockConfig, Nest
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Fragment, Observations, StepResult
 from etude.core.keys import Key
 from etude.core.trees import Tree
+from etude.experience import returns as returns_module
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
+from etude.learning.shard import Shard
 from etude.models.normalise import RewardScaler
 from etude.models.policies import ActorCritic, make_policy
 from etude.planning.recipes import Recipe
@@ -294,14 +294,14 @@ FORWARD = "forward (networks)"
 BOOKKEEPING = ("advantages", "draws", "gather", "join")
 WRAPPED: tuple[tuple[str, Any, str], ...] = (
     ("join", ppo_module, "join"),
-    ("join", ppo_shard, "episode_starts"),
-    ("advantages", ppo_shard, "next_values"),
-    ("advantages", ppo_shard, "advantages_and_targets"),
-    ("advantages", ppo_module, "_normalise_advantages"),
-    ("advantages", ppo_module, "explained_variance"),
+    ("join", ppo_module, "episode_starts"),
+    ("advantages", returns_module, "next_values"),
+    ("advantages", returns_module, "advantages_and_targets"),
+    ("advantages", PPO, "_normalise_advantages"),
+    ("advantages", PPO, "_explained_variance"),
     ("draws", Shard, "draw"),
     ("draws", Shard, "minibatch"),
-    ("values (networks)", ppo_shard, "_in_chunks"),
+    ("values (networks)", PPO, "_evaluate"),
     (FORWARD, ActorCritic, "evaluate"),
     ("normalise observations", ActorCritic, "prepare"),
     ("check finite", ppo_module, "non_finite"),

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from etude.algorithms.ppo import PPO
-from etude.algorithms.ppo_shard import Shard
 from etude.core.errors import UsageError
 from etude.envs.mujoco.batch import Simulation
 from etude.planning import recipes
@@ -92,7 +91,7 @@ def inject(kind: str, iteration: int) -> None:
     if kind == "physics":
         wrap(Simulation, "step", moved)
     if kind in LEARNED:
-        wrap(Shard, "loss", lost)
+        wrap(PPO, "loss", lost)
     if kind in ("drift", "moments"):
         wrap(PPO, "end_iteration", drifting)
     if kind == "bits":

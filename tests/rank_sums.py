@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -34,21 +32,21 @@ def check_sums(ranks: Ranks) -> None:
     known = parts()
     totals = torch.full((WIDTH,), 7.0), torch.full((3,), 7.0, dtype=torch.float64)
 
-    def add(s: int) -> None:
-        for total, part in zip(totals, known[s], strict=True):
-            total.add_(part)
+    def add(ranks: Ranks) -> None:
+        for s in ranks.ordered_sum(totals, ranks.part(SHARDS)):
+            for total, part in zip(totals, known[s], strict=True):
+                total.add_(part)
 
-    mine: list[Callable[[], None]] = [partial(add, s) for s in ranks.part(SHARDS)]
     expected = [torch.zeros_like(total) for total in totals]
     for part in known:
         for total, own in zip(expected, part, strict=True):
             total += own
-    ranks.ordered_sum(totals, mine)
+    add(ranks)
     for total, one in zip(totals, expected, strict=True):
         assert torch.equal(total, one)
     backwards = sum(own for own, _ in reversed(known[:-1])) + known[-1][0]
     assert not torch.equal(backwards, expected[0])  # the order matters
-    ranks.adding(exactly=False, patience=lambda: 60.0).ordered_sum(totals, mine)
+    add(ranks.adding(exactly=False, patience=lambda: 60.0))
     assert torch.allclose(totals[0].double(), sum(own.double() for own, _ in known), rtol=1e-4)
 
 

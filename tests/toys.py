@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.ppo_shard import Minibatch
 from etude.algorithms.rewards import GIVEN, OnPolicyRewards
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import (
@@ -29,6 +28,7 @@ from etude.core.trees import Tree, digest
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
+from etude.learning.shard import Minibatch
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
@@ -288,12 +288,13 @@ class Trainer:
     def first_order(self) -> list[Minibatch]:
         """The first minibatch of the first update epoch."""
         cut, config = self.ppo.geometry, self.ppo.config
+        priority = (config.priority_alpha, config.priority_beta)
         size = cut.segments_per_minibatch // cut.shards
         key = self.key.child("update", self.clock.now.iterations)
         chosen = []
         for s, shard in enumerate(self.ppo.shards):
             own = key.child("permutation", 0, s)
-            draw = shard.draw(own, cut.num_minibatches, size, config, config.priority_beta)
+            draw = shard.draw(own, cut.num_minibatches, size, *priority)
             chosen.append(shard.minibatch(draw, 0))
         return chosen
 

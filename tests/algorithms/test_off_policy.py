@@ -95,8 +95,8 @@ def part_of(batch: Batch, rows: slice) -> Batch:
 def weights(agent: OffPolicy) -> dict[str, torch.Tensor]:
     """Everything a gradient step moves but the optimizers."""
     found = {
-        "actor": agent.actor_training.flat.data,
-        "critics": agent.critic_training.flat.data,
+        "actor": agent.actor_optimizer.flat.data,
+        "critics": agent.critic_optimizer.flat.data,
         "critic_target": agent.critic_target.data,
     }
     if isinstance(agent, SAC):
@@ -265,7 +265,7 @@ def test_shards_give_the_gradient_of_the_whole(kind: str, shards: int) -> None:
         whole.learn([batch], [noise])
         cuts = [slice(s * size // shards, (s + 1) * size // shards) for s in range(shards)]
         parts.learn([part_of(batch, cut) for cut in cuts], [noise[:, cut] for cut in cuts])
-        for trained in ("critic_training", "actor_training"):
+        for trained in ("critic_optimizer", "actor_optimizer"):
             left, right = (getattr(agent, trained).flat.grad for agent in (whole, parts))
             torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
             assert float(left.abs().max()) > 1e-3 or (i == 0 and kind == "td3")

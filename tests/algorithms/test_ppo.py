@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.ppo_shard import Minibatch, Shard
+from etude.algorithms.ppo import LOSS_METRICS, PPO, PPOConfig
 from etude.core.contracts import ActionSpec
 from etude.core.keys import Key
+from etude.core.ranks import Alone
 from etude.core.trees import copy_arrays, digest
+from etude.learning.shard import Minibatch
 from etude.models.policies import PolicyConfig, make_policy
 from toys import ACTIONS, DISCRETE, Trainer, make_trainer, toy_buffer
 
@@ -114,7 +115,7 @@ def test_the_loss_and_its_gradient_by_hand() -> None:
     _, metrics = ppo._gradient([order])
     assert 0.05 < metrics["train/clip_fraction"] < 0.95
     found = ppo.flat.grad.clone()
-    loss, _ = ppo.shards[0].loss(ppo.policy, order, ppo.config)
+    loss, _ = ppo.loss(ppo.shards[0], order)
     expected = by_hand(trainer, order.segments)
     torch.testing.assert_close(loss, expected)
     ppo.flat.grad.zero_()
@@ -235,7 +236,7 @@ def applied_gradient(trainer: Trainer) -> torch.Tensor:
     ppo = trainer.ppo
     order = trainer.first_order()
     ppo._gradient(order)
-    ppo._apply(order, 0.0)
+    ppo._apply(order, 0.0, 0.0)
     return ppo.flat.grad.clone()
 
 
@@ -338,7 +339,7 @@ def test_a_gradient_is_never_longer_than_allowed() -> None:
     order = trainer.first_order()
     trainer.ppo._gradient(order)
     raw = trainer.ppo.flat.grad.clone()
-    norm = trainer.ppo._apply(order, 0.0)
+    norm = trainer.ppo._apply(order, 0.0, 0.0)
     assert norm == pytest.approx(float(raw.norm()))
     assert norm > 0.1
     torch.testing.assert_close(trainer.ppo.flat.grad, raw * 0.1 / norm, rtol=1e-4, atol=1e-7)
@@ -366,6 +367,33 @@ def test_a_state_round_trip_changes_no_bit() -> None:
     assert digest(one.ppo.policy_parts()[0]) == digest(two.ppo.policy_parts()[0])
 
 
+class TwoRanks(Alone):
+    """The first of two ranks that have a shard each; the other one says what this one does."""
+
+    size = 2
+    exchanges = 0
+
+    def part(self, count: int) -> range:
+        return range(count // 2)
+
+    def gather(self, parts: list[Any]) -> list[Any]:
+        self.exchanges += 1
+        return parts * 2
+
+
+def test_a_state_is_gathered_before_it_is_read() -> None:
+    """`state_dict` changes nothing and asks no other rank; `gather` does, and comes before it."""
+    ppo, ranks = make_trainer(shards=2).ppo, TwoRanks()
+    ppo.ranks, ppo.local_shards = ranks, ranks.part(2)
+    ppo.scaler.running[:] = np.arange(8)
+    before = digest(ppo.state_dict())
+    assert digest(ppo.state_dict()) == before
+    assert ranks.exchanges == 0
+    ppo.gather()
+    assert ppo.state_dict()["rewards"]["running"].tolist() == [0, 1, 2, 3] * 2
+    assert ranks.exchanges == 1
+
+
 def test_the_anchor_is_the_true_start_of_the_run() -> None:
     config = {**OFF, "anchor_coef": 0.3, "max_grad_norm": 1e9, "learning_rate": 0.02}
     trainer = make_trainer(**config)
@@ -378,7 +406,7 @@ def test_the_anchor_is_the_true_start_of_the_run() -> None:
     assert not torch.equal(ppo.flat.data, start)
     ppo.flat.grad.zero_()
     trainer.ingest()
-    ppo._apply(trainer.first_order(), 0.0)
+    ppo._apply(trainer.first_order(), 0.0, 0.0)
     expected = 0.3 * 2 * (ppo.flat.data - start) / ppo.flat.num_tensors
     torch.testing.assert_close(ppo.flat.grad, expected)
     # It is the gradient of the mean over tensors of the squared distance.
@@ -446,8 +474,8 @@ def test_metrics_mean_what_they_are_called() -> None:
     trainer.ingest()
     trainer.update()
     shard, order = trainer.ppo.shards[0], trainer.first_order()[0]
-    _, values = shard.loss(trainer.ppo.policy, order, trainer.ppo.config)
-    metrics = dict(zip(Shard.METRICS, values.tolist(), strict=True))
+    _, values = trainer.ppo.loss(shard, order)
+    metrics = dict(zip(LOSS_METRICS, values.tolist(), strict=True))
     order = order.segments
     with torch.no_grad():
         features = {name: x[order] for name, x in shard.features.items()}
@@ -484,11 +512,11 @@ def test_everything_is_made_where_it_is_used(kind: str) -> None:
     cpu.ingest()
     part = cpu.ppo.buffers[0].part(slice(0, cut.rows))
     part.finals = cpu.collect()[0].finals
-    shard = Shard.of(part, part.rewards, ppo.policy, meta, config, cut.horizon, 8)
+    shard = ppo.make_shard(part, part.rewards)
     ppo.shards = [shard]
-    draw = shard.draw(Key(0), cut.num_minibatches, cut.segments_per_minibatch, config, 1.0)
+    draw = shard.draw(Key(0), cut.num_minibatches, cut.segments_per_minibatch, 0.0, 1.0)
     order = shard.minibatch(draw, 0)
-    loss, metrics = shard.loss(ppo.policy, order, config)
+    loss, metrics = ppo.loss(shard, order)
     loss.backward()
     ppo.load_state_dict(cpu.ppo.state_dict())
     tensors = [loss, metrics, order.segments, ppo.flat.data, ppo.flat.grad, ppo.initial]

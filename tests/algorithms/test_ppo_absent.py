@@ -221,7 +221,7 @@ def test_segments_without_anyone_have_no_priority() -> None:
     (shard,) = trainer.ppo.shards
     count = int(shard.present.sum())
     assert count > 32
-    draw = shard.draw(Key(0), 4, 32, trainer.ppo.config, 0.5)
+    draw = shard.draw(Key(0), 4, 32, trainer.ppo.config.priority_alpha, 0.5)
     assert shard.present[torch.from_numpy(draw.segments).reshape(-1)].float().mean() > 0.99
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.ppo_shard import Shard
+from etude.algorithms.ppo import PPO
 from etude.core.errors import NonFinite
 from etude.core.trees import digest
 from toys import ACTIONS, PoisonedEnv, ToyEnv, Trainer, make_trainer
@@ -100,14 +100,14 @@ def test_an_action(kind: str) -> None:
 def test_a_loss(monkeypatch: pytest.MonkeyPatch, value: float, shards: int) -> None:
     """Even one whose gradient is finite: adding a constant changes no gradient."""
     trainer = make_trainer(shards=shards)
-    good, calls = Shard.loss, []
+    good, calls = PPO.loss, []
 
-    def broken(self: Shard, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def broken(self: PPO, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss, metrics = good(self, *arguments)
         calls.append(1)
         return (loss + value if len(calls) > 3 * shards else loss), metrics
 
-    monkeypatch.setattr(Shard, "loss", broken)
+    monkeypatch.setattr(PPO, "loss", broken)
     trainer.ingest()
     batches = trainer.ppo.batches(trainer.clock, trainer.key)
     for _ in range(3):
@@ -121,13 +121,13 @@ def test_a_loss(monkeypatch: pytest.MonkeyPatch, value: float, shards: int) -> N
 
 def test_a_loss_with_a_bad_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer()
-    good = Shard.loss
+    good = PPO.loss
 
-    def broken(self: Shard, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def broken(self: PPO, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss, metrics = good(self, *arguments)
         return loss * float("nan"), metrics
 
-    monkeypatch.setattr(Shard, "loss", broken)
+    monkeypatch.setattr(PPO, "loss", broken)
     assert "the loss of a minibatch" in refused(trainer).where
 
 

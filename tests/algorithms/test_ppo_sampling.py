@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms import ppo_shard
-from etude.algorithms.ppo_shard import Minibatch
 from etude.core.contracts import Array
 from etude.experience.sampling import Draw, prioritised
+from etude.learning import shard as shards
+from etude.learning.shard import Minibatch
 from toys import ACTIONS, Trainer, make_trainer
 
 PRIORITISED = {"sampling": "prioritised", "horizon": 4}
@@ -20,7 +20,7 @@ class Draws:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[Array, float, Draw]] = []
-        monkeypatch.setattr(ppo_shard, "prioritised", self._draw)
+        monkeypatch.setattr(shards, "prioritised", self._draw)
 
     def _draw(
         self, generator: np.random.Generator, p: Array, minibatches: int, size: int, beta: float

@@ -34,7 +34,7 @@ def peer(agent: SAC) -> Any:
         device="cpu",
     )
     model.set_logger(sb3.common.logger.Logger(None, []))
-    dtype = agent.actor_training.flat.data.dtype
+    dtype = agent.actor_optimizer.flat.data.dtype
     model.policy.to(dtype)
     for ours, theirs in pairs(agent, model):
         theirs.data.copy_(ours)
@@ -185,9 +185,9 @@ def test_only_its_own_networks_feel_a_loss() -> None:
     """The actor's loss passes through the critics and leaves nothing in their gradient."""
     agent = plain_agent("sac")
     agent.learn([random_batch(16)], [random_noise(agent, 16)])
-    grad = agent.critic_training.flat.grad.clone()
+    grad = agent.critic_optimizer.flat.grad.clone()
     features = agent.policy.prepare(random_batch(16).obs)
     actions, _ = agent.policy.sample(features["actor"], random_noise(agent, 16)[0])
-    agent.actor_training.gradient([agent.critics.least_of(features["critic"], actions).mean()])
-    assert torch.equal(agent.critic_training.flat.grad, grad)
+    agent.actor_optimizer.mean_gradient([agent.critics.min_q(features["critic"], actions).mean()])
+    assert torch.equal(agent.critic_optimizer.flat.grad, grad)
     assert set(weights(agent)) == {"actor", "critics", "critic_target", "log_alpha"}

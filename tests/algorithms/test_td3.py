@@ -35,7 +35,7 @@ def peer(agent: TD3) -> Any:
         device="cpu",
     )
     model.set_logger(sb3.common.logger.Logger(None, []))
-    model.policy.to(agent.actor_training.flat.data.dtype)
+    model.policy.to(agent.actor_optimizer.flat.data.dtype)
     for ours, theirs in pairs(agent, model):
         theirs.data.copy_(ours)
     return model
@@ -137,7 +137,7 @@ def test_the_actor_is_held_to_the_data_as_in_td3_bc(shards: int) -> None:
     metrics = agent.learn(batches, noises)
     chosen = [before.actions(before.prepare(b.obs)["actor"]) for b in batches]
     worths = [
-        agent.critics.first_of(before.prepare(b.obs)["critic"], a)
+        agent.critics.first_q(before.prepare(b.obs)["critic"], a)
         for b, a in zip(batches, chosen, strict=True)
     ]
     scale = 2.5 / torch.stack([q.detach().abs().mean() for q in worths]).mean()
@@ -146,7 +146,7 @@ def test_the_actor_is_held_to_the_data_as_in_td3_bc(shards: int) -> None:
     assert float(metrics["train/actor_loss"]) == pytest.approx(loss.item(), rel=1e-5)
     expected = torch.autograd.grad(loss, list(before.parameters()))
     flat = torch.cat([g.reshape(-1) for g in expected])
-    torch.testing.assert_close(agent.actor_training.flat.grad, flat, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(agent.actor_optimizer.flat.grad, flat, rtol=1e-4, atol=1e-6)
 
 
 def test_a_large_coefficient_is_imitation_alone() -> None:

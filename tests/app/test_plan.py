@@ -245,7 +245,7 @@ def _replay_memory(algorithm: Any) -> dict[str, int]:
     state = algorithm.state_dict()
     learned = {name: part for name, part in state.items() if name not in ("stores", "rewards")}
     return {
-        "model": algorithm.actor_training.flat.data.nbytes,
+        "model": algorithm.actor_optimizer.flat.data.nbytes,
         "learner_state": num_bytes(learned),
         "reward_model": 2 * num_bytes(state["rewards"]),
     }

@@ -11,7 +11,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from etude.algorithms.ppo_shard import Minibatch
 from etude.core.contracts import (
     ActionSpec,
     Array,
@@ -30,6 +29,7 @@ from etude.experience.segments import (
     SegmentGeometry,
     join,
 )
+from etude.learning.shard import Minibatch
 from etude.models.policies import PolicyConfig
 from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer
 

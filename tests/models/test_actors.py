@@ -198,6 +198,6 @@ def test_critics_are_two(kind: str) -> None:
     first, second = critics(features, actions)
     assert first.shape == second.shape == (6,)
     assert not torch.equal(first, second)
-    assert torch.equal(critics.first_of(features, actions), first)
-    assert torch.equal(critics.least_of(features, actions), torch.minimum(first, second))
+    assert torch.equal(critics.first_q(features, actions), first)
+    assert torch.equal(critics.min_q(features, actions), torch.minimum(first, second))
     assert not torch.equal(critics(features, actions + 0.1)[0], first)

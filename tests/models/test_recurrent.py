@@ -12,8 +12,9 @@ from loops import jolt, loop, normal
 
 from etude.core.contracts import Action, ArraySpec, EnvSpec
 from etude.core.keys import Key
+from etude.learning.flat import FlatParameters
 from etude.models.cores import CORES, Core
-from etude.models.networks import ACTIVATIONS, FlatParameters, Mlp
+from etude.models.networks import ACTIVATIONS, Mlp
 from etude.models.policies import (
     ActorCritic,
     Features,

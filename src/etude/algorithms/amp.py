@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from statistics import fmean
 from typing import ClassVar, Literal, NamedTuple
 
@@ -52,10 +51,9 @@ from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree, digest, num_bytes
 from etude.experience.returns import next_values
 from etude.experience.windows import StepWindows, WindowRing
-from etude.learning.adam import Adam
+from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
 from etude.models.discriminator import Discriminator, make_discriminator, window_shape
-from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.planning.kinds import RewardsConfig, RewardsSection
 from etude.planning.resolve import Resolved
@@ -265,20 +263,22 @@ class AMP:
         """
         config.check(shards)
         self.config, self.device, self.shards = config, device, shards
-        self.ranks, self.own = ranks, ranks.part(shards)
+        self.ranks, self.local_shards = ranks, ranks.part(shards)
         self.network = network.to(device)
-        self.flat = FlatParameters(self.network)
-        self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
+        epsilon = config.adam_epsilon
+        self.optimizer = NetworkOptimizer("discriminator", self.network, epsilon, ranks)
+        self.flat = self.optimizer.flat
         self.reference = reference
-        where = torch.device("meta") if device.type == "meta" else None
-        capacity = config.replay_capacity // shards
-        self.rings = [WindowRing(capacity, window_shape(reference), where) for _ in self.own]
+        meta = device if device.type == "meta" else None
+        sizes = (config.replay_capacity // shards, window_shape(reference))
+        self.rings = [WindowRing(*sizes, meta) for _ in self.local_shards]
+        self._other_rings: dict[int, Tree] = {}
         self._windows: list[StepWindows] = []
         self._parts: Sequence[Fragment] = []
         self._demonstrations = Demonstrations(reference, motions)
         self._of_reference = moments(reference)
         self._digest = digest({"reference": reference})
-        if where is None:
+        if meta is None:
             self.network.normaliser.absorb(self._reference_moments(config.replay_per_iteration))
 
     def rewards(self, parts: Sequence[Fragment]) -> tuple[list[Array], dict[str, float]]:
@@ -292,7 +292,7 @@ class AMP:
         self._windows = [StepWindows(part, STYLE) for part in parts]
         self._parts = parts
         styles = [self.style(part) for part in parts]
-        faults = [_fault(s, style) for s, style in zip(self.own, styles, strict=True)]
+        faults = [_fault(s, style) for s, style in zip(self.local_shards, styles, strict=True)]
         raise_first(self.ranks, faults)
         config = self.config
         mixed = [
@@ -331,11 +331,11 @@ class AMP:
             windows.draw(
                 key.child("replay", s).generator(), config.replay_per_iteration // self.shards
             )
-            for s, windows in zip(self.own, self._windows, strict=True)
+            for s, windows in zip(self.local_shards, self._windows, strict=True)
         ]
         self._look(kept)
         for i in range(config.updates):
-            keys = [key.child("batch", i, s) for s in self.own]
+            keys = [key.child("batch", i, s) for s in self.local_shards]
             yield BatchMetrics(self.learn([self._draw(at, k) for at, k in enumerate(keys)]))
         for ring, windows in zip(self.rings, kept, strict=True):
             ring.add(windows)
@@ -368,46 +368,42 @@ class AMP:
     def learn(self, drawn: Sequence[Drawn]) -> dict[str, float]:
         """One gradient step on given windows, one `Drawn` per shard; a bad one is not taken."""
         total = torch.zeros(len(self.METRICS), dtype=torch.float64, device=self.device)
-
-        def add(some: Drawn) -> None:
-            loss, metrics = discriminator_loss(self.network, some, self.config)
+        for part in self.optimizer.in_shard_order(drawn, total):
+            loss, metrics = discriminator_loss(self.network, part, self.config)
             (loss / self.shards).backward()  # type: ignore[no-untyped-call]
-            total.add_(metrics.double())
-
-        self.ranks.ordered_sum((self.flat.grad, total), [partial(add, some) for some in drawn])
+            total += metrics.double()
         values = dict(zip(self.METRICS, (total / self.shards).tolist(), strict=True))
-        if not (math.isfinite(values["amp/loss"]) and math.isfinite(float(self.flat.grad.norm()))):
-            raise self._culprit(drawn)
+        self.optimizer.checked_norm(values["amp/loss"], drawn, self._inspect)
         self.optimizer.step(self.config.learning_rate)
         return values
 
-    def _culprit(self, drawn: Sequence[Drawn]) -> NonFinite:
-        """What was not finite first, on the way from the windows to the gradient."""
-        arrays: dict[str, torch.Tensor] = {}
-        for s, some in enumerate(map(Drawn._make, self.ranks.gather(list(drawn)))):
-            shard = f"shard {s}{self.ranks.owner(s, self.shards)}"
-            arrays |= {f"shard{s}_{name}": windows for name, windows in some._asdict().items()}
-            for name, windows in (("the policy", some.agent), ("the reference", some.demo)):
-                if not bool(windows.isfinite().all()):
-                    return NonFinite(f"a window of {name} ({shard})", arrays)
-                with torch.no_grad():
-                    logits = self.network(windows)
-                if not bool(logits.isfinite().all()):
-                    return NonFinite(f"the logit of a window of {name} ({shard})", arrays)
-            loss, _ = discriminator_loss(self.network, some, self.config)
-            if not bool(loss.isfinite()):
-                return NonFinite(f"the loss of the discriminator ({shard})", arrays)
-        bad = self.flat.first_bad_gradient()
-        where = f"gradient of '{bad}'" if bad else "norm of the gradient"
-        return NonFinite(f"the {where} of the discriminator", arrays)
+    def _inspect(self, drawn: Drawn) -> Finding:
+        """What is not finite first, on the way from a shard's windows to its loss."""
+        arrays = drawn._asdict()
+        for name, windows in (("the policy", drawn.agent), ("the reference", drawn.demo)):
+            if not bool(windows.isfinite().all()):
+                return f"a window of {name}", arrays
+            with torch.no_grad():
+                logits = self.network(windows)
+            if not bool(logits.isfinite().all()):
+                return f"the logit of a window of {name}", arrays
+        loss, _ = discriminator_loss(self.network, drawn, self.config)
+        return "" if bool(loss.isfinite()) else "the loss of the discriminator", arrays
+
+    def gather(self) -> None:
+        """The rings of all ranks come together; each keeps its own up to date."""
+        rings = self.ranks.gather([ring.state_dict() for ring in self.rings])
+        self._other_rings = {s: ring for s, ring in enumerate(rings) if s not in self.local_shards}
 
     def state_dict(self) -> Tree:
         """The reference is the environment's and not kept, only what it was known by."""
-        rings = [ring.state_dict() for ring in self.rings]
+        rings = dict(
+            zip(self.local_shards, (ring.state_dict() for ring in self.rings), strict=True)
+        )
         return {
             "network": dict(self.network.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "rings": {f"{s:06d}": ring for s, ring in enumerate(self.ranks.gather(rings))},
+            "rings": {f"{s:06d}": ring for s, ring in rings.items()},
             "reference_sha256": self._digest,
         }
 
@@ -420,7 +416,7 @@ class AMP:
         arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
         self.network.load_state_dict(arrays)
         self.optimizer.load_state_dict(state["optimizer"])
-        for s, ring in zip(self.own, self.rings, strict=True):
+        for s, ring in zip(self.local_shards, self.rings, strict=True):
             ring.load_state_dict(state["rings"][f"{s:06d}"])
 
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.rewards import Batch, RewardSource
@@ -37,10 +36,9 @@ from etude.experience.division import check_division
 from etude.experience.segments import check_finite
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
-from etude.learning.adam import Adam
+from etude.learning.flat import TargetNetwork
+from etude.learning.optimizer import NetworkOptimizer
 from etude.models.actors import Actor
-from etude.models.critics import Target
-from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments
 
 if TYPE_CHECKING:
@@ -99,43 +97,6 @@ _OPTIONS = {
 }
 
 
-class Trained:
-    """A network, its parameters as one vector, and the optimizer that moves them."""
-
-    def __init__(self, name: str, module: nn.Module, epsilon: float) -> None:
-        """`name` is what errors call it."""
-        self._name = name
-        self._parameters = list(module.parameters())
-        self.flat = FlatParameters(module)
-        self.optimizer = Adam(self.flat.data, self.flat.grad, epsilon)
-
-    def gradient(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The shards' mean loss []; its gradient, summed in shard order, is left in `flat.grad`.
-
-        Raises `NonFinite` where one of them is not finite: nothing has been applied yet.
-        """
-        self.flat.grad.zero_()
-        for loss in losses:
-            # Only towards these parameters: a loss may pass through networks that stay as they are.
-            (loss / len(losses)).backward(inputs=self._parameters)  # type: ignore[no-untyped-call]
-        mean = torch.stack([loss.detach() for loss in losses]).mean()
-        if not bool(torch.isfinite(mean + self.flat.grad.dot(self.flat.grad))):
-            raise self._culprit(losses)
-        return mean
-
-    def _culprit(self, losses: Sequence[torch.Tensor]) -> NonFinite:
-        for s, loss in enumerate(losses):
-            if not bool(loss.isfinite()):
-                return NonFinite(f"the loss of the {self._name} (shard {s})")
-        parameter = self.flat.first_bad_gradient()
-        what = f"the gradient of '{parameter}'" if parameter else "the length of the gradient"
-        return NonFinite(f"{what} of the {self._name}")
-
-    def step(self, learning_rate: float) -> None:
-        """Move against the gradient."""
-        self.optimizer.step(learning_rate)
-
-
 class OffPolicy(ABC):
     """See the module's text. Owns policy, critics, their targets, optimizers and the replay."""
 
@@ -159,9 +120,9 @@ class OffPolicy(ABC):
         self.device = device
         generator = torch.Generator().manual_seed(key.integer()) if device.type != "meta" else None
         self.critics = policy.make_critics(generator).to(device)
-        self.actor_training = Trained("actor", self.policy, config.adam_epsilon)
-        self.critic_training = Trained("critics", self.critics, config.adam_epsilon)
-        self.critic_target = Target(self.critics)
+        self.actor_optimizer = NetworkOptimizer("actor", self.policy, config.adam_epsilon)
+        self.critic_optimizer = NetworkOptimizer("critics", self.critics, config.adam_epsilon)
+        self.critic_target = TargetNetwork(self.critics)
         self.num_updates = 0
         self.acts_at_random = True
         """In the warm-up; a run that starts from another's policy acts by that instead."""
@@ -278,17 +239,17 @@ class OffPolicy(ABC):
         self.load_policy(arrays)
         self.acts_at_random = False
         if training is not None:
-            self.critic_training.flat.data.copy_(torch.as_tensor(training["critics"]))
+            self.critic_optimizer.flat.data.copy_(torch.as_tensor(training["critics"]))
             self.critic_target.data.copy_(torch.as_tensor(training["critic_target"]))
 
     def state_dict(self) -> Tree:
         """The policy's own arrays are kept beside this, in `policy/`; experience is in the stores'
         files, which this names."""
         return {
-            "critics": self.critic_training.flat.data.detach(),
+            "critics": self.critic_optimizer.flat.data.detach(),
             "critic_target": self.critic_target.data,
-            "critic_optimizer": self.critic_training.optimizer.state_dict(),
-            "actor_optimizer": self.actor_training.optimizer.state_dict(),
+            "critic_optimizer": self.critic_optimizer.state_dict(),
+            "actor_optimizer": self.actor_optimizer.state_dict(),
             "num_updates": self.num_updates,
             "acts_at_random": self.acts_at_random,
             "rewards": self.rewards.state_dict(),
@@ -296,10 +257,10 @@ class OffPolicy(ABC):
         }
 
     def load_state_dict(self, state: Tree) -> None:
-        self.critic_training.flat.data.copy_(torch.as_tensor(state["critics"]))
+        self.critic_optimizer.flat.data.copy_(torch.as_tensor(state["critics"]))
         self.critic_target.data.copy_(torch.as_tensor(state["critic_target"]))
-        self.critic_training.optimizer.load_state_dict(state["critic_optimizer"])
-        self.actor_training.optimizer.load_state_dict(state["actor_optimizer"])
+        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         self.num_updates = int(state["num_updates"])
         self.acts_at_random = bool(state["acts_at_random"])
         self.rewards.load_state_dict(state["rewards"])

@@ -32,8 +32,8 @@ def judge(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, float]:
             ours = policy.act(obs, {}, None).actions
             critic = policy.prepare(obs)["critic"]
             errors.append((ours - theirs).square().mean(1).cpu().numpy())
-            chosen.append(learner.critics.least_of(critic, ours).cpu().numpy())
-            taken.append(learner.critics.least_of(critic, theirs).cpu().numpy())
+            chosen.append(learner.critics.min_q(critic, ours).cpu().numpy())
+            taken.append(learner.critics.min_q(critic, theirs).cpu().numpy())
     metrics = {
         "eval/action_error": float(np.concatenate(errors).mean(dtype=np.float64)),
         "eval/q_mean": float(np.concatenate(chosen).mean(dtype=np.float64)),

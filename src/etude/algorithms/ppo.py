@@ -2,30 +2,29 @@
 
 An iteration, top to bottom:
 
-1. `ingest`: the reward source says what every step was worth; rewards are scaled, values
-   predicted, advantages worked out along each row.
-2. `batches`: first the reward source's own gradient steps, if it learns. Then every segment once
-   per update epoch, in a fresh permutation (or drawn by priority); each minibatch is one gradient
-   step on  policy + value_coef * value - entropy_coef * entropy,  where the value loss is half the
-   mean squared error. A run's first iterations only collect: without them the first update would
-   train on observations that nothing normalises yet.
+1. `ingest`: the reward source relabels what was collected; rewards are scaled, values predicted
+   and advantages computed along each environment's steps.
+2. `batches`: first the reward source's gradient steps, if it learns. Then every segment once per
+   update epoch, in a fresh permutation (or drawn by priority). Each minibatch is one gradient step
+   on  policy + value_coef * value - entropy_coef * entropy,  where the value loss is half the mean
+   squared error. A run's first iterations only collect: without them the first update would train
+   on observations that nothing normalises yet.
 3. `end_iteration`: only now the observation normaliser takes in what was collected. It is frozen
    from rollout to last batch, so the first minibatch's probability ratio is 1.
 
-The ratio compares a policy with the proximal one, the weights at the start of the update. With a
+The ratio compares the policy with the proximal one, the weights at the start of the update. With a
 collector that lags, an older policy has acted, and enters the policy loss as an importance weight.
 
-The buffer is cut into shards, each owning fixed rows. Every sum over the buffer (moments,
-advantage statistics, gradients) is taken in shard order, so one process with all shards and
-several ranks that share them agree bit for bit: a rank knows only its own shards and what the
-others tell of theirs.
+The buffer is divided into shards of fixed rows. Every sum over it (moments, advantage statistics,
+gradients) is taken in shard order, so one process with all shards and several ranks that share
+them agree bit for bit. `learning/optimizer.py` sums, checks, clips and applies gradients.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from functools import partial, reduce
+from functools import reduce
+from operator import itemgetter
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -34,21 +33,25 @@ from pydantic import Field
 
 from etude.algorithms.on_policy import OnPolicyConfig
 from etude.algorithms.ppo_metrics import METRICS
-from etude.algorithms.ppo_shard import Minibatch, Shard
 from etude.algorithms.rewards import GIVEN, OnPolicyRewards
 from etude.core.clock import Clock
-from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment
-from etude.core.errors import NonFinite
+from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment, Observations
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree, copy_arrays
-from etude.experience.returns import explained_variance, moments_of
-from etude.experience.segments import SegmentBuffer, SegmentGeometry, join, non_finite
-from etude.learning.adam import Adam
+from etude.experience import returns
+from etude.experience.segments import (
+    SegmentBuffer,
+    SegmentGeometry,
+    episode_starts,
+    join,
+    non_finite,
+)
+from etude.learning.optimizer import Finding, NetworkOptimizer
+from etude.learning.shard import Minibatch, Shard
 from etude.metrics.declared import Metrics
-from etude.models.networks import FlatParameters
 from etude.models.normalise import RewardScaler, merge_moments
-from etude.models.policies import ActorCritic
+from etude.models.policies import ActorCritic, Features, Memory, map_features
 
 
 class PPOConfig(OnPolicyConfig):
@@ -111,9 +114,10 @@ class PPOConfig(OnPolicyConfig):
     def schedules(self, progress: float) -> dict[str, float]:
         """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
         rates = (self.learning_rate, self.learning_rate * self.final_learning_rate)
-        beta = {"priority_beta": _between(self.priority_beta, 1.0, progress)}
-        drawn = beta if self.sampling == "prioritised" else {}
-        return {"learning_rate": _between(*rates, progress), **drawn}
+        ends = {"learning_rate": rates}
+        if self.sampling == "prioritised":
+            ends["priority_beta"] = (self.priority_beta, 1.0)
+        return {name: start + (end - start) * progress for name, (start, end) in ends.items()}
 
     @property
     def may_stop_early(self) -> str | None:
@@ -138,6 +142,15 @@ class PPOConfig(OnPolicyConfig):
         return PPO(self, policy, geometry, buffers, device, rewards, ranks)
 
 
+LOSS_METRICS = (
+    "train/policy_gradient_loss",
+    "train/value_loss",
+    "train/entropy_loss",
+    "train/approx_kl",
+    "train/clip_fraction",
+)
+
+
 class PPO:
     """See the module's text. Owns policy, optimizer, buffer and reward statistics."""
 
@@ -155,16 +168,12 @@ class PPO:
 
         A second one is filled while this one trains, so its steps are those of an older policy.
         """
-        self.config = config
-        self.policy = policy.to(device)
-        self.geometry = geometry
-        self.buffers = buffers
+        self.config, self.geometry, self.buffers, self.rewards = config, geometry, buffers, rewards
+        self.policy, self.device = policy.to(device), device
         self.is_stale = len(buffers) > 1
-        self.device = device
-        self.rewards = rewards
-        self.ranks, self.own = ranks, ranks.part(geometry.shards)
-        self.flat = FlatParameters(self.policy)
-        self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
+        self.ranks, self.local_shards = ranks, ranks.part(geometry.shards)
+        self.optimizer = NetworkOptimizer("policy", self.policy, config.adam_epsilon, ranks)
+        self.flat = self.optimizer.flat
         self.initial = self.flat.data.clone()
         self.scaler = RewardScaler(geometry.rows, config.gamma)
         self.shards: list[Shard] = []
@@ -175,57 +184,171 @@ class PPO:
         return Broadcast(clock.now.iterations, copy_arrays(state))
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """Experience becomes shards with values, advantages and returns."""
-        per_shard = len(fragments) // len(self.own)
+        """Turns what was collected into shards with values, advantages and returns."""
         buffer = self.buffers[clock.now.iterations % len(self.buffers)]
-        rows = [self.geometry.shard_rows(s) for s in self.own]
-        parts = [
-            join(fragments[i * per_shard : (i + 1) * per_shard], buffer, some)
-            for i, some in enumerate(rows)
-        ]
-        faults = [non_finite(part, r.start) for part, r in zip(parts, rows, strict=True)]
+        rows = [self.geometry.shard_rows(s) for s in self.local_shards]
+        size = len(fragments) // len(rows)
+        rollouts = [join(fragments[i * size :][:size], buffer, r) for i, r in enumerate(rows)]
+        faults = [non_finite(part, r.start) for part, r in zip(rollouts, rows, strict=True)]
         raise_first(self.ranks, faults)
         self._moments = reduce(
             lambda left, right: {name: merge_moments(left[name], right[name]) for name in left},
             self.ranks.gather([fragment.moments for fragment in fragments]),
         )
-        rewards, metrics = self.rewards.rewards(parts)
+        rewards, metrics = self.rewards.rewards(rollouts)
         if self.config.normalise_rewards:
-            seen = [
+            moments = [
                 self.scaler.observe(r, x, p.terminated | p.truncated, p.present, p.restarted)
-                for r, x, p in zip(rows, rewards, parts, strict=True)
+                for r, x, p in zip(rows, rewards, rollouts, strict=True)
             ]
-            for moments in self.ranks.gather(seen):
-                self.scaler.absorb(moments)
-        self.shards = [self._shard(*known) for known in zip(parts, rewards, strict=True)]
-        _normalise_advantages(self.shards, self.geometry.buffer_steps, self.ranks)
+            for of_shard in self.ranks.gather(moments):
+                self.scaler.absorb(of_shard)
+            rewards = [self.scaler.scale(x) for x in rewards]
+        self.shards = [self.make_shard(*part) for part in zip(rollouts, rewards, strict=True)]
+        self._normalise_advantages()
         if self.is_stale:
             metrics["train/behaviour_kl"] = self._mean([s.behaviour_kl for s in self.shards])
-        return {**metrics, "train/explained_variance": self._explained()}
+        return {**metrics, "train/explained_variance": self._explained_variance()}
+
+    @torch.no_grad()
+    def make_shard(self, rollout: Fragment, rewards: Array) -> Shard:
+        """Values and advantages of a rollout [rows, steps], divided into segments.
+
+        rewards: [rows, steps], as the values are to predict them.
+        """
+        config, policy, horizon = self.config, self.policy, self.geometry.horizon
+
+        def segments(x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1, horizon, *x.shape[2:])
+
+        features = map_features(self._prepare(rollout.obs), segments)
+        actions, log_probs = (segments(self._put(x)) for x in (rollout.actions, rollout.log_probs))
+        memory = None
+        if policy.state_specs:
+            state = {name: self._put(x).flatten(0, 1) for name, x in rollout.states.items()}
+            memory = Memory(state, self._put(episode_starts(rollout, horizon)))
+        importance, behaviour_kl = None, 0.0
+        if self.is_stale:
+            behaviour = log_probs
+            values, log_probs = self._evaluate(features, memory, actions)
+            importance = returns.importance_weights(log_probs, behaviour)
+            behaviour_kl = float(_kl(log_probs - behaviour).mean())
+        else:
+            values, _ = self._evaluate(features, memory)
+        corrections = importance if config.advantages == "vtrace" else None
+        advantages, targets = self._advantages(rollout, rewards, values, corrections)
+        present = segments(self._put(rollout.present))
+        priorities = None
+        if config.sampling == "prioritised":
+            priorities = (advantages.abs() * present).sum(1).cpu().numpy()
+        return Shard(
+            features=features,
+            memory=memory,
+            actions=actions,
+            log_probs=log_probs,
+            importance=importance,
+            behaviour_kl=behaviour_kl,
+            advantages=advantages,
+            returns=targets,
+            values=values,
+            present=present,
+            all_present=bool(rollout.present.all()),
+            priorities=priorities,
+        )
+
+    def _advantages(
+        self, rollout: Fragment, rewards: Array, values: torch.Tensor, weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages and value targets [n, horizon]: GAE, or with importance weights V-trace.
+
+        rewards: [rows, steps]; values, weights: [n, horizon].
+        """
+        shape = rewards.shape
+
+        def values_at(obs: Observations, state: Observations) -> torch.Tensor:
+            """[k]: the values of single observations, each met with its recurrent state."""
+            features = map_features(self._prepare(obs), lambda x: x.unsqueeze(1))
+            starts = torch.zeros(features["actor"].shape[:2], dtype=torch.bool, device=self.device)
+            tensors = {name: self._put(x) for name, x in state.items()}
+            memory = Memory(tensors, starts) if self.policy.state_specs else None
+            return self._evaluate(features, memory)[0].squeeze(1)
+
+        next_values = returns.next_values(
+            values.reshape(shape),
+            values_at(rollout.last_obs, rollout.last_state),
+            values_at(rollout.finals.obs, rollout.finals.state),
+            self._put(rollout.finals.rows),
+            self._put(rollout.finals.steps),
+        )
+        advantages, targets = returns.advantages_and_targets(
+            self._put(rewards),
+            values.reshape(shape),
+            next_values,
+            self._put(rollout.terminated),
+            self._put(rollout.truncated),
+            self.config.gamma,
+            self.config.gae_lambda,
+            None if weights is None else weights.reshape(shape),
+        )
+        return advantages.reshape(values.shape), targets.reshape(values.shape)
+
+    def _evaluate(
+        self, features: Features, memory: Memory | None, actions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and, where actions are given, their log-probabilities: [n, steps] each.
+
+        As many steps at a time as a gradient has: an iteration may be far larger.
+        """
+        num, steps = features["actor"].shape[:2]
+        values, log_probs = torch.empty(2, num, steps, device=self.device)
+        size = self.geometry.minibatch // self.geometry.shards // steps
+        for start in range(0, num, size):
+            part = slice(start, start + size)
+            chunk, known = map_features(features, itemgetter(part)), memory and memory.at(part)
+            if actions is None:
+                values[part] = self.policy.values(chunk, known)
+            else:
+                evaluated = self.policy.evaluate(chunk, actions[part], known)
+                values[part], log_probs[part] = evaluated.values, evaluated.log_probs
+        return values, log_probs
+
+    def _put(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _prepare(self, obs: Observations) -> Features:
+        """Normalises the observations that the policy reads."""
+        return self.policy.prepare({n: self._put(obs[n]) for n in self.policy.observations})
+
+    def _normalise_advantages(self) -> None:
+        """To mean 0 and spread 1 over the whole buffer; float64 sums, in shard order.
+
+        Once per iteration rather than once per minibatch: an advantage then means the same in every
+        minibatch, and ranks need no exchange before each gradient. For the same reason steps
+        without an agent are taken out by weights that average 1 over the buffer.
+        """
+        size, ranks = self.geometry.buffer_steps, self.ranks
+        advantages = [shard.masked(shard.advantages).double() for shard in self.shards]
+        sums = ranks.gather([(len(x), float(x.sum())) for x in advantages])
+        count = max(sum(number for number, _ in sums), 1)
+        mean = sum(total for _, total in sums) / count
+        squares = ranks.gather([float(x.sub_(mean).square_().sum()) for x in advantages])
+        spread = (sum(squares) / count) ** 0.5
+        for shard in self.shards:
+            shard.advantages = (shard.advantages - mean).div_(spread + 1e-8)
+            if count < size:
+                shard.weights = shard.present * (size / count)
 
     def _mean(self, values: list[float]) -> float:
         """The mean of one number per shard, over the shards of all ranks."""
         gathered = self.ranks.gather(values)
         return sum(gathered) / len(gathered)
 
-    def _explained(self) -> float:
-        """How much of the returns' variance the values know."""
-        spreads = self.ranks.gather(
-            [
-                [moments_of(s.seen(s.returns - s.values)), moments_of(s.seen(s.returns))]
-                for s in self.shards
-            ]
-        )
-        errors, returns = (reduce(merge_moments, parts) for parts in zip(*spreads, strict=True))
-        return explained_variance(errors, returns)
-
-    def _shard(self, part: Fragment, rewards: Array) -> Shard:
-        config, cut = self.config, self.geometry
-        rewards = self.scaler.scale(rewards) if config.normalise_rewards else rewards
-        chunk = cut.segments_per_minibatch // cut.shards
-        return Shard.of(
-            part, rewards, self.policy, self.device, config, cut.horizon, chunk, self.is_stale
-        )
+    def _explained_variance(self) -> float:
+        """The part of the returns' variance that the values explain."""
+        pairs = [(s.masked(s.returns), s.masked(s.values)) for s in self.shards]
+        moments = [[returns.moments_of(r - v), returns.moments_of(r)] for r, v in pairs]
+        columns = zip(*self.ranks.gather(moments), strict=True)
+        return returns.explained_variance(*(reduce(merge_moments, parts) for parts in columns))
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
@@ -236,73 +359,101 @@ class PPO:
         size = self.geometry.segments_per_minibatch // self.geometry.shards
         schedules = config.schedules(clock.progress)
         learning_rate, beta = schedules["learning_rate"], schedules.get("priority_beta", 1.0)
+        options = (count, size, config.priority_alpha, beta)
         for epoch in range(config.update_epochs):
             draws = [
-                shard.draw(key.child("permutation", epoch, s), count, size, config, beta)
-                for s, shard in zip(self.own, self.shards, strict=True)
+                shard.draw(key.child("permutation", epoch, s), *options)
+                for s, shard in zip(self.local_shards, self.shards, strict=True)
             ]
             for b in range(count):
-                chosen = [s.minibatch(draw, b) for s, draw in zip(self.shards, draws, strict=True)]
-                loss, metrics = self._gradient(chosen)
+                pairs = zip(self.shards, draws, strict=True)
+                minibatches = [shard.minibatch(draw, b) for shard, draw in pairs]
+                loss, metrics = self._gradient(minibatches)
                 if config.target_kl and metrics["train/approx_kl"] > 1.5 * config.target_kl:
                     return
-                if not math.isfinite(loss):
-                    raise self._culprit(chosen)
-                metrics["train/grad_norm"] = self._apply(chosen, learning_rate)
+                metrics["train/grad_norm"] = self._apply(minibatches, loss, learning_rate)
                 metrics["train/learning_rate"] = learning_rate
                 yield BatchMetrics(metrics)
 
-    def _gradient(self, chosen: list[Minibatch]) -> tuple[float, dict[str, float]]:
-        """Sum every shard's gradient of the mean loss into `flat.grad`, in shard order."""
+    def _gradient(self, minibatches: list[Minibatch]) -> tuple[float, dict[str, float]]:
+        """The mean loss and its metrics; its gradient, summed in shard order, is in `flat.grad`."""
         count = self.geometry.shards
-        total = torch.zeros(1 + len(Shard.METRICS), device=self.device)
-
-        def add(shard: Shard, some: Minibatch) -> None:
-            loss, metrics = shard.loss(self.policy, some, self.config)
+        total = torch.zeros(1 + len(LOSS_METRICS), device=self.device)
+        parts = list(zip(self.shards, minibatches, strict=True))
+        for shard, minibatch in self.optimizer.in_shard_order(parts, total):
+            loss, metrics = self.loss(shard, minibatch)
             (loss / count).backward()  # type: ignore[no-untyped-call]
-            total.add_(torch.cat([loss.detach().reshape(1), metrics]) / count)
-
-        parts = [partial(add, *part) for part in zip(self.shards, chosen, strict=True)]
-        self.ranks.ordered_sum((self.flat.grad, total), parts)
+            total += torch.cat([loss.detach().reshape(1), metrics]) / count
         mean_loss, *values = total.tolist()
-        return mean_loss, dict(zip(Shard.METRICS, values, strict=True))
+        return mean_loss, dict(zip(LOSS_METRICS, values, strict=True))
 
-    def _apply(self, chosen: list[Minibatch], learning_rate: float) -> float:
-        """Clip and take the step, unless the gradient is not finite; its length."""
+    def loss(self, shard: Shard, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss [] on a minibatch, and the values of `LOSS_METRICS`.
+
+        The probability ratio is clipped around the proximal policy. Where an older policy
+        collected the steps, it enters the policy loss once, as an importance weight (decoupled
+        PPO, Hilton et al. 2021).
+        """
+        config, segments, weights = self.config, minibatch.segments, shard.step_weights(minibatch)
+
+        def at(x: torch.Tensor) -> torch.Tensor:
+            return x.index_select(0, segments)
+
+        def mean(x: torch.Tensor) -> torch.Tensor:
+            # A number that is the same for every step has no steps to weigh.
+            return x.mean() if weights is None or x.ndim == 0 else (x * weights).mean()
+
+        memory = shard.memory and shard.memory.at(segments)
+        evaluated = self.policy.evaluate(
+            map_features(shard.features, at), at(shard.actions), memory
+        )
+
+        log_ratio, advantages = evaluated.log_probs - at(shard.log_probs), at(shard.advantages)
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
+        surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+        if shard.importance is not None:
+            surrogate = surrogate * at(shard.importance)
+        policy_loss = -mean(surrogate)
+
+        targets, old_values = at(shard.returns), at(shard.values)
+        errors = (evaluated.values - targets).square()
+        if config.value_clip is not None:
+            change = (evaluated.values - old_values).clamp(-config.value_clip, config.value_clip)
+            errors = torch.maximum(errors, (old_values + change - targets).square())
+        value_loss = mean(0.5 * errors)
+
+        entropy = mean(evaluated.entropy)
+        loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        if config.bound_coef:
+            loss = loss + config.bound_coef * mean(evaluated.excess)
+        with torch.no_grad():
+            kl, clip_fraction = mean(_kl(log_ratio)), mean((ratio != clipped).float())
+            metrics = torch.stack([policy_loss, value_loss, -entropy, kl, clip_fraction]).detach()
+        return loss, metrics
+
+    def _apply(self, minibatches: list[Minibatch], loss: float, learning_rate: float) -> float:
+        """Clips the gradient and takes the step, if both are finite; the gradient's norm."""
         config, flat = self.config, self.flat
         if config.anchor_coef:
             distance = flat.data.detach() - self.initial
             flat.grad.add_(distance, alpha=2.0 * config.anchor_coef / flat.num_tensors)
-        norm = float(flat.grad.norm())
-        if not norm < float("inf"):
-            raise self._culprit(chosen)
-        if norm > config.max_grad_norm:
-            flat.grad.mul_(config.max_grad_norm / (norm + 1e-6))
+        parts = list(zip(self.shards, minibatches, strict=True))
+        norm = self.optimizer.checked_norm(loss, parts, self._inspect)
+        self.optimizer.clip(norm, config.max_grad_norm)
         self.optimizer.step(learning_rate)
         return norm
 
-    def _culprit(self, chosen: list[Minibatch]) -> NonFinite:
-        arrays: dict[str, torch.Tensor] = {}
-        name = self.flat.first_bad_gradient()
-        found = f"the gradient of '{name}'" if name else "the gradient's norm"
-        looks = [self._examined(*part) for part in zip(self.shards, chosen, strict=True)]
-        for s, (bad, own) in enumerate(self.ranks.gather(looks)):
-            arrays |= {f"shard{s}_{name}": array for name, array in own.items()}
-            if bad:
-                what = "the loss of a minibatch" if bad == "loss" else found
-                shard = f"shard {s}{self.ranks.owner(s, self.geometry.shards)}"
-                return NonFinite(f"{what} ({shard})", arrays)
-        return NonFinite(found, arrays)
-
-    def _examined(self, shard: Shard, some: Minibatch) -> tuple[str, dict[str, torch.Tensor]]:
-        """What of a shard's is not finite, its loss or its gradient, and its minibatch."""
-        loss, _ = shard.loss(self.policy, some, self.config)
-        arrays = shard.minibatch_arrays(some)
+    def _inspect(self, part: tuple[Shard, Minibatch]) -> Finding:
+        """Which of a shard's loss and gradient is not finite, and its minibatch."""
+        shard, minibatch = part
+        loss, _ = self.loss(shard, minibatch)
+        arrays = shard.arrays(minibatch)
         if not bool(loss.isfinite()):
-            return "loss", arrays
+            return "the loss of a minibatch", arrays
         self.flat.grad.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        return ("" if self.flat.first_bad_gradient() is None else "gradient"), arrays
+        return self.optimizer.bad_gradient(), arrays
 
     def end_iteration(self) -> dict[str, float]:
         self.policy.absorb(self._moments)
@@ -318,11 +469,15 @@ class PPO:
     def policy_parts(self) -> tuple[Tree, Tree]:
         return dict(self.policy.state_dict()), self.policy.contract()
 
+    def gather(self) -> None:
+        """Each rank has followed the returns of its own rows: now all ranks know all of them."""
+        rows = [self.geometry.shard_rows(s) for s in self.local_shards]
+        running = self.ranks.gather([self.scaler.running[r] for r in rows])
+        self.scaler.running = np.concatenate(running)
+        self.rewards.gather()
+
     def state_dict(self) -> Tree:
-        """The policy's own arrays are kept beside this, in `policy/`."""
-        # Each rank has followed its own rows: here all come together.
-        own = [self.scaler.running[self.geometry.shard_rows(s)] for s in self.own]
-        self.scaler.running = np.concatenate(self.ranks.gather(own))
+        """The policy's arrays are kept beside this, in `policy/`. "rewards" is their scaler."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "initial": self.initial,
@@ -357,26 +512,6 @@ class PPO:
         pass
 
 
-def _normalise_advantages(shards: list[Shard], size: int, ranks: Ranks) -> None:
-    """To mean 0 and spread 1 over the whole buffer; float64 sums, in shard order.
-
-    Once per iteration rather than once per minibatch: an advantage then means the same in every
-    minibatch, and learners on several machines need no exchange before each gradient. For the
-    same reason steps without an agent are taken out by weights that average 1 over the buffer,
-    which holds `size` steps.
-    """
-    seen = [shard.seen(shard.advantages).double() for shard in shards]
-    sums = ranks.gather([(len(x), float(x.sum())) for x in seen])
-    count = sum(number for number, _ in sums)
-    mean = sum(total for _, total in sums) / max(count, 1)
-    square = sum(ranks.gather([float(x.sub_(mean).square_().sum()) for x in seen]))
-    spread = (square / max(count, 1)) ** 0.5
-    for shard in shards:
-        shard.advantages = (shard.advantages - mean).div_(spread + 1e-8)
-        if count < size:
-            shard.weights = shard.present * (size / max(count, 1))
-
-
-def _between(start: float, end: float, progress: float) -> float:
-    """Linear from `start` at progress 0 to `end` at progress 1."""
-    return start + (end - start) * progress
+def _kl(log_ratio: torch.Tensor) -> torch.Tensor:
+    """[...] the estimate (r - 1) - log r of the KL divergence, of log r: never below 0."""
+    return log_ratio.exp() - 1.0 - log_ratio

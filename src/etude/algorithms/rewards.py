@@ -157,6 +157,10 @@ class OnPolicyRewards(Protocol):
         """Learn from the fragments `rewards` was last given, one gradient step at a time."""
         ...
 
+    def gather(self) -> None:
+        """Brings the other ranks' parts of the state here; all ranks call it together."""
+        ...
+
     def state_dict(self) -> Tree: ...
 
     def load_state_dict(self, state: Tree) -> None: ...
@@ -170,6 +174,9 @@ class OnPolicyGiven:
 
     def update(self, key: Key) -> Iterator[BatchMetrics]:
         return iter(())
+
+    def gather(self) -> None:
+        pass
 
     def state_dict(self) -> Tree:
         return {}

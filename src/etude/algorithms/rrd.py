@@ -45,9 +45,8 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.contrast import SAME
 from etude.experience.store.episodes import Subsets, Transitions
-from etude.learning.adam import Adam
+from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.metrics.declared import Column, Metric, Metrics
-from etude.models.networks import FlatParameters
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import (
     RewardNetwork,
@@ -178,8 +177,8 @@ class RRD:
         self.config, self.device = config, device
         self.subsets = config.subsets_per_shard(shards)
         self.network = network.to(device)
-        self.flat = FlatParameters(self.network)
-        self.optimizer = Adam(self.flat.data, self.flat.grad, config.adam_epsilon)
+        self.optimizer = NetworkOptimizer("reward network", self.network, config.adam_epsilon)
+        self.flat = self.optimizer.flat
         self.seen: Array = np.zeros(shards, np.int64)
         """Steps each shard's store had been given when it was last looked at."""
 
@@ -212,9 +211,7 @@ class RRD:
     def learn(self, drawn: Sequence[Subsets]) -> dict[str, float]:
         """The gradient step on given subsets, one `Subsets` per shard; a bad one is not taken."""
         error, variance, mean, square = self._gradient(drawn)
-        norm = float(self.flat.grad.norm())
-        if not (math.isfinite(error - variance) and math.isfinite(norm)):
-            raise self._culprit(drawn)
+        norm = self.optimizer.checked_norm(error - variance, drawn, self._inspect)
         self.optimizer.step(self.config.learning_rate)
         shift, scale = float(self.network.shift), float(self.network.scale)
         spread = math.sqrt(max(0.0, square - mean * mean))
@@ -235,9 +232,8 @@ class RRD:
         Returns squared error and variance term, and the mean and mean square of all y, in the
         network's units.
         """
-        self.flat.grad.zero_()
         total = torch.zeros(4, dtype=torch.float64, device=self.device)
-        for subsets in drawn:
+        for subsets in self.optimizer.in_shard_order(drawn, total):
             y = self._outputs(subsets)
             error, variance = self._loss_terms(y, subsets)
             loss = error - variance if self.config.loss == "unbiased" else error
@@ -301,7 +297,7 @@ class RRD:
     def _moments(self, steps: Transitions) -> Tree:
         found = moments(self.network.vectors(*self._tensors(steps)).cpu().numpy())
         if not np.isfinite(found["mean"]).all():
-            raise _bad_input(steps) or NonFinite("the change of an observation in one step")
+            raise NonFinite(_bad_input(steps) or "the change of an observation in one step")
         return found
 
     def _measure_targets(self, stores: Sequence[Experience]) -> None:
@@ -320,26 +316,21 @@ class RRD:
             self.network.shift.fill_(float(mean))
             self.network.scale.fill_(spread)
 
-    def _culprit(self, drawn: Sequence[Subsets]) -> NonFinite:
-        """What was not finite first, on the way from the store to the gradient."""
-        for s, subsets in enumerate(drawn):
-            arrays = {f"shard{s}_{n}": getattr(subsets, n) for n in ("returns", "lengths")}
-            obs, actions, next_obs = self._tensors(subsets.steps)
-            arrays |= {f"shard{s}_{n}": x for n, x in obs.items()} | {f"shard{s}_action": actions}
-            arrays |= {f"shard{s}_next_{n}": x for n, x in next_obs.items()}
-            if not np.isfinite(subsets.returns).all():
-                return NonFinite(f"the return of an episode (shard {s})", arrays)
-            if found := _bad_input(subsets.steps):
-                return NonFinite(f"{found.where} (shard {s})", arrays)
-            with torch.no_grad():
-                y = self._outputs(subsets)
-                if not bool(y.isfinite().all()):
-                    return NonFinite(f"the predicted reward of a step (shard {s})", arrays)
-                if not all(bool(term.isfinite()) for term in self._loss_terms(y, subsets)):
-                    return NonFinite(f"the loss of the reward network (shard {s})", arrays)
-        name = self.flat.first_bad_gradient()
-        where = f"gradient of '{name}'" if name else "norm of the gradient"
-        return NonFinite(f"the {where} of the reward network", arrays)
+    def _inspect(self, subsets: Subsets) -> Finding:
+        """What is not finite first, on the way from the store to a shard's loss."""
+        obs, actions, next_obs = self._tensors(subsets.steps)
+        arrays: Tree = {"returns": subsets.returns, "lengths": subsets.lengths, "action": actions}
+        arrays |= obs | {f"next_{name}": x for name, x in next_obs.items()}
+        if not np.isfinite(subsets.returns).all():
+            return "the return of an episode", arrays
+        if found := _bad_input(subsets.steps):
+            return found, arrays
+        with torch.no_grad():
+            y = self._outputs(subsets)
+            if not bool(y.isfinite().all()):
+                return "the predicted reward of a step", arrays
+            finite = all(bool(term.isfinite()) for term in self._loss_terms(y, subsets))
+        return "" if finite else "the loss of the reward network", arrays
 
     def learner_state(self) -> Tree:
         """All but the network."""
@@ -374,10 +365,11 @@ def num_bytes(config: RRDConfig, network: RewardNetwork) -> int:
     return 4 * 4 * parameters + config.rrd_batch_size * step
 
 
-def _bad_input(steps: Transitions) -> NonFinite | None:
+def _bad_input(steps: Transitions) -> str:
+    """Which of the stored arrays is not finite; "" where all are."""
     named = {f"observation '{name}'": array for name, array in steps.obs.items()}
     named |= {f"next observation '{name}'": array for name, array in steps.next_obs.items()}
     for name, array in {**named, "action": steps.actions}.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            return NonFinite(f"{name} of a stored step", {"array": array})
-    return None
+            return f"{name} of a stored step"
+    return ""

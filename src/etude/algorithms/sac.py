@@ -119,22 +119,22 @@ class SAC(OffPolicy):
             values.append(torch.stack([first.detach(), second.detach()]).mean())
             error = functional.mse_loss(first, target) + functional.mse_loss(second, target)
             critic_losses.append(0.5 * error)
-        critic_loss = self.critic_training.gradient(critic_losses)
+        critic_loss = self.critic_optimizer.mean_gradient(critic_losses)
         alpha_loss = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
         if config.alpha is None:
             self.alpha_optimizer.step(config.learning_rate)
-        self.critic_training.step(config.learning_rate)
+        self.critic_optimizer.step(config.learning_rate)
 
         actor_losses = []
         for x, (actions, log_probs) in zip(seen, drawn, strict=True):
-            worth = critics.least_of(x["critic"], actions)
+            worth = critics.min_q(x["critic"], actions)
             actor_losses.append((alpha * log_probs - worth).mean())
-        actor_loss = self.actor_training.gradient(actor_losses)
-        self.actor_training.step(config.learning_rate)
+        actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
+        self.actor_optimizer.step(config.learning_rate)
 
         self.num_updates += 1
         if self._targets_are_due:
-            self.critic_target.follow(self.critic_training.flat.data, 1.0 - config.polyak)
+            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
         metrics = {
             "train/critic_loss": critic_loss,
             "train/actor_loss": actor_loss,
@@ -148,7 +148,7 @@ class SAC(OffPolicy):
         """[n] what each replayed action is said to be worth."""
         following = self.policy.prepare(batch.next_obs)
         actions, log_probs = self.policy.sample(following["actor"], noise)
-        worth = self.critic_target.module.least_of(following["critic"], actions)
+        worth = self.critic_target.module.min_q(following["critic"], actions)
         return self._worth(batch, worth - alpha * log_probs)
 
     def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:

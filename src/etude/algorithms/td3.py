@@ -33,9 +33,9 @@ from etude.core.contracts import Broadcast
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.store.episodes import EpisodeStore
+from etude.learning.flat import TargetNetwork
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.actors import DeterministicPolicy
-from etude.models.critics import Target
 
 _TINY = 1e-8
 """Critics that say nothing yet are not divided by."""
@@ -102,7 +102,7 @@ class TD3(OffPolicy):
         device: torch.device,
     ) -> None:
         super().__init__(config, policy, stores, rewards, key, device)
-        self.actor_target = Target(policy.actor)
+        self.actor_target = TargetNetwork(policy.actor)
 
     def broadcast(self, clock: Clock) -> Broadcast:
         broadcast = super().broadcast(clock)
@@ -123,15 +123,15 @@ class TD3(OffPolicy):
             error = functional.mse_loss(first, target) + functional.mse_loss(second, target)
             critic_losses.append(error)
         metrics = {
-            "train/critic_loss": self.critic_training.gradient(critic_losses),
+            "train/critic_loss": self.critic_optimizer.mean_gradient(critic_losses),
             "train/q_mean": torch.stack(values).mean(),
         }
-        self.critic_training.step(config.learning_rate)
+        self.critic_optimizer.step(config.learning_rate)
 
         self.num_updates += 1
         if self.num_updates % config.delay == 0:
             chosen = [policy.actions(x["actor"]) for x in seen]
-            worths = [critics.first_of(x["critic"], a) for x, a in zip(seen, chosen, strict=True)]
+            worths = [critics.first_q(x["critic"], a) for x, a in zip(seen, chosen, strict=True)]
             actor_losses = [-worth.mean() for worth in worths]
             if config.behaviour_coef is not None:
                 errors = [
@@ -144,12 +144,12 @@ class TD3(OffPolicy):
                     share * loss + error for loss, error in zip(actor_losses, errors, strict=True)
                 ]
                 metrics["train/behaviour_error"] = torch.stack(errors).detach().mean()
-            metrics["train/actor_loss"] = self.actor_training.gradient(actor_losses)
-            self.actor_training.step(config.learning_rate)
+            metrics["train/actor_loss"] = self.actor_optimizer.mean_gradient(actor_losses)
+            self.actor_optimizer.step(config.learning_rate)
 
         if self._targets_are_due:
-            self.critic_target.follow(self.critic_training.flat.data, 1.0 - config.polyak)
-            self.actor_target.follow(self.actor_training.flat.data, 1.0 - config.polyak)
+            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+            self.actor_target.follow(self.actor_optimizer.flat.data, 1.0 - config.polyak)
         return metrics
 
     @torch.no_grad()
@@ -159,12 +159,12 @@ class TD3(OffPolicy):
         most = config.target_noise_clip
         blur = (config.target_noise * noise).clamp(-most, most)
         actions = (self.actor_target.module(following["actor"]).tanh() + blur).clamp(-1.0, 1.0)
-        worth = self.critic_target.module.least_of(following["critic"], actions)
+        worth = self.critic_target.module.min_q(following["critic"], actions)
         return self._worth(batch, worth)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         super().start_from(arrays, training)
-        known = self.actor_training.flat.data if training is None else training["actor_target"]
+        known = self.actor_optimizer.flat.data if training is None else training["actor_target"]
         self.actor_target.data.copy_(torch.as_tensor(known))
 
     def state_dict(self) -> Tree:

@@ -7,8 +7,8 @@ the result does not depend on R. The first rank alone writes, tests and decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -55,12 +55,11 @@ class Ranks(Protocol):
         """The parts of all ranks, in their order; plain data."""
         ...
 
-    def ordered_sum(
-        self, totals: Sequence[torch.Tensor], shards: Sequence[Callable[[], object]]
-    ) -> None:
-        """Let `totals` become the sums over all shards, in shard order.
+    def ordered_sum(self, totals: Sequence[torch.Tensor], shards: Sequence[T]) -> Iterator[T]:
+        """Yields each of this rank's `shards`; the caller adds its part to `totals`.
 
-        Each of this rank's `shards` is called once, in order, and adds its part to `totals`.
+        `totals` are zeroed before. Once the caller has asked for all shards, `totals` are the sums
+        over those of all ranks, in shard order.
         """
         ...
 
@@ -80,6 +79,15 @@ class Ranks(Protocol):
         ...
 
 
+@runtime_checkable
+class Shared(Protocol):
+    """State that ranks have in parts."""
+
+    def gather(self) -> None:
+        """Brings the other ranks' parts here, for `state_dict`; all ranks call it together."""
+        ...
+
+
 class Alone:
     """One process with all shards."""
 
@@ -96,13 +104,10 @@ class Alone:
     def gather(self, parts: list[T]) -> list[T]:
         return parts
 
-    def ordered_sum(
-        self, totals: Sequence[torch.Tensor], shards: Sequence[Callable[[], object]]
-    ) -> None:
+    def ordered_sum(self, totals: Sequence[torch.Tensor], shards: Sequence[T]) -> Iterator[T]:
         for total in totals:
             total.zero_()
-        for add in shards:
-            add()
+        yield from shards
 
     def differing(self, make: Callable[[], str]) -> list[int]:
         return []

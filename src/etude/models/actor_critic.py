@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import ClassVar, Literal, NamedTuple
 
@@ -92,6 +93,13 @@ Features = dict[str, torch.Tensor]
 
 One tensor under both names where the critic reads nothing else.
 """
+
+
+def map_features(features: Features, change: Callable[[torch.Tensor], torch.Tensor]) -> Features:
+    """Both features changed; one that both networks share, once."""
+    actor = change(features["actor"])
+    same = features["critic"] is features["actor"]
+    return {"actor": actor, "critic": actor if same else change(features["critic"])}
 
 
 class Memory(NamedTuple):

@@ -1,17 +1,13 @@
-"""Twin critics: two estimates of what an action is worth, and how such networks start out."""
+"""Twin critics: two estimates of an action's value Q, and how such networks start out."""
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 
-from etude.models.networks import FlatParameters, Mlp
-
-M = TypeVar("M", bound=nn.Module)
+from etude.models.networks import Mlp
 
 
 def fan_in_mlp(sizes: tuple[int, ...], activation: str, generator: torch.Generator | None) -> Mlp:
@@ -56,23 +52,11 @@ class TwinCritics(nn.Module):
         x = torch.cat([features, actions], dim=-1)
         return self.first(x).squeeze(-1), self.second(x).squeeze(-1)
 
-    def first_of(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    def first_q(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """The first estimate alone, [n]."""
         estimate: torch.Tensor = self.first(torch.cat([features, actions], dim=-1)).squeeze(-1)
         return estimate
 
-    def least_of(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    def min_q(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """The smaller of both estimates, [n]."""
         return torch.minimum(*self(features, actions))
-
-
-class Target(Generic[M]):
-    """A copy of a network that follows it slowly, its parameters one vector like the other's."""
-
-    def __init__(self, module: M) -> None:
-        self.module = copy.deepcopy(module).requires_grad_(False)
-        self.data = FlatParameters(self.module).data
-
-    def follow(self, data: torch.Tensor, share: float) -> None:
-        """Go `share` of the way to the network's parameters `data` [n]."""
-        self.data.lerp_(data, share)

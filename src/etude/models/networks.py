@@ -1,4 +1,4 @@
-"""Networks, and their parameters as one flat vector."""
+"""Multi-layer perceptrons."""
 
 from __future__ import annotations
 
@@ -50,31 +50,3 @@ class Mlp(nn.Module):
         for i in range(0, len(hidden), 2):
             x = self._activation(functional.linear(x, hidden[i], hidden[i + 1]))  # type: ignore[arg-type]
         return functional.linear(x, weight, bias)  # type: ignore[arg-type]
-
-
-class FlatParameters:
-    """A module's parameters and gradients as views of two flat vectors.
-
-    One norm, one optimizer call and (between machines) one message per gradient step,
-    however many tensors the module has.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._named = dict(module.named_parameters())
-        parameters = list(self._named.values())
-        self.num_tensors = len(parameters)
-        self.data = torch.cat([p.detach().reshape(-1) for p in parameters])
-        self.grad = torch.zeros_like(self.data)
-        offset = 0
-        for p in parameters:
-            end = offset + p.numel()
-            p.data = self.data[offset:end].view_as(p)
-            p.grad = self.grad[offset:end].view_as(p)
-            offset = end
-
-    def first_bad_gradient(self) -> str | None:
-        """The name of the first parameter whose gradient is not finite."""
-        for name, p in self._named.items():
-            if p.grad is not None and not bool(p.grad.isfinite().all()):
-                return name
-        return None

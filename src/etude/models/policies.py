@@ -22,6 +22,7 @@ from etude.models.actor_critic import (
     Judgement,
     Memory,
     PolicyConfig,
+    map_features,
 )
 from etude.models.networks import Mlp
 from etude.models.rebuilding import Contract, rebuild
@@ -37,6 +38,7 @@ __all__ = [
     "ModulePolicyConfig",
     "PolicyConfig",
     "make_policy",
+    "map_features",
     "policy_from_contract",
 ]
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from etude.core.errors import EtudeError
 from etude.core.ranks import ALONE, LostRank, Ranks, ToldElsewhere
@@ -180,17 +180,15 @@ class Distributed:
         told = [parts if r == self.rank else decode(data) for r, data in enumerate(everyone)]
         return [part for own in told for part in own]
 
-    def ordered_sum(
-        self, totals: Sequence[torch.Tensor], shards: Sequence[Callable[[], object]]
-    ) -> None:
+    def ordered_sum(self, totals: Sequence[torch.Tensor], shards: Sequence[T]) -> Iterator[T]:
         if not self._exactly:
-            ALONE.ordered_sum(totals, shards)
+            yield from ALONE.ordered_sum(totals, shards)
             for total in totals:
                 self._exchange(distributed.all_reduce, total)
             return
         packs = [_Pack(same, self.size, len(shards)) for same in _by_type(totals)]
-        for i, add in enumerate(shards):
-            ALONE.ordered_sum(totals, [add])
+        for i, shard in enumerate(shards):
+            yield from ALONE.ordered_sum(totals, [shard])
             for pack in packs:
                 pack.put(i)
         for pack in packs:

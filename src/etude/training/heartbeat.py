@@ -14,8 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import DistStoreError
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
 from etude.core.errors import EtudeError, NonFinite
 from etude.core.imports import describe

@@ -14,7 +14,7 @@ from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.config import Config
 from etude.core.contracts import Algorithm, Stateful
 from etude.core.errors import Damaged, EtudeError, UsageError
-from etude.core.ranks import ALONE, Ranks, named
+from etude.core.ranks import ALONE, Ranks, Shared, named
 from etude.core.trees import Tree, digest, without_arrays
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
@@ -93,6 +93,9 @@ class Saver:
         self.num_saved += due
         wanted = urgent or late or due
         if wanted or self._best_is_new or clock.is_due(self._compare_every):
+            for part in self._parts.values():
+                if isinstance(part, Shared):
+                    part.gather()
             self._compare(clock)
         if wanted or self._best_is_new:
             self._folder.check_writer()
