@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn import functional
 
 from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
-from etude.algorithms.rewards import GivenRewards
+from etude.algorithms.rewards import GIVEN
 from etude.algorithms.sac import SAC, SACConfig
 from etude.algorithms.td3 import TD3, TD3Config
 from etude.core.clock import Clock, Nest
@@ -66,7 +66,7 @@ def learner(kind: str, store: EpisodeStore, steps: int) -> tuple[OffPolicy, Cloc
     policy_kind = "squashed" if kind == "sac" else "deterministic"
     config = PolicyConfig(kind=policy_kind, hidden=(HIDDEN, HIDDEN), activation="relu")
     policy: Any = make_policy(config, SPEC, Key(0))
-    parts = ([store], GivenRewards(torch.device("cpu")), Key(1), torch.device("cpu"))
+    parts = ([store], GIVEN, Key(1), torch.device("cpu"))
     sizes = {"train_batches": steps, "batch_size": BATCH, "warmup_steps": 0}
     agent = (
         SAC(SACConfig(**sizes), policy, *parts)

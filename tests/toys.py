@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.rewards import GIVEN, OnPolicyRewards
+from etude.algorithms.rewards import GIVEN, RewardSource
 from etude.core.clock import Clock, Nest
 from etude.core.contracts import (
     ActionSpec,
@@ -28,6 +28,7 @@ from etude.core.trees import Tree, digest
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
+from etude.learning.sampling import Batch
 from etude.learning.shard import Minibatch
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.planning import recipes
@@ -312,7 +313,7 @@ def make_trainer(
     rows: int = 8,
     steps: int = 16,
     group_rows: int = 2,
-    rewards: OnPolicyRewards = GIVEN,
+    rewards: RewardSource = GIVEN,
     **ppo: Any,
 ) -> Trainer:
     """8 rows in 4 groups of 2, 16 steps each, unless told otherwise."""
@@ -330,6 +331,11 @@ def make_trainer(
     batches = cut.num_minibatches * config.update_epochs
     nest = Nest(iterations, 1, 1, cut.buffer_steps, batches)
     return Trainer(algorithm, collector, Clock(nest), key)
+
+
+def replayed(source: RewardSource, store: Any, generator: Any, size: int) -> Batch:
+    """Transitions of a store, as a reward source samples and relabels them."""
+    return source.relabel(Batch.of(source.sample(store, generator, size), torch.device("cpu")))
 
 
 def toy_buffer(spec: EnvSpec, rows: int, steps: int) -> SegmentBuffer:

@@ -89,7 +89,7 @@ def test_a_style_reward_lands_on_the_step_that_led_to_its_window(shards: int) ->
     trainer = make_styled(amp)
     for _ in range(2):
         parts = parts_of(trainer)
-        found, metrics = amp.rewards(parts)
+        found, metrics = amp.relabel_rollouts(parts)
         styles = []
         for s, (part, rewards) in enumerate(zip(parts, found, strict=True)):
             assert part.terminated[:, :-1].any()
@@ -255,7 +255,7 @@ def test_half_of_a_batch_is_replayed() -> None:
     trainer.iterate()
     assert [ring.count for ring in amp.rings] == [12, 12]
     amp.rings[1].windows.fill_(-1.0)
-    amp.rewards(parts_of(trainer))
+    amp.relabel_rollouts(parts_of(trainer))
     drawn = amp._draw(1, Key(0))
     assert drawn.agent.shape == drawn.demo.shape == (16, 3, 3)
     assert (drawn.agent[8:] == -1.0).all()

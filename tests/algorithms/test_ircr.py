@@ -19,6 +19,7 @@ from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.runs import checkpoint
 from etude.runs.files import Disk
+from toys import replayed
 
 KEY, CPU = Key(4), torch.device("cpu")
 SPECS = store_specs(
@@ -48,7 +49,7 @@ def test_rewards_are_scaled_returns_and_half_comes_from_the_best(tmp_path: Path)
     store = filled(tmp_path / "store", returns, lengths)
     source, size = IRCR(IRCRConfig(), 1, CPU), 20_000
     assert source.update([store], KEY)["train/return_high"] == store.returns.max()
-    batch = source.batch(store, KEY.generator(), size)
+    batch = replayed(source, store, KEY.generator(), size)
     episodes = batch.obs["state"][:, 0].long().numpy()
     low, high = min(store.returns), max(store.returns)
     expected = [(store.returns[e] - low) / (high - low) for e in episodes]
@@ -77,7 +78,7 @@ def test_shards_share_the_range_and_the_best(tmp_path: Path) -> None:
     source = IRCR(IRCRConfig(best=2), 2, CPU)
     source.update(stores, KEY)
     for store, own in zip(stores, ({0.0, 0.25}, {0.25, 1.0}), strict=True):
-        rewards = source.batch(store, KEY.generator(), 64).rewards
+        rewards = replayed(source, store, KEY.generator(), 64).rewards
         assert set(rewards[:32].tolist()) == {0.25, 1.0}
         assert set(rewards[32:].tolist()) == own
 
@@ -102,7 +103,7 @@ def test_the_best_outlive_their_eviction_and_a_checkpoint(tmp_path: Path) -> Non
     path = checkpoint.save(tmp_path, 1, (policy, contract), {"rewards": source.state_dict()})
     again = IRCR(IRCRConfig(), 1, CPU)
     again.load_state_dict(checkpoint.load_training(path)[2]["rewards"])
-    batches = [each.batch(store, KEY.generator(), 8_000) for each in (source, again)]
+    batches = [replayed(each, store, KEY.generator(), 8_000) for each in (source, again)]
     assert digest(batches[0]._asdict()) == digest(batches[1]._asdict())
     half = batches[0].obs["state"][:4_000].long().numpy()
     for e in best:
@@ -122,7 +123,7 @@ def test_the_best_outlive_their_eviction_and_a_checkpoint(tmp_path: Path) -> Non
     for each in (source, again):
         each.update([store], KEY)
     assert digest(source.state_dict()) == digest(again.state_dict())
-    assert set(source.batch(store, KEY.generator(), 500).obs["state"][:, 0].tolist()) >= {60.0}
+    assert set(replayed(source, store, KEY.generator(), 500).obs["state"][:, 0].tolist()) >= {60.0}
 
 
 def test_the_newer_of_equals_is_better() -> None:
@@ -136,7 +137,7 @@ def test_equal_returns_and_odd_sizes(tmp_path: Path) -> None:
     source = IRCR(IRCRConfig(), 1, CPU)
     source.update([store], KEY)
     for size in (1, 2, 7):
-        assert source.batch(store, KEY.generator(), size).rewards.tolist() == [0.0] * size
+        assert replayed(source, store, KEY.generator(), size).rewards.tolist() == [0.0] * size
 
 
 def test_open_episodes_are_drawn_only_while_there_is_nothing_else(tmp_path: Path) -> None:
@@ -169,12 +170,12 @@ def test_open_episodes_are_drawn_only_while_there_is_nothing_else(tmp_path: Path
 
     append(0, [])
     assert source.update([store], KEY) == {}
-    batch = source.batch(store, KEY.generator(), 50)
+    batch = replayed(source, store, KEY.generator(), 50)
     assert set(batch.obs["state"][:, 0].tolist()) == {0.0, 1.0}
     assert batch.rewards.tolist() == [0.0] * 50
     append(4, [1])
     source.update([store], KEY)
-    batch = source.batch(store, KEY.generator(), 50)
+    batch = replayed(source, store, KEY.generator(), 50)
     assert set(batch.obs["state"][:, 0].tolist()) == {1.0}
 
 
@@ -184,7 +185,7 @@ def test_its_state_goes_round(tmp_path: Path) -> None:
     one.update([store], KEY)
     two.load_state_dict(one.state_dict())
     assert digest(one.state_dict()) == digest(two.state_dict())
-    batches = [source.batch(store, KEY.generator(), 9) for source in (one, two)]
+    batches = [replayed(source, store, KEY.generator(), 9) for source in (one, two)]
     assert torch.equal(batches[0].rewards, batches[1].rewards)
     assert batches[0].rewards[:4].tolist() == [1.0] * 4
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
-from etude.algorithms.rewards import Batch, GivenRewards
+from etude.algorithms.rewards import GIVEN, RewardSource
 from etude.algorithms.sac import SAC, SACConfig
 from etude.algorithms.td3 import TD3, TD3Config
 from etude.core.clock import Clock, Nest
@@ -21,6 +21,7 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import digest, without_arrays
 from etude.experience.store.episodes import EpisodeStore
+from etude.learning.sampling import Batch
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import evaluate
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
@@ -52,7 +53,7 @@ def make_agent(
     small = PolicyConfig(kind=policy_kind, hidden=hidden, activation="relu", critic_reads=reads)
     key = None if device.type == "meta" else Key(5, ("policy",))
     policy = make_policy(small, spec, key)
-    rewards = rewards or GivenRewards(device)
+    rewards = rewards or GIVEN
     return algorithm(config(**fields), policy, stores, rewards, Key(5, ("critics",)), device)
 
 
@@ -272,6 +273,25 @@ def test_shards_give_the_gradient_of_the_whole(kind: str, shards: int) -> None:
 
 
 @KINDS
+def test_weights_scale_what_critics_learn_from_a_transition(kind: str) -> None:
+    """A transition of weight 2 counts like one that was sampled twice, of weight 0 like none."""
+    gradients = []
+    for index, weights in (([0, 1, 2, 3], [2.0, 1.0, 1.0, 0.0]), ([0, 0, 1, 2], None)):
+        agent, batch = plain_agent(kind), random_batch(4)
+        noise = random_noise(agent, 4)[:, index]
+        batch = Batch(
+            {"state": batch.obs["state"][index]},
+            *(x[index] for x in batch[1:4]),
+            {"state": batch.next_obs["state"][index]},
+            weights=None if weights is None else torch.tensor(weights),
+        )
+        agent.learn([batch], [noise])
+        gradients.append(agent.critic_optimizer.flat.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1])
+    assert float(gradients[0].abs().max()) > 1e-3
+
+
+@KINDS
 def test_a_termination_ends_the_future_and_a_truncation_does_not(kind: str) -> None:
     agent = plain_agent(kind, gamma=0.9)
     batch, noise = random_batch(64), random_noise(agent, 64)
@@ -351,13 +371,12 @@ def test_metrics_have_the_names_people_know(kind: str, tmp_path: Path) -> None:
     assert names == {f"train/{name}" for name in expected}
 
 
-class Rewards(GivenRewards):
+class Rewards(RewardSource):
     """Given rewards, of which one may be spoilt."""
 
     spoilt = False
 
-    def batch(self, store: Any, generator: Any, size: int) -> Batch:
-        batch = super().batch(store, generator, size)
+    def relabel(self, batch: Batch) -> Batch:
         if self.spoilt:
             batch.rewards[3] = float("nan")
         return batch
@@ -377,7 +396,7 @@ def refused(learner: Learner, action: Callable[[], Any]) -> NonFinite:
 
 @KINDS
 def test_a_learned_reward_that_is_not_finite_is_named(kind: str, tmp_path: Path) -> None:
-    rewards = Rewards(CPU)
+    rewards = Rewards()
     learner = make_learner(tmp_path, kind, rewards=rewards)
     learner.iterate()
     assert "train/R_loss" in learner.iterate()[0].values

@@ -39,6 +39,7 @@ from etude.models.reward_networks import (
     reward_network_from_contract,
 )
 from etude.runs.files import Disk
+from toys import replayed
 
 KEY, CPU = Key(11), torch.device("cpu")
 OBSERVATIONS = {"state": ArraySpec((4,)), "progress": ArraySpec((1,))}
@@ -246,7 +247,7 @@ def test_a_linear_reward_is_found_from_returns_alone(tmp_path: Path) -> None:
         found.append(episode_rewards(learner, steps))
         truth.append(steps.rewards)
     assert spearman(np.concatenate(found), np.concatenate(truth)) > 0.95
-    drawn = learner.batch(unseen, KEY.generator(), 200)
+    drawn = replayed(learner, unseen, KEY.generator(), 200)
     same = unseen.sample_transitions(KEY.generator(), 200)
     assert not drawn.rewards.requires_grad
     assert spearman(drawn.rewards.numpy(), same.rewards) > 0.95
@@ -282,7 +283,7 @@ def test_each_shard_draws_from_its_own_store(tmp_path: Path) -> None:
     whole, parts = rrd(config, 2), rrd(config, 2)
     whole.update(stores, KEY)
     parts.network.load_state_dict(rrd(config, 2).network.state_dict())
-    parts._look(stores, KEY.child("moments"))
+    parts._update_normaliser(stores, KEY.child("moments"))
     parts.learn(
         [
             st.sample_subsets(KEY.child("subsets", s).generator(), 2, 8)
@@ -333,7 +334,7 @@ def test_a_run_goes_on_from_its_state_bit_for_bit(tmp_path: Path) -> None:
     for i in range(5, 10):
         assert whole.update([store], KEY.child(i)) == again.update([store], KEY.child(i))
     assert digest(whole.state_dict()) == digest(again.state_dict())
-    batches = [learner.batch(store, KEY.generator(), 8) for learner in (whole, again)]
+    batches = [replayed(learner, store, KEY.generator(), 8) for learner in (whole, again)]
     assert torch.equal(batches[0].rewards, batches[1].rewards)
 
 

@@ -44,6 +44,7 @@ from pydantic import Field, PositiveInt
 from torch.nn import functional
 
 from etude.algorithms.amp_reference import MOTION, STYLE, reference_windows
+from etude.algorithms.rewards import RewardSource
 from etude.core.contracts import Array, BatchMetrics, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
@@ -234,8 +235,8 @@ class Demonstrations:
         return chosen
 
 
-class AMP:
-    """An `OnPolicyRewards`; see the module's text. Owns discriminator, optimizer and rings."""
+class AMP(RewardSource):
+    """See the module's text. Owns discriminator, optimizer and rings."""
 
     METRICS = (
         "amp/loss",
@@ -274,30 +275,32 @@ class AMP:
         self.rings = [WindowRing(*sizes, meta) for _ in self.local_shards]
         self._other_rings: dict[int, Tree] = {}
         self._windows: list[StepWindows] = []
-        self._parts: Sequence[Fragment] = []
+        self._rollouts: Sequence[Fragment] = []
         self._demonstrations = Demonstrations(reference, motions)
         self._of_reference = moments(reference)
         self._digest = digest({"reference": reference})
         if meta is None:
             self.network.normaliser.absorb(self._reference_moments(config.replay_per_iteration))
 
-    def rewards(self, parts: Sequence[Fragment]) -> tuple[list[Array], dict[str, float]]:
-        """Task and style rewards of every step; the windows are remembered for `update`."""
-        for part in parts:
+    def relabel_rollouts(
+        self, rollouts: Sequence[Fragment]
+    ) -> tuple[list[Array], dict[str, float]]:
+        """Task and style rewards of every step; the windows are kept for `batches`."""
+        for part in rollouts:
             if not part.present.all():
                 raise UsageError(
                     "rewards.kind amp judges the motion of rows that are always there, and in this "
                     "environment some come and go: use rewards.kind given."
                 )
-        self._windows = [StepWindows(part, STYLE) for part in parts]
-        self._parts = parts
-        styles = [self.style(part) for part in parts]
+        self._windows = [StepWindows(part, STYLE) for part in rollouts]
+        self._rollouts = rollouts
+        styles = [self.style(part) for part in rollouts]
         faults = [_fault(s, style) for s, style in zip(self.local_shards, styles, strict=True)]
         raise_first(self.ranks, faults)
         config = self.config
         mixed = [
             (config.task_weight * part.rewards + config.style_weight * style).astype(np.float32)
-            for part, style in zip(parts, styles, strict=True)
+            for part, style in zip(rollouts, styles, strict=True)
         ]
         means = self.ranks.gather([float(style.mean(dtype=np.float64)) for style in styles])
         return mixed, {"amp/style_reward": sum(means) / len(means)}
@@ -324,8 +327,8 @@ class AMP:
                 logits[some] = self.network(torch.from_numpy(flat[some]).to(self.device))
         return logits.reshape(windows.shape[:-2])
 
-    def update(self, key: Key) -> Iterator[BatchMetrics]:
-        """The discriminator's gradient steps on what `rewards` was last given."""
+    def batches(self, key: Key) -> Iterator[BatchMetrics]:
+        """The discriminator's gradient steps on the rollouts that were last relabelled."""
         config = self.config
         kept = [
             windows.draw(
@@ -333,15 +336,15 @@ class AMP:
             )
             for s, windows in zip(self.local_shards, self._windows, strict=True)
         ]
-        self._look(kept)
+        self._update_normaliser(kept)
         for i in range(config.updates):
             keys = [key.child("batch", i, s) for s in self.local_shards]
             yield BatchMetrics(self.learn([self._draw(at, k) for at, k in enumerate(keys)]))
         for ring, windows in zip(self.rings, kept, strict=True):
             ring.add(windows)
-        self._windows, self._parts = [], []
+        self._windows, self._rollouts = [], []
 
-    def _look(self, windows: Sequence[Array]) -> None:
+    def _update_normaliser(self, windows: Sequence[Array]) -> None:
         """The normaliser takes in policy windows, and the reference with the same weight."""
         seen, count = no_moments(self.reference.shape[-1]), 0
         for number, some in self.ranks.gather([(len(some), moments(some)) for some in windows]):
@@ -362,7 +365,7 @@ class AMP:
         agent = self._windows[at].draw(generator, size - old)
         if old:
             agent = np.concatenate([agent, ring[at].draw(generator, old)])
-        demo = self._demonstrations.draw(generator, size, self._parts[at])
+        demo = self._demonstrations.draw(generator, size, self._rollouts[at])
         return Drawn(*(torch.from_numpy(x).to(self.device) for x in (agent, demo)))
 
     def learn(self, drawn: Sequence[Drawn]) -> dict[str, float]:

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from etude.algorithms.rewards import Batch, Experience
+from etude.algorithms.rewards import RewardSource
 from etude.core.contracts import Array, EnvSpec, Observations
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.store.episodes import Transitions
+from etude.learning.sampling import Batch, Experience, Sample, finished, mixture, uniform
 from etude.planning.kinds import RewardsConfig
 from etude.planning.resolve import Resolved
 
@@ -88,8 +89,8 @@ class Episodes(NamedTuple):
             self.returns[one], self.lengths[one], obs, self.actions[steps], self.terminated[steps]
         )
 
-    def sample(self, generator: np.random.Generator, num: int) -> tuple[Transitions, Array]:
-        """`num` transitions, uniform and with replacement, and the returns [num] of their episodes.
+    def sample(self, store: Experience, generator: np.random.Generator, num: int) -> Sample:
+        """`num` of these transitions, uniform and with replacement; nothing of the store's.
 
         Rewards are 0: nobody reads those the environment gave.
         """
@@ -106,41 +107,31 @@ class Episodes(NamedTuple):
             (steps + 1 == ends[episodes]) & ~terminated,
             {name: array[here + 1] for name, array in self.obs.items()},
         )
-        return drawn, self.returns[episodes]
+        return Sample(drawn, self.returns[episodes])
 
 
-class IRCR:
-    """A `RewardSource`; see the module's text. `update` comes before `batch` in a step."""
+class IRCR(RewardSource):
+    """See the module's text."""
 
     def __init__(self, config: IRCRConfig, shards: int, device: torch.device) -> None:
-        self.config, self._device = config, device
+        self.config = config
         self._best: Episodes | None = None
         self._low, self._high = 0.0, 0.0
         self._seen: Array = np.zeros(shards, np.int64)
         """Finished episodes of each shard that have been looked at."""
 
-    def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
+    def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         """The first size // 2 from the best episodes, the rest from all of the store's."""
         if not store.num_episodes or self._best is None:
-            steps = store.sample_transitions(generator, size)
-            return Batch.of(steps, torch.zeros(size), self._device)
-        half = size // 2
-        best, returns = self._best.sample(generator, half)
-        drawn = store.sample_subsets(generator, size - half, 1)
-        halves = (best, returns), (drawn.steps.flat(), drawn.returns)
-        return Batch.joined(
-            [
-                Batch.of(steps, torch.from_numpy(self._scaled(of)), self._device)
-                for steps, of in halves
-            ]
-        )
+            return uniform(store, generator, size)
+        return mixture(self._best.sample, finished, 0.5)(store, generator, size)
 
-    def _scaled(self, returns: Array) -> Array:
-        """[n] float32 in [0, 1]; 0 where all returns are the same."""
-        span = self._high - self._low
-        if not span > 0.0:
-            return np.zeros(len(returns), np.float32)
-        return np.clip((returns - self._low) / span, 0.0, 1.0).astype(np.float32)
+    def relabel(self, batch: Batch) -> Batch:
+        """Rewards in [0, 1]; 0 where returns are not known, or all the same."""
+        rewards, span = torch.zeros_like(batch.rewards), self._high - self._low
+        if batch.returns is not None and span > 0.0:
+            rewards = ((batch.returns - self._low) / span).clamp(0.0, 1.0).float()
+        return batch._replace(rewards=rewards)
 
     def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
         """Look at the episodes that are new; nothing is learned and nothing drawn."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from pydantic import Field, field_validator
 
-from etude.algorithms.rewards import Batch, Experience
+from etude.algorithms.rewards import RewardSource
 from etude.core.contracts import ActionSpec, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
+from etude.learning.sampling import Batch
 from etude.models.reward_networks import RewardNetwork
 from etude.planning.kinds import RewardsConfig
 from etude.planning.loading import check_reads, load_taught
@@ -46,8 +46,8 @@ class LearnedConfig(RewardsConfig):
         return LearnedRewards(taught.network, None if taught.action else run.spec.action, device)
 
 
-class LearnedRewards:
-    """A `RewardSource` that stays as it is. Its arrays are state: the run that it comes from may
+class LearnedRewards(RewardSource):
+    """A reward network that stays as it is. Its arrays are state: the run that it comes from may
     learn on without changing this one."""
 
     def __init__(
@@ -56,19 +56,15 @@ class LearnedRewards:
         """action: of the policy that learns, where the network was taught the environment's units
         and not a policy's."""
         self.network = network.to(device).requires_grad_(False)
-        self._action, self._device = action, device
+        self._action = action
 
-    def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
-        steps = store.sample_transitions(generator, size)
-        drawn = Batch.of(steps, torch.from_numpy(steps.rewards), self._device)
-        actions = drawn.actions
+    @torch.no_grad()
+    def relabel(self, batch: Batch) -> Batch:
+        actions = batch.actions
         if self._action is not None:
-            actions = torch.from_numpy(self._action.to_env(steps.actions)).to(self._device)
-        with torch.no_grad():
-            return drawn._replace(rewards=self.network(drawn.obs, actions, drawn.next_obs))
-
-    def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
-        return {}
+            in_env = self._action.to_env(actions.cpu().numpy())
+            actions = torch.from_numpy(in_env).to(actions.device)
+        return batch._replace(rewards=self.network(batch.obs, actions, batch.next_obs))
 
     def state_dict(self) -> Tree:
         return {"network": dict(self.network.state_dict()), "contract": self.network.contract()}

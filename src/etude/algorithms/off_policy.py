@@ -4,8 +4,9 @@ An iteration, top to bottom:
 
 1. `ingest`: what was collected is appended to the episode stores, one per shard.
 2. `batches`: nothing while the warm-up lasts, in which actions are uniformly random. Then
-   `train_batches` gradient steps. Each first lets the reward source take one of its own, and then
-   draws every shard's part of a batch from that shard's store.
+   `train_batches` gradient steps. Each first lets the reward source take one of its own. Then every
+   shard's part of a batch is sampled from that shard's store and relabelled by the reward source;
+   `learn` makes targets, losses and the step.
 3. `end_iteration`: the observation normaliser, where one is wanted, takes in what was collected.
 
 With a dataset in place of the replay nothing is collected and there is no warm-up: the first
@@ -24,20 +25,23 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+from torch.nn.functional import mse_loss
 
 from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.rewards import Batch, RewardSource
+from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.trees import Tree, copy_arrays
+from etude.core.trees import Tree
 from etude.experience.division import check_division
 from etude.experience.segments import check_finite
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
+from etude.learning.base import PolicyAlgorithm
 from etude.learning.flat import TargetNetwork
 from etude.learning.optimizer import NetworkOptimizer
+from etude.learning.sampling import Batch
 from etude.models.actors import Actor
 from etude.models.normalise import merge_moments, moments
 
@@ -97,9 +101,10 @@ _OPTIONS = {
 }
 
 
-class OffPolicy(ABC):
+class OffPolicy(PolicyAlgorithm, ABC):
     """See the module's text. Owns policy, critics, their targets, optimizers and the replay."""
 
+    policy: Actor
     noise_draws: ClassVar[int]
     """Standard normal numbers per action dimension that a gradient step takes for a transition."""
 
@@ -113,11 +118,8 @@ class OffPolicy(ABC):
         device: torch.device,
     ) -> None:
         """One store per shard; the critics' initial weights are drawn from `key`."""
-        self.config = config
-        self.policy = policy.to(device)
-        self.stores = stores
-        self.rewards = rewards
-        self.device = device
+        self.config, self.stores, self.rewards = config, stores, rewards
+        self.policy, self.device = policy.to(device), device
         generator = torch.Generator().manual_seed(key.integer()) if device.type != "meta" else None
         self.critics = policy.make_critics(generator).to(device)
         self.actor_optimizer = NetworkOptimizer("actor", self.policy, config.adam_epsilon)
@@ -127,6 +129,10 @@ class OffPolicy(ABC):
         self.acts_at_random = True
         """In the warm-up; a run that starts from another's policy acts by that instead."""
         self._moments: dict[str, Tree] = {}
+        self.setup()
+
+    def setup(self) -> None:
+        """Makes what only this algorithm has; all else is there already."""
 
     @abstractmethod
     def learn(
@@ -138,10 +144,10 @@ class OffPolicy(ABC):
         """
 
     def broadcast(self, clock: Clock) -> Broadcast:
-        state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
+        broadcast = super().broadcast(clock)
         warming_up = self.config.is_warming_up(clock.now.timesteps)
-        explore = torch.tensor(self.acts_at_random and warming_up)
-        return Broadcast(clock.now.iterations, {**copy_arrays(state), "explore": explore})
+        broadcast.policy["explore"] = torch.tensor(self.acts_at_random and warming_up)
+        return broadcast
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Experience goes to the stores, where it can be drawn at once.
@@ -173,31 +179,32 @@ class OffPolicy(ABC):
         if clock.only_collects:
             return
         if config.dataset and config.normalise_observations and not clock.now.iterations:
-            self._look(key.child("moments"))
+            self._fit_normaliser(key.child("moments"))
         size = config.batch_size // len(self.stores)
         draws = [key.child("replay", s).generator() for s in shards]
         chances = [key.child("noise", s).generator() for s in shards]
         for b in range(config.train_batches):
-            told = self.rewards.update(self.stores, key.child("rewards", b))
-            chosen = [
-                self.rewards.batch(store, generator, size)
+            reward_metrics = self.rewards.update(self.stores, key.child("rewards", b))
+            samples = [
+                self.rewards.sample(store, generator, size)
                 for store, generator in zip(self.stores, draws, strict=True)
             ]
+            batches = [self.rewards.relabel(Batch.of(sample, self.device)) for sample in samples]
             noises = [self._noise(generator, size) for generator in chances]
             try:
-                learned = self.learn(chosen, noises)
+                learned = self.learn(batches, noises)
             except NonFinite as error:
-                raise _culprit(chosen, error) from error
+                raise _culprit(batches, error) from error
             values = torch.stack(list(learned.values())).tolist()
-            metrics = {**told, **dict(zip(learned, values, strict=True))}
+            metrics = {**reward_metrics, **dict(zip(learned, values, strict=True))}
             yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
 
-    def _look(self, key: Key) -> None:
+    def _fit_normaliser(self, key: Key) -> None:
         """Normalise by a sample of the dataset; a policy that was begun with keeps its own."""
         if any(float(n.count) for n in self.policy.normalisers.values()):  # type: ignore[arg-type]
             return
         for s, store in enumerate(self.stores):
-            generator, left = key.child(s).generator(), _LOOK // len(self.stores)
+            generator, left = key.child(s).generator(), _NORMALISED_BY // len(self.stores)
             while left > 0:
                 # Images may come along: never more of them at a time than a gradient step takes.
                 num = min(left, self.config.batch_size)
@@ -211,12 +218,16 @@ class OffPolicy(ABC):
         generator.standard_normal(dtype=np.float32, out=noise.numpy())
         return noise.to(self.device)
 
-    def _worth(self, batch: Batch, next_values: torch.Tensor) -> torch.Tensor:
-        """[n] what a step turned out to be worth: its reward, and its future unless it was the end.
-
-        A truncated step goes on: only time ran out.
-        """
-        return batch.rewards + self.config.gamma * next_values * ~batch.terminated
+    def _critic_errors(
+        self, features: torch.Tensor, batch: Batch, target: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of both critics' mean squared errors [], and the mean of their values []."""
+        first, second = self.critics(features, batch.actions)
+        value = torch.stack([first.detach(), second.detach()]).mean()
+        if batch.weights is None:
+            return mse_loss(first, target) + mse_loss(second, target), value
+        errors = (first - target).square() + (second - target).square()
+        return (batch.weights * errors).mean(), value
 
     @property
     def _targets_are_due(self) -> bool:
@@ -226,12 +237,6 @@ class OffPolicy(ABC):
         self.policy.absorb(self._moments)
         self._moments = {}
         return {}
-
-    def policy_parts(self) -> tuple[Tree, Tree]:
-        return dict(self.policy.state_dict()), self.policy.contract()
-
-    def load_policy(self, arrays: Tree) -> None:
-        self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         """With the training state come critics and targets; the warm-up then acts by the policy
@@ -283,7 +288,7 @@ class OffPolicy(ABC):
             store.close()
 
 
-_LOOK = 16_384
+_NORMALISED_BY = 16_384
 """Steps of a dataset that are drawn for the normaliser; the mean of a column is then known to
 .8 % of its spread."""
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from etude.algorithms.rewards import OnPolicyRewards
+from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Nest
 from etude.core.contracts import Algorithm
 from etude.core.errors import UsageError
@@ -48,7 +48,7 @@ class OnPolicyConfig(AlgorithmConfig):
         geometry: SegmentGeometry,
         buffers: Sequence[SegmentBuffer],
         device: torch.device,
-        rewards: OnPolicyRewards,
+        rewards: RewardSource,
         ranks: Ranks,
     ) -> Algorithm:
         """The algorithm; for a plan it is made on the meta device and without buffers."""

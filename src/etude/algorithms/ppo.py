@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import itemgetter
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -33,12 +33,12 @@ from pydantic import Field
 
 from etude.algorithms.on_policy import OnPolicyConfig
 from etude.algorithms.ppo_metrics import METRICS
-from etude.algorithms.rewards import GIVEN, OnPolicyRewards
+from etude.algorithms.rewards import GIVEN, RewardSource
 from etude.core.clock import Clock
-from etude.core.contracts import Array, BatchMetrics, Broadcast, Fragment, Observations
+from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks, raise_first
-from etude.core.trees import Tree, copy_arrays
+from etude.core.trees import Tree
 from etude.experience import returns
 from etude.experience.segments import (
     SegmentBuffer,
@@ -47,6 +47,7 @@ from etude.experience.segments import (
     join,
     non_finite,
 )
+from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.learning.shard import Minibatch, Shard
 from etude.metrics.declared import Metrics
@@ -130,16 +131,8 @@ class PPOConfig(OnPolicyConfig):
         draws = geometry.num_minibatches * self.update_epochs
         return 1.0 - (1.0 - 1.0 / geometry.num_minibatches) ** draws
 
-    def make(
-        self,
-        policy: ActorCritic,
-        geometry: SegmentGeometry,
-        buffers: Sequence[SegmentBuffer],
-        device: torch.device,
-        rewards: OnPolicyRewards,
-        ranks: Ranks,
-    ) -> PPO:
-        return PPO(self, policy, geometry, buffers, device, rewards, ranks)
+    def make(self, *parts: Any, **named: Any) -> PPO:
+        return PPO(self, *parts, **named)
 
 
 LOSS_METRICS = (
@@ -151,8 +144,10 @@ LOSS_METRICS = (
 )
 
 
-class PPO:
+class PPO(PolicyAlgorithm):
     """See the module's text. Owns policy, optimizer, buffer and reward statistics."""
+
+    policy: ActorCritic
 
     def __init__(
         self,
@@ -161,7 +156,7 @@ class PPO:
         geometry: SegmentGeometry,
         buffers: Sequence[SegmentBuffer],
         device: torch.device,
-        rewards: OnPolicyRewards = GIVEN,
+        rewards: RewardSource = GIVEN,
         ranks: Ranks = ALONE,
     ) -> None:
         """`buffers` are filled in turn and hold the rows of this rank's shards.
@@ -179,10 +174,6 @@ class PPO:
         self.shards: list[Shard] = []
         self._moments: dict[str, Tree] = {}
 
-    def broadcast(self, clock: Clock) -> Broadcast:
-        state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
-        return Broadcast(clock.now.iterations, copy_arrays(state))
-
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Turns what was collected into shards with values, advantages and returns."""
         buffer = self.buffers[clock.now.iterations % len(self.buffers)]
@@ -195,7 +186,7 @@ class PPO:
             lambda left, right: {name: merge_moments(left[name], right[name]) for name in left},
             self.ranks.gather([fragment.moments for fragment in fragments]),
         )
-        rewards, metrics = self.rewards.rewards(rollouts)
+        rewards, metrics = self.rewards.relabel_rollouts(rollouts)
         if self.config.normalise_rewards:
             moments = [
                 self.scaler.observe(r, x, p.terminated | p.truncated, p.present, p.restarted)
@@ -320,19 +311,14 @@ class PPO:
         return self.policy.prepare({n: self._put(obs[n]) for n in self.policy.observations})
 
     def _normalise_advantages(self) -> None:
-        """To mean 0 and spread 1 over the whole buffer; float64 sums, in shard order.
+        """To mean 0 and spread 1 over the whole buffer.
 
         Once per iteration rather than once per minibatch: an advantage then means the same in every
         minibatch, and ranks need no exchange before each gradient. For the same reason steps
         without an agent are taken out by weights that average 1 over the buffer.
         """
-        size, ranks = self.geometry.buffer_steps, self.ranks
-        advantages = [shard.masked(shard.advantages).double() for shard in self.shards]
-        sums = ranks.gather([(len(x), float(x.sum())) for x in advantages])
-        count = max(sum(number for number, _ in sums), 1)
-        mean = sum(total for _, total in sums) / count
-        squares = ranks.gather([float(x.sub_(mean).square_().sum()) for x in advantages])
-        spread = (sum(squares) / count) ** 0.5
+        size, advantages = self.geometry.buffer_steps, [s.masked(s.advantages) for s in self.shards]
+        count, mean, spread = returns.mean_and_spread(advantages, self.ranks)
         for shard in self.shards:
             shard.advantages = (shard.advantages - mean).div_(spread + 1e-8)
             if count < size:
@@ -354,7 +340,7 @@ class PPO:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
         if clock.only_collects:
             return
-        yield from self.rewards.update(key.child("rewards"))
+        yield from self.rewards.batches(key.child("rewards"))
         config, count = self.config, self.geometry.num_minibatches
         size = self.geometry.segments_per_minibatch // self.geometry.shards
         schedules = config.schedules(clock.progress)
@@ -403,10 +389,8 @@ class PPO:
             # A number that is the same for every step has no steps to weigh.
             return x.mean() if weights is None or x.ndim == 0 else (x * weights).mean()
 
-        memory = shard.memory and shard.memory.at(segments)
-        evaluated = self.policy.evaluate(
-            map_features(shard.features, at), at(shard.actions), memory
-        )
+        memory, features = shard.memory and shard.memory.at(segments), shard.features
+        evaluated = self.policy.evaluate(map_features(features, at), at(shard.actions), memory)
 
         log_ratio, advantages = evaluated.log_probs - at(shard.log_probs), at(shard.advantages)
         ratio = log_ratio.exp()
@@ -416,11 +400,12 @@ class PPO:
             surrogate = surrogate * at(shard.importance)
         policy_loss = -mean(surrogate)
 
-        targets, old_values = at(shard.returns), at(shard.values)
-        errors = (evaluated.values - targets).square()
+        values, targets = evaluated.values, at(shard.returns)
+        errors = (values - targets).square()
         if config.value_clip is not None:
-            change = (evaluated.values - old_values).clamp(-config.value_clip, config.value_clip)
-            errors = torch.maximum(errors, (old_values + change - targets).square())
+            old = at(shard.values)
+            near = old + (values - old).clamp(-config.value_clip, config.value_clip)
+            errors = torch.maximum(errors, (near - targets).square())
         value_loss = mean(0.5 * errors)
 
         entropy = mean(evaluated.entropy)
@@ -466,9 +451,6 @@ class PPO:
         self.shards = []
         return metrics
 
-    def policy_parts(self) -> tuple[Tree, Tree]:
-        return dict(self.policy.state_dict()), self.policy.contract()
-
     def gather(self) -> None:
         """Each rank has followed the returns of its own rows: now all ranks know all of them."""
         rows = [self.geometry.shard_rows(s) for s in self.local_shards]
@@ -491,9 +473,6 @@ class PPO:
         self.scaler.load_state_dict(state["rewards"])
         self.rewards.load_state_dict(state["reward_source"])
 
-    def load_policy(self, arrays: Tree) -> None:
-        self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
-
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         """The value function comes with the scale of the returns it predicts, or not at all."""
         moments = None if training is None else self.scaler.moments_in(training["rewards"])
@@ -504,12 +483,6 @@ class PPO:
             arrays = {**self.policy.state_dict(), **self.policy.actor_arrays(arrays)}
         self.load_policy(arrays)
         self.initial.copy_(self.flat.data)
-
-    def retire(self, states: list[Tree]) -> None:
-        """Nothing of this is in files of its own."""
-
-    def close(self) -> None:
-        pass
 
 
 def _kl(log_ratio: torch.Tensor) -> torch.Tensor:

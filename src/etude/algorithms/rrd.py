@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from etude.algorithms.rewards import Batch, Experience
+from etude.algorithms.rewards import RewardSource
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
@@ -46,6 +46,7 @@ from etude.core.trees import Tree
 from etude.experience.contrast import SAME
 from etude.experience.store.episodes import Subsets, Transitions
 from etude.learning.optimizer import Finding, NetworkOptimizer
+from etude.learning.sampling import Batch, Experience
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import (
@@ -168,8 +169,8 @@ def variance_terms(predictions: torch.Tensor, lengths: torch.Tensor) -> torch.Te
     return share * predictions.var(1, correction=1) / num
 
 
-class RRD:
-    """A `RewardSource`; see the module's text. Owns network, optimizer and input moments."""
+class RRD(RewardSource):
+    """See the module's text. Owns network, optimizer and input moments."""
 
     def __init__(
         self, config: RRDConfig, network: RewardNetwork, shards: int, device: torch.device
@@ -182,13 +183,10 @@ class RRD:
         self.seen: Array = np.zeros(shards, np.int64)
         """Steps each shard's store had been given when it was last looked at."""
 
-    def batch(self, store: Experience, generator: np.random.Generator, size: int) -> Batch:
-        """Transitions of finished and open episodes with the rewards that are learned so far."""
-        steps = store.sample_transitions(generator, size)
-        drawn = Batch.of(steps, torch.from_numpy(steps.rewards), self.device)
-        with torch.no_grad():
-            rewards = self.network(drawn.obs, drawn.actions, drawn.next_obs)
-        return drawn._replace(rewards=rewards)
+    @torch.no_grad()
+    def relabel(self, batch: Batch) -> Batch:
+        """The rewards that are learned so far."""
+        return batch._replace(rewards=self.network(batch.obs, batch.actions, batch.next_obs))
 
     def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
         """One gradient step on `subsets` subsets of each store, summed in the stores' order.
@@ -200,7 +198,7 @@ class RRD:
             return {}
         if self.config.normalise_targets and not self.seen.any():
             self._measure_targets(stores)
-        self._look(stores, key.child("moments"))
+        self._update_normaliser(stores, key.child("moments"))
         size = self.config.rrd_sample_size
         drawn = [
             store.sample_subsets(key.child("subsets", s).generator(), self.subsets, size)
@@ -210,44 +208,30 @@ class RRD:
 
     def learn(self, drawn: Sequence[Subsets]) -> dict[str, float]:
         """The gradient step on given subsets, one `Subsets` per shard; a bad one is not taken."""
-        error, variance, mean, square = self._gradient(drawn)
-        norm = self.optimizer.checked_norm(error - variance, drawn, self._inspect)
-        self.optimizer.step(self.config.learning_rate)
-        shift, scale = float(self.network.shift), float(self.network.scale)
-        spread = math.sqrt(max(0.0, square - mean * mean))
-        metrics = {
-            "train/R_loss": error * scale * scale,
-            "train/R_var": variance * scale * scale,
-            "train/R_mean": shift + scale * mean,
-            "train/R_std": scale * spread,
-            "train/R_grad_norm": norm,
-        }
-        if self.config.rrd_sample_size == 1:  # One step has no variance.
-            del metrics["train/R_var"]
-        return metrics
-
-    def _gradient(self, drawn: Sequence[Subsets]) -> tuple[float, float, float, float]:
-        """Sum every shard's gradient into `flat.grad`, in shard order.
-
-        Returns squared error and variance term, and the mean and mean square of all y, in the
-        network's units.
-        """
         total = torch.zeros(4, dtype=torch.float64, device=self.device)
         for subsets in self.optimizer.in_shard_order(drawn, total):
             y = self._outputs(subsets)
             error, variance = self._loss_terms(y, subsets)
             loss = error - variance if self.config.loss == "unbiased" else error
             (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
-            y = y.detach()
-            terms = [
-                error.detach(),
-                variance.detach(),
-                y.double().mean(),
-                y.double().square().mean(),
-            ]
+            found = y.detach().double()
+            terms = (error.detach(), variance.detach(), found.mean(), found.square().mean())
             total += torch.stack([term.double() for term in terms])
-        error_, variance_, mean, square = (total / len(drawn)).tolist()
-        return error_, variance_, mean, square
+        # In the network's units; `mean` and `square` are of all y.
+        mean_error, mean_variance, mean, square = (total / len(drawn)).tolist()
+        norm = self.optimizer.checked_norm(mean_error - mean_variance, drawn, self._inspect)
+        self.optimizer.step(self.config.learning_rate)
+        shift, scale = float(self.network.shift), float(self.network.scale)
+        metrics = {
+            "train/R_loss": mean_error * scale * scale,
+            "train/R_var": mean_variance * scale * scale,
+            "train/R_mean": shift + scale * mean,
+            "train/R_std": scale * math.sqrt(max(0.0, square - mean * mean)),
+            "train/R_grad_norm": norm,
+        }
+        if self.config.rrd_sample_size == 1:  # One step has no variance.
+            del metrics["train/R_var"]
+        return metrics
 
     def _outputs(self, subsets: Subsets) -> torch.Tensor:
         """y [subsets, K] of what was drawn."""
@@ -275,7 +259,7 @@ class RRD:
         )
         return obs, torch.from_numpy(steps.actions).to(self.device), next_obs
 
-    def _look(self, stores: Sequence[Experience], key: Key) -> None:
+    def _update_normaliser(self, stores: Sequence[Experience], key: Key) -> None:
         """Merge the moments of a sample as large as what is new in the stores."""
         given = [store.time * store.lanes for store in stores]
         if given == self.seen.tolist():

@@ -23,17 +23,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch.nn import functional
 
-from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.replay import METRICS, OffPolicyConfig
-from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.errors import NonFinite
-from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.store.episodes import EpisodeStore
+from etude.experience.returns import td_targets
 from etude.learning.adam import Adam
+from etude.learning.sampling import Batch
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.actors import SquashedPolicy
 
@@ -68,15 +65,8 @@ class SACConfig(OffPolicyConfig):
         description="Entropy a learned price holds; minus the action's dimensions if not given.",
     )
 
-    def make(
-        self,
-        policy: Any,
-        stores: Sequence[EpisodeStore | EpisodesOf],
-        rewards: RewardSource,
-        key: Key,
-        device: torch.device,
-    ) -> SAC:
-        return SAC(self, policy, stores, rewards, key, device)
+    def make(self, *parts: Any, **named: Any) -> SAC:
+        return SAC(self, *parts, **named)
 
 
 class SAC(OffPolicy):
@@ -86,20 +76,12 @@ class SAC(OffPolicy):
     policy: SquashedPolicy
     noise_draws = 2
 
-    def __init__(
-        self,
-        config: SACConfig,
-        policy: SquashedPolicy,
-        stores: Sequence[EpisodeStore | EpisodesOf],
-        rewards: RewardSource,
-        key: Key,
-        device: torch.device,
-    ) -> None:
-        super().__init__(config, policy, stores, rewards, key, device)
+    def setup(self) -> None:
+        config = self.config
         given = config.target_entropy
-        self.target_entropy = -float(policy.num_actions) if given is None else given
+        self.target_entropy = -float(self.policy.num_actions) if given is None else given
         self.log_alpha = torch.full(
-            (1,), math.log(config.alpha or config.initial_alpha), device=device
+            (1,), math.log(config.alpha or config.initial_alpha), device=self.device
         )
         self._alpha_grad = torch.zeros_like(self.log_alpha)
         self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
@@ -115,9 +97,8 @@ class SAC(OffPolicy):
         values, critic_losses = [], []
         for x, batch, noise in zip(seen, batches, noises, strict=True):
             target = self.target(batch, noise[1], alpha)
-            first, second = critics(x["critic"], batch.actions)
-            values.append(torch.stack([first.detach(), second.detach()]).mean())
-            error = functional.mse_loss(first, target) + functional.mse_loss(second, target)
+            error, value = self._critic_errors(x["critic"], batch, target)
+            values.append(value)
             critic_losses.append(0.5 * error)
         critic_loss = self.critic_optimizer.mean_gradient(critic_losses)
         alpha_loss = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
@@ -127,8 +108,8 @@ class SAC(OffPolicy):
 
         actor_losses = []
         for x, (actions, log_probs) in zip(seen, drawn, strict=True):
-            worth = critics.min_q(x["critic"], actions)
-            actor_losses.append((alpha * log_probs - worth).mean())
+            min_q = critics.min_q(x["critic"], actions)
+            actor_losses.append((alpha * log_probs - min_q).mean())
         actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
         self.actor_optimizer.step(config.learning_rate)
 
@@ -145,11 +126,12 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-        """[n] what each replayed action is said to be worth."""
+        """[n]: what both critics are to say of the sampled actions."""
         following = self.policy.prepare(batch.next_obs)
         actions, log_probs = self.policy.sample(following["actor"], noise)
-        worth = self.critic_target.module.min_q(following["critic"], actions)
-        return self._worth(batch, worth - alpha * log_probs)
+        min_q = self.critic_target.module.min_q(following["critic"], actions)
+        next_values = min_q - alpha * log_probs
+        return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
 
     def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The loss []  -log alpha * mean(log-probability + target entropy),  gradient kept."""

@@ -24,16 +24,14 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
-from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.replay import METRICS, OffPolicyConfig
-from etude.algorithms.rewards import Batch, RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
-from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.store.episodes import EpisodeStore
+from etude.experience.returns import td_targets
 from etude.learning.flat import TargetNetwork
+from etude.learning.sampling import Batch
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.actors import DeterministicPolicy
 
@@ -74,15 +72,8 @@ class TD3Config(OffPolicyConfig):
     def imitates(self) -> bool:
         return self.behaviour_coef is not None
 
-    def make(
-        self,
-        policy: Any,
-        stores: Sequence[EpisodeStore | EpisodesOf],
-        rewards: RewardSource,
-        key: Key,
-        device: torch.device,
-    ) -> TD3:
-        return TD3(self, policy, stores, rewards, key, device)
+    def make(self, *parts: Any, **named: Any) -> TD3:
+        return TD3(self, *parts, **named)
 
 
 class TD3(OffPolicy):
@@ -92,17 +83,8 @@ class TD3(OffPolicy):
     policy: DeterministicPolicy
     noise_draws = 1
 
-    def __init__(
-        self,
-        config: TD3Config,
-        policy: DeterministicPolicy,
-        stores: Sequence[EpisodeStore | EpisodesOf],
-        rewards: RewardSource,
-        key: Key,
-        device: torch.device,
-    ) -> None:
-        super().__init__(config, policy, stores, rewards, key, device)
-        self.actor_target = TargetNetwork(policy.actor)
+    def setup(self) -> None:
+        self.actor_target = TargetNetwork(self.policy.actor)
 
     def broadcast(self, clock: Clock) -> Broadcast:
         broadcast = super().broadcast(clock)
@@ -118,9 +100,8 @@ class TD3(OffPolicy):
         values, critic_losses = [], []
         for x, batch, noise in zip(seen, batches, noises, strict=True):
             target = self.target(batch, noise[0])
-            first, second = critics(x["critic"], batch.actions)
-            values.append(torch.stack([first.detach(), second.detach()]).mean())
-            error = functional.mse_loss(first, target) + functional.mse_loss(second, target)
+            error, value = self._critic_errors(x["critic"], batch, target)
+            values.append(value)
             critic_losses.append(error)
         metrics = {
             "train/critic_loss": self.critic_optimizer.mean_gradient(critic_losses),
@@ -131,14 +112,14 @@ class TD3(OffPolicy):
         self.num_updates += 1
         if self.num_updates % config.delay == 0:
             chosen = [policy.actions(x["actor"]) for x in seen]
-            worths = [critics.first_q(x["critic"], a) for x, a in zip(seen, chosen, strict=True)]
-            actor_losses = [-worth.mean() for worth in worths]
+            q_values = [critics.first_q(x["critic"], a) for x, a in zip(seen, chosen, strict=True)]
+            actor_losses = [-q.mean() for q in q_values]
             if config.behaviour_coef is not None:
                 errors = [
                     functional.mse_loss(actions, batch.actions)
                     for actions, batch in zip(chosen, batches, strict=True)
                 ]
-                size = torch.stack([worth.detach().abs().mean() for worth in worths]).mean()
+                size = torch.stack([q.detach().abs().mean() for q in q_values]).mean()
                 share = 1.0 / (config.behaviour_coef * size.clamp_min(_TINY))
                 actor_losses = [
                     share * loss + error for loss, error in zip(actor_losses, errors, strict=True)
@@ -154,13 +135,13 @@ class TD3(OffPolicy):
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
-        """[n] what each replayed action is said to be worth."""
+        """[n]: what both critics are to say of the sampled actions."""
         config, following = self.config, self.policy.prepare(batch.next_obs)
         most = config.target_noise_clip
         blur = (config.target_noise * noise).clamp(-most, most)
         actions = (self.actor_target.module(following["actor"]).tanh() + blur).clamp(-1.0, 1.0)
-        worth = self.critic_target.module.min_q(following["critic"], actions)
-        return self._worth(batch, worth)
+        min_q = self.critic_target.module.min_q(following["critic"], actions)
+        return td_targets(batch.rewards, min_q, batch.terminated, config.gamma)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         super().start_from(arrays, training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 
 
@@ -70,6 +71,28 @@ def next_values(
     following = torch.cat([values[:, 1:], last_values.unsqueeze(1)], dim=1)
     following[final_rows, final_steps] = final_values
     return following
+
+
+def td_targets(
+    rewards: torch.Tensor, next_values: torch.Tensor, terminated: torch.Tensor, discount: float
+) -> torch.Tensor:
+    """[n] targets of Q: the reward, and unless the episode terminated the discounted next value.
+
+    A truncated step goes on: only time ran out. With rewards that are sums over k steps and next
+    values those after k steps, the discount is gamma^k.
+    """
+    return rewards + discount * next_values * ~terminated
+
+
+def mean_and_spread(parts: list[torch.Tensor], ranks: Ranks) -> tuple[int, float, float]:
+    """Count (at least 1), mean and standard deviation of all numbers in the shards' x [k] of all
+    ranks; sums in float64, in shard order."""
+    parts = [x.double() for x in parts]
+    sums = ranks.gather([(len(x), float(x.sum())) for x in parts])
+    count = max(sum(number for number, _ in sums), 1)
+    mean = sum(total for _, total in sums) / count
+    squares = ranks.gather([float(x.sub_(mean).square_().sum()) for x in parts])
+    return count, mean, float((sum(squares) / count) ** 0.5)
 
 
 def moments_of(x: torch.Tensor) -> Tree:

@@ -184,7 +184,7 @@ class RewardsConfig(Config):
     def for_rollouts(
         self, run: Resolved, key: Key | None, device: torch.device, ranks: Ranks = ALONE
     ) -> Any:
-        """An `OnPolicyRewards`; without a key its weights are not drawn."""
+        """A `RewardSource`; without a key its weights are not drawn."""
         raise NotImplementedError
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> Any:

@@ -1,0 +1,34 @@
+"""What algorithms that train one policy have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from etude.core.clock import Clock
+from etude.core.contracts import Broadcast
+from etude.core.trees import Tree, copy_arrays
+from etude.models.policies import BasePolicy
+
+
+class PolicyAlgorithm:
+    """An `Algorithm` whose policy is what acts, and what a checkpoint's `policy/` holds."""
+
+    policy: BasePolicy
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
+        return Broadcast(clock.now.iterations, copy_arrays(state))
+
+    def policy_parts(self) -> tuple[Tree, Tree]:
+        return dict(self.policy.state_dict()), self.policy.contract()
+
+    def load_policy(self, arrays: Tree) -> None:
+        self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
+
+    def retire(self, states: Sequence[Tree]) -> None:
+        """Deletes files that none of these states needs; here, there are none."""
+
+    def close(self) -> None:
+        """Lets go of open files; here, there are none."""

@@ -1,0 +1,55 @@
+"""Samplers of replayed transitions: mixtures, and what they know of what they draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from etude.core.keys import Key
+from etude.experience.returns import td_targets
+from etude.experience.store.episodes import Transitions
+from etude.learning.sampling import Batch, Sample, Sampler, mixture
+
+STORE: Any = None
+
+
+def constant(number: float, known: bool = True) -> Sampler:
+    """Transitions that all are this number."""
+
+    def sample(store: Any, generator: np.random.Generator, size: int) -> Sample:
+        x = np.full(size, number, np.float32)
+        ended = np.zeros(size, bool)
+        steps = Transitions({"state": x[:, None]}, x[:, None], x, ended, ended, {"state": x})
+        return Sample(steps, x.astype(np.float64), x) if known else Sample(steps)
+
+    return sample
+
+
+def test_a_mixture_of_samplers_is_a_sampler() -> None:
+    mixed = mixture(mixture(constant(1.0), constant(2.0), 0.5), constant(3.0), 0.75)
+    drawn = mixed(STORE, Key(0).generator(), 11)
+    expected = [1.0] * 4 + [2.0] * 4 + [3.0] * 3
+    assert drawn.steps.rewards.tolist() == drawn.steps.obs["state"][:, 0].tolist() == expected
+    assert drawn.returns is not None
+    assert drawn.weights is not None
+    assert drawn.returns.tolist() == drawn.weights.tolist() == expected
+    batch = Batch.of(drawn, torch.device("cpu"))
+    assert batch.returns is not None
+    assert batch.returns.dtype == torch.float64
+    assert batch.rewards.tolist() == expected
+
+
+def test_what_no_sampler_knows_a_mixture_does_not_know() -> None:
+    mixed = mixture(constant(1.0, known=False), constant(2.0, known=False), 0.5)
+    drawn = mixed(STORE, Key(0).generator(), 4)
+    assert drawn.returns is drawn.weights is None
+    batch = Batch.of(drawn, torch.device("cpu"))
+    assert batch.returns is batch.weights is None
+
+
+def test_a_target_ends_with_its_episode() -> None:
+    rewards, values = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+    targets = td_targets(rewards, values, torch.tensor([False, True]), 0.5)
+    assert targets.tolist() == [6.0, 2.0]
