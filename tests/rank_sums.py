@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from etude.core.errors import NonFinite, UsageError
-from etude.core.ranks import Ranks, ToldElsewhere, raise_first
-from etude.training.distributed import joined, writes
+from etude.core.ranks import Ranks, ToldElsewhere, joined, raise_first, writes
 from rank_driver import fork_ranks, wait
 
 SHARDS, WIDTH = 4, 1_001

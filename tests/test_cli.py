@@ -15,7 +15,10 @@ import pytest
 
 from etude.api import Run, train
 from etude.cli import main as cli
+from etude.cli.target import REGISTRIES, find_target
+from etude.core.errors import UsageError
 from etude.planning import recipes
+from etude.planning.kinds import ALGORITHMS, REWARDS
 from etude.runs.folder import RunFolder
 from toys import tiny_reach
 
@@ -63,6 +66,48 @@ def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in text and recipes.purpose(name) in text for name in recipes.names())
     assert call(["list", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == set(recipes.names())
+
+
+def test_kinds_are_listed_with_where_they_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["list", "--kinds"]) == 0
+    text = capsys.readouterr().out
+    assert "algorithm\n  ppo" in text
+    assert "Soft actor-critic." in text
+    assert call(["list", "--kinds", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    assert known["rewards"]["rrd"] == "etude"
+    assert set(known) == {*REGISTRIES, "logs"}
+    assert call(["list", "--names"]) == 0
+    assert capsys.readouterr().out.split() == recipes.names()
+    assert "did you mean --kinds?" in refused(["list", "--kind"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("etude pl", "plan"), ("etude train reach-sh", "reach-short")]
+)
+def test_completion(typed: str, offered: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["completion", "bash"]) == 0
+    words = typed.split()
+    script = (
+        f"etude() {{ {sys.executable} -m etude $@; }}\n{capsys.readouterr().out}"
+        f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _etude; echo ${{COMPREPLY[@]}}"
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert offered in done.stdout.split()
+    assert "bash and zsh" in refused(["completion", "fish"], capsys)
+
+
+def test_a_kind_is_chosen_with_its_defaults() -> None:
+    """Where one kind derives from another, what the recipe says stays."""
+    recipe, _ = find_target(["reach", "--algorithm.kind=sac", "--policy.kind", "squashed"])
+    assert recipe.algorithm == ALGORITHMS.make("sac")
+    assert recipe.policy == recipes.reach().policy.model_copy(update={"kind": "squashed"})
+    recipe, _ = find_target(["reach", "--collector", "ray", "--rewards.kind", "amp"])
+    assert recipe.collector.kind == "ray"
+    assert recipe.collector.rows == recipes.reach().collector.rows
+    assert recipe.rewards == REWARDS.make("amp")
+    with pytest.raises(UsageError, match=r"--rewards.kind must be 'given', .* or 'amp', not 'rdr'"):
+        find_target(["reach", "--rewards.kind=rdr"])
 
 
 def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

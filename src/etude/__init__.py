@@ -16,7 +16,7 @@ _EXPORTS = {
     "train": ("etude.api", "train"),
     "resume": ("etude.api", "resume"),
     "load_policy": ("etude.reports.acting", "load_policy"),
-    "load_reward": ("etude.planning.loading", "load_reward"),
+    "load_reward": ("etude.algorithms.learned", "load_reward"),
     "Run": ("etude.api", "Run"),
     "Recipe": ("etude.planning.recipes", "Recipe"),
     "Callback": ("etude.training.callbacks", "Callback"),

@@ -8,40 +8,36 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from etude.building import exactness, recovery
 from etude.building.build import Parts, build, start_policy
-from etude.building.measure import measured
-from etude.building.rank_checks import compare_bits, compare_recipes, refuse_to_repeat
 from etude.core import trust as trusted
 from etude.core.clock import Clock
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.core.ranks import LostRank, Ranks, ToldElsewhere
+from etude.core.ranks import LostRank, Ranks, ToldElsewhere, joined, was_restarted
 from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, digest
 from etude.logs.outputs import Outputs, check, open_logs
 from etude.planning import recipes
-from etude.planning.loading import start_path
 from etude.planning.metrics_of import metrics_of
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan, rank_notes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, loops_of, resolve
-from etude.reports import fresh
-from etude.reports.acting import LoadedPolicy, load_policy
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import PLAN, PLAN_JSON, RECIPE, RunFolder, default_path, pretty
 from etude.runs.metrics_log import read_rows
 from etude.training.callbacks import Callback
-from etude.training.distributed import joined, was_restarted
 from etude.training.evaluation import summarise
 from etude.training.saving import RUN
+
+if TYPE_CHECKING:
+    from etude.reports.acting import LoadedPolicy
 
 Say = Callable[[str], None]
 SUMMARY = "summary.json"
@@ -63,7 +59,11 @@ def plan(recipe: Recipe, measure: bool = False) -> Plan:
     """
     run = resolve(recipe)
     made = make_plan(run)
-    return measured(run, made) if measure else made
+    if not measure:
+        return made
+    from etude.building.measure import measured
+
+    return measured(run, made)
 
 
 class Run:
@@ -72,7 +72,12 @@ class Run:
     def __init__(self, path: str | Path, trust: bool = False) -> None:
         """trust: code that its recipe names may run, now and later."""
         self.folder = RunFolder.open(Path(path), write=False)
-        self.recipe = recovery.recipe_of(self.folder, trust)
+        try:
+            self.recipe = recipes.load(self.folder.recipe, trust)
+        except UsageError:
+            from etude.building import recovery
+
+            self.recipe = recovery.recipe_of(self.folder, trust)
 
     @property
     def path(self) -> Path:
@@ -118,6 +123,9 @@ class Run:
         }
 
     def policy(self) -> LoadedPolicy:
+        """The run's best policy, to act with."""
+        from etude.reports.acting import load_policy
+
         return load_policy(self.path)
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, float]:
@@ -125,6 +133,8 @@ class Run:
 
         Without a count, 100; or every motion once, where motions are imitated.
         """
+        from etude.reports import fresh
+
         return summarise(fresh.play(self.recipe, self.path, episodes, seed).episodes)
 
 
@@ -150,8 +160,7 @@ def train(
             assert path is not None
             return _resume(ranks, Path(path), asked, console)
         recipe = _pinned(recipe, ranks)
-        compare_recipes(recipe, ranks)
-        compare_bits(ranks)
+        _compare(ranks, recipe)
         resolved: list[Resolved] = []  # the first rank's
 
         def create() -> RunFolder:
@@ -171,6 +180,16 @@ def train(
         return Run(folder.path)
 
 
+def _compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
+    """Refuse ranks that were given another recipe than the first, or compute other bits."""
+    if ranks.size > 1:
+        from etude.building.rank_checks import compare_bits, compare_recipes
+
+        if recipe is not None:
+            compare_recipes(recipe, ranks)
+        compare_bits(ranks)
+
+
 def _pinned(recipe: Recipe, ranks: Ranks) -> Recipe:
     """The recipe with the checkpoint it starts from in place of that checkpoint's run.
 
@@ -179,6 +198,8 @@ def _pinned(recipe: Recipe, ranks: Ranks) -> Recipe:
     """
     if recipe.start_from is None:
         return recipe
+    from etude.planning.loading import start_path
+
     start = Path(recipe.start_from)
     chosen = ranks.from_first(lambda: str(start_path(start).resolve()))
     return recipe.model_copy(update={"start_from": chosen})
@@ -255,11 +276,13 @@ def _resume(
     step: int | None = None,
     trust: bool = False,
 ) -> Run:
-    compare_bits(ranks)
+    _compare(ranks)
     with _folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
         resolved: list[Resolved] = []  # the first rank's
 
         def continued() -> tuple[Tree, list[str]]:
+            from etude.building import recovery
+
             recovery.restore(folder, asked.say)
             loaded = recipes.load(folder.recipe, trust)
             run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
@@ -285,7 +308,10 @@ def _resume(
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
             start_policy(recipe, parts.algorithm)
             say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
-        ranks.from_first(lambda: refuse_to_repeat(folder, clock))
+        if was_restarted():
+            from etude.building.rank_checks import refuse_to_repeat
+
+            ranks.from_first(lambda: refuse_to_repeat(folder, clock))
         if clock.finished:
             say("The run is finished already.")
         elif ranks.is_first:
@@ -306,6 +332,8 @@ def _continued(
     collector: Placement | None,
 ) -> tuple[Resolved, list[str]]:
     """What a run goes on with, and why it is not exact then; says what is not as it was."""
+    from etude.building import exactness, recovery
+
     saved = exactness.copies(folder)
     exactness.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)

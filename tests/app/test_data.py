@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import etude
-from etude.cli.data import data_main
+from etude.cli.data import run as data_main
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.datasets.opening import DataError

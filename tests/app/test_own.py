@@ -14,6 +14,7 @@ import pytest
 import etude
 from etude.api import Run, resume
 from etude.cli import main as cli
+from etude.cli.target import find_target
 from etude.core.contracts import Array, Observations, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -136,8 +137,8 @@ def test_a_task_of_ones_own_trains_exactly(
 def test_env_id_and_env_task_choose_the_kind(folder: Path) -> None:
     for options, kind in ((["--env.id", "Pendulum-v1"], "gym"), (["--env.task=a:B"], "task")):
         for name in ("reach", "ppo"):
-            assert cli._target("plan", [name, *options])[0].env.kind == kind
-    assert cli._target("plan", ["reach", "--seed=3"])[0].env.kind == "reach"
+            assert find_target([name, *options])[0].env.kind == kind
+    assert find_target(["reach", "--seed=3"])[0].env.kind == "reach"
 
 
 def test_a_task_that_cannot_be_saved_says_so_and_still_trains(

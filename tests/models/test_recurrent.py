@@ -21,8 +21,8 @@ from etude.models.policies import (
     Memory,
     PolicyConfig,
     make_policy,
-    policy_from_contract,
 )
+from etude.models.restoring import policy_from_contract
 from etude.rollout.group import moments
 from toys import ACTIONS, BOX
 

@@ -22,7 +22,8 @@ from etude.planning import recipes
 from etude.planning.checks import make_curriculum
 from etude.runs import checkpoint
 from etude.training.callbacks import Callback, Context
-from etude.training.curriculum import MotionCurriculum, MotionCurriculumConfig
+from etude.training.curriculum import MotionCurriculumConfig
+from etude.training.motion_curriculum import MotionCurriculum
 from run_hash import run_hash
 from toys import BOX, changed, tiny_motions
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
 
 from etude.algorithms.rewards import RewardSource
-from etude.core.contracts import ActionSpec, ArraySpec
+from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.learning.sampling import Batch
-from etude.models.reward_networks import RewardNetwork
+from etude.models.reward_networks import (
+    CONTRACT_KIND,
+    RewardNetwork,
+    reward_network_from_contract,
+    rewards_of,
+)
 from etude.planning.kinds import RewardsConfig
-from etude.planning.loading import check_reads, load_taught
+from etude.planning.loading import policy_parts
 from etude.planning.resolve import Resolved
+from etude.runs import checkpoint
 
 
 class LearnedConfig(RewardsConfig):
@@ -72,3 +78,94 @@ class LearnedRewards(RewardSource):
     def load_state_dict(self, state: Tree) -> None:
         arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
         self.network.load_state_dict(arrays)
+
+
+class Taught(NamedTuple):
+    """A reward network, and what it was taught."""
+
+    network: RewardNetwork
+    action: ActionSpec | None
+    """What its actions are a policy's of, in [-1, 1]; None where they are a dataset's own."""
+
+
+def load_taught(path: Path) -> Taught:
+    """The reward network of a reward-only run or of one that learned rewards by rrd."""
+    arrays, contract = policy_parts(path)
+    if contract.get("kind") == CONTRACT_KIND:
+        return Taught(reward_network_from_contract(contract, arrays), None)
+    state = _reward_state(path)
+    if not all(isinstance(state.get(name), dict) for name in ("contract", "network")):
+        raise UsageError(
+            f"{path} learned no reward: give a reward-only run, a run with --rewards.kind rrd, or "
+            "one of their checkpoints."
+        )
+    network = reward_network_from_contract(state["contract"], state["network"])
+    return Taught(network, network.action)
+
+
+def _reward_state(path: Path) -> Tree:
+    """What a run's newest checkpoint, or a checkpoint, holds of its reward source."""
+    newest: Path | None = path
+    if (path / "checkpoints").is_dir():
+        newest = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
+    if newest is None or not (newest / "training").is_dir():
+        return {}
+    algorithm = checkpoint.load_training(newest)[2].get("algorithm")
+    state = algorithm.get("rewards") if isinstance(algorithm, dict) else None
+    return state if isinstance(state, dict) else {}
+
+
+def check_reads(network: RewardNetwork, env: EnvSpec) -> None:
+    """Refuse a reward that was taught other observations than there are."""
+    for name, spec in network.observations.items():
+        if env.observations.get(name) != spec:
+            raise UsageError(
+                f"The reward of rewards.run reads '{name}' as {spec.dtype} of shape {spec.shape}, "
+                "which is not what there is to learn from here: use the reward of a run on the "
+                "same data."
+            )
+    if network.action.array != env.action.array:
+        raise UsageError(
+            "The reward of rewards.run was taught other actions than there are to learn from here: "
+            "use the reward of a run on the same data."
+        )
+
+
+class LoadedReward:
+    """A learned reward: `load_reward(path).rewards(obs, actions, next_obs)`."""
+
+    def __init__(self, taught: Taught) -> None:
+        self.network, self._action = taught
+
+    def rewards(self, obs: Any, actions: Any, next_obs: Any) -> Array:
+        """What each of n steps is worth, [n] float64.
+
+        obs, next_obs: {name: [n, ...]} before and after the step, or the array alone where one
+        observation is read; actions: [n, dims] as the environment takes them.
+        """
+        names = list(self.network.observations)
+        here, after = (
+            {n: _rows(o[n] if isinstance(o, dict) else o, self.network, n) for n in names}
+            for o in (obs, next_obs)
+        )
+        taken = np.array(actions, self.network.action.array.dtype).reshape(
+            -1, *self.network.action.array.shape
+        )
+        if self._action is not None:
+            taken = self._action.from_env(taken)
+        return rewards_of(self.network, here, taken, after)
+
+
+def _rows(array: Any, network: RewardNetwork, name: str) -> Array:
+    """[n, ...] of what the network reads under a name."""
+    spec = network.observations[name]
+    rows = np.ascontiguousarray(array, spec.dtype)
+    if rows.shape[1:] != spec.shape:
+        raise UsageError(f"The reward reads '{name}' as rows of {spec.shape}, not {rows.shape}.")
+    return rows
+
+
+def load_reward(path: str | Path) -> LoadedReward:
+    """The reward of a reward-only run (its best), of a run with rrd (its newest), or of one of
+    their checkpoints."""
+    return LoadedReward(load_taught(Path(path)))

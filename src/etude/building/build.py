@@ -20,7 +20,7 @@ from etude.core.contracts import (
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board
-from etude.planning.checks import checked_start, make_curriculum
+from etude.planning.checks import make_curriculum
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
 from etude.runs.checkpoint import fitting
@@ -143,6 +143,8 @@ def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:
 def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
     """Begin a run with the policy of another, where the recipe says so."""
     if recipe.start_from is not None:
+        from etude.planning.loading import checked_start
+
         start = checked_start(recipe, algorithm.policy_parts()[1])
         with fitting(start.path, "state"):
             algorithm.start_from(start.arrays, start.training)

@@ -13,7 +13,6 @@ from etude.planning.kinds import Learner
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
 from etude.rollout.local import NoCollector, Workers
-from etude.rollout.overlap import OverlappedCollector
 from etude.training.evaluation import Evaluator, Tester
 from etude.training.sharing import FirstTests, SharedCollector
 
@@ -42,6 +41,8 @@ def make_collection(
         run.exactness.exact,
     )
     if config.lag:
+        from etude.rollout.overlap import OverlappedCollector
+
         collector = OverlappedCollector(collector, lambda i: i < clock.nest.iterations)
     tester: Tester | None = learner.evaluator
     if tester is None and ranks.is_first:

@@ -6,12 +6,11 @@ import json
 
 from etude.core.clock import Clock
 from etude.core.errors import EtudeError, NonFinite, UsageError
-from etude.core.ranks import Ranks, named
+from etude.core.ranks import Ranks, named, was_restarted
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import manifest, standard
 from etude.runs.folder import RunFolder
-from etude.training.distributed import was_restarted
 
 
 def compare_recipes(recipe: Recipe, ranks: Ranks) -> None:

@@ -7,13 +7,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
 from pydantic import Field
 
 from etude.cli.doctor import usable_cores
-from etude.cli.options import Verbs, parse, run_verb
+from etude.cli.options import Json, Positional, parse
+from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.datasets.importing import import_dataset, is_store, validate_store
@@ -36,13 +36,11 @@ a process of its own with limits. `etude data VERB --help` shows every option.
 """
 _GIB = 1 << 30
 
-Json = Annotated[bool, tyro.conf.arg(name="json")]
-
 
 class InspectCommand(Config):
     """What a dataset holds; large arrays are not read."""
 
-    path: tyro.conf.Positional[str] = Field(description="A dataset or an episode store.")
+    path: Positional[str] = Field(description="A dataset or an episode store.")
     obs: tuple[str, ...] = Field((), description="Only these observations.")
     mask: str | None = Field(None, description="Only the episodes of this mask (robomimic).")
     memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
@@ -53,7 +51,7 @@ class InspectCommand(Config):
 class ImportCommand(Config):
     """Files of another system into one episode store."""
 
-    paths: tyro.conf.Positional[tuple[str, ...]] = Field(
+    paths: Positional[tuple[str, ...]] = Field(
         description="Files to read (robomimic, LIBERO or Minari), then the dataset folder to make."
     )
     obs: tuple[str, ...] = Field((), description="Only these observations.")
@@ -76,7 +74,7 @@ class ImportCommand(Config):
 class ValidateCommand(Config):
     """Read all of a dataset; exit code 1 and the culprit where something is wrong."""
 
-    path: tyro.conf.Positional[str] = Field(description="A dataset or an episode store.")
+    path: Positional[str] = Field(description="A dataset or an episode store.")
     memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
     seconds: float = Field(60.0, gt=0, description="That reading one episode may take.")
     json_output: Json = Field(False, description="Print JSON, for programs.")
@@ -85,8 +83,8 @@ class ValidateCommand(Config):
 class RecordCommand(Config):
     """Demonstrations of a task, by its scripted expert or a trained policy."""
 
-    recipe: tyro.conf.Positional[str] = Field(description="reach, pick-place, or a recipe of them.")
-    out: tyro.conf.Positional[str] = Field(description="The folder to make.")
+    recipe: Positional[str] = Field(description="reach, pick-place, or a recipe of them.")
+    out: Positional[str] = Field(description="The folder to make.")
     episodes: int = Field(100, ge=1, description="How many, exactly.")
     fail_share: float = Field(0.5, ge=0, le=1, description="Share of them that fail.")
     policy: str | None = Field(None, description="A run whose policy acts; None: the expert.")
@@ -104,7 +102,7 @@ class RecordCommand(Config):
     json_output: Json = Field(False, description="Print JSON, for programs.")
 
 
-def data_main(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """Run `etude data ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
     return run_verb("etude data", USAGE, VERBS, arguments)
 

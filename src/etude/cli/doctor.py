@@ -1,26 +1,31 @@
-"""The doctor: what this machine can and cannot do, and what that means for a run."""
+"""`etude doctor`: what this machine can and cannot do, and what that means for a run."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from etude.cli.options import Json, parse
+from etude.core.config import Config
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.planning.out_of_memory import machine_memory
@@ -35,7 +40,7 @@ PHYSICS_SECONDS = 0.4
 DISK_BYTES = 8 << 20
 SLOW_DISK = 20e6
 """Bytes per second below which saving is felt."""
-PACKAGES = ("etude", "torch", "mujoco", "gymnasium", "numpy", "pydantic", "tyro")
+PACKAGES = ("etude", "torch", "mujoco", "gymnasium", "numpy", "pydantic")
 
 _RENDER = """
 import mujoco
@@ -45,6 +50,23 @@ with mujoco.Renderer(model, 32, 32) as renderer:
     renderer.update_scene(data)
     renderer.render()
 """
+
+
+class DoctorCommand(Config):
+    """What this machine can and cannot do."""
+
+    json_output: Json = Field(False, description="Print JSON, for programs.")
+
+
+def run(arguments: list[str]) -> None:
+    """Print what was found."""
+    command = parse("doctor", DoctorCommand, arguments)
+    findings = examine(Path.cwd())
+    if command.json_output:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        print(render(findings, width, color=sys.stdout.isatty()), end="")
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 from pydantic import Field
 
-from etude.cli.options import Verbs, parse, run_verb
+from etude.cli.options import Json, Positional, parse
+from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.motion import clips
@@ -29,15 +29,13 @@ class ListCommand(Config):
     """All clips, and what they are like."""
 
     folder: str | None = Field(None, description="Where clips are; None: those of pybullet.")
-    json_output: Annotated[bool, tyro.conf.arg(name="json")] = Field(
-        False, description="Print JSON, for programs."
-    )
+    json_output: Json = Field(False, description="Print JSON, for programs.")
 
 
 class ShowCommand(Config):
     """A clip as it will be imitated: closed where it loops, lifted out of the floor."""
 
-    clip: tyro.conf.Positional[str] = Field(description="Its name, as `etude motion list` has it.")
+    clip: Positional[str] = Field(description="Its name, as `etude motion list` has it.")
     folder: str | None = Field(None, description="Where clips are; None: those of pybullet.")
     out: str | None = Field(None, description="The file to write; default CLIP.png or CLIP.mp4.")
     mp4: bool = Field(False, description="A film instead of a strip of pictures.")
@@ -46,7 +44,7 @@ class ShowCommand(Config):
     )
 
 
-def motion_main(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """Run `etude motion ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
     return run_verb("etude motion", USAGE, VERBS, arguments)
 

@@ -1,107 +1,79 @@
-"""Options of a command: tyro reads them, and what it refuses is explained in one sentence."""
+"""Options of a command: `--section.field value` becomes a config, or one sentence says why not."""
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import io
 import re
+import shutil
+import textwrap
+import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union
 
-import tyro
 from pydantic import ValidationError
 
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.explain import explain, nearest
-from etude.envs.config import ENVS
-from etude.planning.kinds import REWARDS
-from etude.planning.recipe import Recipe
 
 C = TypeVar("C", bound=Config)
-Verbs = dict[str, Callable[[list[str]], int | None]]
-"""What each verb of a program does with the arguments after it."""
+T = TypeVar("T")
 
 
-def run_verb(program: str, usage: str, verbs: Verbs, arguments: list[str]) -> int:
-    """Do what the first argument says; the exit code."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage, end="")
-        return 0
-    verb, rest = arguments[0], arguments[1:]
-    if verb not in verbs:
-        near = difflib.get_close_matches(verb, verbs, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise UsageError(
-            f"There is no command '{program} {verb}'.{hint} `{program} --help` shows them."
-        )
-    return verbs[verb](rest) or 0
+@dataclass(frozen=True)
+class Called:
+    """Marks a field whose option has another name; "" leaves a section's name out."""
+
+    name: str
+
+
+_POSITIONAL = object()
+Positional = Annotated[T, _POSITIONAL]
+"""Marks a field that is given by its place, before or between options."""
+Json = Annotated[bool, Called("json")]
+"""A switch --json, as `json` itself would hide a method of the config."""
 
 
 def parse(verb: str, command: type[C], arguments: list[str], default: C | None = None) -> C:
-    """A command from its options; --help prints and exits."""
-    given: dict[str, Any] = {} if default is None else {"default": default}
-    refusal, complaint = io.StringIO(), io.StringIO()
-    wants_help = any(argument in ("-h", "--help") for argument in arguments)
-    quiet = contextlib.ExitStack()
+    """A command from its options, `default` for those that are left out; --help prints and exits.
+
+    Values are typed as pydantic takes them from text, so a field's own checks apply.
+    """
+    options = dict(_options(command, default))
+    positionals = [n for n, f in command.model_fields.items() if _POSITIONAL in f.metadata]
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(_help(verb, command, options, positionals), end="")
+        raise SystemExit(0)
+    content: dict[str, Any] = {} if default is None else default.model_dump()
+    loose: list[tuple[str, str | None]] = []  # with the switch that a text follows, if any
+    for name, texts in _given(arguments):
+        if name is None:
+            loose += [(text, None) for text in texts]
+            continue
+        option = _known(verb, name, options)
+        taken, rest = option.take(texts)
+        _check_count(name, taken, option)
+        section = content
+        for part in option.path[:-1]:
+            section = section.setdefault(part, {})
+        section[option.path[-1]] = option.value(taken)
+        loose += [
+            (text, name if option.is_switch and not i else None) for i, text in enumerate(rest)
+        ]
+    for place in positionals:
+        if _origin(command.model_fields[place].annotation) is tuple:
+            content[place], loose = [text for text, _ in loose], []
+        elif not loose:
+            raise UsageError(f"Name the {place} first: etude {verb} {place.upper()} ...")
+        else:
+            content[place] = loose.pop(0)[0]
+    if loose:
+        raise UsageError(_stray(*loose[0]))
     try:
-        with quiet:
-            if not wants_help:
-                quiet.enter_context(contextlib.redirect_stdout(refusal))
-                quiet.enter_context(contextlib.redirect_stderr(complaint))
-            parsed: C = tyro.cli(
-                command,
-                args=arguments,
-                prog=f"etude {verb}",
-                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff),
-                **given,
-            )
-    except (SystemExit, ValidationError) as error:
-        if wants_help:
-            raise
-        clear = _diagnose(verb, command, arguments, default)
-        if clear is None and isinstance(error, ValidationError):
-            clear = explain(error, None)
-        raise UsageError(clear or _flat(refusal.getvalue() + complaint.getvalue())) from None
-    return parsed
-
-
-def spelled_out(arguments: list[str]) -> list[str]:
-    """`--collector ray` is short for `--collector.kind ray`."""
-    return [
-        "--collector.kind" if a == "--collector" else a.replace("--collector=", "--collector.kind=")
-        for a in arguments
-    ]
-
-
-def with_env(recipe: Recipe, arguments: list[str]) -> Recipe:
-    """The recipe with the environment and the reward source that options ask for: `--env.id`,
-    `--env.kind`, `--env.task`, `--env.parallel`, `--rewards.kind`."""
-    for section, registry in (("env", ENVS), ("rewards", REWARDS)):
-        kind = _value_of(f"--{section}.kind", arguments)
-        there = getattr(recipe, section)
-        if kind and registry.has(kind) and (there is None or there.kind != kind):
-            recipe = recipe.model_copy(update={section: registry.make(kind)})
-    for kind in ENVS.names():
-        config = ENVS.load(kind)
-        value = _value_of(f"--env.{config.named_by}", arguments) if config.named_by else None
-        if value is not None and not isinstance(recipe.env, config):
-            named = config.model_validate({config.named_by: value} if value else {})
-            recipe = recipe.model_copy(update={"env": named})
-            break
-    return recipe
-
-
-def _value_of(option: str, arguments: list[str]) -> str | None:
-    """What was typed after an option, "" if nothing was; None without the option."""
-    for i, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name == option:
-            return value if equals else next(iter(arguments[i + 1 :]), "")
-    return None
+        return command.model_validate(content)
+    except ValidationError as error:
+        raise UsageError(_named_as_typed(explain(error, command, option=True))) from None
 
 
 @dataclass(frozen=True)
@@ -111,27 +83,83 @@ class Option:
     path: tuple[str, ...]
     annotation: Any
     default: Any
+    description: str
 
     @property
     def is_switch(self) -> bool:
         return self.annotation is bool
 
     @property
-    def origin(self) -> Any:
-        return typing.get_origin(self.annotation) or self.annotation
+    def container(self) -> Any:
+        """The type of a field that takes several values; None for one that takes one."""
+        origins = (_origin(member) for member in _members(self.annotation))
+        return next((o for o in origins if o in (tuple, list, dict)), None)
 
     def take(self, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Of what was typed after it, its own, and what is left for positionals."""
-        own = len(texts) if self.origin in (tuple, list, dict) else int(not self.is_switch)
-        return texts[:own], texts[own:]
+        """Of the texts after it, those it takes, and those that are left for positionals."""
+        taken = len(texts) if self.container else int(not self.is_switch)
+        return texts[:taken], texts[taken:]
 
     def value(self, texts: list[str]) -> Any:
-        """What was typed, in the shape the config takes."""
-        if self.origin in (tuple, list):
+        """The value that texts stand for, as the config takes it."""
+        if self.is_switch:
+            return not self.default
+        if self.container is dict:
+            return dict(zip(texts[::2], map(_scalar, texts[1::2]), strict=True))
+        if self.container:
             return texts
-        if self.origin is dict:
-            return dict(zip(texts[::2], texts[1::2], strict=True))
-        return None if texts == ["None"] else texts[0]
+        if texts == ["None"] and type(None) in _members(self.annotation):
+            return None
+        literals = typing.get_args(self.annotation) if _origin(self.annotation) is Literal else ()
+        return {str(each): each for each in literals}.get(texts[0], texts[0])
+
+    def help(self, name: str) -> tuple[str, str]:
+        """How it is written, and what it is."""
+        if self.is_switch:
+            section, dot, last = name.rpartition(".")
+            shown = f"{section}{dot}no-{last}" if self.default else name
+            return f"--{shown}", f"{self.description} (default: {'on' if self.default else 'off'})"
+        about = f"{self.description} (default: {_written(self.default)})"
+        return f"--{name} {_placeholder(self.annotation)}", about
+
+
+def _origin(annotation: Any) -> Any:
+    return typing.get_origin(annotation) or annotation
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types an annotation allows."""
+    if _origin(annotation) in (Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _placeholder(annotation: Any) -> str:
+    names = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "none"}
+    parts = []
+    for member in _members(annotation):
+        inner = [a for a in typing.get_args(member) if a is not ...]
+        if _origin(member) is Literal:
+            parts += [str(value) for value in inner]
+        elif _origin(member) in (tuple, list):
+            parts.append(f"{_placeholder(inner[0]) if inner else 'TEXT'} ...")
+        elif _origin(member) is dict:
+            parts.append("NAME VALUE ...")
+        else:
+            parts.append(names.get(member, "VALUE"))
+    return "|".join(dict.fromkeys(parts))
+
+
+def _scalar(text: str) -> bool | int | float | str:
+    """A value without a declared type, as it is most likely meant."""
+    if text in ("true", "True", "false", "False"):
+        return text in ("true", "True")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _options(
@@ -140,60 +168,54 @@ def _options(
     """("section.some-field", option) of everything a command takes; positionals are left out."""
     for name, field in command.model_fields.items():
         value = getattr(default, name) if default is not None else field.default
-        marks = [mark for mark in field.metadata if hasattr(mark, "name")]
-        label = name if not marks else str(marks[0].name)
+        marks = [mark.name for mark in field.metadata if isinstance(mark, Called)]
+        label = marks[0] if marks else name
         here = (*path, name)
         if isinstance(value, Config):
             inner = names if not label else f"{names}{label}."
             yield from _options(type(value), value, inner, here)
-        elif tyro.conf.Positional not in field.metadata:
+        elif _POSITIONAL not in field.metadata and not _is_section(field.annotation):
             shown = f"{names}{label}".replace("_", "-")
-            yield shown, Option(here, field.annotation, value)
+            yield shown, Option(here, field.annotation, value, field.description or "")
 
 
-def _diagnose(
-    verb: str, command: type[Config], arguments: list[str], default: Config | None
-) -> str | None:
-    """Why these options were refused; None where that is not clear from here."""
-    options = dict(_options(command, default))
-    content: dict[str, Any] = {} if default is None else default.model_dump()
-    positionals = [n for n, f in command.model_fields.items() if tyro.conf.Positional in f.metadata]
-    for name, texts in _given(arguments):
-        wrong = None if name is None else _wrong_name(verb, name, options)
-        if wrong:
-            return wrong
-        option = None if name is None else options.get(name) or options[_switched(name)]
-        texts, loose = ([], texts) if option is None else option.take(texts)
-        awaited = [p for p in positionals if p not in content]
-        if awaited and typing.get_origin(command.model_fields[awaited[0]].annotation) is tuple:
-            content[awaited[0]], awaited, loose = loose, [], []
-        content |= dict(zip(awaited, loose, strict=False))
-        if len(loose) > len(awaited):
-            follows_switch = option is not None and option.is_switch and not awaited
-            return _stray(loose[len(awaited)], name if follows_switch else None)
-        if option is None or name is None:
-            continue
-        wrong = _wrong_count(name, texts, option)
-        if wrong:
-            return wrong
-        if name == "env.kind" and texts != [option.default]:
-            return (
-                f"--env.kind is {option.default} in this recipe: --env.id ID, --env.task "
-                "module:Class or --env.parallel MODULE chooses another environment, or start from "
-                "another recipe."
-            )
-        section = content
-        for part in option.path[:-1]:
-            section = section.setdefault(part, {})
-        section[option.path[-1]] = not option.default if option.is_switch else option.value(texts)
-    missing = [p for p in positionals if p not in content]
-    if missing:
-        return f"Name the {missing[0]} first: etude {verb} {missing[0].upper()} ..."
-    try:
-        command.model_validate(content)
-    except ValidationError as error:
-        return _named_as_typed(explain(error, command, option=True))
-    return None
+def _is_section(annotation: Any) -> bool:
+    """Whether a field holds a section that is left out: its kind chooses its fields."""
+    inner = (typing.get_args(member) or (member,) for member in _members(annotation))
+    return any(isinstance(each[0], type) and issubclass(each[0], Config) for each in inner)
+
+
+def _help(verb: str, command: type[Config], options: dict[str, Option], places: list[str]) -> str:
+    """The page of --help: every option with its values, what it is, and its default."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    named = "".join(f" {place.upper()}" for place in places)
+    doc = " ".join((command.__doc__ or "").split())
+    lines = [f"usage: etude {verb}{named} [--option value ...]", "", doc, ""]
+    for place in places:
+        about = command.model_fields[place].description or ""
+        lines += [f"  {place.upper()}", *_wrapped(about, width)]
+    section = ""
+    for name, option in options.items():
+        prefix = name.rpartition(".")[0]
+        if prefix != section:
+            lines += ["", prefix]
+            section = prefix
+        written, about = option.help(name)
+        lines += [f"  {written}", *_wrapped(about, width)]
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
+
+def _written(value: Any) -> str:
+    """A default as one would type it."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value)) or "empty"
+    if isinstance(value, dict):
+        return " ".join(f"{name} {each}" for name, each in value.items()) or "empty"
+    return str(value)
 
 
 def _given(arguments: list[str]) -> Iterator[tuple[str | None, list[str]]]:
@@ -216,24 +238,25 @@ def _switched(name: str) -> str:
     return f"{section}{dot}{last.removeprefix('no-') if last.startswith('no-') else f'no-{last}'}"
 
 
-def _wrong_name(verb: str, name: str, options: dict[str, Option]) -> str | None:
+def _known(verb: str, name: str, options: dict[str, Option]) -> Option:
+    """The option of a name as it was typed; refuses what there is not."""
     option = options.get(name) or options.get(_switched(name))
     if option is not None:
         is_off_switch = name not in options
         if option.is_switch and option.default is not is_off_switch:
             state = "on" if option.default else "off"
-            return (
+            raise UsageError(
                 f"--{name} is {state} by itself: write --{_switched(name)} to change that, or "
                 "leave it out."
             )
         if not is_off_switch or option.is_switch:
-            return None
+            return option
     inside = [known for known in options if known.startswith(f"{name}.")]
     if inside:
-        return f"--{name} is a section: give one of its fields, such as --{inside[0]}."
+        raise UsageError(f"--{name} is a section: give one of its fields, such as --{inside[0]}.")
     meant = " or ".join(f"--{option}" for option in _meant(name, options))
     hint = f"did you mean {meant}? " if meant else ""
-    return f"There is no option --{name}; {hint}`etude {verb} --help` shows them all."
+    raise UsageError(f"There is no option --{name}; {hint}`etude {verb} --help` shows them all.")
 
 
 def _meant(name: str, options: dict[str, Option]) -> list[str]:
@@ -245,14 +268,12 @@ def _meant(name: str, options: dict[str, Option]) -> list[str]:
     return [option for option in options if option.rpartition(".")[2] == field]
 
 
-def _wrong_count(name: str, texts: list[str], option: Option) -> str | None:
-    """Too few values for an option that is there."""
-    if option.origin is dict:
-        pairs = "names and values in turn, such as"
-        return f"--{name} takes {pairs} --{name} a 1 b 2." if len(texts) % 2 else None
-    if not texts and not option.is_switch:
-        return f"--{name} needs a value: it is {option.default!r} if left out."
-    return None
+def _check_count(name: str, texts: list[str], option: Option) -> None:
+    """Refuse too few values for an option."""
+    if option.container is dict and len(texts) % 2:
+        raise UsageError(f"--{name} takes names and values in turn, such as --{name} a 1 b 2.")
+    if not texts and not option.is_switch and not option.container:
+        raise UsageError(f"--{name} needs a value: it is {option.default!r} if left out.")
 
 
 def _stray(text: str, switch: str | None) -> str:
@@ -266,8 +287,3 @@ def _named_as_typed(text: str) -> str:
     """Fields of the recipe are options without its name in front."""
     text = text.replace("--recipe.", "--")
     return text if "." in text.split()[0] else text[0].upper() + text[1:]
-
-
-def _flat(text: str) -> str:
-    """A box of text on one line: the last resort."""
-    return " ".join(re.sub(r"[╭╮╰╯│─]+", " ", text).split())

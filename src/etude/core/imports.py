@@ -46,14 +46,14 @@ def permit(target: str, where: str) -> None:
     if where.endswith(".py"):
         origin: Path | None = Path(where).resolve()
     else:
-        origin = _file_of(where)
+        origin = file_of(where)
     if origin is not None and not origin.is_file():
         origin = None
     place = where if origin is None or str(origin) == where else f"{where} from {origin}"
     trust.check(target, f"import {place}", origin)
 
 
-def _file_of(module: str) -> Path | None:
+def file_of(module: str) -> Path | None:
     """The file a module would be loaded from, found without running its packages."""
     paths: Any = [*sys.path, os.getcwd()]
     name, spec = "", None

@@ -12,14 +12,13 @@ Names are listed without importing anything; a kind's module is imported when a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import ValidationError
 from pydantic_core import PydanticKnownError
 
+from etude.core.catalogue import KINDS, Catalogue
 from etude.core.config import Config, KindError
 from etude.core.errors import UsageError
 from etude.core.imports import attribute, describe, load_object
@@ -27,41 +26,22 @@ from etude.core.imports import attribute, describe, load_object
 C = TypeVar("C", bound=Config)
 
 
-class Registry(Generic[C]):
+class Registry(Catalogue, Generic[C]):
     """The kinds of one section of a recipe."""
 
-    def __init__(
-        self,
-        section: str,
-        group: str,
-        base: str,
-        built_in: Sequence[str],
-        default: str | None = None,
-    ) -> None:
-        """`section`: its name in a recipe. `group`: the entry points of other packages. `base`:
-        the class that configs derive from, as module:Class. `built_in`: where this package lists
-        its kinds, as package:NAME. `default`: the kind of a section that does not say its own."""
-        self.section, self.group, self._default = section, group, default
-        self._base, self._lists = base, built_in
-
-    def names(self) -> list[str]:
-        """Every known kind, those of this package first."""
-        return [*(self._built_in() | _installed(self.group))]
+    def __init__(self, section: str, base: str, default: str | None = None) -> None:
+        """`base`: the class that configs derive from, as module:Class. `default`: the kind of a
+        section that does not say its own."""
+        super().__init__(*KINDS[section])
+        self.section, self._base, self._default = section, base, default
 
     def has(self, name: str) -> bool:
         """Whether there may be such a kind."""
-        return name in self._built_in() or name in _installed(self.group) or ":" in name
-
-    def source(self, name: str) -> str:
-        """Where a kind comes from: "" for this package, otherwise the package that brings it."""
-        if name in self._built_in() or name not in _installed(self.group):
-            return ""
-        package = _installed(self.group)[name].dist
-        return "another package" if package is None else package.name
+        return name in self.names() or ":" in name
 
     def load(self, name: str) -> type[C]:
         """The config class of a kind; refuses what is none."""
-        built_in, installed = self._built_in(), _installed(self.group)
+        built_in, installed = self.built_in(), self.installed()
         if name in built_in:
             return cast(type[C], attribute(built_in[name]))
         if name in installed:
@@ -102,18 +82,6 @@ class Registry(Generic[C]):
         # A class that was named by module:Class, or as an entry point, is found again by that.
         named = made.model_dump(include={"kind"}) == {"kind": name}
         return made if named else made.model_copy(update={"kind": name})
-
-    @cache  # noqa: B019 - a registry lives as long as the process
-    def _built_in(self) -> dict[str, str]:
-        known: dict[str, str] = {}
-        for each in self._lists:
-            known |= attribute(each)
-        return known
-
-
-@cache
-def _installed(group: str) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def _load_entry(entry: EntryPoint) -> Any:

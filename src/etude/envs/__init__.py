@@ -5,3 +5,5 @@ ENVS = {
     "pettingzoo": "etude.envs.adapters.pettingzoo:PettingZooConfig",
     "task": "etude.envs.named_task:TaskConfig",
 }
+NAMED_BY = {"id": "gym", "task": "task", "parallel": "pettingzoo"}
+"""{field: kind}: `--env.<field>` alone chooses the kind of environment."""

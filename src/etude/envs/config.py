@@ -9,7 +9,6 @@ from pydantic import Field
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Exactness
 from etude.core.registry import Registry
-from etude.envs.episodic import Episodic
 from etude.metrics.declared import Metrics
 
 
@@ -20,8 +19,6 @@ class EnvConfig(Config):
     defines `build` and `exactness`.
     """
 
-    named_by: ClassVar[str | None] = None
-    """The field that says which environment it is: `--env.<field>` alone chooses the kind."""
     metrics: ClassVar[Metrics] = ()
     """What is logged of its episodes' own statistics, beside what is logged of all environments."""
 
@@ -41,7 +38,11 @@ class EnvConfig(Config):
     def make(self, num_envs: int, threads: int = 1) -> BatchEnv:
         """A batch of environments as a run learns from it: with episodic rewards, if asked for."""
         env = self.build(num_envs, threads)
-        return Episodic(env) if self.episodic else env
+        if not self.episodic:
+            return env
+        from etude.envs.episodic import Episodic
+
+        return Episodic(env)
 
     def exactness(self) -> Exactness:
         """Whether a run with this environment resumes bit for bit, and why."""
@@ -64,6 +65,4 @@ class EnvConfig(Config):
         return None
 
 
-ENVS: Registry[EnvConfig] = Registry(
-    "env", "etude.envs", "etude.envs.config:EnvConfig", ("etude.tasks:ENVS", "etude.envs:ENVS")
-)
+ENVS: Registry[EnvConfig] = Registry("env", "etude.envs.config:EnvConfig")

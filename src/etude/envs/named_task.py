@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -23,8 +23,6 @@ METHODS = ("reset", "step", "snapshot", "restore", "close")
 
 class TaskConfig(EnvConfig):
     """A batched task of one's own: any class with the methods of `BatchEnv`."""
-
-    named_by: ClassVar[str | None] = "task"
 
     kind: Literal["task"] = "task"
     task: str = Field(

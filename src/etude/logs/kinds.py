@@ -43,6 +43,4 @@ class LogConfig(Config):
         raise NotImplementedError
 
 
-LOGS: Registry[LogConfig] = Registry(
-    "logs", "etude.logs", "etude.logs.kinds:LogConfig", ("etude.logs:LOGS",)
-)
+LOGS: Registry[LogConfig] = Registry("logs", "etude.logs.kinds:LogConfig")

@@ -6,18 +6,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.core.config import Config
 from etude.core.contracts import LogWriter
-from etude.logs.console import ConsoleTable
-from etude.logs.dashboard import Dashboard
 from etude.logs.kinds import LOGS, LogConfig, LoggedRun
 from etude.metrics.declared import Health, Metrics
 from etude.training.callbacks import Callback
-from etude.training.progress import DashboardCallback, EpochLines, LossLines
+
+if TYPE_CHECKING:
+    from etude.logs.dashboard import Dashboard
 
 Say = Callable[[str], None]
 LOSS_BATCHES = 100
@@ -93,7 +93,12 @@ def open_logs(
     screen: list[LogWriter] = []
     health = Health(metrics, iterations)
     if console and config.console != "none":
+        from etude.logs.console import ConsoleTable
+        from etude.training.progress import EpochLines, LossLines
+
         if config.console != "table" and shows_dashboard():
+            from etude.logs.dashboard import Dashboard
+
             dashboard = Dashboard(recipe["name"], str(folder), health)
             _add_dashboard(out, dashboard)
             screen = [dashboard]
@@ -125,6 +130,8 @@ def shows_dashboard() -> bool:
 
 
 def _add_dashboard(out: Outputs, dashboard: Dashboard) -> None:
+    from etude.training.progress import DashboardCallback
+
     on_phase = out.on_phase
 
     def both(phase: str) -> None:

@@ -19,8 +19,8 @@ from etude.core.imports import attribute
 from etude.core.trees import Tree
 from etude.models import CLASSES
 from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
+from etude.models.networks import Layers, Units
 from etude.models.normalise import Normaliser
-from etude.models.rebuilding import Layers, Units
 
 CONTRACT_FORMAT = 1
 _RECURRENT = 24

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.models.rebuilding import Layers, Units
+from etude.models.networks import Layers, Units
 
 KERNEL, STRIDE, PADDING = 3, 2, 1
 

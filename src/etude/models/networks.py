@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
+MOST_UNITS = 1 << 20
+Units = Annotated[int, Field(ge=1, le=MOST_UNITS)]
+"""Of one layer."""
+Layers = Annotated[tuple[Units, ...], Field(max_length=64)]
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import torch
-from pydantic import BeforeValidator, SerializeAsAny
 
-from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
-from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.registry import Registry
-from etude.core.trees import Tree
 from etude.models.actor_critic import (
-    CONTRACT_FORMAT,
     ActorCritic,
     BasePolicy,
     Features,
@@ -25,7 +17,6 @@ from etude.models.actor_critic import (
     map_features,
 )
 from etude.models.networks import Mlp
-from etude.models.rebuilding import Contract, rebuild
 
 __all__ = [
     "ActorCritic",
@@ -39,7 +30,6 @@ __all__ = [
     "PolicyConfig",
     "make_policy",
     "map_features",
-    "policy_from_contract",
 ]
 
 
@@ -115,11 +105,7 @@ class ModulePolicyConfig(PolicyConfig):
 
 
 POLICIES: Registry[PolicyConfig] = Registry(
-    "policy",
-    "etude.policies",
-    "etude.models.actor_critic:PolicyConfig",
-    ("etude.models:POLICIES",),
-    default="mlp",
+    "policy", "etude.models.actor_critic:PolicyConfig", default="mlp"
 )
 
 
@@ -127,28 +113,3 @@ def make_policy(config: PolicyConfig, env: EnvSpec, key: Key | None) -> BasePoli
     """A new policy for an environment, its weights drawn from `key`; None when they are loaded."""
     generator = None if key is None else torch.Generator().manual_seed(key.integer())
     return config.build(env.observations, env.action, generator)
-
-
-class PolicyContract(Contract):
-    """What `BasePolicy.contract` gives."""
-
-    policy: Annotated[SerializeAsAny[PolicyConfig], BeforeValidator(POLICIES.validate)]
-
-
-def policy_from_contract(contract: Tree, arrays: Tree) -> BasePolicy:
-    """The policy a checkpoint's `policy/` holds."""
-    if contract.get("format") != CONTRACT_FORMAT:
-        raise UsageError(
-            f"This policy has format {str(contract.get('format'))[:60]}; this version of etude "
-            f"reads format {CONTRACT_FORMAT}."
-        )
-
-    kind = contract["policy"].get("kind") if isinstance(contract.get("policy"), dict) else None
-    if isinstance(kind, str):  # A file must not choose which code runs.
-        trust.doubt([kind], Path("contract.json"), trust=False)
-    return rebuild(
-        PolicyContract,
-        contract,
-        arrays,
-        lambda said: said.policy.build(said.observations, said.action, None),
-    )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from etude.core.config import Config
@@ -21,11 +21,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe
 from etude.core.trees import Tree, is_array
-
-MOST_UNITS = 1 << 20
-Units = Annotated[int, Field(ge=1, le=MOST_UNITS)]
-"""Of one layer."""
-Layers = Annotated[tuple[Units, ...], Field(max_length=64)]
+from etude.models.networks import MOST_UNITS
 
 
 class Contract(Config):

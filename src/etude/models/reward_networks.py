@@ -18,9 +18,9 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, stack_channels
-from etude.models.networks import Mlp
+from etude.models.networks import Layers, Mlp
 from etude.models.normalise import Normaliser
-from etude.models.rebuilding import Contract, Layers, rebuild
+from etude.models.rebuilding import Contract, rebuild
 
 CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"
 """Format 1 left columns unscaled whose spread was below 1e-4."""

@@ -1,21 +1,11 @@
-"""What a recipe must fulfil beyond its own sizes: ranks, curricula, and what it starts from."""
+"""What a recipe must fulfil beyond its own sizes: ranks and curricula."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
-from etude.core.trees import Tree
-from etude.planning.loading import Start, load_start
 from etude.planning.recipe import Recipe
-from etude.training.curriculum import (
-    Curriculum,
-    MotionCurriculum,
-    NoCurriculum,
-    SuccessCurriculum,
-)
+from etude.training.curriculum import Curriculum, NoCurriculum, SuccessCurriculum
 
 
 def check_ranks(recipe: Recipe, size: int) -> None:
@@ -59,27 +49,11 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
                 'This environment does not report "motion" and "is_success" of its episodes, which '
                 "--motions.enabled goes by: add them to its statistics."
             )
+        from etude.training.motion_curriculum import MotionCurriculum
+
         return MotionCurriculum(recipe.motions, len(spec.motions))
     if not recipe.curriculum.enabled:
         return NoCurriculum()
     if "is_success" not in spec.statistics:
         raise UsageError("This environment does not report success, which a curriculum goes by.")
     return SuccessCurriculum(recipe.curriculum)
-
-
-def checked_start(recipe: Recipe, own: Tree) -> Start:
-    """What `start_from` names, for a policy of the contract `own`; refused where that differs.
-
-    The contract holds the policy's kind, which belongs to one algorithm: so training state, where
-    there is any, is that algorithm's.
-    """
-    path = Path(recipe.start_from or "")
-    start = load_start(path)
-    for part in ("observations", "action", "policy"):
-        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (start.contract, own))
-        if there != here:
-            raise UsageError(
-                f"The policy in {path} was made for other {part} than this recipe has: "
-                f"{there[:300]} and not {here}. Give this recipe the same, or start without it."
-            )
-    return start

@@ -213,11 +213,6 @@ class RewardsConfig(Config):
 
 
 ALGORITHMS: Registry[AlgorithmConfig] = Registry(
-    "algorithm",
-    "etude.algorithms",
-    "etude.planning.kinds:AlgorithmConfig",
-    ("etude.algorithms:ALGORITHMS",),
+    "algorithm", "etude.planning.kinds:AlgorithmConfig"
 )
-REWARDS: Registry[RewardsConfig] = Registry(
-    "rewards", "etude.rewards", "etude.planning.kinds:RewardsConfig", ("etude.algorithms:REWARDS",)
-)
+REWARDS: Registry[RewardsConfig] = Registry("rewards", "etude.planning.kinds:RewardsConfig")

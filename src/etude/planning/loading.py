@@ -1,21 +1,14 @@
-"""What runs leave behind, loaded: the arrays of a policy, and the reward that was learned."""
+"""What runs leave behind, loaded: the arrays of a policy, and what another run starts from."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from etude.core.contracts import ActionSpec, Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
-from etude.models.reward_networks import (
-    CONTRACT_KIND,
-    RewardNetwork,
-    reward_network_from_contract,
-    rewards_of,
-)
+from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
 
 
@@ -75,92 +68,19 @@ def load_start(path: Path) -> Start:
     return Start(chosen, *policy_parts(chosen), None)
 
 
-class Taught(NamedTuple):
-    """A reward network, and what it was taught."""
+def checked_start(recipe: Recipe, own: Tree) -> Start:
+    """What `start_from` names, for a policy of the contract `own`; refused where that differs.
 
-    network: RewardNetwork
-    action: ActionSpec | None
-    """What its actions are a policy's of, in [-1, 1]; None where they are a dataset's own."""
-
-
-def load_taught(path: Path) -> Taught:
-    """The reward network of a reward-only run or of one that learned rewards by rrd."""
-    arrays, contract = policy_parts(path)
-    if contract.get("kind") == CONTRACT_KIND:
-        return Taught(reward_network_from_contract(contract, arrays), None)
-    state = _reward_state(path)
-    if not all(isinstance(state.get(name), dict) for name in ("contract", "network")):
-        raise UsageError(
-            f"{path} learned no reward: give a reward-only run, a run with --rewards.kind rrd, or "
-            "one of their checkpoints."
-        )
-    network = reward_network_from_contract(state["contract"], state["network"])
-    return Taught(network, network.action)
-
-
-def _reward_state(path: Path) -> Tree:
-    """What a run's newest checkpoint, or a checkpoint, holds of its reward source."""
-    newest: Path | None = path
-    if (path / "checkpoints").is_dir():
-        newest = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
-    if newest is None or not (newest / "training").is_dir():
-        return {}
-    algorithm = checkpoint.load_training(newest)[2].get("algorithm")
-    state = algorithm.get("rewards") if isinstance(algorithm, dict) else None
-    return state if isinstance(state, dict) else {}
-
-
-def check_reads(network: RewardNetwork, env: EnvSpec) -> None:
-    """Refuse a reward that was taught other observations than there are."""
-    for name, spec in network.observations.items():
-        if env.observations.get(name) != spec:
+    The contract holds the policy's kind, which belongs to one algorithm: so training state, where
+    there is any, is that algorithm's.
+    """
+    path = Path(recipe.start_from or "")
+    start = load_start(path)
+    for part in ("observations", "action", "policy"):
+        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (start.contract, own))
+        if there != here:
             raise UsageError(
-                f"The reward of rewards.run reads '{name}' as {spec.dtype} of shape {spec.shape}, "
-                "which is not what there is to learn from here: use the reward of a run on the "
-                "same data."
+                f"The policy in {path} was made for other {part} than this recipe has: "
+                f"{there[:300]} and not {here}. Give this recipe the same, or start without it."
             )
-    if network.action.array != env.action.array:
-        raise UsageError(
-            "The reward of rewards.run was taught other actions than there are to learn from here: "
-            "use the reward of a run on the same data."
-        )
-
-
-class LoadedReward:
-    """A learned reward: `load_reward(path).rewards(obs, actions, next_obs)`."""
-
-    def __init__(self, taught: Taught) -> None:
-        self.network, self._action = taught
-
-    def rewards(self, obs: Any, actions: Any, next_obs: Any) -> Array:
-        """What each of n steps is worth, [n] float64.
-
-        obs, next_obs: {name: [n, ...]} before and after the step, or the array alone where one
-        observation is read; actions: [n, dims] as the environment takes them.
-        """
-        names = list(self.network.observations)
-        here, after = (
-            {n: _rows(o[n] if isinstance(o, dict) else o, self.network, n) for n in names}
-            for o in (obs, next_obs)
-        )
-        taken = np.array(actions, self.network.action.array.dtype).reshape(
-            -1, *self.network.action.array.shape
-        )
-        if self._action is not None:
-            taken = self._action.from_env(taken)
-        return rewards_of(self.network, here, taken, after)
-
-
-def _rows(array: Any, network: RewardNetwork, name: str) -> Array:
-    """[n, ...] of what the network reads under a name."""
-    spec = network.observations[name]
-    rows = np.ascontiguousarray(array, spec.dtype)
-    if rows.shape[1:] != spec.shape:
-        raise UsageError(f"The reward reads '{name}' as rows of {spec.shape}, not {rows.shape}.")
-    return rows
-
-
-def load_reward(path: str | Path) -> LoadedReward:
-    """The reward of a reward-only run (its best), of a run with rrd (its newest), or of one of
-    their checkpoints."""
-    return LoadedReward(load_taught(Path(path)))
+    return start

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etude.core.clock import Clock, Interval, Nest
 from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
 from etude.metrics.board import Board
-from etude.motion.curriculum import floor
 from etude.planning import memory
-from etude.planning.checks import check_ranks, checked_start, make_curriculum
+from etude.planning.checks import check_ranks, make_curriculum
 from etude.planning.kinds import PlanSection
-from etude.planning.loading import Start
 from etude.planning.recipe import Recipe, dump
 from etude.planning.resolve import Resolved
 from etude.runs import checkpoint
 from etude.training.saving import RUN
+
+if TYPE_CHECKING:
+    from etude.planning.loading import Start
 
 COUNTS = (
     "epochs",
@@ -76,6 +77,8 @@ def make_plan(
     check_ranks(recipe, ranks)
     starting = list(notes)
     if recipe.start_from is not None and not begun:
+        from etude.planning.loading import checked_start
+
         starting.append(_start_note(checked_start(recipe, run.deployed.contract())))
     section = recipe.algorithm.plan(run)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
@@ -247,6 +250,8 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation never is eased."
         )
     if recipe.motions.enabled:
+        from etude.training.motion_curriculum import floor
+
         least = floor(len(spec.motions), recipe.motions.mix)
         notes.append(
             f"{len(spec.motions)} motions are practised by how often they fail in evaluation, each "

@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
 from etude.core.clock import ClockConfig
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.core.explain import explain
 from etude.core.trust import doubt
 from etude.envs.config import ENVS, EnvConfig
 from etude.learning.config import LearnerConfig
@@ -186,6 +185,8 @@ def validated(content: Any, source: str) -> Recipe:
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
+        from etude.core.explain import explain
+
         raise UsageError(f"{source}: {explain(error, Recipe)}") from error
 
 

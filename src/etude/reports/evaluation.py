@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -18,10 +18,12 @@ from rich.table import Table
 
 from etude.core.contracts import KINDS, Array
 from etude.reports.fresh import Fresh
-from etude.reports.motion import MOTIONS, MotionReport
 from etude.runs import files
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
+
+if TYPE_CHECKING:
+    from etude.reports.motion import MotionReport
 
 SUCCESS, FAILURE = "success", "failure"
 EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
@@ -79,7 +81,11 @@ class Report:
     @property
     def motions(self) -> MotionReport | None:
         """Each motion on its own, where motions are imitated."""
-        return MotionReport(self.fresh) if self.fresh.spec.motions else None
+        if not self.fresh.spec.motions:
+            return None
+        from etude.reports.motion import MotionReport
+
+        return MotionReport(self.fresh)
 
     def counts(self) -> dict[str, int]:
         """Episodes of each kind that occurred, successes first, then the most frequent."""
@@ -177,7 +183,7 @@ class Report:
         there, summary.json; the folder exists."""
         texts = {EPISODES: self.csv(), TEXT: self.render()}
         if self.motions:
-            texts[MOTIONS] = self.motions.csv()
+            texts["motions.csv"] = self.motions.csv()
         texts[SUMMARY] = json.dumps(self.metrics(), indent=2) + "\n"
         for name, text in texts.items():
             files.replace_file(folder / name, [text.encode()])

@@ -13,7 +13,6 @@ from etude.core.contracts import Array
 from etude.motion.scores import ERRORS, by_motion, only_successes
 from etude.reports.fresh import Fresh
 
-MOTIONS = "motions.csv"
 ALL, SUCCESSES = "all", "successes only"
 _TITLES = {
     "is_success": "success",

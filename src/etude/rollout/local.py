@@ -108,11 +108,7 @@ class Placement(Config):
 
 
 COLLECTORS: Registry[CollectorConfig] = Registry(
-    "collector",
-    "etude.collectors",
-    "etude.rollout.local:CollectorConfig",
-    ("etude.rollout:COLLECTORS",),
-    default="local",
+    "collector", "etude.rollout.local:CollectorConfig", default="local"
 )
 
 _FIRST_USE = Lock()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-import numpy as np
 from pydantic import Field
 
 from etude.core.clock import Clock
@@ -12,7 +11,6 @@ from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.core.trees import Tree
 from etude.metrics.declared import Curve, Metric, Metrics
-from etude.motion.curriculum import motion_weights, remember
 
 
 class CurriculumConfig(Config):
@@ -126,48 +124,3 @@ class SuccessCurriculum:
     def load_state_dict(self, state: Tree) -> None:
         self.level = float(state["level"])
         self._seen, self._won = int(state["seen"]), int(state["won"])
-
-
-class MotionCurriculum:
-    """Gives motions that fail in evaluation to more rows; all rows begin anew at epoch ends."""
-
-    def __init__(self, config: MotionCurriculumConfig, num_motions: int) -> None:
-        self._config = config
-        self.failures: Array = np.zeros(num_motions)
-        self.weights = motion_weights(self.failures, config.mix)
-        self.round = 0
-
-    def broadcast(self) -> Tree:
-        """{"weights": [motions] float64, together 1; "round": how often they were renewed}."""
-        return {"weights": self.weights.copy(), "round": self.round}
-
-    def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
-        """Training begins anywhere in a motion, so that its ends say little about the whole."""
-        return {}
-
-    def judged(self, episodes: dict[str, Array]) -> None:
-        self.failures = remember(
-            self.failures, episodes["motion"], episodes["is_success"], self._config.decay
-        )
-
-    def turn(self, clock: Clock) -> dict[str, float]:
-        """Renew the weights where an epoch ended, from all evaluations up to here."""
-        if clock.epoch_ended:
-            self.weights = motion_weights(self.failures, self._config.mix)
-            self.round += 1
-        return {
-            "curriculum/failing": float((self.failures >= 0.5).sum()),
-            "curriculum/largest_weight": float(self.weights.max()),
-            "curriculum/round": float(self.round),
-        }
-
-    def state_dict(self) -> Tree:
-        return {
-            "failures": self.failures.copy(),
-            "weights": self.weights.copy(),
-            "round": self.round,
-        }
-
-    def load_state_dict(self, state: Tree) -> None:
-        self.failures, self.weights = np.array(state["failures"]), np.array(state["weights"])
-        self.round = int(state["round"])

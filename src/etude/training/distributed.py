@@ -33,37 +33,17 @@ PATIENCE = 120.0
 """Seconds that a rank waits for one without a sign of life, before the recipe says how long."""
 BLOCK = 2048
 """Bytes of a message that fit into its first exchange; few are longer."""
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def writes() -> bool:
-    """Whether this process is the one that writes and speaks."""
-    return _size() == 1 or int(os.environ["RANK"]) == 0
-
-
-def was_restarted() -> bool:
-    """Whether torchrun has started these processes again, after one was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def _size() -> int:
-    """How many processes were started together."""
-    there = all(os.environ.get(name) for name in VARIABLES)
-    return int(os.environ["WORLD_SIZE"]) if there else 1
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
-    """The ranks this process was started with; itself alone, if with none."""
-    if _size() == 1:
-        yield ALONE
-        return
+def connected(size: int) -> Iterator[Ranks]:
+    """The ranks that this process was started with, `size` of them."""
     rank = int(os.environ["RANK"])
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
-        _connect(rank, _size())
-        heart = Heartbeat(rank, _size(), _store(), distributed.group.WORLD)
+        _connect(rank, size)
+        heart = Heartbeat(rank, size, _store(), distributed.group.WORLD)
     except RuntimeError as error:
         raise LostRank(
             f"Rank {rank} did not meet the others: one of them was killed, failed or cannot be "

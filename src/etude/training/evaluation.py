@@ -13,7 +13,6 @@ from etude.core.config import Config
 from etude.core.contracts import KINDS, Array, BatchEnv, Broadcast, EnvSpec, Policy
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.motion.scores import ERRORS, by_motion, only_successes
 from etude.rollout.group import evaluate
 from etude.rollout.local import Workers
 
@@ -204,6 +203,8 @@ def summarise(episodes: dict[str, Array]) -> dict[str, float]:
     Where they imitate motions, means are per motion first, and errors also of successes alone.
     """
     moving = "motion" in episodes
+    if moving:
+        from etude.motion.scores import ERRORS, by_motion, only_successes
     means = _means(by_motion(episodes) if moving else episodes)
     metrics = {
         "eval/mean_reward": means.pop("return"),

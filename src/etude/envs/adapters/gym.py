@@ -6,7 +6,7 @@ import difflib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import gymnasium
 import mujoco
@@ -33,8 +33,6 @@ _DIVERGED = [
 
 class GymConfig(EnvConfig):
     """An environment from Gymnasium's registry."""
-
-    named_by: ClassVar[str | None] = "id"
 
     kind: Literal["gym"] = "gym"
     id: str = Field("CartPole-v1", description="Name in Gymnasium's registry.")

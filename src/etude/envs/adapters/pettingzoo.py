@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -29,8 +29,6 @@ STEP_LIMIT = 1000
 
 class PettingZooConfig(EnvConfig):
     """Several agents in one world, from PettingZoo; each agent is a row, one policy plays all."""
-
-    named_by: ClassVar[str | None] = "parallel"
 
     kind: Literal["pettingzoo"] = "pettingzoo"
     parallel: str = Field(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import mujoco
 import numpy as np
@@ -25,7 +25,6 @@ from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
-from etude.envs.mujoco.camera import Shot
 from etude.envs.streams import Streams
 
 View = TypeVar("View")
@@ -245,6 +244,29 @@ class Terms(Generic[View]):
     """{name: [rows]}, reported when an episode ends."""
     outcomes: tuple[str, ...] = ()
     """What the statistic "outcome" counts through, success first."""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """Where the camera of a task stands, and how the view's `target` is drawn, if it has one."""
+
+    look_at: tuple[float, float, float] | None = None
+    """m; None: the middle of the model, seen whole."""
+    follow: str | None = None
+    """A body that stays above `look_at`, wherever it goes."""
+    distance: float = 1.5
+    """m from it."""
+    azimuth: float = 140.0
+    """deg about the vertical: 180 looks along -x, at the front of an arm that faces +x."""
+    elevation: float = -25.0
+    """deg."""
+    floor: float | None = None
+    """m: where to draw a floor, for a model that has none."""
+    target: Literal["sphere", "disc"] = "sphere"
+    target_radius: float = 0.02
+    """m."""
+    target_sink: float = 0.0
+    """m that the mark lies below the target: a disc is drawn where things rest, not in them."""
 
 
 class MujocoConfig(EnvConfig):

@@ -15,7 +15,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError
-from etude.envs.mujoco.camera import Shot
+from etude.envs.mujoco.batch import Shot
 
 _VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 BACKENDS = ("egl", "osmesa")

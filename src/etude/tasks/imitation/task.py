@@ -14,8 +14,7 @@ from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation
-from etude.envs.mujoco.camera import Shot
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Shot, Simulation
 from etude.metrics.declared import Curve, Metric, Metrics
 from etude.motion import clips, library
 from etude.motion import rotations as rot

@@ -17,8 +17,7 @@ from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation
-from etude.envs.mujoco.camera import Shot
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Shot, Simulation
 from etude.robots.kuka.clearance import Clearance
 from etude.robots.kuka.hand_control import HandControl, solve_pose
 from etude.robots.kuka.scene import FINGERS, HAND_SITE, STROKE, ArmTable, arm_table

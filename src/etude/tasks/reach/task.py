@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array
-from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation, Term, Terms
-from etude.envs.mujoco.camera import Shot
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Shot, Simulation, Term, Terms
 from etude.robots.kuka.scene import HAND_SITE, arm_table, kuka_spec
 
 TIMESTEP = 0.01

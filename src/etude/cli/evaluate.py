@@ -1,0 +1,39 @@
+"""`etude eval`: fresh deterministic episodes of a run's best policy."""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import Field
+
+from etude.api import Run, silent
+from etude.cli.options import Json, Positional, parse
+from etude.cli.target import Trusting
+from etude.cli.train import say
+from etude.reports import evaluating
+
+
+class EvalCommand(Trusting):
+    """Fresh deterministic episodes of a run's best policy."""
+
+    run: Positional[str] = Field(description="The run's folder.")
+    episodes: int | None = Field(
+        None, ge=1, description="How many; if left out 100, or every motion once."
+    )
+    video: bool = Field(
+        False, description="Film a success and a failure of each kind: mp4 and a strip of pictures."
+    )
+    seed: int | None = Field(None, description="Other episodes than those of the run's own seed.")
+    json_output: Json = Field(False, description="Print JSON, for programs.")
+
+
+def run(arguments: list[str]) -> None:
+    """Evaluate a run."""
+    command = parse("eval", EvalCommand, arguments)
+    run = Run(command.run, command.trust)
+    speak = silent if command.json_output else say
+    metrics = evaluating.examine(
+        run.recipe, run.path, command.episodes, command.seed, command.video, speak
+    )
+    if command.json_output:
+        print(json.dumps(metrics, indent=2))

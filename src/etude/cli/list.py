@@ -1,0 +1,51 @@
+"""`etude list`: recipes and kinds, of this package and of others; none of them is imported."""
+
+from __future__ import annotations
+
+import json
+
+from etude.cli.verbs import HELP, check_words
+from etude.core.catalogue import KINDS, RECIPES, Catalogue
+
+USAGE = """\
+usage: etude list [--kinds] [--names] [--json]
+
+Recipes and what each is for.
+
+  --kinds   What the sections of a recipe can be, as in --algorithm.kind ppo, instead.
+  --names   Names of recipes alone, a line each.
+  --json    Print JSON, for programs.
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Print what there is."""
+    check_words("list", arguments, (*HELP, "--kinds", "--names", "--json"))
+    if HELP.intersection(arguments):
+        print(USAGE, end="")
+    elif "--kinds" in arguments:
+        _kinds({section: Catalogue(*place) for section, place in KINDS.items()}, arguments)
+    elif "--names" in arguments:
+        print("\n".join(RECIPES.names()))
+    elif "--json" in arguments:
+        print(json.dumps({name: RECIPES.purpose(name) for name in RECIPES.names()}, indent=2))
+    else:
+        print(_table(RECIPES))
+
+
+def _kinds(sections: dict[str, Catalogue], arguments: list[str]) -> None:
+    if "--json" in arguments:
+        known = {s: {n: c.source(n) or "etude" for n in c.names()} for s, c in sections.items()}
+        print(json.dumps(known, indent=2))
+        return
+    for section, catalogue in sections.items():
+        print(f"{section}\n{_table(catalogue)}")
+
+
+def _table(catalogue: Catalogue) -> str:
+    """A line for each name: what it is, and the package that brings it."""
+    names = catalogue.names()
+    width = max(map(len, names)) + 2
+    sources = {name: catalogue.source(name) for name in names}
+    notes = {name: f" (from {source})" if source else "" for name, source in sources.items()}
+    return "\n".join(f"  {n:<{width}}{catalogue.purpose(n)}{notes[n]}" for n in names)

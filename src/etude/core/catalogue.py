@@ -1,0 +1,77 @@
+"""Names: which recipes and kinds there are, and where each is, found without importing them.
+
+Two places are searched: lists of this package, {name: "module:object"}, and the entry points of
+installed packages. The modules behind the names are imported by who uses them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from etude.core.imports import attribute, file_of
+
+
+class Catalogue:
+    """Names of one group, such as recipes or algorithms."""
+
+    def __init__(self, group: str, built_in: Sequence[str]) -> None:
+        """`group`: the entry points of other packages. `built_in`: the lists of this package, each
+        as package:NAME."""
+        self.group, self._lists = group, built_in
+
+    def names(self) -> list[str]:
+        """Every name, those of this package first."""
+        return [*(self.built_in() | self.installed())]
+
+    def source(self, name: str) -> str:
+        """Where a name comes from: "" for this package, otherwise the package that brings it."""
+        if name in self.built_in() or name not in self.installed():
+            return ""
+        package = self.installed()[name].dist
+        return "another package" if package is None else package.name
+
+    def purpose(self, name: str) -> str:
+        """The first line of the docstring behind a name, whose module is not imported for it."""
+        place = self.built_in().get(name) or self.installed()[name].value
+        module, _, inside = place.partition(":")
+        return _first_lines(module).get(inside, "")
+
+    @cache  # noqa: B019 - a catalogue lives as long as the process
+    def built_in(self) -> dict[str, str]:
+        """{name: "module:object"} of this package."""
+        known: dict[str, str] = {}
+        for each in self._lists:
+            known |= attribute(each)
+        return known
+
+    @cache  # noqa: B019
+    def installed(self) -> dict[str, EntryPoint]:
+        """The entry points of other packages by name."""
+        return {entry.name: entry for entry in entry_points(group=self.group)}
+
+
+@cache
+def _first_lines(module: str) -> dict[str, str]:
+    """{name: first line of its docstring} of a module's functions and classes."""
+    path = file_of(module)
+    if path is None:
+        return {}
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    things = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in things}
+
+
+RECIPES = Catalogue("etude.recipes", ("etude.tasks:RECIPES",))
+"""Functions that return a Recipe."""
+KINDS = {
+    "algorithm": ("etude.algorithms", ("etude.algorithms:ALGORITHMS",)),
+    "env": ("etude.envs", ("etude.tasks:ENVS", "etude.envs:ENVS")),
+    "policy": ("etude.policies", ("etude.models:POLICIES",)),
+    "rewards": ("etude.rewards", ("etude.algorithms:REWARDS",)),
+    "collector": ("etude.collectors", ("etude.rollout:COLLECTORS",)),
+    "logs": ("etude.logs", ("etude.logs:LOGS",)),
+}
+"""What a section of a recipe can be: {section: (group, lists of this package)}."""
