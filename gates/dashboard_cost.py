@@ -24,7 +24,7 @@ import etude
 from etude.logs.dashboard import Dashboard
 from etude.metrics.declared import Health
 from etude.planning import recipes
-from etude.planning.metrics_of import metrics_of
+from etude.planning.recipe import metrics_of
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import loops_of
 from etude.training.progress import DashboardCallback

@@ -22,11 +22,10 @@ from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, digest
 from etude.logs.outputs import Outputs, check, open_logs
 from etude.planning import recipes
-from etude.planning.metrics_of import metrics_of
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan, rank_notes
-from etude.planning.recipe import Recipe
+from etude.planning.recipe import Recipe, metrics_of
 from etude.planning.resolve import Resolved, loops_of, resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest

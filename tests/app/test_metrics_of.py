@@ -14,8 +14,7 @@ from etude.logs.console import ConsoleTable
 from etude.logs.dashboard import Dashboard
 from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
 from etude.planning import recipes
-from etude.planning.metrics_of import metrics_of
-from etude.planning.recipe import Recipe
+from etude.planning.recipe import Recipe, metrics_of
 
 
 def stale(health: Health) -> Warning | None:

@@ -9,9 +9,9 @@ from batch_env_contract import KEY, assert_same_bits, check_contract, play, rand
 
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
+from etude.core.keys import Streams
 from etude.core.trees import digest
 from etude.envs.mujoco.batch import Simulation
-from etude.envs.streams import Streams
 from etude.robots.kuka.scene import kuka_spec
 from etude.tasks.reach.task import Reach, ReachConfig
 

@@ -12,7 +12,7 @@ from etude.cli.options import Called, parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.ranks import writes
 from etude.metrics.rows import ELAPSED, is_offline, step_of
-from etude.planning.metrics_of import metrics_of
+from etude.planning.recipe import metrics_of
 from etude.reports import evaluating
 from etude.runs.folder import NOT_EXACT
 

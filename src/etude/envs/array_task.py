@@ -10,9 +10,8 @@ import numpy as np
 
 from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec, Observations, StepResult
 from etude.core.errors import UsageError
-from etude.core.keys import Key
+from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
-from etude.envs.streams import Streams
 
 
 class State:

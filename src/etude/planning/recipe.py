@@ -18,6 +18,7 @@ from etude.core.trust import doubt
 from etude.envs.config import ENVS, EnvConfig
 from etude.learning.config import LearnerConfig
 from etude.logs.outputs import LogsConfig
+from etude.metrics.declared import COUNTERS, EPISODES, Metrics
 from etude.models.policies import POLICIES, PolicyConfig
 from etude.planning.kinds import ALGORITHMS, REWARDS, AlgorithmConfig, RewardsConfig
 from etude.rollout.local import COLLECTORS, CollectorConfig, Placement
@@ -71,6 +72,14 @@ class Recipe(Config):
                 "acting in one: give it --env.id ID or --env.task module:Class."
             )
         return self.env
+
+
+def metrics_of(recipe: Recipe) -> Metrics:
+    """The metrics that a run may log: those of every run and every environment, and those that the
+    kinds in its recipe declare."""
+    played = () if recipe.env is None else EPISODES + recipe.env.metrics
+    curricula = recipe.curriculum.metrics + recipe.motions.metrics
+    return recipe.algorithm.metrics + COUNTERS + played + recipe.rewards.metrics + curricula
 
 
 FREE = (

@@ -16,13 +16,12 @@ from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board, epoch_means
 from etude.metrics.rows import ELAPSED
-from etude.metrics.usage import Usage
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import Curriculum
 from etude.training.evaluation import Tester
 from etude.training.saving import Saver
 from etude.training.stop import StopRequest
-from etude.training.stopwatch import Stopwatch
+from etude.training.stopwatch import Stopwatch, Usage
 
 
 @dataclass

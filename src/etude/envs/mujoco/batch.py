@@ -22,10 +22,9 @@ from etude.core.contracts import (
     StepResult,
 )
 from etude.core.errors import EtudeError, NonFinite, UsageError
-from etude.core.keys import Key
+from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
-from etude.envs.streams import Streams
 
 View = TypeVar("View")
 Term = Callable[[View], Array]
