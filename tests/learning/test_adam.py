@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from etude.core.trees import copy_arrays
-from etude.learning import adam
-from etude.learning.adam import Adam
+from etude.learning import optimizer
+from etude.learning.optimizer import Adam
 
 SIZE, EPSILON = 50, 1e-5
 
@@ -20,9 +20,9 @@ def gradients(count: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("fused", [True, False])
 def test_steps_equal_those_of_torch(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without the private kernel takes the same steps, to within rounding."""
-    assert adam.FUSED is not None
+    assert optimizer.FUSED is not None
     if not fused:
-        monkeypatch.setattr(adam, "FUSED", None)
+        monkeypatch.setattr(optimizer, "FUSED", None)
     start = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
     data, grad = start.clone(), torch.zeros(SIZE)
     ours = Adam(data, grad, EPSILON)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from etude.core.errors import NonFinite
-from etude.learning.flat import FlatParameters, TargetNetwork
-from etude.learning.optimizer import Finding, NetworkOptimizer
+from etude.learning.optimizer import Finding, FlatParameters, NetworkOptimizer, TargetNetwork
 from etude.models.networks import Mlp
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.learning.adam import Adam
-from etude.learning.flat import FlatParameters
+from etude.learning.optimizer import Adam, FlatParameters
 from etude.models.distributions import DiagonalGaussian
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.models.restoring import policy_from_contract

@@ -12,7 +12,7 @@ from loops import jolt, loop, normal
 
 from etude.core.contracts import Action, ArraySpec, EnvSpec
 from etude.core.keys import Key
-from etude.learning.flat import FlatParameters
+from etude.learning.optimizer import FlatParameters
 from etude.models.cores import CORES, Core
 from etude.models.networks import ACTIVATIONS, Mlp
 from etude.models.policies import (

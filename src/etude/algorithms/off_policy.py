@@ -39,8 +39,7 @@ from etude.experience.segments import check_finite
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.learning.base import PolicyAlgorithm
-from etude.learning.flat import TargetNetwork
-from etude.learning.optimizer import NetworkOptimizer
+from etude.learning.optimizer import NetworkOptimizer, TargetNetwork
 from etude.learning.sampling import Batch
 from etude.models.actors import Actor
 from etude.models.normalise import merge_moments, moments

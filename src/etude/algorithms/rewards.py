@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from etude.core.contracts import Array, BatchMetrics, Fragment
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import Tree
-from etude.learning.sampling import Batch, Experience, Sample, uniform
 from etude.planning.kinds import RewardsConfig
 from etude.planning.resolve import Resolved
+
+if TYPE_CHECKING:
+    from etude.learning.sampling import Batch, Experience, Sample
 
 
 class RewardSource:
@@ -33,6 +35,8 @@ class RewardSource:
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         """The transitions of one shard's store to learn from: a `Sampler`."""
+        from etude.learning.sampling import uniform
+
         return uniform(store, generator, size)
 
     def relabel(self, batch: Batch) -> Batch:

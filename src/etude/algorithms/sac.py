@@ -29,7 +29,7 @@ from etude.algorithms.replay import METRICS, OffPolicyConfig
 from etude.core.errors import NonFinite
 from etude.core.trees import Tree
 from etude.experience.returns import td_targets
-from etude.learning.adam import Adam
+from etude.learning.optimizer import Adam
 from etude.learning.sampling import Batch
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.actors import SquashedPolicy

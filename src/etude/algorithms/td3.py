@@ -30,7 +30,7 @@ from etude.core.clock import Clock
 from etude.core.contracts import Broadcast
 from etude.core.trees import Tree
 from etude.experience.returns import td_targets
-from etude.learning.flat import TargetNetwork
+from etude.learning.optimizer import TargetNetwork
 from etude.learning.sampling import Batch
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.actors import DeterministicPolicy

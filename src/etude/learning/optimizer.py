@@ -11,21 +11,108 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from etude.core.errors import NonFinite
 from etude.core.ranks import ALONE, Ranks
-from etude.learning.adam import Adam
-from etude.learning.flat import FlatParameters
+from etude.core.trees import Tree
 
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 Finding = tuple[str, Mapping[str, Any]]
 """What of a shard is not finite, "" for nothing; and the shard's arrays, to reproduce it with."""
+BETA1, BETA2 = 0.9, 0.999
+FUSED = getattr(torch, "_fused_adam_", None)
+"""Torch's kernel, whose name is private; None where there is none, and public operations do it."""
+
+
+class FlatParameters:
+    """A module's parameters and gradients as views of two flat vectors.
+
+    One norm, one optimizer call and (between machines) one message per gradient step,
+    however many tensors the module has.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.named = dict(module.named_parameters())
+        self.data = torch.cat([p.detach().reshape(-1) for p in self.named.values()])
+        self.grad = torch.zeros_like(self.data)
+        offset = 0
+        for p in self.named.values():
+            end = offset + p.numel()
+            p.data = self.data[offset:end].view_as(p)
+            p.grad = self.grad[offset:end].view_as(p)
+            offset = end
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.named)
+
+    def first_bad_gradient(self) -> str | None:
+        """The name of the first parameter whose gradient is not finite."""
+        for name, p in self.named.items():
+            if p.grad is not None and not bool(p.grad.isfinite().all()):
+                return name
+        return None
+
+
+class Adam:
+    """One kernel call per step, and state that is plainly three tensors.
+
+    `torch.optim.Adam` gives the same bits (a test holds it to that), but constructing it loads
+    torch's compiler, which costs every command seconds.
+    """
+
+    def __init__(self, data: torch.Tensor, grad: torch.Tensor, epsilon: float) -> None:
+        """`data` [n] is changed in place by each step along `grad` [n]."""
+        self._data, self._grad, self._epsilon = data, grad, epsilon
+        self.mean = torch.zeros_like(data)
+        self.square = torch.zeros_like(data)
+        self.count = torch.zeros((), device=data.device)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Moves `data` against the gradient."""
+        self.count += 1
+        if FUSED is None:
+            self._step_by_public_operations(learning_rate)
+            return
+        FUSED(
+            [self._data],
+            [self._grad],
+            [self.mean],
+            [self.square],
+            [],
+            [self.count],
+            lr=learning_rate,
+            beta1=BETA1,
+            beta2=BETA2,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def _step_by_public_operations(self, learning_rate: float) -> None:
+        """The same step to within rounding; slower, since it is several kernels."""
+        self.mean.lerp_(self._grad, 1.0 - BETA1)
+        self.square.mul_(BETA2).addcmul_(self._grad, self._grad, value=1.0 - BETA2)
+        count = float(self.count)
+        spread = (self.square.sqrt() / math.sqrt(1.0 - BETA2**count)).add_(self._epsilon)
+        self._data.addcdiv_(self.mean, spread, value=-learning_rate / (1.0 - BETA1**count))
+
+    def state_dict(self) -> Tree:
+        return {"mean": self.mean, "square": self.square, "count": self.count}
+
+    def load_state_dict(self, state: Tree) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(torch.as_tensor(state[name]))
 
 
 class NetworkOptimizer(Adam):
@@ -87,3 +174,15 @@ class NetworkOptimizer(Adam):
         """Scales a gradient of length `norm` to at most `max_norm`."""
         if norm > max_norm:
             self.flat.grad.mul_(max_norm / (norm + 1e-6))
+
+
+class TargetNetwork(Generic[M]):
+    """A copy of a network that follows it slowly, its parameters one vector like the other's."""
+
+    def __init__(self, module: M) -> None:
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.data = FlatParameters(self.module).data
+
+    def follow(self, data: torch.Tensor, share: float) -> None:
+        """Moves `share` of the way to the network's parameters `data` [n] (Polyak averaging)."""
+        self.data.lerp_(data, share)

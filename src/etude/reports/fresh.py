@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
 
-from etude.building.collecting import make_evaluator, num_motions
+from etude.building.build import make_evaluator, num_motions
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
