@@ -31,7 +31,7 @@ from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
 from etude.algorithms.rewards import GIVEN
 from etude.algorithms.sac import SAC, SACConfig
 from etude.algorithms.td3 import TD3, TD3Config
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
 from etude.experience.store.episodes import EpisodeStore
@@ -73,7 +73,7 @@ def learner(kind: str, store: EpisodeStore, steps: int) -> tuple[OffPolicy, Cloc
         if kind == "sac"
         else TD3(TD3Config(**sizes), policy, *parts)
     )
-    return agent, Clock(Nest(1, 1, 1, 100, steps))
+    return agent, Clock(Loops(1, 1, 1, 100, steps))
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:

@@ -27,7 +27,7 @@ from torch import nn
 from etude.algorithms.reward_model import RewardOnly, make_reward_only
 from etude.algorithms.reward_only import RewardOnlyConfig
 from etude.algorithms.rrd import RRDConfig
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Subsets
@@ -130,7 +130,7 @@ def bare_side(store: EpisodeStore, ours: RewardOnly) -> Callable[[int, int], Non
 
 
 def our_side(model: RewardOnly, batches: int) -> Callable[[int, int], None]:
-    clock = Clock(Nest(1 << 20, 1, 1, 0, batches))
+    clock = Clock(Loops(1 << 20, 1, 1, 0, batches))
 
     def run(start: int, num: int) -> None:
         taken = sum(1 for _ in model.batches(clock, Key(2).child("update", start)))

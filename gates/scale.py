@@ -98,7 +98,7 @@ class Timed:
     def block(self, count: int) -> tuple[float, list[float]]:
         """A short run with lag 1: seconds of one iteration without lag, and of those with it."""
         clock = self.loop.clock
-        clock.continue_to(replace(clock.nest, iterations=clock.now.iterations + count))
+        clock.continue_to(replace(clock.loops, iterations=clock.now.iterations + count))
         times = [time.perf_counter()]
         for _ in range(count):
             for part in (self.collect, self.learn):

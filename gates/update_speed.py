@@ -36,7 +36,7 @@ from torch import nn
 import etude
 from etude.algorithms import ppo as ppo_module
 from etude.algorithms.ppo import PPO
-from etude.core.clock import Clock, ClockConfig, Nest
+from etude.core.clock import Clock, ClockConfig, Loops
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Fragment, Observations, StepResult
 from etude.core.keys import Key
 from etude.core.trees import Tree
@@ -122,7 +122,7 @@ def learner(recipe: Recipe, real: bool) -> tuple[PPO, list[Fragment], Clock]:
     groups = CollectorConfig(rows=cut.rows, group_rows=cut.group_rows)
     parts = [[buffer.part(groups.part(g)) for g in range(groups.num_groups)]]
     collector = LocalCollector(envs, own, key, Workers(2), parts)
-    clock = Clock(Nest.of(ClockConfig(epochs=1), rows * steps, cut.num_minibatches))
+    clock = Clock(Loops.of(ClockConfig(epochs=1), rows * steps, cut.num_minibatches))
     fragments = collector.collect(ppo.broadcast(clock), 0)
     collector.close()
     return ppo, fragments, clock

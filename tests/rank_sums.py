@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from etude.core.errors import NonFinite, UsageError
-from etude.core.ranks import Ranks, ToldElsewhere, joined, raise_first, writes
+from etude.core.ranks import Ranks, ReportedElsewhere, joined, raise_first, writes
 from rank_driver import fork_ranks, wait
 
 SHARDS, WIDTH = 4, 1_001
@@ -80,7 +80,7 @@ def work(rank: int) -> None:
 
 
 def work_in_vain(rank: int) -> None:
-    with pytest.raises(UsageError if rank == 0 else ToldElsewhere) as raised, joined() as ranks:
+    with pytest.raises(UsageError if rank == 0 else ReportedElsewhere) as raised, joined() as ranks:
         ranks.from_first(fail)
     assert raised.value.exit_code == UsageError.exit_code
 

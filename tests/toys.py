@@ -12,7 +12,7 @@ import torch
 
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.rewards import GIVEN, RewardSource
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Clock, Loops
 from etude.core.contracts import (
     ActionSpec,
     Array,
@@ -329,7 +329,7 @@ def make_trainer(
     views = [buffer.part(slice(g * group_rows, (g + 1) * group_rows)) for g in range(len(envs))]
     collector = LocalCollector(envs, own, key.child("collect"), Workers(threads), [views])
     batches = cut.num_minibatches * config.update_epochs
-    nest = Nest(iterations, 1, 1, cut.buffer_steps, batches)
+    nest = Loops(iterations, 1, 1, cut.buffer_steps, batches)
     return Trainer(algorithm, collector, Clock(nest), key)
 
 

@@ -17,7 +17,7 @@ from etude.core import trust as trusted
 from etude.core.clock import Clock
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.core.ranks import LostRank, Ranks, ToldElsewhere, joined, was_restarted
+from etude.core.ranks import LostRank, Ranks, ReportedElsewhere, joined, was_restarted
 from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, digest
 from etude.logs.outputs import Outputs, check, open_logs
@@ -423,7 +423,7 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     try:
         with loop.stop:
             finished = loop.run(rows_of(folder) if ranks.is_first else [])
-    except (LostRank, ToldElsewhere):
+    except (LostRank, ReportedElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
         if ranks.is_first:  # which is told of what fails on others
@@ -433,7 +433,7 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
         parts.close()
     if not finished:
         stopped = Interrupted(folder.path, loop.stop.signal or signal.SIGTERM)
-        raise stopped if ranks.is_first else ToldElsewhere(stopped.exit_code)
+        raise stopped if ranks.is_first else ReportedElsewhere(stopped.exit_code)
     ranks.from_first(lambda: _summarise(parts, folder))
 
 

@@ -15,7 +15,7 @@ from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
 from etude.algorithms.rewards import GIVEN, RewardSource
 from etude.algorithms.sac import SAC, SACConfig
 from etude.algorithms.td3 import TD3, TD3Config
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, BatchMetrics, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
@@ -156,7 +156,7 @@ def make_learner(
     collector = LocalCollector(envs, own, Key(5, ("collect",)), Workers(1), [views])
     steps = cut.steps_per_iteration
     idle = agent.config.idle_iterations(steps)
-    nest = Nest(20, 1, 1, steps, fields["train_batches"], idle)
+    nest = Loops(20, 1, 1, steps, fields["train_batches"], idle)
     return Learner(agent, collector, Clock(nest))
 
 
@@ -169,7 +169,7 @@ def test_warm_up_acts_uniformly_and_makes_no_update(kind: str, tmp_path: Path) -
         fragments = learner.collect()
         actions += [fragment.actions.copy() for fragment in fragments]
         learner.agent.ingest(fragments, learner.clock)
-        idle = learner.agent.config.idle_iterations(learner.clock.nest.steps_per_iteration)
+        idle = learner.agent.config.idle_iterations(learner.clock.loops.steps_per_iteration)
         assert idle == 11
         # The last of the warm-up's steps are there: from here on it learns, and acts by itself.
         assert len(learner.update()) == (5 if i == 11 else 0)

@@ -172,7 +172,7 @@ def test_a_kl_limit_counts_from_the_updates_start() -> None:
 def test_the_first_iterations_only_collect() -> None:
     """Nothing is learned before the normaliser has statistics; what was collected still counts."""
     trainer = make_trainer()
-    trainer.clock.nest = replace(trainer.clock.nest, idle_iterations=1)
+    trainer.clock.loops = replace(trainer.clock.loops, idle_iterations=1)
     weights = trainer.ppo.flat.data.clone()
     assert trainer.iterate() == []
     assert torch.equal(trainer.ppo.flat.data, weights)

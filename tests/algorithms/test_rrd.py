@@ -21,7 +21,7 @@ from etude.algorithms.reward_model import (
 )
 from etude.algorithms.reward_only import RewardOnlyConfig
 from etude.algorithms.rrd import RRD, RRDConfig, num_bytes, squared_errors, variance_terms
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.keys import Key
@@ -419,7 +419,7 @@ def model(path: Path, **changes: Any) -> RewardOnly:
 
 
 def iterate(algorithm: RewardOnly, iterations: range) -> list[dict[str, float]]:
-    clock = Clock(Nest(100, 1, 1, 0, 7))
+    clock = Clock(Loops(100, 1, 1, 0, 7))
     rows = []
     for i in iterations:
         assert algorithm.broadcast(clock).policy == {}

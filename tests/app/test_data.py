@@ -253,7 +253,7 @@ def test_the_quick_camera_sees_what_the_other_sees() -> None:
     task = make_shown(recipes.find("pick-place"), 1)
     task.reset(Key(0))
     state, target, pictures = task.simulation.state[0], task.view.target[0], []
-    for kind in (offscreen.Camera, QuickCamera):
+    for kind in (offscreen.Renderer, QuickCamera):
         with kind(task.simulation.model, task.shot, 64, 64) as camera:
             pictures.append(camera.picture(state, target).astype(np.float64))
     assert pictures[0].std() > 10

@@ -26,7 +26,7 @@ from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.reports import evaluating, film, fresh, play
 from etude.reports.evaluation import Report, kinds_of, new_folder, wilson
-from etude.reports.fresh import Fresh
+from etude.reports.fresh import FreshEpisodes
 from etude.rollout.group import evaluate
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.pick_place.terms import OUTCOMES
@@ -56,11 +56,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def made_up(**episodes: list[float]) -> Fresh:
+def made_up(**episodes: list[float]) -> FreshEpisodes:
     """Five episodes on two rows would not divide: one row of five, then."""
     spec = EnvSpec({}, BOX, 200, outcomes=OUTCOMES if "outcome" in episodes else ())
     arrays = {name: np.array(values, np.float64) for name, values in episodes.items()}
-    return Fresh(arrays, spec, 4096, 7, Key(7), group_rows=1, per_row=5)
+    return FreshEpisodes(arrays, spec, 4096, 7, Key(7), group_rows=1, per_row=5)
 
 
 FIVE: dict[str, list[float]] = {
@@ -182,7 +182,7 @@ def test_where_an_episode_was_played(finished: Path) -> None:
     """Episodes are ordered by group, episode of the row, row, and so they are found again."""
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 6)
-    half = Fresh(played.episodes, played.spec, 0, 0, played.key, group_rows=2, per_row=2)
+    half = FreshEpisodes(played.episodes, played.spec, 0, 0, played.key, group_rows=2, per_row=2)
     places = [half.place(index) for index in (0, 1, 2, 3, 4)]
     assert places == [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)]
     env = recipe.env.make(played.group_rows)
@@ -252,7 +252,7 @@ def test_strip_and_film(finished: Path, tmp_path: Path) -> None:
 def test_pick_place_shows_cube_and_target() -> None:
     task: Any = PickPlaceConfig().make(1)
     task.reset(Key(0))
-    with offscreen.Camera(task.simulation.model, task.shot, *film.SIZE) as camera:
+    with offscreen.Renderer(task.simulation.model, task.shot, *film.SIZE) as camera:
         picture = camera.picture(task.simulation.state[0], task.view.target[0])
     red, green, blue = np.moveaxis(picture.astype(int), -1, 0)
     assert picture.shape == (360, 480, 3)

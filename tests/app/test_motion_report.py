@@ -16,7 +16,7 @@ from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.reports.evaluation import Report
-from etude.reports.fresh import Fresh, _spread
+from etude.reports.fresh import FreshEpisodes, _spread
 from etude.reports.motion import ALL, SUCCESSES
 from etude.training.evaluation import summarise
 from toys import BOX, tiny_motions
@@ -42,7 +42,7 @@ EPISODES: dict[str, list[float]] = {
 def made_up(**changes: list[float]) -> Report:
     arrays = {name: np.array(v, np.float64) for name, v in {**EPISODES, **changes}.items()}
     spec = EnvSpec({}, BOX, 900, motions=CLIPS)
-    return Report(Fresh(arrays, spec, 4096, 7, Key(7), group_rows=1, per_row=6))
+    return Report(FreshEpisodes(arrays, spec, 4096, 7, Key(7), group_rows=1, per_row=6))
 
 
 def test_averages_are_per_motion_first() -> None:

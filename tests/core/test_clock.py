@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from etude.core.clock import Clock, ClockConfig, Counters, Interval, Nest
+from etude.core.clock import Clock, ClockConfig, Counters, Interval, Loops
 from etude.core.errors import UsageError
 
 UNITS = ("timesteps", "updates", "iterations", "cycles", "epochs")
 
 nests = st.builds(
-    Nest,
+    Loops,
     iterations=st.integers(1, 60),
     iterations_per_cycle=st.integers(1, 7),
     cycles_per_epoch=st.integers(1, 5),
@@ -27,7 +27,7 @@ nests = st.builds(
 intervals = st.builds(Interval, st.integers(0, 50), st.sampled_from(UNITS))
 
 
-def counted_by_hand(nest: Nest) -> list[Counters]:
+def counted_by_hand(nest: Loops) -> list[Counters]:
     """Counters after every iteration, from nested loops that close a level when it is full."""
     history, cycles, epochs, in_cycle, in_epoch = [Counters()], 0, 0, 0, 0
     for i in range(1, nest.iterations + 1):
@@ -43,11 +43,11 @@ def counted_by_hand(nest: Nest) -> list[Counters]:
     return history
 
 
-def _learned(nest: Nest, iteration: int) -> int:
+def _learned(nest: Loops, iteration: int) -> int:
     return nest.batches_per_iteration if iteration >= nest.idle_iterations else 0
 
 
-def run(nest: Nest) -> list[tuple[Counters, Clock]]:
+def run(nest: Loops) -> list[tuple[Counters, Clock]]:
     clock, seen = Clock(nest), []
     while not clock.finished:
         clock.advance(_learned(nest, clock.now.iterations), 1)
@@ -58,7 +58,7 @@ def run(nest: Nest) -> list[tuple[Counters, Clock]]:
 
 
 @given(nests)
-def test_counters_equal_nested_loops(nest: Nest) -> None:
+def test_counters_equal_nested_loops(nest: Loops) -> None:
     expected = counted_by_hand(nest)
     assert [nest.at(i) for i in range(nest.iterations + 1)] == expected
     assert [now for now, _ in run(nest)] == expected[1:]
@@ -66,7 +66,7 @@ def test_counters_equal_nested_loops(nest: Nest) -> None:
 
 
 @given(nests, intervals, st.booleans())
-def test_times_due_equals_a_simulation(nest: Nest, interval: Interval, also_last: bool) -> None:
+def test_times_due_equals_a_simulation(nest: Loops, interval: Interval, also_last: bool) -> None:
     history = counted_by_hand(nest)
     times = 0
     for i in range(nest.iterations):
@@ -78,7 +78,7 @@ def test_times_due_equals_a_simulation(nest: Nest, interval: Interval, also_last
 
 
 @given(nests, intervals)
-def test_due_survives_a_state_round_trip(nest: Nest, interval: Interval) -> None:
+def test_due_survives_a_state_round_trip(nest: Loops, interval: Interval) -> None:
     clock = Clock(nest)
     for _, copy in run(nest):
         clock.advance(_learned(nest, clock.now.iterations), 1)
@@ -89,7 +89,7 @@ def test_due_survives_a_state_round_trip(nest: Nest, interval: Interval) -> None
 
 
 def test_a_short_last_cycle_and_epoch_still_end() -> None:
-    nest = Nest(7, 3, 2, 10, 4)
+    nest = Loops(7, 3, 2, 10, 4)
     ends = [(c.cycle_ended, c.epoch_ended) for _, c in run(nest)]
     assert [i for i, (cycle, _) in enumerate(ends, 1) if cycle] == [3, 6, 7]
     assert [i for i, (_, epoch) in enumerate(ends, 1) if epoch] == [6, 7]
@@ -97,14 +97,14 @@ def test_a_short_last_cycle_and_epoch_still_end() -> None:
 
 
 def test_updates_that_were_skipped_are_not_counted() -> None:
-    clock = Clock(Nest(3, 1, 1, 10, 8))
+    clock = Clock(Loops(3, 1, 1, 10, 8))
     for updates in (8, 3, 8):
         clock.advance(updates, 0)
     assert clock.now.updates == 19
 
 
 def test_progress_goes_from_zero_to_one() -> None:
-    clock = Clock(Nest(4, 1, 1, 1, 1))
+    clock = Clock(Loops(4, 1, 1, 1, 1))
     seen = []
     while not clock.finished:
         seen.append(clock.progress)
@@ -114,7 +114,7 @@ def test_progress_goes_from_zero_to_one() -> None:
 
 
 def test_ten_thousand_million_steps() -> None:
-    nest = Nest.of(ClockConfig(total_timesteps=10**10, cycles=10, iterations=4), 524_288, 32)
+    nest = Loops.of(ClockConfig(total_timesteps=10**10, cycles=10, iterations=4), 524_288, 32)
     assert nest.iterations == 19_073
     assert nest.total.timesteps == 19_073 * 524_288 == 9_999_745_024
     assert (nest.total.cycles, nest.total.epochs) == (4_769, 477)
@@ -122,7 +122,7 @@ def test_ten_thousand_million_steps() -> None:
 
 
 def test_counters_are_exact_far_beyond_32_bits() -> None:
-    nest = Nest(10**13, 3, 7, 524_288, 320)
+    nest = Loops(10**13, 3, 7, 524_288, 320)
     clock = Clock(nest)
     clock.before, clock.now, clock.episodes = nest.at(10**13 - 3), nest.at(10**13 - 2), 10**13
     clock.advance(320, 2)
@@ -138,13 +138,13 @@ def test_counters_are_exact_far_beyond_32_bits() -> None:
 
 
 def _again(clock: Clock) -> Clock:
-    copy = Clock(clock.nest)
+    copy = Clock(clock.loops)
     copy.load_state_dict(json.loads(json.dumps(clock.state_dict())))
     return copy
 
 
 @given(nests, st.integers(1, 60))
-def test_a_run_that_is_extended_counts_as_one_of_that_length(nest: Nest, more: int) -> None:
+def test_a_run_that_is_extended_counts_as_one_of_that_length(nest: Loops, more: int) -> None:
     longer = replace(nest, iterations=nest.iterations + more)
     clock = Clock(nest)
     while not clock.finished:
@@ -157,7 +157,7 @@ def test_a_run_that_is_extended_counts_as_one_of_that_length(nest: Nest, more: i
 
 
 @given(nests, st.integers(1, 60))
-def test_a_run_that_is_ended_early_counts_as_one_of_that_length(nest: Nest, done: int) -> None:
+def test_a_run_that_is_ended_early_counts_as_one_of_that_length(nest: Loops, done: int) -> None:
     shorter = replace(nest, iterations=min(done, nest.iterations))
     clock = Clock(nest)
     for _ in range(shorter.iterations):
@@ -198,8 +198,8 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
 
 def test_never_is_never_due() -> None:
     never = Interval.parse("never")
-    assert not any(copy.is_due(never) for _, copy in run(Nest(9, 2, 2, 5, 5)))
-    assert Nest(9, 2, 2, 5, 5).times_due(never, also_last=True) == 1
+    assert not any(copy.is_due(never) for _, copy in run(Loops(9, 2, 2, 5, 5)))
+    assert Loops(9, 2, 2, 5, 5).times_due(never, also_last=True) == 1
 
 
 @pytest.mark.parametrize("lengths", [{}, {"total_timesteps": 10, "epochs": 1}])
@@ -209,9 +209,9 @@ def test_exactly_one_length_is_given(lengths: dict[str, int]) -> None:
 
 
 def test_a_budget_is_rounded_down_to_whole_iterations() -> None:
-    assert Nest.of(ClockConfig(total_timesteps=99), 10, 1).iterations == 9
-    assert Nest.of(ClockConfig(epochs=2, cycles=3, iterations=4), 10, 1).iterations == 24
+    assert Loops.of(ClockConfig(total_timesteps=99), 10, 1).iterations == 9
+    assert Loops.of(ClockConfig(epochs=2, cycles=3, iterations=4), 10, 1).iterations == 24
     with pytest.raises(UsageError, match="at least"):
-        Nest.of(ClockConfig(total_timesteps=9), 10, 1)
+        Loops.of(ClockConfig(total_timesteps=9), 10, 1)
     with pytest.raises(UsageError, match=r"clock\.epochs"):
-        Nest.of(ClockConfig(total_timesteps=9), 0, 1)
+        Loops.of(ClockConfig(total_timesteps=9), 0, 1)

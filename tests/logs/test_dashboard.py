@@ -11,7 +11,7 @@ from log_points import METRICS, rows_like_a_run
 from rich.cells import cell_len
 from rich.console import Console
 
-from etude.core.clock import Clock, ClockConfig, Nest
+from etude.core.clock import Clock, ClockConfig, Loops
 from etude.logs.dashboard import Dashboard
 from etude.logs.dashboard_view import draw
 from etude.metrics.declared import Health
@@ -29,7 +29,7 @@ def make(width: int = 80, height: int = 24, iterations: int = 24) -> Dashboard:
 def clock_at(iterations: int, total: int = 23) -> Clock:
     """2 iterations a cycle, 4 cycles an epoch; the last of both are short."""
     config = ClockConfig(total_timesteps=256 * total, cycles=4, iterations=2)
-    clock = Clock(Nest.of(config, 256, 16))
+    clock = Clock(Loops.of(config, 256, 16))
     for _ in range(iterations):
         clock.advance(16, 3)
     return clock

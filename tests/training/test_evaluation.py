@@ -49,7 +49,7 @@ def test_the_best_is_by_success_then_by_reward(monkeypatch: pytest.MonkeyPatch) 
             "is_success": np.full(4, success),
         }
         monkeypatch.setattr(evaluator, "episodes", lambda *_, fixed=fixed: fixed)
-        verdicts.append(evaluator.test(broadcast).is_best)
+        verdicts.append(evaluator.evaluate(broadcast).is_best)
         state = json.loads(json.dumps(evaluator.state_dict()))
         evaluator, _ = make()
         evaluator.load_state_dict(state)
@@ -73,7 +73,7 @@ def test_of_policies_that_cannot_be_told_apart_the_later_is_the_best(
             "is_success": np.full(4, success),
         }
         monkeypatch.setattr(evaluator, "episodes", lambda *_, fixed=fixed: fixed)
-        verdicts.append(evaluator.test(broadcast).is_best)
+        verdicts.append(evaluator.evaluate(broadcast).is_best)
     assert verdicts == [True, True, False, True, False, False]
     assert evaluator.best == (1.0, 5.5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from etude.algorithms.rrd import METRICS
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Clock, Loops
 from etude.core.contracts import BatchMetrics
 from etude.training.callbacks import Context
 from etude.training.progress import LossLines
@@ -14,7 +14,7 @@ from etude.training.progress import LossLines
 def lines(losses: list[list[float]], every: int | None) -> list[str]:
     """What is said of iterations with these losses."""
     said: list[str] = []
-    clock = Clock(Nest(1, 1, len(losses), 0, len(losses[0])))
+    clock = Clock(Loops(1, 1, len(losses), 0, len(losses[0])))
     context = Context(clock, cast(Any, None), cast(Any, None))
     shown = LossLines(said.append, METRICS[0], every)
     for iteration in losses:
@@ -43,7 +43,7 @@ def test_so_many_batches_are_counted_over_the_run() -> None:
 
 def test_what_learns_no_reward_says_nothing() -> None:
     said: list[str] = []
-    shown, clock = LossLines(said.append, METRICS[0], 1), Clock(Nest(1, 1, 1, 0, 1))
+    shown, clock = LossLines(said.append, METRICS[0], 1), Clock(Loops(1, 1, 1, 0, 1))
     context = Context(clock, cast(Any, None), cast(Any, None))
     shown.batch_end(context, BatchMetrics({"train/value_loss": 1.0}))
     shown.iteration_end(context, [])

@@ -14,7 +14,7 @@ import pytest
 import etude
 from etude.api import Interrupted, Run, resume, train
 from etude.cli import main as cli
-from etude.core.clock import Clock, Nest
+from etude.core.clock import Clock, Loops
 from etude.core.contracts import EnvSpec, Fragment
 from etude.core.errors import UsageError
 from etude.core.trees import copy_arrays, digest
@@ -27,7 +27,7 @@ from etude.training.motion_curriculum import MotionCurriculum
 from run_hash import run_hash
 from toys import BOX, changed, tiny_motions
 
-NEST = Nest(6, 1, 2, 100, 1)
+NEST = Loops(6, 1, 2, 100, 1)
 """Epochs of two iterations."""
 
 
@@ -38,7 +38,7 @@ def evaluation(*success: float) -> dict[str, Any]:
 def test_an_evaluation_counts_from_the_next_epoch_on() -> None:
     one = MotionCurriculum(MotionCurriculumConfig(enabled=True, mix=0.5, decay=0.0), 4)
     clock, even = Clock(NEST), [0.25] * 4
-    one.judged(evaluation(0, 1, 1, 1))
+    one.evaluated(evaluation(0, 1, 1, 1))
     clock.advance(1, 0)
     metrics = one.turn(clock)  # in the middle of an epoch
     assert one.broadcast()["weights"].tolist() == even
@@ -47,7 +47,7 @@ def test_an_evaluation_counts_from_the_next_epoch_on() -> None:
         "curriculum/largest_weight": 0.25,
         "curriculum/round": 0.0,
     }
-    one.judged(evaluation(1, 0, 1, 1))  # evaluation and epoch end together: evaluation first
+    one.evaluated(evaluation(1, 0, 1, 1))  # evaluation and epoch end together: evaluation first
     clock.advance(1, 0)
     assert one.turn(clock)["curriculum/round"] == 1.0
     assert one.broadcast()["weights"].tolist() == [0.125, 0.625, 0.125, 0.125]
@@ -58,7 +58,7 @@ def test_it_goes_on_from_its_state() -> None:
     one, two = (MotionCurriculum(MotionCurriculumConfig(enabled=True), 3) for _ in range(2))
     clock = Clock(NEST)
     for success in ((0, 1, 1), (0, 0, 1)):
-        one.judged(evaluation(*success))
+        one.evaluated(evaluation(*success))
         clock.advance(1, 0)
         one.turn(clock)
         two.load_state_dict(copy_arrays(one.state_dict()))

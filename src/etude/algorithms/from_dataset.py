@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split_store
-from etude.algorithms.offline import judge
-from etude.core.clock import Nest
+from etude.algorithms.offline import evaluate_offline
+from etude.core.clock import Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -22,7 +22,7 @@ from etude.models.policies import make_policy
 from etude.planning.kinds import Inputs, Learner, PlanSection
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
-from etude.training.evaluation import HeldOut
+from etude.training.evaluation import HeldOutEvaluator
 
 if TYPE_CHECKING:
     from etude.algorithms.off_policy import OffPolicy
@@ -53,7 +53,7 @@ class Data(NamedTuple):
         return [self.training.part(slice(s, None, num)) for s in range(num)]
 
 
-def look_into(config: DatasetConfig) -> StoreGeometry:
+def dataset_geometry(config: DatasetConfig) -> StoreGeometry:
     """What the dataset holds that a config names."""
     name = config.dataset
     if not name or not (Path(name) / DESCRIPTION).is_file():
@@ -67,7 +67,7 @@ def look_into(config: DatasetConfig) -> StoreGeometry:
 
 def open_dataset(config: DatasetConfig, reads: Collection[str]) -> EpisodeStore:
     """The dataset a config names, of whose steps only these observations are read."""
-    look_into(config)
+    dataset_geometry(config)
     return EpisodeStore.open(Path(config.dataset), reads)
 
 
@@ -106,7 +106,7 @@ def exactness(recipe: Recipe) -> Exactness:
 def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
     """The dataset, compared with the environment where the recipe names one."""
     recipe.rewards.require_replay(recipe.algorithm.kind)
-    there, rewards = look_into(config).observations, recipe.rewards
+    there, rewards = dataset_geometry(config).observations, recipe.rewards
     reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *rewards.reads(there)}
     store = open_dataset(config, reads)
     if not store.num_episodes:
@@ -183,7 +183,9 @@ def learner(run: Resolved, algorithm: OffPolicy) -> Learner:
     counts = data.training.num_whole, data.training.num_transitions
     if run.recipe.env is not None:
         return Learner(algorithm, dataset=counts)
-    held_out = HeldOut(lambda: judge(algorithm, data.held_out), None, data.held_out.num_episodes)
+    held_out = HeldOutEvaluator(
+        lambda: evaluate_offline(algorithm, data.held_out), None, data.held_out.num_episodes
+    )
     return Learner(algorithm, dataset=counts, evaluator=held_out)
 
 
@@ -266,7 +268,7 @@ def shapes(store: EpisodeStore, reads: Collection[str], batch: int) -> dict[str,
 TITLE = "Dataset: [steps, ...]"
 
 
-def passes(training: EpisodesOf, loops: Nest, batch: int) -> float:
+def passes(training: EpisodesOf, loops: Loops, batch: int) -> float:
     """How often a run sees every step that is not held out, on average, in batches of a size."""
     return loops.total.updates * batch / training.num_transitions
 

@@ -41,16 +41,18 @@ class LearnedConfig(RewardsConfig):
         return str(Path(run).absolute()) if run else run
 
     def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
-        return load_taught(Path(self.run)).network.config.reads if self.run else ()
+        return load_reward_network(Path(self.run)).network.config.reads if self.run else ()
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> LearnedRewards:
         if not self.run:
             raise UsageError(
                 "rewards.kind learned needs a run that learned them: --rewards.run RUN."
             )
-        taught = load_taught(Path(self.run))
-        check_reads(taught.network, run.spec)
-        return LearnedRewards(taught.network, None if taught.action else run.spec.action, device)
+        restored = load_reward_network(Path(self.run))
+        check_reads(restored.network, run.spec)
+        return LearnedRewards(
+            restored.network, None if restored.action else run.spec.action, device
+        )
 
 
 class LearnedRewards(RewardSource):
@@ -81,7 +83,7 @@ class LearnedRewards(RewardSource):
         self.network.load_state_dict(arrays)
 
 
-class Taught(NamedTuple):
+class RestoredReward(NamedTuple):
     """A reward network, and what it was taught."""
 
     network: RewardNetwork
@@ -89,11 +91,11 @@ class Taught(NamedTuple):
     """What its actions are a policy's of, in [-1, 1]; None where they are a dataset's own."""
 
 
-def load_taught(path: Path) -> Taught:
+def load_reward_network(path: Path) -> RestoredReward:
     """The reward network of a reward-only run or of one that learned rewards by rrd."""
     arrays, contract = policy_parts(path)
     if contract.get("kind") == CONTRACT_KIND:
-        return Taught(reward_network_from_contract(contract, arrays), None)
+        return RestoredReward(reward_network_from_contract(contract, arrays), None)
     state = _reward_state(path)
     if not all(isinstance(state.get(name), dict) for name in ("contract", "network")):
         raise UsageError(
@@ -101,7 +103,7 @@ def load_taught(path: Path) -> Taught:
             "one of their checkpoints."
         )
     network = reward_network_from_contract(state["contract"], state["network"])
-    return Taught(network, network.action)
+    return RestoredReward(network, network.action)
 
 
 def _reward_state(path: Path) -> Tree:
@@ -135,7 +137,7 @@ def check_reads(network: RewardNetwork, env: EnvSpec) -> None:
 class LoadedReward:
     """A learned reward: `load_reward(path).rewards(obs, actions, next_obs)`."""
 
-    def __init__(self, taught: Taught) -> None:
+    def __init__(self, taught: RestoredReward) -> None:
         self.network, self._action = taught
 
     def rewards(self, obs: Any, actions: Any, next_obs: Any) -> Array:
@@ -169,4 +171,4 @@ def _rows(array: Any, network: RewardNetwork, name: str) -> Array:
 def load_reward(path: str | Path) -> LoadedReward:
     """The reward of a reward-only run (its best), of a run with rrd (its newest), or of one of
     their checkpoints."""
-    return LoadedReward(load_taught(Path(path)))
+    return LoadedReward(load_reward_network(Path(path)))

@@ -11,7 +11,7 @@ from etude.algorithms.reward_model import evaluate
 from etude.algorithms.rrd import RRD
 
 
-def judge(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, float]:
+def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, float]:
     """Metrics on whole episodes that were not learned from; {} if there are none.
 
     "eval/action_error": mean square of the policy's most likely action less the one that was

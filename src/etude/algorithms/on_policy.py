@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from etude.algorithms.rewards import RewardSource
-from etude.core.clock import Nest
+from etude.core.clock import Loops
 from etude.core.contracts import Algorithm
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -84,9 +84,9 @@ class OnPolicyConfig(AlgorithmConfig):
             agents=recipe.task.num_agents,
         )
 
-    def loops(self, recipe: Recipe, geometry: SegmentGeometry) -> Nest:
+    def loops(self, recipe: Recipe, geometry: SegmentGeometry) -> Loops:
         batches = geometry.num_minibatches * self.update_epochs + recipe.rewards.num_updates
-        return Nest.of(recipe.clock, geometry.buffer_steps, batches, _collect_only(recipe))
+        return Loops.of(recipe.clock, geometry.buffer_steps, batches, _collect_only(recipe))
 
     def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
         policy = make_policy(run.recipe.policy, run.spec, key.child("policy"))

@@ -14,7 +14,7 @@ from etude.algorithms import from_dataset
 from etude.algorithms.held_out import DatasetConfig, EpisodesOf
 from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
 from etude.algorithms.rewards import RewardSource
-from etude.core.clock import Nest
+from etude.core.clock import Loops
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
@@ -122,11 +122,11 @@ class OffPolicyConfig(DatasetConfig):
             )
         return geometry
 
-    def loops(self, recipe: Recipe, geometry: ReplayGeometry | None) -> Nest:
+    def loops(self, recipe: Recipe, geometry: ReplayGeometry | None) -> Loops:
         if geometry is None:
-            return Nest.of(recipe.clock, 0, self.train_batches)
+            return Loops.of(recipe.clock, 0, self.train_batches)
         steps = geometry.steps_per_iteration
-        return Nest.of(recipe.clock, steps, self.train_batches, self.idle_iterations(steps))
+        return Loops.of(recipe.clock, steps, self.train_batches, self.idle_iterations(steps))
 
     def inputs(self, recipe: Recipe) -> Inputs | None:
         return from_dataset.inputs(self, recipe) if self.dataset or recipe.env is None else None

@@ -11,7 +11,7 @@ from etude.algorithms import from_dataset
 from etude.algorithms.held_out import DatasetConfig, split_store
 from etude.algorithms.reward_model import action_of, make_reward_only
 from etude.algorithms.rrd import METRICS, RRDConfig, num_bytes
-from etude.core.clock import Nest
+from etude.core.clock import Loops
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -23,7 +23,7 @@ from etude.planning.kinds import Inputs, Learner, PlanSection
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
 from etude.runs.folder import RunFolder
-from etude.training.evaluation import HeldOut
+from etude.training.evaluation import HeldOutEvaluator
 
 
 class RewardOnlyConfig(DatasetConfig):
@@ -67,12 +67,12 @@ class RewardOnlyConfig(DatasetConfig):
         """The observations that are looked at."""
         return {*self.rrd.network.reads, *([self.progress] if self.progress else [])}
 
-    def loops(self, recipe: Recipe, geometry: None) -> Nest:
+    def loops(self, recipe: Recipe, geometry: None) -> Loops:
         if recipe.learner.shards > 1:
             raise UsageError("A reward is learned in one shard: leave learner.shards at 1.")
         from_dataset.refuse_collection(recipe)
         self.rrd.check(1)
-        return Nest.of(recipe.clock, 0, self.train_batches)
+        return Loops.of(recipe.clock, 0, self.train_batches)
 
     def inputs(self, recipe: Recipe) -> Inputs:
         config, store = open_data(self)
@@ -95,7 +95,7 @@ class RewardOnlyConfig(DatasetConfig):
         config, store = run.data
         algorithm = make_reward_only(config, store, run.device, key.child("reward"))
         score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
-        held_out = HeldOut(algorithm.evaluate, score, algorithm.held_out.num_episodes)
+        held_out = HeldOutEvaluator(algorithm.evaluate, score, algorithm.held_out.num_episodes)
         counts = algorithm.training.num_whole, algorithm.training.num_transitions
         return Learner(algorithm, dataset=counts, evaluator=held_out)
 
@@ -141,5 +141,5 @@ class RewardOnlyConfig(DatasetConfig):
 
 def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, EpisodeStore]:
     """The dataset, and the config with the observations that are read of it."""
-    config = config.found_in(from_dataset.look_into(config))
+    config = config.found_in(from_dataset.dataset_geometry(config))
     return config, from_dataset.open_dataset(config, config.read_names)

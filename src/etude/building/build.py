@@ -31,10 +31,10 @@ from etude.runs.checkpoint import fitting
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
-from etude.training.evaluation import Evaluator, Tester
+from etude.training.evaluation import AnyEvaluator, Evaluator
 from etude.training.loop import Loop
 from etude.training.saving import Saver
-from etude.training.sharing import FirstTests, SharedCollector
+from etude.training.sharing import FirstRankEvaluator, SharedCollector
 from etude.training.stop import StopRequest
 from etude.training.stopwatch import Stopwatch
 
@@ -158,7 +158,7 @@ def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
 
 def make_collection(
     run: Resolved, learner: Learner, key: Key, clock: Clock, ranks: Ranks
-) -> tuple[Collector, Tester]:
+) -> tuple[Collector, AnyEvaluator]:
     """The collector that fills the learner's buffers, and the evaluator; this rank's of them."""
     recipe = run.recipe
     if not learner.buffers:
@@ -182,11 +182,11 @@ def make_collection(
     if config.lag:
         from etude.rollout.overlap import OverlappedCollector
 
-        collector = OverlappedCollector(collector, lambda i: i < clock.nest.iterations)
-    tester: Tester | None = learner.evaluator
+        collector = OverlappedCollector(collector, lambda i: i < clock.loops.iterations)
+    tester: AnyEvaluator | None = learner.evaluator
     if tester is None and ranks.is_first:
         tester = make_evaluator(recipe, key, workers, new_policy())
-    return SharedCollector(ranks, collector), FirstTests(ranks, tester)
+    return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, tester)
 
 
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:

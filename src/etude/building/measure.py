@@ -47,7 +47,7 @@ def measured(run: Resolved, plan: Plan, rounds: int = 3) -> Plan:
             timings["collect"].append(middle - start)
             timings["train"].append(time.perf_counter() - middle)
         start = time.perf_counter()
-        loop.evaluator.test(loop.algorithm.broadcast(loop.clock))
+        loop.evaluator.evaluate(loop.algorithm.broadcast(loop.clock))
         test = time.perf_counter() - start
         start = time.perf_counter()
         loop.saver.save_if_due(loop.clock, urgent=True)

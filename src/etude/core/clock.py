@@ -76,7 +76,7 @@ class ClockConfig(Config):
 
 
 @dataclass(frozen=True)
-class Nest:
+class Loops:
     """The nest of loops in whole numbers: what the plan prints and the clock follows."""
 
     iterations: int
@@ -96,7 +96,7 @@ class Nest:
         steps_per_iteration: int,
         batches_per_iteration: int,
         idle_iterations: int = 0,
-    ) -> Nest:
+    ) -> Loops:
         if config.total_timesteps is not None:
             if steps_per_iteration == 0:
                 raise UsageError(
@@ -177,8 +177,8 @@ class Counters:
 class Clock:
     """Where a run stands. It is its own state, so a resume cannot shift a schedule."""
 
-    def __init__(self, nest: Nest) -> None:
-        self.nest = nest
+    def __init__(self, loops: Loops) -> None:
+        self.loops = loops
         self.now = Counters()
         self.before = Counters()
         self.episodes = 0
@@ -186,37 +186,37 @@ class Clock:
 
     @property
     def finished(self) -> bool:
-        return self.now.iterations >= self.nest.iterations
+        return self.now.iterations >= self.loops.iterations
 
     @property
     def only_collects(self) -> bool:
         """Whether the iteration under way is one of the first, which learn nothing."""
-        return self.now.iterations < self.nest.idle_iterations
+        return self.now.iterations < self.loops.idle_iterations
 
     @property
     def progress(self) -> float:
         """From 0 at the start to 1 at the end of the run."""
-        return self.now.iterations / self.nest.iterations
+        return self.now.iterations / self.loops.iterations
 
     def advance(self, updates: int, episodes: int) -> None:
         """One iteration has ended, after so many gradient steps and finished episodes."""
         self.before = self.now
-        self.now = self.nest.at(self.now.iterations + 1, self.now.updates + updates)
+        self.now = self.loops.at(self.now.iterations + 1, self.now.updates + updates)
         self.episodes += episodes
 
     def skip_idle(self) -> None:
         """Begin with the first iteration that learns, to time what is typical of a run."""
-        self.now = self.before = self.nest.at(self.nest.idle_iterations)
+        self.now = self.before = self.loops.at(self.loops.idle_iterations)
 
     def end_here(self) -> None:
         """Make the iteration that just ended the run's last."""
-        self.continue_to(replace(self.nest, iterations=self.now.iterations))
+        self.continue_to(replace(self.loops, iterations=self.now.iterations))
         self.ended_early = True
 
-    def continue_to(self, nest: Nest) -> None:
+    def continue_to(self, loops: Loops) -> None:
         """Give the run another length; what was a short last cycle goes on."""
-        self.nest = nest
-        self.now = nest.at(self.now.iterations, self.now.updates)
+        self.loops = loops
+        self.now = loops.at(self.now.iterations, self.now.updates)
         self.ended_early = False
 
     def is_due(self, interval: Interval) -> bool:

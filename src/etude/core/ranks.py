@@ -50,7 +50,7 @@ class LostRank(EtudeError):
     """Another rank has gone: killed, failed, or its machine with it."""
 
 
-class ToldElsewhere(EtudeError):
+class ReportedElsewhere(EtudeError):
     """Something that the first rank says; the others only leave."""
 
     def __init__(self, exit_code: int = EtudeError.exit_code) -> None:

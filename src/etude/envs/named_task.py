@@ -37,7 +37,7 @@ class TaskConfig(EnvConfig):
 
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
         env = make_task(self, num_envs, threads)
-        return env if self.exactness().exact else Unsaved(env)
+        return env if self.exactness().exact else WithoutSnapshots(env)
 
     def build_unchecked(self, num_envs: int, threads: int = 1) -> BatchEnv:
         return make_task(self, num_envs, threads)
@@ -103,7 +103,7 @@ def _config_model(task: type) -> type[BaseModel] | None:
     return model if inspect.isclass(model) and issubclass(model, BaseModel) else None
 
 
-class Unsaved(EnvWrapper):
+class WithoutSnapshots(EnvWrapper):
     """A task whose snapshots cannot be trusted: it trains, and a resume starts new episodes."""
 
     def snapshot(self) -> Tree:

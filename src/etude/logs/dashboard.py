@@ -137,10 +137,10 @@ class Dashboard:
         elapsed = time.perf_counter() - self._start
         clock, left, progress = self._clock, None, ""
         if clock is not None:
-            total, now = clock.nest.total, clock.now
+            total, now = clock.loops.total, clock.now
             done = now.iterations - self._begun_at
             if done and not clock.finished and not self._ended:
-                left = elapsed / done * (clock.nest.iterations - now.iterations)
+                left = elapsed / done * (clock.loops.iterations - now.iterations)
             unit, key = ("steps", "timesteps") if total.timesteps else ("updates", "updates")
             progress = f"{getattr(now, key):,} of {getattr(total, key):,} {unit}"
             progress += f" · {clock.progress:.0%}"
@@ -185,7 +185,7 @@ class Dashboard:
 
     def _points(self, curve: Curve) -> tuple[tuple[float, ...], int]:
         points = curve.points
-        rows = self._clock.nest.total.cycles if self._clock is not None else 0
+        rows = self._clock.loops.total.cycles if self._clock is not None else 0
         return points, span_of(len(points), -(-rows // curve.per_point))
 
 
@@ -193,20 +193,20 @@ def _levels(clock: Clock | None, batches: int) -> list[Level]:
     """Where the four wheels stand; one that contains others moves with them."""
     if clock is None:
         return [Level(name, 0, 0, 0.0) for name in ("epoch", "cycle", "iteration", "batch")]
-    nest, now, total = clock.nest, clock.now, clock.nest.total
-    per_epoch = nest.cycles_per_epoch * nest.iterations_per_cycle
+    loops, now, total = clock.loops, clock.now, clock.loops.total
+    per_epoch = loops.cycles_per_epoch * loops.iterations_per_cycle
     # The last epoch and the last cycle may be short.
     at = max(min(now.iterations, total.iterations - 1), 0) if clock.finished else now.iterations
     epoch_start = at // per_epoch * per_epoch
-    cycle_start = at // nest.iterations_per_cycle * nest.iterations_per_cycle
+    cycle_start = at // loops.iterations_per_cycle * loops.iterations_per_cycle
     in_epoch = min(per_epoch, total.iterations - epoch_start)
-    in_cycle = min(nest.iterations_per_cycle, total.iterations - cycle_start)
-    cycles = -(-in_epoch // nest.iterations_per_cycle)
-    sizes = done = (total.epochs, cycles, in_cycle, nest.batches_per_iteration)
+    in_cycle = min(loops.iterations_per_cycle, total.iterations - cycle_start)
+    cycles = -(-in_epoch // loops.iterations_per_cycle)
+    sizes = done = (total.epochs, cycles, in_cycle, loops.batches_per_iteration)
     shares = (1.0, 1.0, 1.0, 1.0)
     if not clock.finished:
-        part = min(batches / max(nest.batches_per_iteration, 1), 1.0)
-        cycle = (at - epoch_start) // nest.iterations_per_cycle
+        part = min(batches / max(loops.batches_per_iteration, 1), 1.0)
+        cycle = (at - epoch_start) // loops.iterations_per_cycle
         done = (now.epochs, cycle, at - cycle_start, batches)
         shares = (
             (at + part) / total.iterations,

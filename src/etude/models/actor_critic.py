@@ -75,7 +75,7 @@ class PolicyConfig(Config):
         return made
 
 
-class Judgement(NamedTuple):
+class EvaluatedActions(NamedTuple):
     """What a policy thinks of actions that were taken."""
 
     log_probs: torch.Tensor
@@ -218,7 +218,7 @@ class ActorCritic(BasePolicy):
         """The actor's outputs [rows, num_outputs] at features [rows, n], and the next state."""
 
     @abstractmethod
-    def _judge(
+    def _forward(
         self, features: Features, memory: Memory | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The actor's outputs [..., num_outputs] and the values [...] of prepared features."""
@@ -261,14 +261,14 @@ class ActorCritic(BasePolicy):
 
     def evaluate(
         self, features: Features, actions: torch.Tensor, memory: Memory | None
-    ) -> Judgement:
+    ) -> EvaluatedActions:
         """Judge actions [segments, horizon, n] taken at prepared features.
 
         A memoryless policy takes any leading shape, and its memory is None.
         """
-        outputs, values = self._judge(features, memory)
+        outputs, values = self._forward(features, memory)
         distribution = self._distribution(outputs)
-        return Judgement(
+        return EvaluatedActions(
             distribution.log_prob(actions), distribution.entropy(), values, distribution.excess()
         )
 

@@ -35,18 +35,18 @@ class Discriminator(nn.Module):
         """Raw windows [n, frames, features] as the layers read them: [n, frames * features]."""
         return self.normaliser(windows).flatten(1)  # type: ignore[no-any-return]
 
-    def judge(self, inputs: torch.Tensor) -> torch.Tensor:
+    def logits_of(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits [n] of normalised inputs [n, frames * features]."""
         return self.layers(inputs).squeeze(-1)  # type: ignore[no-any-return]
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         """Logits [n] of raw windows [n, frames, features]."""
-        return self.judge(self.inputs(windows))
+        return self.logits_of(self.inputs(windows))
 
     def slopes(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [n] of normalised inputs, and ||d logit / d input||^2 [n], both with gradients."""
         inputs = inputs.detach().requires_grad_()
-        logits = self.judge(inputs)
+        logits = self.logits_of(inputs)
         (gradient,) = torch.autograd.grad(logits.sum(), inputs, create_graph=True)
         return logits, gradient.square().sum(-1)
 

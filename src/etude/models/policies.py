@@ -10,8 +10,8 @@ from etude.core.registry import Registry
 from etude.models.actor_critic import (
     ActorCritic,
     BasePolicy,
+    EvaluatedActions,
     Features,
-    Judgement,
     Memory,
     PolicyConfig,
     map_features,
@@ -21,8 +21,8 @@ from etude.models.networks import Mlp
 __all__ = [
     "ActorCritic",
     "BasePolicy",
+    "EvaluatedActions",
     "Features",
-    "Judgement",
     "Memory",
     "MlpPolicy",
     "ModulePolicy",
@@ -56,7 +56,7 @@ class MlpPolicy(ActorCritic):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         return self.actor(features), state
 
-    def _judge(
+    def _forward(
         self, features: Features, memory: Memory | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.actor(features["actor"]), self.values(features, memory)

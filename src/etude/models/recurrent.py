@@ -63,7 +63,7 @@ class RecurrentPolicy(ActorCritic):
             out = torch.cat([out, features["critic"]], dim=-1)
         return self.critic(out).squeeze(-1)  # type: ignore[no-any-return]
 
-    def _judge(
+    def _forward(
         self, features: Features, memory: Memory | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = self._unroll(features, memory)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from etude.core.clock import Nest
+from etude.core.clock import Loops
 from etude.core.config import Config
 from etude.core.contracts import Algorithm, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
@@ -25,7 +25,7 @@ from etude.core.trees import Tree
 from etude.experience.segments import SegmentBuffer
 from etude.metrics.declared import Metrics
 from etude.runs.folder import RunFolder
-from etude.training.evaluation import Tester
+from etude.training.evaluation import AnyEvaluator
 
 if TYPE_CHECKING:
     from etude.planning.recipe import Recipe
@@ -66,7 +66,7 @@ class Learner(NamedTuple):
     """What collectors fill in turn; none where nothing is collected."""
     dataset: tuple[int, int] = (0, 0)
     """(episodes, steps) that are learned from, where nothing is collected."""
-    evaluator: Tester | None = None
+    evaluator: AnyEvaluator | None = None
     """Where an evaluation is no episodes in an environment."""
 
 
@@ -120,7 +120,7 @@ class AlgorithmConfig(Config):
         """How sizes divide, worked out once; refuses those that do not."""
         return None
 
-    def loops(self, recipe: Recipe, geometry: Any) -> Nest:
+    def loops(self, recipe: Recipe, geometry: Any) -> Loops:
         """The loops of a run: steps and gradient steps of an iteration."""
         raise NotImplementedError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from etude.core.clock import Clock, Interval, Nest
+from etude.core.clock import Clock, Interval, Loops
 from etude.core.contracts import EnvSpec
 from etude.core.trees import Tree, num_bytes
 from etude.metrics.board import Board
@@ -167,7 +167,7 @@ def _geometry(run: Resolved) -> dict[str, int]:
     }
 
 
-def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Nest) -> list[str]:
+def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Loops) -> list[str]:
     if not loops.steps_per_iteration:
         return []
     config, agents = recipe.collector, spec.agents
@@ -282,7 +282,7 @@ def rank_notes(recipe: Recipe, ranks: int) -> list[str]:
     ]
 
 
-def _length_notes(recipe: Recipe, loops: Nest) -> list[str]:
+def _length_notes(recipe: Recipe, loops: Loops) -> list[str]:
     notes, total, asked = [], loops.total, recipe.clock.total_timesteps
     if asked is not None and asked != total.timesteps:
         notes.append(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from etude.core.clock import Nest
+from etude.core.clock import Loops
 from etude.core.contracts import BatchEnv, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -24,7 +24,7 @@ class Resolved:
     """A recipe with all that follows from it before anything is learned."""
 
     recipe: Recipe
-    loops: Nest
+    loops: Loops
     geometry: Any
     """How the algorithm's sizes divide: its own, see `AlgorithmConfig.geometry`."""
     spec: EnvSpec
@@ -56,7 +56,7 @@ def resolve(recipe: Recipe) -> Resolved:
     )
 
 
-def loops_of(recipe: Recipe) -> Nest:
+def loops_of(recipe: Recipe) -> Loops:
     """The loops of a recipe alone; refuses sizes that do not divide."""
     return recipe.algorithm.loops(recipe, recipe.algorithm.geometry(recipe))
 

@@ -28,7 +28,7 @@ _camera: QuickCamera | None = None
 T = TypeVar("T")
 
 
-class QuickCamera(offscreen.Camera):
+class QuickCamera(offscreen.Renderer):
     """A camera for many small pictures."""
 
     def _shoot(self) -> Array:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.core.contracts import KINDS, Array
-from etude.reports.fresh import Fresh
+from etude.reports.fresh import FreshEpisodes
 from etude.runs import files
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
@@ -46,7 +46,7 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
     return min(max(low, 0.0), share), max(min(high, 1.0), share)
 
 
-def kinds_of(fresh: Fresh) -> list[str]:
+def kinds_of(fresh: FreshEpisodes) -> list[str]:
     """What became of each episode; [] where the environment does not report success."""
     names, episodes = fresh.spec.outcomes, fresh.episodes
     if names and "outcome" in episodes:
@@ -60,7 +60,7 @@ def kinds_of(fresh: Fresh) -> list[str]:
 class Report:
     """Fresh episodes, judged."""
 
-    fresh: Fresh
+    fresh: FreshEpisodes
 
     @property
     def kinds(self) -> list[str]:

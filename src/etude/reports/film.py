@@ -19,7 +19,7 @@ from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.batch import MujocoTask
 from etude.envs.mujoco.recorder import Recorder, Recording
 from etude.planning.recipe import Recipe
-from etude.reports.fresh import Fresh, load
+from etude.reports.fresh import FreshEpisodes, load
 from etude.rollout.group import evaluate
 
 SIZE = (480, 360)
@@ -68,7 +68,7 @@ def writer(path: Path, rate: float, size: tuple[int, int] = SIZE) -> Any:
     return made
 
 
-def typical(fresh: Fresh, kinds: list[str]) -> dict[str, int]:
+def typical(fresh: FreshEpisodes, kinds: list[str]) -> dict[str, int]:
     """{kind: number of an episode}: of each kind the one of middle length; first of equals."""
     chosen = {}
     for kind in dict.fromkeys(kinds) if kinds else ("episode",):
@@ -78,7 +78,9 @@ def typical(fresh: Fresh, kinds: list[str]) -> dict[str, int]:
     return chosen
 
 
-def film(recipe: Recipe, path: Path, fresh: Fresh, kinds: list[str], folder: Path) -> list[Path]:
+def film(
+    recipe: Recipe, path: Path, fresh: FreshEpisodes, kinds: list[str], folder: Path
+) -> list[Path]:
     """<kind>.png and <kind>.mp4 in a folder, for each kind of episode that occurred."""
     chosen, made = typical(fresh, kinds), []
     task, recordings = replay(recipe, path, fresh, list(chosen.values()))
@@ -91,7 +93,7 @@ def film(recipe: Recipe, path: Path, fresh: Fresh, kinds: list[str], folder: Pat
 
 
 def replay(
-    recipe: Recipe, path: Path, fresh: Fresh, numbers: list[int]
+    recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
 ) -> tuple[MujocoTask[Any], dict[int, Recording]]:
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
@@ -145,7 +147,7 @@ def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Imag
     sheet = Image.new("RGB", (STRIP_FRAMES * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
     pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
-    with offscreen.Camera(task.simulation.model, task.shot, width, height, fine=2) as camera:
+    with offscreen.Renderer(task.simulation.model, task.shot, width, height, fine=2) as camera:
         for index, step in enumerate(steps):
             left = index * (width + GAP)
             for line, state in enumerate(figures(recording, step, positions)):
@@ -162,7 +164,7 @@ def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: P
     rate = 1.0 / (model.opt.timestep * task.spec.substeps)
     last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
     film = writer(path, rate, (SIZE[0] * wide, SIZE[1]))
-    with offscreen.Camera(model, task.shot, *SIZE) as camera:
+    with offscreen.Renderer(model, task.shot, *SIZE) as camera:
         for step, target in enumerate(recording.targets):
             captions = ["reference", f"{title}, step {step} of {last}"][-wide:]
             pictures = [

@@ -23,7 +23,7 @@ _MOST_ROWS, _MOST_GROUP_ROWS, _FEW = 256, 64, 8
 
 
 @dataclass(frozen=True)
-class Fresh:
+class FreshEpisodes:
     """Deterministic episodes that training has not seen, and where each was played."""
 
     episodes: dict[str, Array]
@@ -76,7 +76,9 @@ def check_fits(policy: BasePolicy, env: EnvSpec, path: Path) -> None:
         raise UsageError(f"The policy of {path} acts otherwise than this task is acted on.")
 
 
-def play(recipe: Recipe, path: Path, episodes: int | None = None, seed: int | None = None) -> Fresh:
+def play(
+    recipe: Recipe, path: Path, episodes: int | None = None, seed: int | None = None
+) -> FreshEpisodes:
     """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed.
 
     Without a count, 100; or every motion once, where motions are imitated.
@@ -95,7 +97,7 @@ def play(recipe: Recipe, path: Path, episodes: int | None = None, seed: int | No
     try:
         check_fits(policy, evaluator.spec, path)
         played = evaluator.episodes(Broadcast(0, dict(policy.state_dict())), LABEL)
-        return Fresh(
+        return FreshEpisodes(
             played, evaluator.spec, step_of(path), seed, evaluator.key, group_rows, episodes // rows
         )
     finally:

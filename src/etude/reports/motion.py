@@ -11,7 +11,7 @@ from rich.table import Table
 
 from etude.core.contracts import Array
 from etude.motion.scores import ERRORS, by_motion, only_successes
-from etude.reports.fresh import Fresh
+from etude.reports.fresh import FreshEpisodes
 
 ALL, SUCCESSES = "all", "successes only"
 _TITLES = {
@@ -30,7 +30,7 @@ _RATES = ("is_success", "success_25", "once", "once_25", "progress")
 class MotionReport:
     """Averages per motion, and over motions: of all of them, and of successes alone."""
 
-    def __init__(self, fresh: Fresh) -> None:
+    def __init__(self, fresh: FreshEpisodes) -> None:
         self.statistics = [name for name in _TITLES if name in fresh.episodes]
         """Those of `_TITLES` that the environment reports."""
         self._names = fresh.spec.motions

@@ -43,7 +43,7 @@ def strip(clip: Clip, seconds: float) -> Image.Image:
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=line - 12)
     told = f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
     pen.text((8, line // 2), told, films.INK, font, anchor="lm")
-    with offscreen.Camera(model, Imitation.shot, width, height, fine=2) as camera:
+    with offscreen.Renderer(model, Imitation.shot, width, height, fine=2) as camera:
         for index, moment in enumerate(moments):
             left = index * (width + gap)
             sheet.paste(Image.fromarray(camera.picture(drawn[moment])), (left, line))
@@ -56,7 +56,7 @@ def film(clip: Clip, seconds: float, path: Path) -> None:
     """An mp4 in real time."""
     model = humanoid()
     writer = films.writer(path, CONTROL_RATE)
-    with offscreen.Camera(model, Imitation.shot, *films.SIZE, fine=2) as camera:
+    with offscreen.Renderer(model, Imitation.shot, *films.SIZE, fine=2) as camera:
         for state in states(model, clip, seconds):
             writer.send(camera.picture(state))
     writer.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.off_policy import OffPolicy
-from etude.algorithms.offline import judge
+from etude.algorithms.offline import evaluate_offline
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE
@@ -41,7 +41,7 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     with checkpoint.fitting(newest, "state"):
         learner.load_policy(arrays)
         learner.load_state_dict(training["algorithm"])
-    metrics = judge(learner, data.held_out)
+    metrics = evaluate_offline(learner, data.held_out)
     say(f"{data.held_out.num_episodes:,} episodes of {data.store.path} that were held out")
     for name, value in metrics.items():
         say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")

@@ -53,7 +53,7 @@ class Curriculum(Protocol):
         """An iteration was collected in which these ended, {name: [k]} of each group; metrics."""
         ...
 
-    def judged(self, episodes: dict[str, Array]) -> None:
+    def evaluated(self, episodes: dict[str, Array]) -> None:
         """These episodes {name: [n]} were played in evaluation."""
         ...
 
@@ -75,7 +75,7 @@ class NoCurriculum:
     def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
         return {}
 
-    def judged(self, episodes: dict[str, Array]) -> None:
+    def evaluated(self, episodes: dict[str, Array]) -> None:
         """Nothing depends on it."""
 
     def turn(self, clock: Clock) -> dict[str, float]:
@@ -112,7 +112,7 @@ class SuccessCurriculum:
             self._seen = self._won = 0
         return {"curriculum/level": self.level}
 
-    def judged(self, episodes: dict[str, Array]) -> None:
+    def evaluated(self, episodes: dict[str, Array]) -> None:
         """Levels go by the episodes of training."""
 
     def turn(self, clock: Clock) -> dict[str, float]:

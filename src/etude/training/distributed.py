@@ -21,7 +21,7 @@ from torch import distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from etude.core.errors import EtudeError
-from etude.core.ranks import ALONE, LostRank, Ranks, ToldElsewhere
+from etude.core.ranks import ALONE, LostRank, Ranks, ReportedElsewhere
 from etude.training.heartbeat import BEAT, CONTINUE, Heartbeat
 from etude.training.messages import decode, encode
 
@@ -54,7 +54,7 @@ def connected(size: int) -> Iterator[Ranks]:
     except BaseException as error:
         heart.leave(error)
         if rank and isinstance(error, EtudeError) and not isinstance(error, LostRank):
-            raise ToldElsewhere(error.exit_code) from error
+            raise ReportedElsewhere(error.exit_code) from error
         raise
     else:
         heart.stop()

@@ -44,7 +44,7 @@ class EvaluationConfig(Config):
         return self
 
 
-class Verdict(NamedTuple):
+class EvaluationResult(NamedTuple):
     """What an evaluation found."""
 
     metrics: dict[str, float]
@@ -54,14 +54,14 @@ class Verdict(NamedTuple):
     """{name: [n] float64}: what was played; {} where nothing was."""
 
 
-class Tester(Protocol):
+class AnyEvaluator(Protocol):
     """Judges what was learned, and remembers the best result so far."""
 
     best: tuple[float, float] | None
     num_done: int
     num_episodes: int
 
-    def test(self, broadcast: Broadcast) -> Verdict:
+    def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
         """One evaluation."""
         ...
 
@@ -107,13 +107,13 @@ class Evaluator:
         )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def test(self, broadcast: Broadcast) -> Verdict:
+    def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
         """One evaluation, on episodes of its own."""
         episodes = self.episodes(broadcast, broadcast.version)
         metrics = summarise(episodes)
         self.num_done += 1
         self.num_episodes += int(metrics["eval/episodes"])
-        return Verdict(metrics, self._is_best(metrics), episodes)
+        return EvaluationResult(metrics, self._is_best(metrics), episodes)
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         """By success, then by mean reward; where that cannot tell the two apart, the later one.
@@ -145,23 +145,23 @@ class Evaluator:
             env.close()
 
 
-class HeldOut:
+class HeldOutEvaluator:
     """Asks what was learned to judge itself on data that was kept from it."""
 
     def __init__(
-        self, judge: Callable[[], dict[str, float]], score: str | None, episodes: int
+        self, metrics_of: Callable[[], dict[str, float]], score: str | None, episodes: int
     ) -> None:
         """`judge` gives the metrics, of which `score` is better the larger it is.
 
         None where no number says which is better: then the newest is the best.
         """
-        self._judge, self._score, self._episodes = judge, score, episodes
+        self._metrics_of, self._score, self._episodes = metrics_of, score, episodes
         self.best: tuple[float, float] | None = None
         self.num_done = 0
         self.num_episodes = 0
 
-    def test(self, broadcast: Broadcast) -> Verdict:
-        metrics = self._judge()
+    def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
+        metrics = self._metrics_of()
         self.num_done += 1
         self.num_episodes += self._episodes
         value = -1.0 if self._score is None else metrics.get(self._score, -1.0)
@@ -171,7 +171,7 @@ class HeldOut:
         is_best = blind or self.best is None or found > self.best
         if is_best:
             self.best = found
-        return Verdict(metrics, is_best, {})
+        return EvaluationResult(metrics, is_best, {})
 
     def state_dict(self) -> Tree:
         return _memory(self)
@@ -183,7 +183,7 @@ class HeldOut:
         pass
 
 
-def _memory(tester: Tester) -> Tree:
+def _memory(tester: AnyEvaluator) -> Tree:
     return {
         "best": list(tester.best) if tester.best else None,
         "num_done": tester.num_done,
@@ -191,7 +191,7 @@ def _memory(tester: Tester) -> Tree:
     }
 
 
-def _remember(tester: Tester, state: Tree) -> None:
+def _remember(tester: AnyEvaluator, state: Tree) -> None:
     tester.best = tuple(state["best"]) if state["best"] else None
     tester.num_done = int(state["num_done"])
     tester.num_episodes = int(state["num_episodes"])

@@ -18,7 +18,7 @@ from etude.metrics.board import Board, epoch_means
 from etude.metrics.rows import ELAPSED
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import Curriculum
-from etude.training.evaluation import Tester
+from etude.training.evaluation import AnyEvaluator
 from etude.training.saving import Saver
 from etude.training.stop import StopRequest
 from etude.training.stopwatch import Stopwatch, Usage
@@ -32,7 +32,7 @@ class Loop:
     clock: Clock
     collector: Collector
     algorithm: Algorithm
-    evaluator: Tester
+    evaluator: AnyEvaluator
     evaluate_every: Interval
     curriculum: Curriculum
     board: Board
@@ -114,9 +114,9 @@ class Loop:
         if not (self.clock.is_due(self.evaluate_every) or self.clock.finished):
             return
         with self.stopwatch.phase("test"):
-            verdict = self.evaluator.test(self.algorithm.broadcast(self.clock))
+            verdict = self.evaluator.evaluate(self.algorithm.broadcast(self.clock))
         self.board.record(verdict.metrics)
-        self.curriculum.judged(verdict.episodes)
+        self.curriculum.evaluated(verdict.episodes)
         if verdict.is_best:
             self.saver.want_best(self.clock)
         for callback in self.callbacks:

@@ -63,7 +63,7 @@ class MotionCurriculum:
         """Training begins anywhere in a motion, so that its ends say little about the whole."""
         return {}
 
-    def judged(self, episodes: dict[str, Array]) -> None:
+    def evaluated(self, episodes: dict[str, Array]) -> None:
         self.failures = remember(
             self.failures, episodes["motion"], episodes["is_success"], self._config.decay
         )

@@ -238,4 +238,4 @@ class Saver:
 
 def step_of(clock: Clock) -> int:
     """What numbers checkpoints: environment steps, or updates where nothing is collected."""
-    return clock.now.timesteps if clock.nest.steps_per_iteration else clock.now.updates
+    return clock.now.timesteps if clock.loops.steps_per_iteration else clock.now.updates

@@ -9,7 +9,7 @@ from etude.core.errors import NonFinite
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.rollout.local import group_snapshots, group_state
-from etude.training.evaluation import Tester, Verdict
+from etude.training.evaluation import AnyEvaluator, EvaluationResult
 
 
 class SharedCollector:
@@ -45,37 +45,37 @@ class SharedCollector:
         self._own.close()
 
 
-class FirstTests:
+class FirstRankEvaluator:
     """A tester that only the first rank has; all are told what it found."""
 
-    def __init__(self, ranks: Ranks, tester: Tester | None) -> None:
-        self._ranks, self._tester = ranks, tester
+    def __init__(self, ranks: Ranks, tester: AnyEvaluator | None) -> None:
+        self._ranks, self._evaluator = ranks, tester
         self.best: tuple[float, float] | None = None
         self.num_done = 0
         self.num_episodes = 0
 
-    def test(self, broadcast: Broadcast) -> Verdict:
-        def verdict() -> Verdict:
-            assert self._tester is not None
-            return self._tester.test(broadcast)
+    def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
+        def verdict() -> EvaluationResult:
+            assert self._evaluator is not None
+            return self._evaluator.evaluate(broadcast)
 
-        found = Verdict(*self._ranks.from_first(verdict))
-        self._look()
+        found = EvaluationResult(*self._ranks.from_first(verdict))
+        self._copy_results()
         return found
 
-    def _look(self) -> None:
-        if self._tester is not None:
-            self.best, self.num_done = self._tester.best, self._tester.num_done
-            self.num_episodes = self._tester.num_episodes
+    def _copy_results(self) -> None:
+        if self._evaluator is not None:
+            self.best, self.num_done = self._evaluator.best, self._evaluator.num_done
+            self.num_episodes = self._evaluator.num_episodes
 
     def state_dict(self) -> Tree:
-        return {} if self._tester is None else self._tester.state_dict()
+        return {} if self._evaluator is None else self._evaluator.state_dict()
 
     def load_state_dict(self, state: Tree) -> None:
-        if self._tester is not None:
-            self._tester.load_state_dict(state)
-            self._look()
+        if self._evaluator is not None:
+            self._evaluator.load_state_dict(state)
+            self._copy_results()
 
     def close(self) -> None:
-        if self._tester is not None:
-            self._tester.close()
+        if self._evaluator is not None:
+            self._evaluator.close()

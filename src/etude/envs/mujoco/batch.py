@@ -246,7 +246,7 @@ class Terms(Generic[View]):
 
 
 @dataclass(frozen=True)
-class Shot:
+class Camera:
     """Where the camera of a task stands, and how the view's `target` is drawn, if it has one."""
 
     look_at: tuple[float, float, float] | None = None
@@ -283,7 +283,7 @@ class MujocoTask(ABC, Generic[View]):
     arrays, which the hooks write in place.
     """
 
-    shot = Shot()
+    shot = Camera()
     """How pictures show the task."""
     aims = True
     """Whether `_aim` and the first observation read derived fields of rows just placed."""

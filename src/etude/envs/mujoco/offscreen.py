@@ -15,7 +15,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError
-from etude.envs.mujoco.batch import Shot
+from etude.envs.mujoco.batch import Camera
 
 _VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 BACKENDS = ("egl", "osmesa")
@@ -71,7 +71,7 @@ def _works(name: str) -> bool:
     return done.returncode == 0
 
 
-def camera(shot: Shot, model: mujoco.MjModel) -> mujoco.MjvCamera:
+def camera(shot: Camera, model: mujoco.MjModel) -> mujoco.MjvCamera:
     """The camera of a shot."""
     view = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, view)
@@ -82,7 +82,7 @@ def camera(shot: Shot, model: mujoco.MjModel) -> mujoco.MjvCamera:
     return view
 
 
-def draw_target(scene: mujoco.MjvScene, shot: Shot, target: Array) -> None:
+def draw_target(scene: mujoco.MjvScene, shot: Camera, target: Array) -> None:
     """Add the mark of a target [3] to a scene."""
     radius, disc = shot.target_radius, shot.target == "disc"
     kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_SPHERE
@@ -97,11 +97,11 @@ def _add(scene: mujoco.MjvScene, kind: Any, size: Array, place: Array, color: Ar
     scene.ngeom += 1
 
 
-class Camera:
+class Renderer:
     """Draws states of one model; close it before the process ends."""
 
     def __init__(
-        self, model: mujoco.MjModel, shot: Shot, width: int, height: int, fine: int = 1
+        self, model: mujoco.MjModel, shot: Camera, width: int, height: int, fine: int = 1
     ) -> None:
         """`fine`: draw so many times as large and shrink it, for smooth edges."""
         name = backend()

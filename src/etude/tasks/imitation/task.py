@@ -14,7 +14,7 @@ from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Shot, Simulation
+from etude.envs.mujoco.batch import Camera, MujocoConfig, MujocoTask, Simulation
 from etude.metrics.declared import Curve, Metric, Metrics
 from etude.motion import clips, library
 from etude.motion import rotations as rot
@@ -173,7 +173,7 @@ class Imitation(MujocoTask[ImitationView]):
     """Actions: [rows, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles."""
 
     aims = False
-    shot = Shot(
+    shot = Camera(
         look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
     )
 

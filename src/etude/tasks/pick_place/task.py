@@ -17,7 +17,7 @@ from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Shot, Simulation
+from etude.envs.mujoco.batch import Camera, MujocoConfig, MujocoTask, Simulation
 from etude.robots.kuka.clearance import Clearance
 from etude.robots.kuka.hand_control import HandControl, solve_pose
 from etude.robots.kuka.scene import FINGERS, HAND_SITE, STROKE, ArmTable, arm_table
@@ -175,7 +175,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._model = ModelRandomiser(config.random, simulation)
         self._disturbance: Disturbance | None = None
         self._level = 1.0
-        self.shot = Shot(
+        self.shot = Camera(
             look_at=(0.5, 0.0, 0.22),
             distance=1.1,
             azimuth=145.0,

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from etude.core.config import Config
 from etude.core.contracts import ActionSpec, Array
-from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Shot, Simulation, Term, Terms
+from etude.envs.mujoco.batch import Camera, MujocoConfig, MujocoTask, Simulation, Term, Terms
 from etude.robots.kuka.scene import HAND_SITE, arm_table, kuka_spec
 
 TIMESTEP = 0.01
@@ -227,7 +227,7 @@ class Reach(MujocoTask[ReachView]):
     nothing and nothing counts as held, so neither pose nor velocity can carry the target on.
     """
 
-    shot = Shot(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
+    shot = Camera(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
 
     def __init__(self, config: ReachConfig, num_rows: int, threads: int = 1) -> None:
         table = arm_table()
