@@ -24,6 +24,7 @@ from etude.core.contracts import (
     StepResult,
 )
 from etude.core.keys import Key
+from etude.core.ranks import Alone
 from etude.core.trees import Tree, digest
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
@@ -331,6 +332,20 @@ def make_trainer(
     batches = cut.num_minibatches * config.update_epochs
     nest = Loops(iterations, 1, 1, cut.buffer_steps, batches)
     return Trainer(algorithm, collector, Clock(nest), key)
+
+
+class TwoRanks(Alone):
+    """The first of two ranks; the other one says what this one does."""
+
+    size = 2
+    exchanges = 0
+
+    def part(self, count: int) -> range:
+        return range(count // 2)
+
+    def gather(self, parts: list[Any]) -> list[Any]:
+        self.exchanges += 1
+        return parts * 2
 
 
 def replayed(source: RewardSource, store: Any, generator: Any, size: int) -> Batch:

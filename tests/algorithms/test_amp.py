@@ -28,7 +28,7 @@ from etude.experience.windows import StepWindows, WindowRing
 from etude.models.discriminator import Discriminator, make_discriminator
 from etude.models.policies import PolicyConfig
 from etude.tasks.imitation.task import Imitation, ImitationConfig
-from toys import StyleEnv, Trainer, make_trainer
+from toys import StyleEnv, Trainer, TwoRanks, make_trainer
 
 SMALL: dict[str, Any] = {
     "hidden": (16, 8),
@@ -336,6 +336,16 @@ def test_the_discriminators_gradient_steps_are_batches_too() -> None:
     assert len(batches) == 3 + 2 * 4
     assert all("amp/loss" in batch.values for batch in batches[:3])
     assert all("train/approx_kl" in batch.values for batch in batches[3:])
+
+
+def test_rings_are_gathered_before_the_state_is_read() -> None:
+    amp, ranks = make_amp(2), TwoRanks()
+    amp.ranks, amp.local_shards, amp.rings = ranks, ranks.part(2), amp.rings[:1]
+    amp.rings[0].count = 3
+    assert list(amp.state_dict()["rings"]) == ["000000"]
+    assert ranks.exchanges == 0
+    amp.gather()
+    assert [ring["count"] for ring in amp.state_dict()["rings"].values()] == [3, 3]
 
 
 def test_another_reference_is_refused_on_resume() -> None:

@@ -12,11 +12,10 @@ import torch
 from etude.algorithms.ppo import LOSS_METRICS, PPO, PPOConfig
 from etude.core.contracts import ActionSpec
 from etude.core.keys import Key
-from etude.core.ranks import Alone
 from etude.core.trees import copy_arrays, digest
 from etude.learning.shard import Minibatch
 from etude.models.policies import PolicyConfig, make_policy
-from toys import ACTIONS, DISCRETE, Trainer, make_trainer, toy_buffer
+from toys import ACTIONS, DISCRETE, Trainer, TwoRanks, make_trainer, toy_buffer
 
 
 def log_ratio(trainer: Trainer) -> float:
@@ -365,20 +364,6 @@ def test_a_state_round_trip_changes_no_bit() -> None:
         assert [b.values for b in one.iterate()] == [b.values for b in two.iterate()]
     assert digest(one.ppo.state_dict()) == digest(two.ppo.state_dict())
     assert digest(one.ppo.policy_parts()[0]) == digest(two.ppo.policy_parts()[0])
-
-
-class TwoRanks(Alone):
-    """The first of two ranks that have a shard each; the other one says what this one does."""
-
-    size = 2
-    exchanges = 0
-
-    def part(self, count: int) -> range:
-        return range(count // 2)
-
-    def gather(self, parts: list[Any]) -> list[Any]:
-        self.exchanges += 1
-        return parts * 2
 
 
 def test_a_state_is_gathered_before_it_is_read() -> None:

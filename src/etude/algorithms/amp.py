@@ -400,9 +400,8 @@ class AMP(RewardSource):
 
     def state_dict(self) -> Tree:
         """The reference is the environment's and not kept, only what it was known by."""
-        rings = dict(
-            zip(self.local_shards, (ring.state_dict() for ring in self.rings), strict=True)
-        )
+        pairs = zip(self.local_shards, self.rings, strict=True)
+        rings = self._other_rings | {s: ring.state_dict() for s, ring in pairs}
         return {
             "network": dict(self.network.state_dict()),
             "optimizer": self.optimizer.state_dict(),
