@@ -9,15 +9,13 @@ nothing of the others, so that a mixture of replays, priorities or longer return
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from etude.core.contracts import Array, Observations
-
-if TYPE_CHECKING:
-    from etude.experience.store.episodes import Subsets, Transitions
+from etude.experience.store.episodes import Subsets, Transitions
 
 
 class Experience(Protocol):
