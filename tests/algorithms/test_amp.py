@@ -202,7 +202,7 @@ def test_the_gradient_penalty_is_that_of_finite_differences() -> None:
     with torch.no_grad():
         columns = torch.eye(inputs.shape[1], dtype=torch.float64)
         by_column = [
-            (network.judge(inputs + h * e) - network.judge(inputs - h * e)) / (2 * h)
+            (network.logits_of(inputs + h * e) - network.logits_of(inputs - h * e)) / (2 * h)
             for e in columns
         ]
     expected = torch.stack(by_column, 1).square().sum(1)
