@@ -79,7 +79,7 @@ def mixture(first: Sampler, second: Sampler, share: float) -> Sampler:
     def sample(store: Experience, generator: np.random.Generator, size: int) -> Sample:
         num = int(size * share)
         one, two = first(store, generator, num), second(store, generator, size - num)
-        steps = one.steps._make(map(_joined, one.steps, two.steps))
+        steps = type(one.steps)(*map(_joined, one.steps, two.steps))
         return Sample(steps, *map(_joined, one[1:], two[1:]))
 
     return sample
