@@ -40,7 +40,7 @@ from etude.planning.page import duration
 from etude.planning.recipes import Recipe
 from etude.rollout.host import packed
 from etude.rollout.schedule import Schedule
-from etude.training.distributed import joined
+from etude.core.ranks import joined
 from machine import report_load
 from report import Gate, parse
 from scale_model import Constants, Setup, iteration, speed, with_learners
