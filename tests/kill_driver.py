@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import etude
+import etude.building.build
 from etude.core.errors import EtudeError
 from etude.planning import recipes
 
@@ -95,6 +96,7 @@ def finish(recipe: Path, folder: Path) -> None:
 def main() -> None:
     recipe, folder, kills, seed = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:5])
     chance, hits, runs = random.Random(seed), Counter[str](), [folder / "untouched"]
+    recipes.load(recipe, trust=True)  # with its kinds
     finish(recipe, runs[0])
     while hits.total() < kills:
         runs.append(folder / f"killed-{len(runs)}")

@@ -466,6 +466,50 @@ def test_what_is_typed_is_trusted(
     assert cli.main(["eval", "made", "--episodes", "4"]) == 0
 
 
+KIND = """
+open("imported", "a").close()
+import torch
+from etude.models.policies import ModulePolicyConfig
+
+
+class Kind(ModulePolicyConfig):
+    def network(self, num_inputs, num_outputs):
+        return torch.nn.Linear(num_inputs, num_outputs)
+"""
+
+
+def test_a_kind_that_a_file_names_is_not_imported_without_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_kind.py").write_text(KIND)
+    plain = own_recipe("etude.tasks.seek:Seek").model_dump(mode="json")
+    named, path = "own_kind.py:Kind", tmp_path / "strange.yaml"
+    for section, kind in (("policy", named), ("policy", [named]), ("algorithm", named)):
+        path.write_text(yaml.safe_dump({**plain, section: {"kind": kind}}))
+        with pytest.raises(UsageError, match=r"nobody has trusted it|not 'list'"):
+            recipes.load(path)
+    path.write_text(yaml.safe_dump({**plain, "logs": {"writers": [named]}}))
+    with pytest.raises(trust.Untrusted):
+        recipes.load(path)
+    assert not (tmp_path / "imported").exists()
+
+    path.write_text(yaml.safe_dump({**plain, "policy": {"kind": named}}))
+    made = train(recipes.load(path, trust=True), "mine")
+    forget()
+    resume("mine")
+    shutil.copytree(made.path, "copy", symlinks=True)
+    forget()
+    before = Path("copy/recipe.yaml").read_bytes()
+    for refused in (Run, resume):
+        with pytest.raises(trust.Untrusted, match=r"copy/recipe.yaml names"):
+            refused("copy")
+    assert Path("copy/recipe.yaml").read_bytes() == before  # it is not taken for damaged
+    resume("copy", trust=True)
+    forget()
+    Run("copy", trust=True).evaluate(4)
+
+
 def test_trust_that_cannot_be_kept_still_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -282,7 +282,7 @@ def _resume(
         def continued() -> tuple[Tree, list[str]]:
             from etude.building import recovery
 
-            recovery.restore(folder, asked.say)
+            recovery.restore(folder, asked.say, trust)
             loaded = recipes.load(folder.recipe, trust)
             run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
             resolved.append(run)

@@ -20,9 +20,8 @@ from etude.experience.contrast import draw_clips
 from etude.experience.store.episodes import DamagedStore, EpisodeStore
 from etude.planning import recipes
 from etude.recording import record as data_record
-from etude.recording.pictures import QuickCamera
+from etude.recording.pictures import QuickCamera, make_demonstrated
 from etude.recording.record import RecordOptions, record
-from etude.recording.tasks import make_shown
 
 REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 
@@ -250,7 +249,7 @@ def skip_without_pictures() -> None:
 
 def test_the_quick_camera_sees_what_the_other_sees() -> None:
     skip_without_pictures()
-    task = make_shown(recipes.find("pick-place"), 1)
+    task = make_demonstrated(recipes.find("pick-place"), 1)
     task.reset(Key(0))
     state, target, pictures = task.simulation.state[0], task.view.target[0], []
     for kind in (offscreen.Renderer, QuickCamera):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -42,6 +43,7 @@ class OnPolicyConfig(AlgorithmConfig):
     minibatch_size: int = Field(512, ge=1, description="Steps of one gradient, over all shards.")
     update_epochs: int = Field(8, ge=1, description="Times an update visits the whole buffer.")
 
+    @abstractmethod
     def make(
         self,
         policy: ActorCritic,
@@ -51,8 +53,11 @@ class OnPolicyConfig(AlgorithmConfig):
         rewards: RewardSource,
         ranks: Ranks,
     ) -> Algorithm:
-        """The algorithm; for a plan it is made on the meta device and without buffers."""
-        raise NotImplementedError
+        """The algorithm, best derived from `PolicyAlgorithm`.
+
+        For a plan it is made on the meta device and without buffers: its `state_dict` has the
+        shapes of the checkpoint, and what is under "optimizer" is counted as the optimizer's.
+        """
 
     def coverage(self, geometry: SegmentGeometry) -> float:
         """The share of segments that an iteration trains on, at the most."""
@@ -147,7 +152,7 @@ class OnPolicyConfig(AlgorithmConfig):
                 "buffer": _contents(run).num_bytes * (1 + recipe.collector.lag),
                 "model": model,
                 "gradient": model,
-                "optimizer": num_bytes(training["optimizer"]),
+                "optimizer": num_bytes(training.get("optimizer", {})),
                 **rewards.memory,
             },
             estimates=estimates,

@@ -51,7 +51,7 @@ from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.learning.shard import Minibatch, Shard
 from etude.metrics.declared import Metrics
-from etude.models.normalise import RewardScaler, merge_moments
+from etude.models.normalise import RewardScaler, merge_all, merge_moments
 from etude.models.policies import ActorCritic, Features, Memory, map_features
 
 
@@ -182,10 +182,7 @@ class PPO(PolicyAlgorithm):
         rollouts = [join(fragments[i * size :][:size], buffer, r) for i, r in enumerate(rows)]
         faults = [non_finite(part, r.start) for part, r in zip(rollouts, rows, strict=True)]
         raise_first(self.ranks, faults)
-        self._moments = reduce(
-            lambda left, right: {name: merge_moments(left[name], right[name]) for name in left},
-            self.ranks.gather([fragment.moments for fragment in fragments]),
-        )
+        self._moments = merge_all(self.ranks.gather([fragment.moments for fragment in fragments]))
         rewards, metrics = self.rewards.relabel_rollouts(rollouts)
         if self.config.normalise_rewards:
             moments = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -70,6 +71,7 @@ class OffPolicyConfig(DatasetConfig):
         False, description="Shift and scale observations by what has been seen of them."
     )
 
+    @abstractmethod
     def make(
         self,
         policy: Any,
@@ -79,7 +81,6 @@ class OffPolicyConfig(DatasetConfig):
         device: torch.device,
     ) -> OffPolicy:
         """The algorithm; for a plan it is made on the meta device."""
-        raise NotImplementedError
 
     @property
     def imitates(self) -> bool:

@@ -32,7 +32,8 @@ def check_recipe(recipe: Recipe, saved: Tree, folder: RunFolder, say: Say) -> No
     """Refuse a recipe that is not the one a checkpoint with the copies `saved` was made with."""
     if "recipe" not in saved:
         return
-    was = parsed(str(saved["recipe"]).encode(), f"The recipe in {folder.checkpoints}")
+    source = f"The recipe in {folder.checkpoints}"
+    was = parsed(str(saved["recipe"]).encode(), source, folder.recipe)
     refused, said = changes(was, recipe)
     if refused:
         raise UsageError(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from etude.building import exactness
 from etude.core.errors import Damaged, UsageError
-from etude.core.trust import doubt
+from etude.core.trust import Untrusted
 from etude.planning.page import render
 from etude.planning.plan import Plan
-from etude.planning.recipe import Recipe, load, parsed, texts
+from etude.planning.recipe import Recipe, load, parsed
 from etude.runs import files
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 
@@ -21,16 +21,19 @@ def recipe_of(folder: RunFolder, trust: bool = False) -> Recipe:
     """A run's recipe: where its file is damaged, the copy in the newest checkpoint."""
     try:
         return load(folder.recipe, trust)
+    except Untrusted:
+        raise
     except UsageError as error:
-        recipe = parsed(_copy_of_recipe(folder, error).encode(), "The copy of the recipe")
-        doubt(texts(recipe), folder.recipe, trust)
-        return recipe
+        text = _copy_of_recipe(folder, error)
+        return parsed(text.encode(), "The copy of the recipe", folder.recipe, trust)
 
 
-def restore(folder: RunFolder, say: Say) -> None:
+def restore(folder: RunFolder, say: Say, trust: bool = False) -> None:
     """Put back a damaged recipe and manifest; what was there is kept."""
     try:
-        load(folder.recipe)
+        load(folder.recipe, trust)
+    except Untrusted:
+        raise
     except UsageError as error:
         text = _copy_of_recipe(folder, error)
         aside = files.free_path(folder.path / f"{RECIPE}.damaged")

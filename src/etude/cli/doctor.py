@@ -32,7 +32,6 @@ from etude.planning.out_of_memory import machine_memory
 from etude.planning.page import duration, size
 from etude.planning.recipes import reach
 from etude.runs import files
-from etude.tasks.reach.task import Reach, ReachConfig
 
 RENDERERS = ("egl", "osmesa")
 RENDER_SECONDS = 4.0
@@ -201,7 +200,7 @@ def _disk(folder: Path) -> Finding:
 def _physics() -> Finding:
     """Control steps per second of the bare reach simulation on all cores."""
     rows, threads = 128, max(1, int(usable_cores()))
-    env = Reach(ReachConfig(), rows, threads)
+    env = reach().task.build(rows, threads)
     env.reset(Key(0))
     simulation, substeps = env.simulation, env.spec.substeps
     simulation.step(substeps)

@@ -77,7 +77,7 @@ def _as_kind(registry: Registry[Any], section: Config | None, kind: str) -> Conf
     there, wanted = type(section), registry.load(kind)
     if section is None or not (issubclass(wanted, there) or issubclass(there, wanted)):
         return registry.make(kind)  # type: ignore[no-any-return]
-    kept = section.model_dump(include=set(wanted.model_fields))
+    kept = section.model_dump(include=set(wanted.model_fields), exclude_unset=True)
     return registry.validate(kept | {"kind": kind})  # type: ignore[no-any-return]
 
 

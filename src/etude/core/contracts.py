@@ -351,7 +351,7 @@ class Algorithm(Protocol):
         ...
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
-        """One gradient step at a time."""
+        """One gradient step at a time; none in a run's first iterations, `clock.only_collects`."""
         ...
 
     def end_iteration(self) -> dict[str, float]:

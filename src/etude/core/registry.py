@@ -59,6 +59,11 @@ class Registry(Catalogue, Generic[C]):
                 f"{self.section}.kind {name} is no {self.section}: it must be a class derived from "
                 f"{self._base.replace(':', '.')}."
             )
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            raise UsageError(
+                f"{self.section}.kind {name} is not finished: the class must define "
+                f"{' and '.join(f'`{method}`' for method in missing)}."
+            )
         return cast(type[C], found)
 
     def make(self, name: str) -> C:
@@ -73,7 +78,9 @@ class Registry(Catalogue, Generic[C]):
             return cast(C, value)
         if "kind" not in value and self._default is None:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-        name = str(value.get("kind", self._default))
+        name = value.get("kind", self._default)
+        # What is no text was not asked about where a file names code: it stands for no class.
+        name = name if isinstance(name, str) else type(name).__name__
         model = self.load(name)
         try:
             made = model.model_validate({k: v for k, v in value.items() if k != "kind"})

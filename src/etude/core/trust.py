@@ -45,9 +45,13 @@ def vouch(texts: Iterable[str]) -> None:
 
 
 def doubt(texts: Iterable[str], path: Path, trust: bool) -> None:
-    """A recipe file holds these: where one of them names code, it must be trusted."""
-    source = _Source(Path(os.path.realpath(path)), trust)
-    _doubted.update((text, source) for text in texts if text not in _vouched)
+    """A recipe file holds these: where one of them names code, it must be trusted.
+
+    Trust that was given with a text of this file stays.
+    """
+    real = Path(os.path.realpath(path))
+    new = {text for text in texts if _doubted.get(text) != _Source(real, True)}
+    _doubted.update((text, _Source(real, trust)) for text in new - _vouched)
 
 
 def check(name: str, what: str, origin: Path | None = None) -> None:

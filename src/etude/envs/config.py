@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, Self
 
 from pydantic import Field
@@ -21,15 +22,17 @@ class EnvConfig(Config):
 
     metrics: ClassVar[Metrics] = ()
     """What is logged of its episodes' own statistics, beside what is logged of all environments."""
+    demonstration: ClassVar[str] = ""
+    """What demonstrations are recorded of, a `DemonstratedTask` as module:Class; "" for none."""
 
     episodic: bool = Field(
         False, description="Sum the rewards and give them only at the end of an episode."
     )
     kind: str
 
+    @abstractmethod
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
         """A batch of environments with every step's own reward, simulated by so many threads."""
-        raise NotImplementedError
 
     def build_unchecked(self, num_envs: int, threads: int = 1) -> BatchEnv:
         """The same without a look at whether its snapshots can be relied on."""
@@ -44,9 +47,9 @@ class EnvConfig(Config):
 
         return Episodic(env)
 
+    @abstractmethod
     def exactness(self) -> Exactness:
         """Whether a run with this environment resumes bit for bit, and why."""
-        raise NotImplementedError
 
     @property
     def num_agents(self) -> int:

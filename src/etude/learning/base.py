@@ -27,6 +27,10 @@ class PolicyAlgorithm:
     def load_policy(self, arrays: Tree) -> None:
         self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
 
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        """Begins with another run's policy; an algorithm may take over more of its state."""
+        self.load_policy(arrays)
+
     def retire(self, states: Sequence[Tree]) -> None:
         """Deletes files that none of these states needs; here, there are none."""
 

@@ -41,12 +41,15 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module) -> None:
         self.named = dict(module.named_parameters())
-        self.data = torch.cat([p.detach().reshape(-1) for p in self.named.values()])
-        self.grad = torch.zeros_like(self.data)
+        # On the meta device `torch.cat` and `zeros_like` would load torch's compiler: seconds.
+        self.data = next(iter(self.named.values())).new_empty(
+            sum(p.numel() for p in self.named.values())
+        )
+        self.grad = self.data.new_zeros(self.data.shape)
         offset = 0
         for p in self.named.values():
             end = offset + p.numel()
-            p.data = self.data[offset:end].view_as(p)
+            p.data = self.data[offset:end].view_as(p).copy_(p.detach())
             p.grad = self.grad[offset:end].view_as(p)
             offset = end
 
@@ -72,8 +75,8 @@ class Adam:
     def __init__(self, data: torch.Tensor, grad: torch.Tensor, epsilon: float) -> None:
         """`data` [n] is changed in place by each step along `grad` [n]."""
         self._data, self._grad, self._epsilon = data, grad, epsilon
-        self.mean = torch.zeros_like(data)
-        self.square = torch.zeros_like(data)
+        self.mean = data.new_zeros(data.shape)
+        self.square = data.new_zeros(data.shape)
         self.count = torch.zeros((), device=data.device)
 
     @torch.no_grad()
@@ -134,7 +137,7 @@ class NetworkOptimizer(Adam):
 
     def mean_gradient(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """The mean [] of the shards' losses [], whose gradient is left in `flat.grad`, checked."""
-        parameters = list(self.flat.named.values())
+        parameters = [p for p in self.flat.named.values() if p.requires_grad]
         for loss in self.in_shard_order(losses):
             # Only towards these parameters: a loss may pass through networks that stay as they are.
             (loss / len(losses)).backward(inputs=parameters)  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,9 +39,9 @@ class LogConfig(Config):
     def check(self) -> None:
         """Refuse, before anything is written, what could not be logged later."""
 
+    @abstractmethod
     def open(self, run: LoggedRun) -> OpenLog:
         """The log of one run; nothing is written before its `begin`."""
-        raise NotImplementedError
 
 
 LOGS: Registry[LogConfig] = Registry("logs", "etude.logs.kinds:LogConfig")

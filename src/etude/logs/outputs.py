@@ -25,7 +25,7 @@ LOSS_BATCHES = 100
 
 
 def _by_name(value: Any) -> LogConfig:
-    """`csv` is short for {"kind": "csv"}."""
+    """The name of a kind alone is short for {"kind": name}."""
     return LOGS.validate({"kind": value} if isinstance(value, str) else value)
 
 

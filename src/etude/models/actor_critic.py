@@ -71,6 +71,11 @@ class PolicyConfig(Config):
         generator: torch.Generator | None,
     ) -> BasePolicy:
         """A new policy. Its weights are drawn from the generator; None when they are loaded."""
+        if self.kind not in CLASSES:
+            raise UsageError(
+                f"policy.kind {self.kind} does not say what it builds: derive its class from "
+                "etude.models.policies.ModulePolicyConfig, or define `build`."
+            )
         made: BasePolicy = attribute(CLASSES[self.kind])(self, observations, action, generator)
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,14 @@ def merge_moments(left: Tree, right: Tree) -> Tree:
         "mean": left["mean"] + delta * share,
         "m2": left["m2"] + right["m2"] + delta**2 * left["count"] * share,
     }
+
+
+def merge_all(parts: Sequence[dict[str, Tree]]) -> dict[str, Tree]:
+    """The moments of several samples of named arrays together, {name: moments}, in order."""
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = {name: merge_moments(merged[name], part[name]) for name in merged}
+    return merged
 
 
 def no_moments(size: int) -> Tree:

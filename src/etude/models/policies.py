@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
@@ -90,10 +92,10 @@ class ModulePolicyConfig(PolicyConfig):
 
     kind: str = ""  # type: ignore[assignment]
 
+    @abstractmethod
     def network(self, num_inputs: int, num_outputs: int) -> torch.nn.Module:
         """A new network; its initial weights may come from torch's global generator, which is
         seeded for it."""
-        raise NotImplementedError
 
     def build(
         self,

@@ -8,6 +8,7 @@ package.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -120,21 +121,21 @@ class AlgorithmConfig(Config):
         """How sizes divide, worked out once; refuses those that do not."""
         return None
 
+    @abstractmethod
     def loops(self, recipe: Recipe, geometry: Any) -> Loops:
         """The loops of a run: steps and gradient steps of an iteration."""
-        raise NotImplementedError
 
     def inputs(self, recipe: Recipe) -> Inputs | None:
         """The dataset that is learned from; None for learning in the recipe's environment."""
         return None
 
+    @abstractmethod
     def plan(self, run: Resolved) -> PlanSection:
         """Its part of the plan."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
         """A new learner, or this rank's part of it, at the state of a fresh start."""
-        raise NotImplementedError
 
 
 class RewardsSection(NamedTuple):

@@ -144,13 +144,11 @@ def load(path: Path, trust: bool = False) -> Recipe:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-    recipe = parsed(data, str(path))
-    doubt(texts(recipe), path, trust)
-    return recipe
+    return parsed(data, str(path), path, trust)
 
 
-def parsed(data: bytes, source: str) -> Recipe:
-    """A recipe from the text of a recipe.yaml."""
+def parsed(data: bytes, source: str, path: Path, trust: bool = False) -> Recipe:
+    """A recipe from the text of the recipe.yaml at `path`; errors call it `source`."""
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
@@ -159,7 +157,11 @@ def parsed(data: bytes, source: str) -> Recipe:
     except Exception as error:  # the parser has many, some of them its own mistakes
         words = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{source} cannot be read as YAML: {words}.") from error
-    return validated(content, source)
+    # Before it is validated, which imports the kinds that it names.
+    doubt(_texts(content), path, trust)
+    recipe = validated(content, source)
+    doubt(texts(recipe), path, trust)
+    return recipe
 
 
 def _check_size(content: Any) -> None:
@@ -174,7 +176,11 @@ def _check_size(content: Any) -> None:
 
 def texts(recipe: Recipe) -> set[str]:
     """Every text in a recipe: whatever it names is one of them."""
-    return {item for item in _items(recipe.model_dump()) if isinstance(item, str)}
+    return _texts(recipe.model_dump())
+
+
+def _texts(content: Any) -> set[str]:
+    return {item for item in _items(content) if isinstance(item, str)}
 
 
 def _items(content: Any) -> Iterator[Any]:

@@ -14,10 +14,12 @@ import mujoco
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, UsageError
+from etude.core.imports import attribute
+from etude.envs.config import ENVS
 from etude.envs.mujoco import offscreen
+from etude.envs.mujoco.demonstration import DemonstratedTask
 from etude.planning.recipe import Recipe
-from etude.recording.tasks import make_shown
 
 _SLICES, _STACKS, _QUADS = 14, 8, 2
 """Facets of round things: half of MuJoCo's. Drawing takes as long as there are facets, and in a
@@ -26,6 +28,18 @@ _SKY = np.array([236, 241, 246], np.uint8)
 _camera: QuickCamera | None = None
 
 T = TypeVar("T")
+
+
+def make_demonstrated(recipe: Recipe, num_rows: int) -> DemonstratedTask:
+    """The task of a recipe, for recording."""
+    if not recipe.task.demonstration:
+        kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
+        raise UsageError(
+            f"Demonstrations are recorded of {' and '.join(kinds)}, whose progress is known; "
+            f"'{recipe.name}' has an environment of the kind '{recipe.task.kind}'."
+        )
+    task: DemonstratedTask = attribute(recipe.task.demonstration)(recipe.task, num_rows)
+    return task
 
 
 class QuickCamera(offscreen.Renderer):
@@ -47,7 +61,7 @@ def _start(recipe: Recipe, size: int) -> None:
     global _camera
     # One core each: Mesa would take all of them for every picture.
     os.environ["LP_NUM_THREADS"] = "0"
-    task = make_shown(recipe, 1)
+    task = make_demonstrated(recipe, 1)
     quality = task.simulation.model.vis.quality
     quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
     _camera = QuickCamera(task.simulation.model, task.shot, size, size)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -17,19 +17,18 @@ from etude.core.contracts import Array, ArraySpec, Observations, StepResult
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.datasets.importing import Tick, finish, new_store
+from etude.envs.mujoco.demonstration import (
+    PROGRESS,
+    SIMULATION,
+    TARGET,
+    Actor,
+    DemonstratedTask,
+)
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
 from etude.experience.store.labels import Labels
 from etude.planning.recipe import Recipe
-from etude.recording.pictures import Studio
-from etude.recording.tasks import (
-    PROGRESS,
-    SIMULATION,
-    TARGET,
-    ShownTask,
-    make_expert,
-    make_shown,
-)
+from etude.recording.pictures import Studio, make_demonstrated
 from etude.reports import fresh
 from etude.rollout.group import Inference, restart
 
@@ -61,20 +60,10 @@ class RecordOptions:
     workers: int = 2
 
 
-class Actor(Protocol):
-    """Who demonstrates."""
-
-    def reset(self, rows: Array) -> None: ...
-
-    def act(self, obs: Observations) -> Array:
-        """Actions [rows, n] in [-1, 1]."""
-        ...
-
-
 class PolicyActor:
     """The most likely actions of a trained policy."""
 
-    def __init__(self, path: Path, task: ShownTask) -> None:
+    def __init__(self, path: Path, task: DemonstratedTask) -> None:
         self._policy = fresh.load(path)
         fresh.check_fits(self._policy, task.spec, path)
         self._infer = Inference(self._policy)
@@ -166,20 +155,17 @@ class Stage:
     """Plays a task in many rows and gives episodes in the order they end."""
 
     def __init__(self, recipe: Recipe, options: RecordOptions) -> None:
-        self.task = make_shown(recipe, ROWS)
+        self.task = make_demonstrated(recipe, ROWS)
         self.spec, self._options = self.task.spec, options
         self._actor: Actor = (
-            make_expert(recipe, self.task)
-            if options.policy is None
-            else PolicyActor(options.policy, self.task)
+            self.task.expert() if options.policy is None else PolicyActor(options.policy, self.task)
         )
         limit = self.spec.max_episode_steps
         assert limit is not None
         self.max_steps = limit
         key = Key(options.seed).child("record")
         self._env_key = key.child("env")
-        grips = recipe.task.kind == "pick-place"
-        self._scripts = Scripts(options, key.child("script"), ROWS, limit, grips)
+        self._scripts = Scripts(options, key.child("script"), ROWS, limit, self.task.has_gripper)
         self._fails = key.child("fails").generator()
 
     def takes(self) -> Iterator[Take]:
@@ -196,7 +182,7 @@ class Stage:
                 tape[rows, elapsed] = obs[name]
             wanted = self._actor.act(obs)
             actions = self._scripts.play(wanted, actions, obs[PROGRESS][:, 0], elapsed)
-            task.cut(self._scripts.ending(elapsed))
+            task.truncate(self._scripts.ending(elapsed))
             result = task.step(self.spec.action.to_env(actions))
             reward = result.reward if options.reward == "task" else _success_reward(result)
             done["actions"][rows, elapsed], done["rewards"][rows, elapsed] = actions, reward

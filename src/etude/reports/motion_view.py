@@ -13,8 +13,7 @@ from etude.envs.mujoco import offscreen
 from etude.motion import library
 from etude.motion.clips import Clip
 from etude.reports import film as films
-from etude.robots.humanoid import CONTROL_RATE, humanoid
-from etude.tasks.imitation.task import Imitation
+from etude.robots.humanoid import CAMERA, CONTROL_RATE, humanoid
 
 PICTURES = 8
 SIZE = (260, 320)
@@ -43,7 +42,7 @@ def strip(clip: Clip, seconds: float) -> Image.Image:
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=line - 12)
     told = f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
     pen.text((8, line // 2), told, films.INK, font, anchor="lm")
-    with offscreen.Renderer(model, Imitation.shot, width, height, fine=2) as camera:
+    with offscreen.Renderer(model, CAMERA, width, height, fine=2) as camera:
         for index, moment in enumerate(moments):
             left = index * (width + gap)
             sheet.paste(Image.fromarray(camera.picture(drawn[moment])), (left, line))
@@ -56,7 +55,7 @@ def film(clip: Clip, seconds: float, path: Path) -> None:
     """An mp4 in real time."""
     model = humanoid()
     writer = films.writer(path, CONTROL_RATE)
-    with offscreen.Renderer(model, Imitation.shot, *films.SIZE, fine=2) as camera:
+    with offscreen.Renderer(model, CAMERA, *films.SIZE, fine=2) as camera:
         for state in states(model, clip, seconds):
             writer.send(camera.picture(state))
     writer.close()

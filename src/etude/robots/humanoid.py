@@ -7,10 +7,15 @@ from typing import Literal, NamedTuple
 import mujoco
 import numpy as np
 
+from etude.envs.mujoco.batch import Camera
 from etude.motion.skeleton import BODIES, HINGE_AXIS, Shape
 
 CONTROL_RATE = 30
 """Control steps a second."""
+CAMERA = Camera(
+    look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
+)
+"""The view of pictures that show it."""
 Physics = Literal["fast", "checked"]
 
 

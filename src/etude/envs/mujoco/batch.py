@@ -344,9 +344,9 @@ class MujocoTask(ABC, Generic[View]):
     def _act(self, actions: Array) -> None:
         """Write the controls for actions [rows, n]."""
 
-    @abstractmethod
     def _measure(self) -> None:
-        """Bring the task's own arrays in the view up to date, all rows, after physics."""
+        """Bring the task's own arrays in the view up to date, all rows, after physics; a view of
+        the simulator's fields alone is so already."""
 
     @abstractmethod
     def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
@@ -355,9 +355,9 @@ class MujocoTask(ABC, Generic[View]):
     def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         """Draw what depends on where things are, once rows [k] have been placed."""
 
-    @abstractmethod
     def _memory(self) -> dict[str, Array]:
         """The task's live arrays [rows, ...] that decide the future; they are snapshotted."""
+        return {}
 
     def reset(self, key: Key) -> Observations:
         """Every row at the start of its episode 0."""

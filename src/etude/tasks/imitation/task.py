@@ -14,7 +14,7 @@ from etude.core.contracts import ActionSpec, Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.envs.mujoco.batch import Camera, MujocoConfig, MujocoTask, Simulation
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation
 from etude.metrics.declared import Curve, Metric, Metrics
 from etude.motion import clips, library
 from etude.motion import rotations as rot
@@ -27,7 +27,7 @@ from etude.motion.skeleton import (
     NUM_POSE,
     NUM_SPEED,
 )
-from etude.robots.humanoid import CONTROL_RATE, Physics, humanoid, substeps
+from etude.robots.humanoid import CAMERA, CONTROL_RATE, Physics, humanoid, substeps
 from etude.tasks.imitation import features
 from etude.tasks.imitation.tables import aims, join, phases, single, split
 from etude.tasks.imitation.terms import (
@@ -173,9 +173,7 @@ class Imitation(MujocoTask[ImitationView]):
     """Actions: [rows, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles."""
 
     aims = False
-    shot = Camera(
-        look_at=(0.0, 0.0, 0.85), follow="root", distance=3.2, azimuth=120.0, elevation=-12.0
-    )
+    shot = CAMERA
 
     def __init__(self, config: ImitationConfig, num_rows: int, threads: int = 1) -> None:
         self._config = config

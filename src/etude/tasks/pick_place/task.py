@@ -8,7 +8,7 @@ of, with fingers, palm and links away from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -90,6 +90,8 @@ class PickPlaceReward(Config):
 
 class PickPlaceConfig(MujocoConfig):
     """Pick up a cube by friction and put it down at a target."""
+
+    demonstration: ClassVar[str] = "etude.tasks.pick_place.demonstration:DemonstratedPickPlace"
 
     kind: Literal["pick-place"] = "pick-place"
     cube_center: tuple[float, float] = Field(

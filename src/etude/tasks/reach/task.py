@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -35,6 +35,8 @@ class ReachReward(Config):
 
 class ReachConfig(MujocoConfig):
     """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
+
+    demonstration: ClassVar[str] = "etude.tasks.reach.demonstration:DemonstratedReach"
 
     kind: Literal["reach"] = "reach"
     box_side: float = Field(0.4, gt=0, le=0.5, description="Side of the box of targets, m.")

@@ -1,0 +1,61 @@
+"""A reward source: the environment's rewards, less a cost of jerky actions."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from etude.algorithms.rewards import RewardSource
+from etude.core.contracts import Array, Fragment
+from etude.core.keys import Key
+from etude.core.ranks import ALONE, Ranks
+from etude.metrics.declared import Curve, Metric, Metrics
+from etude.planning.kinds import RewardsConfig
+from etude.planning.resolve import Resolved
+
+JERK = "rollout/jerk"
+
+
+class CalmConfig(RewardsConfig):
+    """The environment's rewards, less a cost of jerky actions."""
+
+    metrics: ClassVar[Metrics] = (Metric(JERK, "jerk", curve=Curve(50)),)
+
+    kind: Literal["calm"] = "calm"
+    cost: float = Field(0.001, ge=0, description="Cost of the squared change of an action.")
+
+    def for_rollouts(
+        self, run: Resolved, key: Key | None, device: torch.device, ranks: Ranks = ALONE
+    ) -> "CalmRewards":
+        return CalmRewards(self.cost, ranks)
+
+
+class CalmRewards(RewardSource):
+    """It learns nothing and has no state; `etude.algorithms.amp` is a source that has both."""
+
+    def __init__(self, cost: float, ranks: Ranks) -> None:
+        self.cost, self.ranks = cost, ranks
+
+    def relabel_rollouts(
+        self, rollouts: Sequence[Fragment]
+    ) -> tuple[list[Array], dict[str, float]]:
+        """Rewards [rows, steps] of every shard's rollout, and metrics."""
+        jerks = [jerk(rollout) for rollout in rollouts]
+        rewards = [r.rewards - self.cost * j for r, j in zip(rollouts, jerks, strict=True)]
+        # Shards may be shared by several processes; each has the same mean over all of them.
+        means = self.ranks.gather([float(j.mean()) for j in jerks])
+        return rewards, {JERK: sum(means) / len(means)}
+
+
+def jerk(rollout: Fragment) -> Array:
+    """[rows, steps] float32: each action's squared distance from the one before it.
+
+    The first step of an episode has none before it, and neither has that of a rollout.
+    """
+    jerks = np.zeros_like(rollout.rewards)
+    change = np.square(rollout.actions[:, 1:] - rollout.actions[:, :-1]).sum(axis=2)
+    ended = (rollout.terminated | rollout.truncated)[:, :-1]
+    jerks[:, 1:] = np.where(ended, 0.0, change)
+    return jerks

@@ -1,0 +1,27 @@
+"""A recipe that uses all of it."""
+
+from etude import Recipe
+from etude.core.clock import ClockConfig
+from etude.logs.outputs import LogsConfig
+from etude.rollout.local import CollectorConfig
+from etude.training.evaluation import EvaluationConfig
+from etude_plugin.balance import BalanceConfig
+from etude_plugin.calm import CalmConfig
+from etude_plugin.csv_log import CsvConfig
+from etude_plugin.reinforce import ReinforceConfig
+from etude_plugin.residual import ResidualConfig
+
+
+def balance() -> Recipe:
+    """REINFORCE learns to keep a pole upright, calmly."""
+    return Recipe(
+        name="balance",
+        env=BalanceConfig(),
+        policy=ResidualConfig(),
+        rewards=CalmConfig(),
+        algorithm=ReinforceConfig(),
+        collector=CollectorConfig(rows=64, group_rows=32),
+        clock=ClockConfig(total_timesteps=60_000, cycles=5, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=32, rows=32, group_rows=32),
+        logs=LogsConfig(writers=(CsvConfig(),)),
+    )

@@ -1,0 +1,129 @@
+"""Nothing outside a kind's own folder knows it: others find it by name, in a registry."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
+from etude.core.errors import UsageError
+from etude.core.registry import Registry
+from etude.envs.config import ENVS
+from etude.logs.kinds import LOGS
+from etude.models.policies import POLICIES, make_policy
+from etude.planning.kinds import ALGORITHMS, REWARDS
+from etude.rollout.local import COLLECTORS
+from test_layers import FILES, imports
+
+REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, REWARDS, ENVS, POLICIES, LOGS, COLLECTORS)
+FOLDERS = {"etude.tasks": 3, "etude.envs.adapters": 3}
+"""How many names of a module's path are its kind's folder, where that is not 2."""
+RECIPES = {
+    place.partition(":")[0] for place in importlib.import_module("etude.tasks").RECIPES.values()
+}
+"""Modules of recipes: they choose kinds, and so import their configs."""
+EXCEPTIONS = {
+    ("etude.reports.rewards", "etude.algorithms.reward_only"): "the report that this kind names",
+}
+"""(importer, module of a kind): why it may."""
+
+
+def folder(module: str) -> str:
+    """The part of a module's path that is the folder of its kind."""
+    depth = next((n for start, n in FOLDERS.items() if module.startswith(f"{start}.")), 2)
+    return ".".join(module.split(".")[:depth])
+
+
+def modules_of_kinds() -> set[str]:
+    """Where the configs of built-in kinds are; the base of a section is for all to import."""
+    places = {place for registry in REGISTRIES for place in registry.built_in().values()}
+    bases = {registry._base for registry in REGISTRIES}
+    return {place.partition(":")[0] for place in places - bases}
+
+
+def strangers(kind: str, importers: dict[str, set[str]]) -> list[str]:
+    """Modules that import a kind's without being in its folder."""
+    return [
+        module
+        for module, imported in importers.items()
+        if kind in imported
+        and folder(module) != folder(kind)
+        and module not in RECIPES
+        and (module, kind) not in EXCEPTIONS
+    ]
+
+
+@pytest.mark.parametrize("kind", sorted(modules_of_kinds()))
+def test_only_its_folder_imports_a_kind(kind: str) -> None:
+    assert strangers(kind, {module: imports(module) for module in FILES}) == []
+
+
+def test_the_check_itself_notices() -> None:
+    kind = "etude.tasks.reach.task"
+    assert {kind, "etude.algorithms.ppo", "etude.envs.adapters.gym"} <= modules_of_kinds()
+    assert strangers(kind, {"etude.planning.plan": {kind}, "etude.tasks.pick_place.task": {kind}})
+    assert not strangers(kind, {"etude.tasks.reach.expert": {kind}})
+
+
+def test_every_exception_is_needed() -> None:
+    assert all(kind in imports(module) for module, kind in EXCEPTIONS)
+
+
+UNFINISHED = """
+from etude.algorithms.on_policy import OnPolicyConfig
+from etude.envs.config import EnvConfig
+from etude.models.policies import ModulePolicyConfig, PolicyConfig
+
+
+class Algorithm(OnPolicyConfig):
+    kind: str = "mine"
+
+
+class Env(EnvConfig):
+    kind: str = "mine"
+
+
+class Policy(ModulePolicyConfig):
+    pass
+
+
+class Plain(PolicyConfig):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("registry", "name", "sentence"),
+    [
+        (ALGORITHMS, "Algorithm", "is not finished: the class must define `make`."),
+        (ENVS, "Env", "is not finished: the class must define `build` and `exactness`."),
+        (POLICIES, "Policy", "is not finished: the class must define `network`."),
+        (REWARDS, "Env", "is no rewards: it must be a class derived from"),
+    ],
+)
+def test_an_unfinished_class_is_refused_by_a_sentence(
+    registry: Registry[Any], name: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "unfinished.py").write_text(UNFINISHED)
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        registry.make(f"{tmp_path / 'unfinished.py'}:{name}")
+
+
+def test_a_policy_that_does_not_say_what_it_builds(tmp_path: Path) -> None:
+    (tmp_path / "unfinished.py").write_text(UNFINISHED)
+    config = POLICIES.make(f"{tmp_path / 'unfinished.py'}:Plain")
+    spec = EnvSpec({"state": ArraySpec((3,))}, ActionSpec("discrete", sizes=(2,)), 10)
+    with pytest.raises(UsageError, match="derive its class from"):
+        make_policy(config, spec, None)
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.section)
+def test_every_kind_says_its_name_and_what_it_is(registry: Registry[Any]) -> None:
+    for name in registry.built_in():
+        config = registry.load(name)
+        assert config.__doc__
+        assert registry.make(name).kind == name

@@ -1,0 +1,194 @@
+"""examples/etude-plugin: a package of its own whose kinds are used like those of this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import etude
+from run_hash import run_hash
+from test_docs import BLOCK, ROOT, commands
+
+PACKAGE = ROOT / "examples" / "etude-plugin"
+PAGE = ROOT / "docs" / "plugins.md"
+FILES = sorted(
+    path.relative_to(PACKAGE).as_posix()
+    for path in PACKAGE.rglob("*")
+    if path.suffix in (".py", ".toml") and "build" not in path.parts
+)
+KINDS = {
+    "algorithm": "reinforce",
+    "env": "balance",
+    "policy": "residual",
+    "rewards": "calm",
+    "logs": "csv",
+}
+SHORT = {
+    "name": "short",
+    "env": {"kind": "balance", "max_episode_steps": 20},
+    "policy": {"kind": "residual", "width": 8},
+    "algorithm": {"kind": "reinforce", "rollout_steps": 16, "minibatch_size": 128},
+    "rewards": {"kind": "calm"},
+    "collector": {"rows": 32, "group_rows": 16},
+    "clock": {"total_timesteps": 16 * 512, "iterations": 2, "cycles": 1},
+    "evaluation": {"every": "2 cycles", "episodes": 8, "rows": 8, "group_rows": 8},
+    "checkpoint": {"every": "1 cycle"},
+    "logs": {"writers": ["csv"], "tensorboard": False},
+}
+"""All five in 16 iterations."""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process that can import the package, which pip has installed."""
+    folder = tmp_path_factory.mktemp("plugin")
+    # A copy, as pip leaves what it builds beside the source.
+    source = shutil.copytree(PACKAGE, folder / "source")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site")]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    places = [str(folder / "site"), str(Path(etude.__file__).parents[1])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(places),
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
+
+
+def run_all(
+    arguments: list[list[str]], folder: Path, environment: dict[str, str]
+) -> list[tuple[int, str, str]]:
+    """(exit code, output, errors) of commands of etude."""
+    driver = [sys.executable, str(Path(__file__).with_name("command_driver.py"))]
+    done = subprocess.run(
+        driver,
+        input=json.dumps(arguments),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """(language, rest of the info string, text) of every fenced block of the page."""
+    return [(m[1], m[2].strip(), m[3]) for m in BLOCK.finditer(PAGE.read_text())]
+
+
+def test_the_page_shows_the_files_as_they_are() -> None:
+    shown = {info.removeprefix("file="): text for _, info, text in blocks() if "file=" in info}
+    assert sorted(shown) == FILES
+    for name, text in shown.items():
+        assert text == (PACKAGE / name).read_text(), f"docs/plugins.md shows another {name}"
+
+
+def test_no_line_of_the_source_names_the_package_or_its_kinds() -> None:
+    names = "|".join(KINDS.values())
+    named = re.compile(
+        rf"etude[-_]plugin|\b(?:reinforce|balance|calm)\b|kind\W+(?:{names})\b", re.IGNORECASE
+    )
+    source = Path(etude.__file__).parent
+    hits = [
+        f"{path.relative_to(source)}: {line}"
+        for path in source.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if named.search(line)
+    ]
+    assert hits == []
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page(environment: dict[str, str], tmp_path: Path) -> None:
+    steps = [
+        (command[1:], info == "fails")
+        for language, info, text in blocks()
+        if language == "console"
+        for command in commands(text)
+    ]
+    for _, info, text in blocks():
+        if info.startswith("own="):
+            (tmp_path / info.removeprefix("own=")).write_text(text)
+    listing: list[list[str]] = [["list"], ["list", "--kinds", "--json"]]
+    results = run_all([*listing, *(arguments for arguments, _ in steps)], tmp_path, environment)
+    for (arguments, fails), (code, out, err) in zip(steps, results[2:], strict=True):
+        assert "Traceback" not in err
+        assert (code != 0) == fails, f"{arguments}: {out}{err}"
+    listed = results[0][1]
+    assert "  balance  " in listed
+    assert "(from etude-plugin)" in listed
+    kinds = json.loads(results[1][1])
+    assert {section: kinds[section].get(kind) for section, kind in KINDS.items()} == dict.fromkeys(
+        KINDS, "etude-plugin"
+    )
+    # It learns, and the log of one's own has every row.
+    run = tmp_path / "runs" / "balance"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["eval/success_rate"] > 0.9
+    assert {"train/advantage_std", "rollout/jerk"} <= set(rows[-1])
+    assert len((run / "metrics.csv").read_text().splitlines()) == 1 + len(rows)
+
+
+@pytest.mark.slow
+def test_five_kills_change_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(SHORT))
+    driver = str(Path(__file__).with_name("kill_driver.py"))
+    done = subprocess.run(
+        [sys.executable, driver, str(recipe), str(tmp_path), "5", "1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert sum(result["hits"].values()) == 5
+    untouched, *others = map(Path, result["runs"])
+    assert others
+    for other in others:
+        assert run_hash(other) == run_hash(untouched)
+        assert (other / "metrics.csv").read_bytes() == (untouched / "metrics.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_class_that_a_file_names_needs_trust(environment: dict[str, str], tmp_path: Path) -> None:
+    imported = tmp_path / "imported"
+    (tmp_path / "wide.py").write_text(
+        f"with open({str(imported)!r}, 'a') as file:\n    file.write('once more')\n\n"
+        "from etude_plugin.residual import ResidualConfig\n\n\n"
+        "class Wide(ResidualConfig):\n    width: int = 48\n"
+    )
+    hidden = ["wide.py:Wide"]  # no text, which would be asked about
+    for name, kind in (("plain", "residual"), ("named", "wide.py:Wide"), ("hidden", hidden)):
+        recipe = {**SHORT, "policy": {"kind": kind}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    results = run_all(
+        [
+            ["plan", "named.yaml"],
+            ["plan", "hidden.yaml"],
+            ["plan", "plain.yaml", "--policy.kind", "wide.py:Wide"],
+            ["train", "named.yaml", "--trust", "--folder", "run", "--clock.total-timesteps=1024"],
+            ["eval", "run", "--episodes", "8"],
+        ],
+        tmp_path,
+        environment,
+    )
+    assert [code for code, _, _ in results] == [2, 2, 0, 0, 0], results
+    assert "nobody has trusted it here yet" in results[0][2]
+    assert "not 'list'" in results[1][2]
+    assert imported.read_text() == 3 * "once more"
+    contract = json.loads((tmp_path / "run/checkpoints/final/policy/contract.json").read_text())
+    assert (contract["policy"]["kind"], contract["policy"]["width"]) == ("wide.py:Wide", 48)
