@@ -36,11 +36,11 @@ import etude
 from etude.api import RunFolder
 from etude.building.build import build
 from etude.core.keys import Key
+from etude.core.ranks import joined
 from etude.planning.page import duration
 from etude.planning.recipes import Recipe
 from etude.rollout.host import packed
 from etude.rollout.schedule import Schedule
-from etude.core.ranks import joined
 from machine import report_load
 from report import Gate, parse
 from scale_model import Constants, Setup, iteration, speed, with_learners
