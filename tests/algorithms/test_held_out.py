@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split, split_store
+from etude.algorithms.held_out import EpisodesOf, split, split_store
+from etude.algorithms.reward_only import RewardOnlyConfig
 from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
@@ -49,7 +50,7 @@ def test_clips_are_on_the_side_of_what_they_were_cut_from(tmp_path: Path) -> Non
     store = with_clips(tmp_path)
     sources = np.repeat(np.arange(0, 40, 4), 4)
     np.testing.assert_array_equal(store.labels.groups, sources)
-    training, held_out = split_store(store, DatasetConfig(held_out=0.2))
+    training, held_out = split_store(store, RewardOnlyConfig(held_out=0.2))
     assert held_out.num_episodes == 8
     assert not set(sources[training.numbers]) & set(sources[held_out.numbers])
     # Without that it would be otherwise: this is what is prevented.
@@ -180,13 +181,13 @@ def test_clips_add_no_transition(store: EpisodeStore) -> None:
 
 def test_added_clips_stay_with_their_source_and_are_part_of_the_state(tmp_path: Path) -> None:
     path = toy_dataset(tmp_path / "data")
-    config = DatasetConfig(add_truncated=100)
+    config = RewardOnlyConfig(add_truncated=100)
     sides = split_store(EpisodeStore.open(path), config)
     again = split_store(EpisodeStore.open(path), config)
     assert sum(side.num_clips for side in sides) == 100
     assert not set(sides[0].numbers) & set(sides[1].numbers)
     assert [side.state_dict() for side in sides] == [side.state_dict() for side in again]
-    plain = split_store(EpisodeStore.open(path), DatasetConfig())[0]
+    plain = split_store(EpisodeStore.open(path), RewardOnlyConfig())[0]
     assert plain.num_clips == 0  # its returns differ
     with pytest.raises(EtudeError, match="held out other episodes"):
         plain.load_state_dict(sides[0].state_dict())
@@ -202,9 +203,9 @@ def test_episodes_without_rewards_teach_policies_alone(tmp_path: Path) -> None:
         labels.add("x", rewarded=bool(number))
     sealed = store.seal(labels)
     with pytest.raises(UsageError, match="no rewards for 1 of its 2 episodes") as caught:
-        split_store(sealed, DatasetConfig(allow_equal_returns=True))
+        split_store(sealed, RewardOnlyConfig(allow_equal_returns=True))
     assert "\n" not in str(caught.value)
-    assert split_store(sealed, DatasetConfig(), for_reward=False)[0].num_episodes == 1
+    assert split_store(sealed, RewardOnlyConfig(), for_reward=False)[0].num_episodes == 1
 
 
 def test_transitions_are_drawn_evenly_from_the_chosen_episodes_alone(store: EpisodeStore) -> None:
