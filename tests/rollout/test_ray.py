@@ -350,8 +350,6 @@ def struck(folder: Path, what: str, number: int, seconds: float) -> subprocess.P
     ("what", "number"),
     [
         ("gcs_server", signal.SIGSTOP),
-        pytest.param("gcs_server", signal.SIGKILL, marks=SLOW),
-        pytest.param("raylet", signal.SIGSTOP, marks=SLOW),
         pytest.param("raylet", signal.SIGKILL, marks=SLOW),
     ],
 )
