@@ -149,7 +149,7 @@ def last_test(folder: Path) -> dict[str, float]:
 def by_outcome(folder: Path) -> None:
     """Print how well progress is followed inside successes, and inside failures."""
     config = Run(folder).recipe.algorithm
-    store = EpisodeStore.open(Path(config.dataset), config.reads)
+    store = EpisodeStore.open(Path(config.dataset), config.read_names)
     learner = make_reward_only(config, store, torch.device("cpu"), None)
     learner.load_policy(policy_parts(folder / "checkpoints" / "latest")[0])
     numbers, good = learner.held_out.numbers, learner.held_out.returns > 0

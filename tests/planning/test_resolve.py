@@ -10,6 +10,8 @@ import pytest
 from etude.api import resume, train
 from etude.envs.config import EnvConfig
 from etude.experience.segments import SegmentGeometry
+from etude.planning.resolve import resolve
+from etude.rollout.local import COLLECTORS
 from toys import tiny_reach
 
 
@@ -40,3 +42,13 @@ def test_a_run_works_its_recipe_out_once(counted: dict[str, int], tmp_path: Path
     assert counted == {"geometries": 1, "environments": made}
     resume(run.path)
     assert counted == {"geometries": 2, "environments": 2 * made}
+
+
+def test_a_copy_with_another_kind_is_of_that_kind() -> None:
+    """A copy keeps its class: without a second look, rollouts would silently stay here."""
+    recipe = tiny_reach(2)
+    placed = recipe.collector.model_copy(update={"kind": "ray", "actors": 2})
+    run = resolve(recipe.model_copy(update={"collector": placed}))
+    assert type(run.recipe.collector) is COLLECTORS.load("ray")
+    assert run.recipe.collector.model_dump() == placed.model_dump()
+    assert resolve(recipe).recipe is recipe

@@ -11,12 +11,15 @@ from etude.core.clock import Loops
 from etude.core.contracts import BatchEnv, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.registry import Registry
 from etude.core.trees import Tree
+from etude.envs.config import ENVS
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import POLICIES, make_policy
-from etude.planning.kinds import Deployable, Inputs
+from etude.planning.kinds import ALGORITHMS, REWARDS, Deployable, Inputs
 from etude.planning.recipe import Recipe
 from etude.rollout.group import Group
+from etude.rollout.local import COLLECTORS
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Resolved:
 
 def resolve(recipe: Recipe) -> Resolved:
     """Work a recipe out; what does not add up is refused here."""
+    recipe = _of_their_kinds(recipe)
     algorithm = recipe.algorithm
     geometry = algorithm.geometry(recipe)
     loops = algorithm.loops(recipe, geometry)
@@ -54,6 +58,24 @@ def resolve(recipe: Recipe) -> Resolved:
         device=recipe.learner.torch_device(),
         **inputs._asdict(),
     )
+
+
+def _of_their_kinds(recipe: Recipe) -> Recipe:
+    """The recipe with every section as a config of the class that its `kind` names.
+
+    A copy with another kind, `config.model_copy(update={"kind": "ray"})`, keeps its old class.
+    """
+    registries: dict[str, Registry[Any]] = {
+        "env": ENVS,
+        "collector": COLLECTORS,
+        "policy": POLICIES,
+        "algorithm": ALGORITHMS,
+        "rewards": REWARDS,
+    }
+    sections = {name: getattr(recipe, name) for name in registries}
+    made = {name: value and registries[name].validate(value) for name, value in sections.items()}
+    changed = {name: value for name, value in made.items() if value is not sections[name]}
+    return recipe.model_copy(update=changed) if changed else recipe
 
 
 def loops_of(recipe: Recipe) -> Loops:
