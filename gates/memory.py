@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--off", type=float, default=GOAL, help="share of the plan's, at most")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     # What is small beside the libraries' own memory cannot be told from it.
-    smallest = {"set": ["collector.rows=256", "collector.group_rows=64"], "off": 0.5}
+    smallest = {"set": ["collector.num_envs=256", "collector.envs_per_group=64"], "off": 0.5}
     options = parse(parser, smallest, arguments)
     if options.child:
         child(options.recipe, options.set, options.iterations, options.child)

@@ -147,7 +147,7 @@ def train_etude(job: Job) -> Act:
             "clock": ClockConfig(total_timesteps=job.steps, cycles=5, iterations=10),
             "algorithm": recipe.algorithm.model_copy(update={"warmup_steps": WARMUP}),
             "evaluation": recipe.evaluation.model_copy(
-                update={"every": "1000 epochs", "episodes": 1, "rows": 1, "group_rows": 1}
+                update={"every": "1000 epochs", "episodes": 1, "num_envs": 1, "envs_per_group": 1}
             ),
         }
     )

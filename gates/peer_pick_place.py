@@ -79,10 +79,10 @@ def success_rate(act: Act) -> float:
     waiting, good = np.ones(EPISODES, np.bool_), 0.0
     while waiting.any():
         result = env.step(act(obs["state"]))
-        first = waiting[result.final_rows]
+        first = waiting[result.final_envs]
         if first.any():
             good += float(result.episodes["is_success"][first].sum())
-        waiting[result.final_rows] = False
+        waiting[result.final_envs] = False
         obs = result.obs
     env.close()
     return good / EPISODES

@@ -39,7 +39,7 @@ def small() -> Recipe:
     """Reach with 4 shards, saved after each of its 12 iterations."""
     content = recipes.find("reach-short").model_dump(mode="json")
     for section, fields in {
-        "collector": {"rows": 32, "group_rows": 8, "threads": 1},
+        "collector": {"num_envs": 32, "envs_per_group": 8, "threads": 1},
         "algorithm": {"rollout_steps": 8, "minibatch_size": 64, "update_epochs": 2},
         "learner": {"shards": 4, "timeout": 4.0},
         "clock": {"total_timesteps": 12 * STEPS, "epochs": None, "iterations": 1},

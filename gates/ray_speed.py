@@ -32,11 +32,13 @@ GOAL = 0.85
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--group-rows", type=int, default=64)
+    parser.add_argument("--envs-per-group", type=int, default=64)
     parser.add_argument("--steps", type=int, default=32, help="control steps of a round")
     parser.add_argument("--workers", type=int, default=2, help="threads here, actors there")
     parser.add_argument("--rounds", type=int, default=15)
-    options = parse(parser, {"rows": 64, "group_rows": 16, "steps": 8, "rounds": 2}, arguments)
+    options = parse(
+        parser, {"num_envs": 64, "envs_per_group": 16, "steps": 8, "rounds": 2}, arguments
+    )
     with Gate("ray_speed", options, needs={"rounds": options.rounds}) as gate:
         report_load(gate)
         with tempfile.TemporaryDirectory() as scratch:
@@ -48,7 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def made(options: argparse.Namespace, folder: Path, **collector: Any) -> Parts:
     recipe: Recipe = etude.recipes.reach()
-    sizes = {"rows": options.rows, "group_rows": options.group_rows, "engine_threads": 1}
+    sizes = {
+        "num_envs": options.rows,
+        "envs_per_group": options.envs_per_group,
+        "engine_threads": 1,
+    }
     recipe = recipe.model_copy(
         update={
             "collector": recipe.collector.model_copy(update=sizes | collector),

@@ -45,16 +45,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recipe", default="reach", choices=sorted(GOALS))
     parser.add_argument("--rows", type=int, help="default 256, of the humanoid 512")
-    parser.add_argument("--group-rows", type=int, help="default half of that")
+    parser.add_argument("--envs-per-group", type=int, help="default half of that")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine-threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=32, help="control steps of a round")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--profile", action="store_true", help="also print a profile")
-    smallest = {"rows": 32, "group_rows": 16, "steps": 8, "rounds": 2}
+    smallest = {"num_envs": 32, "envs_per_group": 16, "steps": 8, "rounds": 2}
     options = parse(parser, smallest, arguments)
-    rows, group_rows = SIZES[options.recipe]
-    options.rows, options.group_rows = options.rows or rows, options.group_rows or group_rows
+    rows, envs_per_group = SIZES[options.recipe]
+    options.rows, options.envs_per_group = (
+        options.rows or rows,
+        options.envs_per_group or envs_per_group,
+    )
     needs = {"rounds": options.rounds}
     with Gate("rollout_speed", options, needs=needs, variant=options.recipe) as gate:
         report_load(gate)
@@ -72,8 +75,8 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         update={
             "collector": recipe.collector.model_copy(
                 update={
-                    "rows": options.rows,
-                    "group_rows": options.group_rows,
+                    "num_envs": options.rows,
+                    "envs_per_group": options.envs_per_group,
                     "threads": options.threads,
                     "engine_threads": options.engine_threads,
                 }
@@ -193,12 +196,12 @@ def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> np.nd
     if profiled:
         profile(collect, collector.num_groups * recipe.algorithm.rollout_steps)
     parts.close()
-    done = collector.rows * recipe.algorithm.rollout_steps
+    done = collector.num_envs * recipe.algorithm.rollout_steps
     best = min(rivals, key=lambda rival: float(np.median(rival.seconds[1:])))
     print(
         f"collector {done / np.median(ours[1:]):10,.0f} steps/s  "
         f"({collector.threads} threads x {collector.engine_threads}, groups of "
-        f"{collector.group_rows}, median of {rounds})"
+        f"{collector.envs_per_group}, median of {rounds})"
     )
     for rival in rivals:
         speed = done / np.median(rival.seconds[1:])

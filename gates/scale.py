@@ -1,6 +1,6 @@
 """The constants of the cost model of docs/scale.md, its check at 1, 2 and 4 actors, and its tables.
 
-    python gates/scale.py [--rows 1024] [--group-rows 128] [--rounds 3]
+    python gates/scale.py [--rows 1024] [--envs-per-group 128] [--rounds 3]
 
 Measures `reach-at-scale` with a smaller buffer: rollout and learner alone by the processor's time;
 the head's part, bytes and transfer on a Ray cluster of two nodes on 127.0.0.1, of which the first
@@ -58,11 +58,15 @@ MACHINE_CORES = 32
 
 
 def recipe_of(
-    rows: int, group_rows: int, steps: int = STEPS, minibatches: int = MINIBATCHES, **collector: Any
+    rows: int,
+    envs_per_group: int,
+    steps: int = STEPS,
+    minibatches: int = MINIBATCHES,
+    **collector: Any,
 ) -> Recipe:
     """`reach-at-scale` with another buffer, and nothing that a model of an iteration leaves out."""
     full = etude.recipes.reach_at_scale()
-    sizes = {"rows": rows, "group_rows": group_rows, "threads": 1} | collector
+    sizes = {"num_envs": rows, "envs_per_group": envs_per_group, "threads": 1} | collector
     cut = {"rollout_steps": steps, "horizon": steps, "minibatch_size": rows * steps // minibatches}
     return full.model_copy(
         update={
@@ -125,10 +129,10 @@ def in_turns(works: list[Callable[[], float]], rounds: int) -> list[float]:
 
 def measure_alone(options: argparse.Namespace, cores: int, scratch: Path) -> dict[str, float]:
     """Rollout and learner in this process, nothing else going on, by the processor's time."""
-    rows, group_rows, small = options.rows, options.group_rows, 16 * MINIBATCHES
-    one = Timed(recipe_of(rows, group_rows, lag=0), scratch / "one")
+    rows, envs_per_group, small = options.rows, options.envs_per_group, 16 * MINIBATCHES
+    one = Timed(recipe_of(rows, envs_per_group, lag=0), scratch / "one")
     all_cores = Timed(
-        recipe_of(rows, group_rows, minibatches=small, lag=0, threads=cores), scratch / "all"
+        recipe_of(rows, envs_per_group, minibatches=small, lag=0, threads=cores), scratch / "all"
     )
     works = [one.collect, all_cores.collect, one.learn, all_cores.learn]
     found = in_turns([lambda w=w: spent(w, time.process_time) for w in works], options.rounds)
@@ -202,11 +206,11 @@ def lost_seconds(run: Timed, wall: float) -> float:
 
 def measure_head(options: argparse.Namespace, address: str, scratch: Path) -> dict[str, float]:
     """What the process that collects has to do itself, and what crosses the wire."""
-    rows, group_rows = options.rows, options.group_rows
+    rows, envs_per_group = options.rows, options.envs_per_group
     ray = {"kind": "ray", "address": address, "lag": 0}
-    small = {"rows": rows, "group_rows": max(group_rows // 8, 1), "steps": 4}
+    small = {"num_envs": rows, "envs_per_group": max(envs_per_group // 8, 1), "steps": 4}
     runs = {
-        "large": Timed(recipe_of(rows, group_rows, **ray, actors=1), scratch / "large"),
+        "large": Timed(recipe_of(rows, envs_per_group, **ray, actors=1), scratch / "large"),
         "small": Timed(recipe_of(**small, **ray, actors=1), scratch / "small"),
         "spread": Timed(recipe_of(**small, **ray, actors=2), scratch / "spread"),
     }
@@ -223,7 +227,7 @@ def measure_head(options: argparse.Namespace, address: str, scratch: Path) -> di
                     crossed.append(loopback_bytes() - sent)
     cost = {name: float(np.median(taken[1:])) for name, taken in head.items()}
     large = runs["large"]
-    groups, few = rows // small["group_rows"], rows // group_rows
+    groups, few = rows // small["envs_per_group"], rows // envs_per_group
     fragments = sum(pickled_bytes(fragment) for fragment in large.fragments)
     thin = sum(pickled_bytes(fragment) for fragment in runs["small"].fragments)
     snapshots = pickled_bytes(large.loop.collector.state_dict())
@@ -278,10 +282,12 @@ def check(
     options: argparse.Namespace, k: Constants, cores: int, address: str, at: Path
 ) -> list[float]:
     """Runs at 1, 2 and 4 actors beside what the model says of them; the errors."""
-    rows, group_rows = options.rows, options.group_rows
+    rows, envs_per_group = options.rows, options.envs_per_group
     ray = {"kind": "ray", "address": address, "lag": 1}
     runs = {
-        actors: Timed(recipe_of(rows, group_rows, **ray, actors=actors), at / f"actors-{actors}")
+        actors: Timed(
+            recipe_of(rows, envs_per_group, **ray, actors=actors), at / f"actors-{actors}"
+        )
         for actors in options.actors
     }
     taken: dict[tuple[int, int], list[float]] = {}
@@ -298,7 +304,9 @@ def check(
     print(f"{'lag':>4} {'actors':>6} {'predicted':>9} {'measured':>8} {'ratio':>6}  limit")
     errors = []
     for (lag, actors), seconds in sorted(taken.items()):
-        setup = Setup(rows, group_rows, STEPS, MINIBATCHES, lag=lag, workers=actors, cores=cores)
+        setup = Setup(
+            rows, envs_per_group, STEPS, MINIBATCHES, lag=lag, workers=actors, cores=cores
+        )
         cost, found = iteration(k, setup), float(np.median(seconds))
         ratio = cost.seconds / found
         errors.append(abs(ratio - 1.0))
@@ -343,7 +351,7 @@ def on_ray(cores: int) -> Setup:
     threads = cores // machines
     return Setup(
         rows=machines * threads * 128,
-        group_rows=128,
+        envs_per_group=128,
         steps=STEPS,
         minibatches=32,
         workers=machines,
@@ -370,10 +378,10 @@ def show(k: Constants, crossed: float) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1024)
-    parser.add_argument("--group-rows", type=int, default=128)
+    parser.add_argument("--envs-per-group", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4], help="of the check")
-    smallest = {"rows": 128, "group_rows": 32, "rounds": 1, "actors": [1]}
+    smallest = {"num_envs": 128, "envs_per_group": 32, "rounds": 1, "actors": [1]}
     options = parse(parser, smallest, arguments)
     needs = {"predictions": 2 * len(options.actors)}
     with Gate("scale", options, needs=needs) as gate:
@@ -391,7 +399,7 @@ def measure(options: argparse.Namespace) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         found = measure_alone(options, cores, scratch)
-        policy = etude.plan(recipe_of(options.rows, options.group_rows)).bytes["model"]
+        policy = etude.plan(recipe_of(options.rows, options.envs_per_group)).bytes["model"]
         found |= measure_ranks(policy) | {"gradient_bytes": policy}
         import ray
 

@@ -49,7 +49,7 @@ class Setup:
     """A geometry and where it runs."""
 
     rows: int
-    group_rows: int
+    envs_per_group: int
     steps: int
     """Of every row in an iteration."""
     minibatches: int
@@ -72,7 +72,7 @@ class Setup:
 
     @property
     def groups(self) -> int:
-        return self.rows // self.group_rows
+        return self.rows // self.envs_per_group
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def iteration(k: Constants, setup: Setup) -> Cost:
     hands = setup.workers * setup.threads
     busy = hands + setup.lag
     crowding = 1.0 if busy == 1 or (setup.cores or 2) == 1 else k.crowding
-    one = setup.group_rows * setup.steps * k.step * crowding
+    one = setup.envs_per_group * setup.steps * k.step * crowding
     rollout = ceil(setup.groups / (setup.ranks * hands)) * one
     if setup.cores:
         rollout = max(rollout, setup.groups * one / setup.cores)
@@ -132,7 +132,9 @@ def _put_together(parts: dict[str, float], setup: Setup, rollout_work: float) ->
     return Cost(parts, seconds, limit)
 
 
-def with_learners(k: Constants, cores: int, group_rows: int, steps: int, minibatches: int) -> Setup:
+def with_learners(
+    k: Constants, cores: int, envs_per_group: int, steps: int, minibatches: int
+) -> Setup:
     """Ranks that each have one core to learn on and others to collect, to use so many cores.
 
     The fewest collecting cores with which no learner waits; one group for each of them.
@@ -140,8 +142,8 @@ def with_learners(k: Constants, cores: int, group_rows: int, steps: int, minibat
     best: Setup | None = None
     for threads in range(1, 65):
         ranks = max(cores // (threads + 1), 2)
-        rows = ranks * threads * group_rows
-        setup = Setup(rows, group_rows, steps, minibatches, threads=threads, ranks=ranks)
+        rows = ranks * threads * envs_per_group
+        setup = Setup(rows, envs_per_group, steps, minibatches, threads=threads, ranks=ranks)
         if best is None or speed(k, setup) > speed(k, best):
             best = setup
     assert best is not None

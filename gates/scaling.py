@@ -51,16 +51,16 @@ class Collection:
 
     def __init__(self, rows: int, options: argparse.Namespace) -> None:
         recipe, key = etude.recipes.reach(), Key(0)
-        self.rows, self.group_rows = rows, group_of(rows, options.largest_group)
-        group_rows, threads = self.group_rows, options.engine_threads
+        self.rows, self.envs_per_group = rows, group_of(rows, options.largest_group)
+        envs_per_group, threads = self.envs_per_group, options.engine_threads
         # A round is many rollouts where they are small.
         self.repeats = max(1, max(options.rows) // 4 // rows)
-        envs = [recipe.env.make(group_rows, threads) for _ in range(rows // group_rows)]
+        envs = [recipe.env.make(envs_per_group, threads) for _ in range(rows // envs_per_group)]
         first = envs[0]
         assert isinstance(first, Reach)
         policy = make_policy(recipe.policy, first.spec, key.child("policy"))
         buffer = SegmentBuffer(BufferSpec(first.spec, {}, rows, STEPS, 1))
-        parts = [buffer.part(slice(r, r + group_rows)) for r in range(0, rows, group_rows)]
+        parts = [buffer.part(slice(r, r + envs_per_group)) for r in range(0, rows, envs_per_group)]
         self._collector = LocalCollector(envs, policy, key, Workers(options.threads), [parts])
         self._broadcast = Broadcast(0, copy_arrays(dict(policy.state_dict())))
         self._iteration = 0
@@ -76,7 +76,7 @@ class Collection:
         """Give neighbouring rows' episodes different ages; the simulator's state of all rows."""
         state = self._collector.state_dict()
         for number, snapshot in enumerate(state["groups"].values()):
-            rows = number * self.group_rows + np.arange(self.group_rows)
+            rows = number * self.envs_per_group + np.arange(self.envs_per_group)
             snapshot["env"]["elapsed"][:] = rows * 19 % limit
         self._collector.load_state_dict(
             {"groups": {name: copy_arrays(s) for name, s in state["groups"].items()}}
@@ -166,7 +166,7 @@ def collection(options: argparse.Namespace) -> float:
         (wall, processor), (bare_wall, bare_processor) = ours[i] * 1e6, bare[i] * 1e6
         off, processor_off = (deviations(ours[:, clock])[i] for clock in (0, 1))
         print(
-            f"{size.rows:8,} {size.group_rows:6} {wall:9.2f} {off:+8.1%} {bare_wall:8.2f} "
+            f"{size.rows:8,} {size.envs_per_group:6} {wall:9.2f} {off:+8.1%} {bare_wall:8.2f} "
             f"{deviations(bare[:, 0])[i]:+8.1%} {processor:9.2f} {processor_off:+8.1%} "
             f"{bare_processor:8.2f}"
         )

@@ -10,7 +10,7 @@ from memory import changed
 from report import Gate
 
 OFTEN = ["clock.cycles=1", "clock.iterations=2", "checkpoint.every=1 cycle"]
-FEW = ["evaluation.episodes=8", "evaluation.rows=8", "evaluation.group_rows=4"]
+FEW = ["evaluation.episodes=8", "evaluation.num_envs=8", "evaluation.envs_per_group=4"]
 REPLAY = [
     *("algorithm.rollout_steps=50", "algorithm.train_batches=8", "algorithm.warmup_steps=200"),
     *("algorithm.batch_size=32", "algorithm.capacity=1024", "policy.hidden=[32,32]"),
@@ -29,9 +29,13 @@ SHORT: dict[str, tuple[str, list[str]]] = {
     "spread": (
         "spread",
         [
-            *("collector.rows=12", "collector.group_rows=6", "algorithm.minibatch_size=100"),
-            *("algorithm.update_epochs=2", "clock.total_timesteps=7200", "evaluation.rows=12"),
-            *("evaluation.every=3 cycles", "evaluation.episodes=12", "evaluation.group_rows=6"),
+            *(
+                "collector.num_envs=12",
+                "collector.envs_per_group=6",
+                "algorithm.minibatch_size=100",
+            ),
+            *("algorithm.update_epochs=2", "clock.total_timesteps=7200", "evaluation.num_envs=12"),
+            *("evaluation.every=3 cycles", "evaluation.episodes=12", "evaluation.envs_per_group=6"),
             *("evaluation.final_episodes=12", *OFTEN),
         ],
     ),

@@ -190,10 +190,10 @@ class Trial:
 def train(path: Path) -> None:
     """A real run of seconds: four checkpoints, of which three are kept."""
     base = recipes.reach_short().model_dump(mode="json")
-    base["collector"] |= {"rows": 32, "group_rows": 8}
+    base["collector"] |= {"num_envs": 32, "envs_per_group": 8}
     base["algorithm"] |= {"rollout_steps": 8, "minibatch_size": 64, "update_epochs": 1}
     base["clock"] |= {"total_timesteps": 8 * 256, "iterations": 2, "cycles": 1}
-    base["evaluation"] |= {"every": "never", "episodes": 8, "rows": 8, "group_rows": 8}
+    base["evaluation"] |= {"every": "never", "episodes": 8, "num_envs": 8, "envs_per_group": 8}
     etude.train(recipes.validated(base, "the gate"), path)
 
 

@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--set", nargs="*", default=[], help="options of the training")
     parser.add_argument("--least", type=float, help="of the recipe's measure; default its goal")
     # Trained for an iteration or two: it must complete and be played, whatever it has learned.
-    short = ["--collector.rows", "64", "--collector.group-rows", "32"]
+    short = ["--collector.num_envs", "64", "--collector.envs-per-group", "32"]
     short += ["--algorithm.minibatch-size", "512", "--clock.total-timesteps", "4096"]
     options = parse(parser, {"seeds": 1, "least": 0.0, "set": short}, arguments)
     goal = GOALS[options.recipe]

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     # A few updates: both must complete and be played, whatever they have learned.
     smallest = {"episodes": 12, "updates": 20, "tests": 4, "success": 0.0, "margin": -math.inf}
-    few = ["--evaluation.episodes=4", "--evaluation.rows=4", "--evaluation.group-rows=4"]
+    few = ["--evaluation.episodes=4", "--evaluation.num_envs=4", "--evaluation.envs-per-group=4"]
     options = parse(parser, {**smallest, "set": few}, arguments)
     with Gate("train_offline", options, needs={"trainings": len(COEFS)}) as gate:
         found = {}

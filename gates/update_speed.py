@@ -67,7 +67,7 @@ class RandomNumbers:
 
     def __init__(self, spec: EnvSpec, rows: int, first_row: int) -> None:
         self.spec = replace(spec, max_episode_steps=EPISODE, statistics=())
-        self.num_rows = rows
+        self.num_envs = rows
         # Rows that follow each other end their episodes far apart.
         self._elapsed = (first_row + np.arange(rows)) * 77 % EPISODE
         self._random = np.random.default_rng(first_row)
@@ -79,7 +79,7 @@ class RandomNumbers:
         }
 
     def reset(self, key: Key) -> Observations:
-        return self._observe(self.num_rows)
+        return self._observe(self.num_envs)
 
     def step(self, actions: Array) -> StepResult:
         self._elapsed += 1
@@ -87,11 +87,11 @@ class RandomNumbers:
         self._elapsed[truncated] = 0
         ended = np.flatnonzero(truncated)
         return StepResult(
-            obs=self._observe(self.num_rows),
-            reward=self._random.standard_normal(self.num_rows, np.float32),
-            terminated=np.zeros(self.num_rows, np.bool_),
+            obs=self._observe(self.num_envs),
+            reward=self._random.standard_normal(self.num_envs, np.float32),
+            terminated=np.zeros(self.num_envs, np.bool_),
             truncated=truncated,
-            final_rows=ended,
+            final_envs=ended,
             final_obs=self._observe(len(ended)),
         )
 
@@ -107,8 +107,8 @@ class RandomNumbers:
 
 def learner(recipe: Recipe, real: bool) -> tuple[PPO, list[Fragment], Clock]:
     """A recipe's PPO and a buffer of its experience, from the real environment or from noise."""
-    config, key, group = recipe.algorithm, Key(0), recipe.collector.group_rows
-    rows, steps, horizon = recipe.collector.rows, config.rollout_steps, config.horizon
+    config, key, group = recipe.algorithm, Key(0), recipe.collector.envs_per_group
+    rows, steps, horizon = recipe.collector.num_envs, config.rollout_steps, config.horizon
     cut = SegmentGeometry(rows, steps, horizon, config.minibatch_size, recipe.learner.shards, group)
     spec = recipe.env.make(1).spec
     envs: list[BatchEnv] = [
@@ -119,7 +119,7 @@ def learner(recipe: Recipe, real: bool) -> tuple[PPO, list[Fragment], Clock]:
     buffer = SegmentBuffer(BufferSpec(spec, policy.state_specs, rows, steps, horizon))
     ppo = PPO(config, policy, cut, [buffer], torch.device("cpu"))
     own = make_policy(recipe.policy, spec, None)
-    groups = CollectorConfig(rows=cut.rows, group_rows=cut.group_rows)
+    groups = CollectorConfig(num_envs=cut.num_envs, envs_per_group=cut.envs_per_group)
     parts = [[buffer.part(groups.part(g)) for g in range(groups.num_groups)]]
     collector = LocalCollector(envs, own, key, Workers(2), parts)
     clock = Clock(Loops.of(ClockConfig(epochs=1), rows * steps, cut.num_minibatches))
@@ -132,7 +132,7 @@ def small(minibatch: int, rows: int = 512, steps: int = 64) -> Recipe:
     """The `reach` recipe with one pass over a buffer of its own size."""
     recipe = etude.recipes.reach()
     update = {"rollout_steps": steps, "minibatch_size": minibatch, "update_epochs": 1}
-    collector = recipe.collector.model_copy(update={"rows": rows, "group_rows": rows})
+    collector = recipe.collector.model_copy(update={"num_envs": rows, "envs_per_group": rows})
     algorithm = recipe.algorithm.model_copy(update=update)
     return recipe.model_copy(update={"collector": collector, "algorithm": algorithm})
 
@@ -140,7 +140,10 @@ def small(minibatch: int, rows: int = 512, steps: int = 64) -> Recipe:
 def at_scale(kind: str, rows: int = 8192, sampling: str = "prioritised") -> Recipe:
     """`reach-at-scale` with a policy of either kind, its buffer as many rows of 64 steps."""
     recipe = etude.recipes.reach_at_scale()
-    collector = {"rows": rows, "group_rows": min(rows // 2, recipe.collector.group_rows)}
+    collector = {
+        "num_envs": rows,
+        "envs_per_group": min(rows // 2, recipe.collector.envs_per_group),
+    }
     return recipe.model_copy(
         update={
             "policy": recipe.policy.model_copy(update={"kind": kind}),

@@ -51,7 +51,7 @@ def sac() -> Recipe:
     return changed(
         recipes.find("sac"),
         policy={"hidden": (8, 8)},
-        collector={"rows": 8, "group_rows": 4},
+        collector={"num_envs": 8, "envs_per_group": 4},
         env={"kwargs": {"max_episode_steps": 12}},
         algorithm={
             "rollout_steps": 8,
@@ -61,7 +61,7 @@ def sac() -> Recipe:
             "train_batches": 2,
         },
         clock={"total_timesteps": 64 * 16, "iterations": 2, "cycles": 1},
-        evaluation={"every": "never", "episodes": 4, "rows": 4, "group_rows": 4},
+        evaluation={"every": "never", "episodes": 4, "num_envs": 4, "envs_per_group": 4},
         checkpoint={"every": "2 cycles", "keep_last": 2},
     )
 

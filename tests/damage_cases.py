@@ -23,13 +23,13 @@ PARTLY = ("metrics.jsonl", "replay")
 """Of these a checkpoint names a beginning; what follows is made again."""
 
 
-TESTS = {"every": "never", "episodes": 2, "rows": 2, "group_rows": 2}
+TESTS = {"every": "never", "episodes": 2, "num_envs": 2, "envs_per_group": 2}
 
 
 def on_policy(folder: Path) -> Recipe:
     """Reach with five checkpoints, the last three of which are kept."""
     return tiny_reach(
-        collector={"rows": 8, "group_rows": 8, "threads": 1},
+        collector={"num_envs": 8, "envs_per_group": 8, "threads": 1},
         algorithm={"rollout_steps": 4, "minibatch_size": 32, "update_epochs": 1},
         clock={"total_timesteps": 5 * 32, "iterations": 1, "cycles": 1},
         evaluation=TESTS,
@@ -40,7 +40,7 @@ def replay(folder: Path) -> Recipe:
     """SAC with a learned reward; its replay is in many small files."""
     return changed(
         recipes.find("episodic-short"),
-        collector={"rows": 8, "group_rows": 4, "threads": 1},
+        collector={"num_envs": 8, "envs_per_group": 4, "threads": 1},
         algorithm={"train_batches": 2, "warmup_steps": 64, "capacity": 256},
         clock={"total_timesteps": 16 * 64, "iterations": 2},
         evaluation=TESTS,

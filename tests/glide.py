@@ -30,7 +30,7 @@ class Glide(ArrayTask):
     def advance(self, actions: Array) -> Outcome:
         speed = 0.7 * self.history[:, -1] + 0.3 * actions[:, 0]
         self.history = np.hstack([self.history[:, 1:], speed[:, None]])
-        return Outcome(np.zeros(self.num_rows), np.abs(speed) > 0.95, {"speed": speed})
+        return Outcome(np.zeros(self.num_envs), np.abs(speed) > 0.95, {"speed": speed})
 
     def observe(self) -> Observations:
         return {"state": self.history[:, -1:], "style": self.history[..., None]}

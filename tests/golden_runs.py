@@ -25,7 +25,7 @@ from run_hash import comparable_rows
 from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 
 FILE = Path(__file__).with_name("golden.json")
-SMALL_EVALUATION = {"episodes": 6, "rows": 6, "group_rows": 6, "final_episodes": 6}
+SMALL_EVALUATION = {"episodes": 6, "num_envs": 6, "envs_per_group": 6, "final_episodes": 6}
 
 
 def short(name: str, timesteps: int, **sections: dict[str, object]) -> Recipe:

@@ -23,13 +23,13 @@ from etude.runs.folder import RunFolder
 from toys import tiny_reach
 
 SMALL = [
-    "--collector.rows=32",
-    "--collector.group-rows=8",
+    "--collector.num_envs=32",
+    "--collector.envs-per-group=8",
     "--algorithm.rollout-steps=8",
     "--algorithm.minibatch-size=64",
     "--evaluation.episodes=8",
-    "--evaluation.rows=8",
-    "--evaluation.group-rows=8",
+    "--evaluation.num_envs=8",
+    "--evaluation.envs-per-group=8",
     "--clock.total-timesteps=1024",
 ]
 
@@ -104,7 +104,7 @@ def test_a_kind_is_chosen_with_its_defaults() -> None:
     assert recipe.policy == recipes.reach().policy.model_copy(update={"kind": "squashed"})
     recipe, _ = find_target(["reach", "--collector", "ray", "--rewards.kind", "amp"])
     assert recipe.collector.kind == "ray"
-    assert recipe.collector.rows == recipes.reach().collector.rows
+    assert recipe.collector.num_envs == recipes.reach().collector.num_envs
     assert recipe.rewards == REWARDS.make("amp")
     with pytest.raises(UsageError, match=r"--rewards.kind must be 'given', .* or 'amp', not 'rdr'"):
         find_target(["reach", "--rewards.kind=rdr"])
@@ -127,7 +127,7 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["plan", "reach-short", *SMALL, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["counts"]["timesteps"] == 1024
-    assert plan["geometry"]["rows"] == 32
+    assert plan["geometry"]["num_envs"] == 32
 
 
 def test_plan_compare(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,16 +179,16 @@ def test_unknown_names_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--collector.rows=-3"], "rows"),
-        (["--collector.rows=0"], "rows"),
-        (["--collector.rows=many"], "rows"),
+        (["--collector.num_envs=-3"], "rows"),
+        (["--collector.num_envs=0"], "rows"),
+        (["--collector.num_envs=many"], "rows"),
         (["--algorithm.gamma=1.5"], "gamma"),
         (["--algorithm.learning-rate=nan"], "learning_rate"),
         (["--evaluation.every", "often"], "interval"),
         (["--checkpoint.every", "0 steps"], "never"),
         (["--clock.epochs=3"], "not both"),
         (["--algorithm.minibatch-size=500"], "256 or 512"),
-        (["--evaluation.rows=30"], "multiple"),
+        (["--evaluation.num_envs=30"], "multiple"),
         (["--seed=-1"], "seed"),
     ],
 )

@@ -42,7 +42,7 @@ def killed_runs(recipe: Recipe, folder: Path, kills: int, seed: int) -> dict[str
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     recipe = tiny_reach(
         24,
-        collector={"rows": 64, "group_rows": 16},
+        collector={"num_envs": 64, "envs_per_group": 16},
         clock={"total_timesteps": 24 * 512},
         evaluation={"every": "1 cycle"},
     )
@@ -72,7 +72,7 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
         recipes.find("ppo"),
         algorithm={"update_epochs": 2, "rollout_steps": 32},
         clock={"total_timesteps": 12 * 512, "iterations": 2, "cycles": 1},
-        evaluation={"episodes": 4, "rows": 4, "group_rows": 4},
+        evaluation={"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     )
     hits = killed_runs(recipe, tmp_path, kills=2, seed=2)
     assert sum(hits.values()) == 2

@@ -396,7 +396,7 @@ def own_recipe(task: str) -> etude.Recipe:
         {
             **recipes.ppo().model_dump(),
             "env": {"kind": "task", "task": task},
-            "collector": {"rows": 8, "group_rows": 4, "threads": 1},
+            "collector": {"num_envs": 8, "envs_per_group": 4, "threads": 1},
             "algorithm": {
                 "kind": "ppo",
                 "rollout_steps": 8,
@@ -404,7 +404,7 @@ def own_recipe(task: str) -> etude.Recipe:
                 "update_epochs": 1,
             },
             "clock": {"total_timesteps": 64, "cycles": 1, "iterations": 1},
-            "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4, "final_episodes": 0},
+            "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4, "final_episodes": 0},
         },
         "test",
     )

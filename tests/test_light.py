@@ -52,7 +52,7 @@ RUN = """
 import sys
 import etude
 recipe = etude.recipes.reach_short()
-clock = {"total_timesteps": recipe.algorithm.rollout_steps * recipe.collector.rows}
+clock = {"total_timesteps": recipe.algorithm.rollout_steps * recipe.collector.num_envs}
 clock = recipe.clock.model_copy(update={**clock, "cycles": 1, "iterations": 1})
 etude.train(recipe.model_copy(update={"clock": clock}), sys.argv[1])
 """

@@ -38,9 +38,9 @@ SHORT = {
     "policy": {"kind": "residual", "width": 8},
     "algorithm": {"kind": "reinforce", "rollout_steps": 16, "minibatch_size": 128},
     "rewards": {"kind": "calm"},
-    "collector": {"rows": 32, "group_rows": 16},
+    "collector": {"num_envs": 32, "envs_per_group": 16},
     "clock": {"total_timesteps": 16 * 512, "iterations": 2, "cycles": 1},
-    "evaluation": {"every": "2 cycles", "episodes": 8, "rows": 8, "group_rows": 8},
+    "evaluation": {"every": "2 cycles", "episodes": 8, "num_envs": 8, "envs_per_group": 8},
     "checkpoint": {"every": "1 cycle"},
     "logs": {"writers": ["csv"], "tensorboard": False},
 }

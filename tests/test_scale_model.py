@@ -33,12 +33,12 @@ FREE_LEARNER = replace(CONSTANTS, sample=0.0, update=0.0)
 
 def machines(count: int, **other: int) -> Setup:
     """Machines of 32 threads with a group each, beside the head's."""
-    sizes = {"rows": count * 32 * 128, "group_rows": 128, "steps": 64, "minibatches": 32}
+    sizes = {"num_envs": count * 32 * 128, "envs_per_group": 128, "steps": 64, "minibatches": 32}
     return Setup(**sizes | {"workers": count, "threads": 32, "machines": count} | other)
 
 
 def test_an_iteration_by_hand() -> None:
-    setup = Setup(rows=8, group_rows=2, steps=10, minibatches=4, passes=2, lag=0, workers=3)
+    setup = Setup(num_envs=8, envs_per_group=2, steps=10, minibatches=4, passes=2, lag=0, workers=3)
     cost = iteration(CONSTANTS, setup)
     answers = 80 * 150.0 + 8 * 3000.0
     assert cost.parts == pytest.approx(

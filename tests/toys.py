@@ -51,17 +51,17 @@ class ToyEnv:
     the sum of the action.
     """
 
-    def __init__(self, num_rows: int, action: ActionSpec = BOX) -> None:
-        self.num_rows = num_rows
+    def __init__(self, num_envs: int, action: ActionSpec = BOX) -> None:
+        self.num_envs = num_envs
         self.spec = EnvSpec({"state": ArraySpec((4,))}, action, LONGEST, ("is_success", "level"))
         self.key: Key | None = None
         self.state: dict[str, Array] = {
-            "episode": np.zeros(num_rows, np.int64),
-            "elapsed": np.zeros(num_rows, np.int64),
-            "length": np.zeros(num_rows, np.int64),
-            "terminates": np.zeros(num_rows, np.bool_),
-            "level": np.zeros(num_rows),
-            "acted": np.zeros(num_rows),
+            "episode": np.zeros(num_envs, np.int64),
+            "elapsed": np.zeros(num_envs, np.int64),
+            "length": np.zeros(num_envs, np.int64),
+            "terminates": np.zeros(num_envs, np.bool_),
+            "level": np.zeros(num_envs),
+            "acted": np.zeros(num_envs),
         }
         self.num_resets = 0
 
@@ -82,14 +82,14 @@ class ToyEnv:
         self.key = key
         self.num_resets += 1
         self.state["episode"][:] = 0
-        for row in range(self.num_rows):
+        for row in range(self.num_envs):
             self._begin(row)
         return self._observe()
 
     def step(self, actions: Array) -> StepResult:
         state = self.state
         state["elapsed"] += 1
-        state["acted"][:] = actions.reshape(self.num_rows, -1).sum(axis=1)
+        state["acted"][:] = actions.reshape(self.num_envs, -1).sum(axis=1)
         reward = (state["level"] + state["acted"]).astype(np.float32)
         done = state["elapsed"] >= state["length"]
         terminated, truncated = done & state["terminates"], done & ~state["terminates"]
@@ -122,15 +122,15 @@ class VanishingEnv(ToyEnv):
 
     def __init__(
         self,
-        num_rows: int,
+        num_envs: int,
         action: ActionSpec = BOX,
         *,
         garbage: float = 0.0,
         never: int | None = None,
     ) -> None:
-        super().__init__(num_rows, action)
+        super().__init__(num_envs, action)
         self.spec = replace(self.spec, max_episode_steps=LONGEST + 3)
-        self.state["wait"] = np.zeros(num_rows, np.int64)
+        self.state["wait"] = np.zeros(num_envs, np.int64)
         self._garbage, self._never = garbage, never
 
     @property
@@ -167,9 +167,9 @@ class MotionEnv(ToyEnv):
     """
 
     def __init__(
-        self, num_rows: int, motions: int = 3, failing: int = 1, in_turn: bool = False
+        self, num_envs: int, motions: int = 3, failing: int = 1, in_turn: bool = False
     ) -> None:
-        super().__init__(num_rows)
+        super().__init__(num_envs)
         names = tuple(f"clip-{i}" for i in range(motions))
         self.spec = replace(self.spec, statistics=("is_success", "motion"), motions=names)
         self._failing = failing
@@ -182,7 +182,7 @@ class MotionEnv(ToyEnv):
 
     def restart(self) -> Observations:
         self.state["episode"] += 1
-        for row in range(self.num_rows):
+        for row in range(self.num_envs):
             self._begin(row)
         return self._observe()
 
@@ -209,11 +209,11 @@ class StyleEnv(ToyEnv):
 
     FRAMES = 3
 
-    def __init__(self, num_rows: int, action: ActionSpec = BOX, first_row: int = 0) -> None:
-        super().__init__(num_rows, action)
+    def __init__(self, num_envs: int, action: ActionSpec = BOX, first_row: int = 0) -> None:
+        super().__init__(num_envs, action)
         seen = {**self.spec.observations, "style": ArraySpec((self.FRAMES, 3))}
         self.spec = replace(self.spec, observations=seen)
-        self._rows = first_row + np.arange(num_rows)
+        self._rows = first_row + np.arange(num_envs)
 
     def _observe(self) -> Observations:
         frames = self.frames(self._rows, self.state["episode"], self.state["elapsed"])
@@ -231,8 +231,8 @@ class StyleEnv(ToyEnv):
 class PoisonedEnv(ToyEnv):
     """A toy that gives one bad number, in one field, at the first chance from step `at` on."""
 
-    def __init__(self, num_rows: int, where: str, value: float, at: int = 2) -> None:
-        super().__init__(num_rows)
+    def __init__(self, num_envs: int, where: str, value: float, at: int = 2) -> None:
+        super().__init__(num_envs)
         self._where, self._value, self._at = where, value, at
         self._steps = 0
 
@@ -244,7 +244,7 @@ class PoisonedEnv(ToyEnv):
                 result.reward[1] = self._value
             elif self._where == "observation":
                 result.obs["state"][1, 2] = self._value
-            elif len(result.final_rows):
+            elif len(result.final_envs):
                 result.final_obs["state"][-1, 2] = self._value
             else:
                 return result
@@ -313,21 +313,23 @@ def make_trainer(
     policy: PolicyConfig | None = None,
     rows: int = 8,
     steps: int = 16,
-    group_rows: int = 2,
+    envs_per_group: int = 2,
     rewards: RewardSource = GIVEN,
     **ppo: Any,
 ) -> Trainer:
     """8 rows in 4 groups of 2, 16 steps each, unless told otherwise."""
     ppo = {"update_epochs": 2, **ppo}
     config = PPOConfig(rollout_steps=steps, horizon=horizon, minibatch_size=minibatch, **ppo)
-    cut = SegmentGeometry(rows, steps, horizon, minibatch, shards, group_rows)
-    envs = envs or [ToyEnv(group_rows, action) for _ in range(cut.num_groups)]
+    cut = SegmentGeometry(rows, steps, horizon, minibatch, shards, envs_per_group)
+    envs = envs or [ToyEnv(envs_per_group, action) for _ in range(cut.num_groups)]
     spec, small, key = envs[0].spec, policy or PolicyConfig(hidden=(16,)), Key(5)
     own = make_policy(small, spec, None)
     buffer = SegmentBuffer(BufferSpec(spec, own.state_specs, rows, steps, horizon))
     actor_critic = make_policy(small, spec, key.child("policy"))
     algorithm = PPO(config, actor_critic, cut, [buffer], torch.device("cpu"), rewards)
-    views = [buffer.part(slice(g * group_rows, (g + 1) * group_rows)) for g in range(len(envs))]
+    views = [
+        buffer.part(slice(g * envs_per_group, (g + 1) * envs_per_group)) for g in range(len(envs))
+    ]
     collector = LocalCollector(envs, own, key.child("collect"), Workers(threads), [views])
     batches = cut.num_minibatches * config.update_epochs
     nest = Loops(iterations, 1, 1, cut.buffer_steps, batches)
@@ -381,10 +383,10 @@ def changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
 def tiny_reach(iterations: int = 6, **sections: dict[str, Any]) -> Recipe:
     """Reach in a second or two: 256 steps an iteration; cycles of 2 iterations."""
     small: dict[str, dict[str, Any]] = {
-        "collector": {"rows": 32, "group_rows": 8},
+        "collector": {"num_envs": 32, "envs_per_group": 8},
         "algorithm": {"rollout_steps": 8, "minibatch_size": 64, "update_epochs": 2},
         "clock": {"total_timesteps": 256 * iterations, "iterations": 2, "cycles": 1},
-        "evaluation": {"every": "2 cycles", "episodes": 8, "rows": 8, "group_rows": 8},
+        "evaluation": {"every": "2 cycles", "episodes": 8, "num_envs": 8, "envs_per_group": 8},
         "checkpoint": {"every": "1 cycle"},
     }
     for name, fields in sections.items():
@@ -400,7 +402,7 @@ def tiny_motions(lag: int = 0, **sections: dict[str, Any]) -> Recipe:
             "task": "toys:MotionEnv",
             "evaluation_options": {"in_turn": True},
         },
-        "collector": {"rows": 16, "group_rows": 4, "threads": 1, "lag": lag},
+        "collector": {"num_envs": 16, "envs_per_group": 4, "threads": 1, "lag": lag},
         "policy": {"kind": "lstm", "hidden": [8], "units": 6},
         "algorithm": {
             "rollout_steps": 16,
@@ -414,8 +416,8 @@ def tiny_motions(lag: int = 0, **sections: dict[str, Any]) -> Recipe:
         "evaluation": {
             "every": "1 cycle",
             "episodes": 6,
-            "rows": 6,
-            "group_rows": 3,
+            "num_envs": 6,
+            "envs_per_group": 3,
             "final_episodes": 3,
         },
         "checkpoint": {"every": "1 cycle"},

@@ -50,9 +50,11 @@ def make_amp(shards: int = 1, reference: Array | None = None, **config: Any) -> 
     return AMP(chosen, network, reference, shards, torch.device("cpu"))
 
 
-def make_styled(amp: AMP, *, group_rows: int = 2, **options: Any) -> Trainer:
-    envs = [StyleEnv(group_rows, first_row=first) for first in range(0, 8, group_rows)]
-    return make_trainer(envs=envs, rewards=amp, shards=amp.shards, group_rows=group_rows, **options)
+def make_styled(amp: AMP, *, envs_per_group: int = 2, **options: Any) -> Trainer:
+    envs = [StyleEnv(envs_per_group, first_row=first) for first in range(0, 8, envs_per_group)]
+    return make_trainer(
+        envs=envs, rewards=amp, shards=amp.shards, envs_per_group=envs_per_group, **options
+    )
 
 
 def parts_of(trainer: Trainer) -> list[Fragment]:

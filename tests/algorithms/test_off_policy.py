@@ -142,7 +142,7 @@ def make_learner(
     fields = {"batch_size": 16, "train_batches": 5, "warmup_steps": 256, **fields}
     fields.setdefault("capacity", 1000)
     cut = ReplayGeometry(rows, steps, fields["batch_size"], shards, 2)
-    envs = envs or [ToyEnv(2) for _ in range(cut.rows // 2)]
+    envs = envs or [ToyEnv(2) for _ in range(cut.num_envs // 2)]
     spec = envs[0].spec
     stores = [
         EpisodeStore.create(folder / str(s), cut.store(spec, fields["capacity"]), Disk())
@@ -150,7 +150,7 @@ def make_learner(
     ]
     agent = make_agent(kind, stores, spec, rollout_steps=steps, **fields)
     buffer = toy_buffer(spec, rows, steps)
-    groups = CollectorConfig(rows=cut.rows, group_rows=cut.group_rows)
+    groups = CollectorConfig(num_envs=cut.num_envs, envs_per_group=cut.envs_per_group)
     views = [buffer.part(groups.part(g)) for g in range(groups.num_groups)]
     own = make_policy(agent.policy.config, spec, None)
     collector = LocalCollector(envs, own, Key(5, ("collect",)), Workers(1), [views])
@@ -476,7 +476,7 @@ def test_sizes_that_do_not_divide_are_refused_with_some_that_do() -> None:
         ReplayGeometry(24, 4, 256, 3, 2)
     with pytest.raises(UsageError, match=r"number of groups.*Sizes that work: .*shards 2 or 4"):
         ReplayGeometry(8, 4, 24, 3, 2)
-    with pytest.raises(UsageError, match=r"group_rows 3 does not divide collector.rows 8"):
+    with pytest.raises(UsageError, match=r"envs_per_group 3 does not divide collector.num_envs 8"):
         ReplayGeometry(8, 4, 24, 1, 3)
     with pytest.raises(UsageError, match=r"algorithm.capacity 50 .* use 112 or more"):
         ReplayGeometry(8, 4, 24, 1, 2).store(ToyEnv(2).spec, 50)

@@ -495,7 +495,7 @@ def test_everything_is_made_where_it_is_used(kind: str) -> None:
     config = PPOConfig(rollout_steps=cut.steps, value_clip=0.1, bound_coef=0.1, entropy_coef=0.1)
     ppo = PPO(config, policy, cut, [toy_buffer(spec, 1, 1)], meta)
     cpu.ingest()
-    part = cpu.ppo.buffers[0].part(slice(0, cut.rows))
+    part = cpu.ppo.buffers[0].part(slice(0, cut.num_envs))
     part.finals = cpu.collect()[0].finals
     shard = ppo.make_shard(part, part.rewards)
     ppo.shards = [shard]

@@ -228,7 +228,7 @@ def test_segments_without_anyone_have_no_priority() -> None:
 def test_a_group_in_which_nobody_is_teaches_nothing() -> None:
     """A whole rollout without anyone in one group, which is a shard of its own."""
     envs = [VanishingEnv(1, never=0 if g == 0 else None) for g in range(8)]
-    trainer = make_trainer(envs=envs, policy=MLP, group_rows=1, shards=8)
+    trainer = make_trainer(envs=envs, policy=MLP, envs_per_group=1, shards=8)
     fragments = trainer.collect()
     assert float(fragments[0].moments["state"]["count"]) == 0.0
     trainer.ppo.ingest(fragments, trainer.clock)

@@ -135,7 +135,12 @@ def test_coverage_is_reported(shards: int, update_epochs: int) -> None:
 
 def test_coverage_without_anything_to_prefer_is_about_64_percent() -> None:
     trainer = make_trainer(
-        sampling="prioritised", minibatch=32, update_epochs=1, rows=16, steps=64, group_rows=4
+        sampling="prioritised",
+        minibatch=32,
+        update_epochs=1,
+        num_envs=16,
+        steps=64,
+        envs_per_group=4,
     )
     trainer.ingest()
     for shard in trainer.ppo.shards:

@@ -60,7 +60,7 @@ def made_up(**episodes: list[float]) -> FreshEpisodes:
     """Five episodes on two rows would not divide: one row of five, then."""
     spec = EnvSpec({}, BOX, 200, outcomes=OUTCOMES if "outcome" in episodes else ())
     arrays = {name: np.array(values, np.float64) for name, values in episodes.items()}
-    return FreshEpisodes(arrays, spec, 4096, 7, Key(7), group_rows=1, per_row=5)
+    return FreshEpisodes(arrays, spec, 4096, 7, Key(7), envs_per_group=1, per_row=5)
 
 
 FIVE: dict[str, list[float]] = {
@@ -182,10 +182,12 @@ def test_where_an_episode_was_played(finished: Path) -> None:
     """Episodes are ordered by group, episode of the row, row, and so they are found again."""
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 6)
-    half = FreshEpisodes(played.episodes, played.spec, 0, 0, played.key, group_rows=2, per_row=2)
+    half = FreshEpisodes(
+        played.episodes, played.spec, 0, 0, played.key, envs_per_group=2, per_row=2
+    )
     places = [half.place(index) for index in (0, 1, 2, 3, 4)]
     assert places == [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)]
-    env = recipe.env.make(played.group_rows)
+    env = recipe.env.make(played.envs_per_group)
     again = evaluate(env, fresh.load(finished), played.per_row, played.group_key(0))
     assert all((again[name] == played.episodes[name]).all() for name in again)
 

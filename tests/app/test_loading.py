@@ -70,10 +70,10 @@ def asymmetric(tmp_path_factory: pytest.TempPathFactory) -> etude.Run:
     recipe = changed(
         recipes.find("reach-memory"),
         policy={"kind": "mlp", "hidden": (8,), "critic_reads": ("critic", "state")},
-        collector={"rows": 4, "group_rows": 2, "threads": 1},
+        collector={"num_envs": 4, "envs_per_group": 2, "threads": 1},
         algorithm={"rollout_steps": 8, "horizon": 1, "minibatch_size": 16, "update_epochs": 1},
         clock={"total_timesteps": 64, "cycles": 1, "iterations": 1},
-        evaluation={"episodes": 2, "rows": 2, "group_rows": 2},
+        evaluation={"episodes": 2, "num_envs": 2, "envs_per_group": 2},
     )
     return train(recipe, tmp_path_factory.mktemp("asymmetric") / "run")
 

@@ -44,7 +44,7 @@ def small(dataset: Path, **sections: dict[str, Any]) -> Recipe:
         algorithm={"dataset": str(dataset), "train_batches": 10, "batch_size": 32},
         rewards=SIZES,
         clock={"epochs": 2, "cycles": 2, "iterations": 2},
-        evaluation={"episodes": 4, "rows": 4, "group_rows": 2},
+        evaluation={"episodes": 4, "num_envs": 4, "envs_per_group": 2},
     )
     return changed(recipe, **sections)
 

@@ -44,8 +44,8 @@ class Cart(etude.ArrayTask):
     place = etude.State()
     speed = etude.State()
 
-    def __init__(self, num_rows, threads=1, force=0.05):
-        super().__init__(num_rows)
+    def __init__(self, num_envs, threads=1, force=0.05):
+        super().__init__(num_envs)
         self.force = force
 
     def reset_rows(self, rows, streams):
@@ -82,14 +82,14 @@ constant = 3
 """
 
 SMALL = [
-    "--collector.rows=8",
-    "--collector.group-rows=4",
+    "--collector.num_envs=8",
+    "--collector.envs-per-group=4",
     "--algorithm.rollout-steps=16",
     "--algorithm.minibatch-size=64",
     "--algorithm.update-epochs=2",
     "--evaluation.episodes=4",
-    "--evaluation.rows=4",
-    "--evaluation.group-rows=4",
+    "--evaluation.num_envs=4",
+    "--evaluation.envs-per-group=4",
     "--clock.total-timesteps=1024",
     "--clock.cycles=1",
     "--clock.iterations=1",
@@ -162,9 +162,9 @@ def test_replay_of_a_task_that_cannot_be_saved_closes_its_episodes(
     another: a toy counts the steps of an episode and keeps its level."""
     options = [
         *("--env.task", f"{__name__}:Worn", "--seed=3", "--policy.hidden", "16"),
-        *("--collector.rows=8", "--collector.group-rows=4", "--learner.shards=2"),
+        *("--collector.num_envs=8", "--collector.envs-per-group=4", "--learner.shards=2"),
         *("--algorithm.rollout-steps=16", "--algorithm.train-batches=2"),
-        *("--evaluation.episodes=4", "--evaluation.rows=4", "--evaluation.group-rows=4"),
+        *("--evaluation.episodes=4", "--evaluation.num_envs=4", "--evaluation.envs-per-group=4"),
         *("--clock.total-timesteps=1024", "--clock.cycles=1", "--clock.iterations=1"),
     ]
     text = " ".join(said(["plan", kind, *options], capsys, 0).split())
@@ -277,7 +277,7 @@ def test_a_task_that_is_none_is_refused(task: str, options: dict[str, Any], word
 def test_constructors_of_every_kind() -> None:
     for task in ("etude.tasks.reach.task:Reach", "etude.tasks.seek:Seek", "toys:ToyEnv"):
         config = TaskConfig(task=task)
-        assert make_task(config, 3, threads=2).num_rows == 3
+        assert make_task(config, 3, threads=2).num_envs == 3
         assert config.exactness().exact
 
 
@@ -371,9 +371,9 @@ def test_a_task_without_declarations_is_told() -> None:
 class Forgetful(Seek):
     """Keeps a number that no snapshot holds."""
 
-    def __init__(self, num_rows: int, threads: int = 1) -> None:
-        super().__init__(num_rows, threads)
-        self.wind = np.zeros((num_rows, 2))
+    def __init__(self, num_envs: int, threads: int = 1) -> None:
+        super().__init__(num_envs, threads)
+        self.wind = np.zeros((num_envs, 2))
 
     def advance(self, actions: Array) -> Outcome:
         self.wind += 0.01
@@ -383,8 +383,8 @@ class Forgetful(Seek):
 class Worn(ToyEnv):
     """Pays less with every step it was ever given, which no snapshot holds."""
 
-    def __init__(self, num_rows: int, threads: int = 1) -> None:
-        super().__init__(num_rows)
+    def __init__(self, num_envs: int, threads: int = 1) -> None:
+        super().__init__(num_envs)
         self.age = 0
 
     def step(self, actions: Array) -> StepResult:
@@ -456,8 +456,8 @@ Change = Callable[[StepResult], None]
 class Bent(ToyEnv):
     """A toy whose every result is changed."""
 
-    def __init__(self, num_rows: int, change: Change) -> None:
-        super().__init__(num_rows)
+    def __init__(self, num_envs: int, change: Change) -> None:
+        super().__init__(num_envs)
         self._change = change
 
     def step(self, actions: Array) -> StepResult:
@@ -472,16 +472,16 @@ class Lazy(ToyEnv):
     def step(self, actions: Array) -> StepResult:
         result = super().step(actions)
         for name, array in result.obs.items():
-            array[result.final_rows] = result.final_obs[name]
+            array[result.final_envs] = result.final_obs[name]
         return result
 
 
 class Aliased(ToyEnv):
     """One array for the observations of all steps."""
 
-    def __init__(self, num_rows: int) -> None:
-        super().__init__(num_rows)
-        self._obs: Array = np.zeros((num_rows, 4), np.float32)
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self._obs: Array = np.zeros((num_envs, 4), np.float32)
 
     def _observe(self) -> Observations:
         self._obs[...] = super()._observe()["state"]
@@ -489,8 +489,8 @@ class Aliased(ToyEnv):
 
 
 class Endless(ToyEnv):
-    def __init__(self, num_rows: int) -> None:
-        super().__init__(num_rows)
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
         object.__setattr__(self.spec, "max_episode_steps", 3)
 
 
@@ -519,7 +519,7 @@ BENT: dict[str, tuple[Change, str, str]] = {
     "reward nan": (nan_reward, check.REWARDS, "the reward of row 2 is not finite"),
     "ending type": (put("truncated", lambda r: r.truncated.astype(int)), check.ENDINGS, "int64"),
     "both": (put("truncated", lambda r: r.terminated.copy()), check.ENDINGS, "at once"),
-    "final rows": (put("final_rows", lambda r: r.final_rows[::-1][:1]), check.FINISHED, "ended"),
+    "final rows": (put("final_envs", lambda r: r.final_envs[::-1][:1]), check.FINISHED, "ended"),
     "final obs": (put("final_obs", lambda r: r.obs), check.FINISHED, "final_obs is float32 [3, 4]"),
     "statistics": (put("episodes", lambda r: {}), check.STATISTICS, "spec.statistics names"),
     "statistics type": (

@@ -25,99 +25,99 @@ from toys import changed, tiny_reach, toy_dataset
 
 SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
     "reach": {
-        "collector": {"rows": 32, "group_rows": 16},
+        "collector": {"num_envs": 32, "envs_per_group": 16},
         "algorithm": {"minibatch_size": 256, "update_epochs": 2},
         "clock": {"total_timesteps": 7_000, "iterations": 3, "cycles": 2},
-        "evaluation": {"episodes": 16, "rows": 16, "group_rows": 8},
+        "evaluation": {"episodes": 16, "num_envs": 16, "envs_per_group": 8},
     },
     "reach-short": {
-        "collector": {"rows": 32},
+        "collector": {"num_envs": 32},
         "clock": {"total_timesteps": 6_000, "iterations": 2, "cycles": 3},
-        "evaluation": {"every": "1500 steps", "episodes": 16, "rows": 16},
+        "evaluation": {"every": "1500 steps", "episodes": 16, "num_envs": 16},
     },
     "reach-memory": {
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 256},
         "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "reach-at-scale": {
         "policy": {"hidden": (16,), "units": 16},
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 512},
         "clock": {"total_timesteps": 5_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "reach-at-scale-short": {
-        "collector": {"rows": 32, "group_rows": 8},
+        "collector": {"num_envs": 32, "envs_per_group": 8},
         "clock": {"total_timesteps": 5_000, "iterations": 1, "cycles": 2},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "spread": {
-        "collector": {"rows": 24, "group_rows": 12},
+        "collector": {"num_envs": 24, "envs_per_group": 12},
         "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 12, "rows": 12, "group_rows": 12},
+        "evaluation": {"episodes": 12, "num_envs": 12, "envs_per_group": 12},
     },
     "sac": {
         "policy": {"hidden": (64, 64)},
         "algorithm": {"train_batches": 5, "warmup_steps": 350},
         "clock": {"total_timesteps": 1_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 2, "rows": 2, "group_rows": 2},
+        "evaluation": {"episodes": 2, "num_envs": 2, "envs_per_group": 2},
     },
     "td3": {
         "policy": {"hidden": (64, 64)},
         "algorithm": {"train_batches": 5, "warmup_steps": 0},
         "clock": {"total_timesteps": 700, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 2, "rows": 2, "group_rows": 2},
+        "evaluation": {"episodes": 2, "num_envs": 2, "envs_per_group": 2},
     },
     "episodic": {
         "policy": {"hidden": (16,)},
         "algorithm": {"train_batches": 5, "warmup_steps": 1_000},
         "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "episodic-ircr": {
         "policy": {"hidden": (16,)},
         "algorithm": {"train_batches": 5, "warmup_steps": 1_000},
         "clock": {"total_timesteps": 6_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "episodic-short": {"clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 1}},
     "pick-place": {
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 3},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 2},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 2},
     },
     "pick-place-original": {
         "algorithm": {"rollout_steps": 64, "update_epochs": 1},
         "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 2, "rows": 2, "group_rows": 2},
+        "evaluation": {"episodes": 2, "num_envs": 2, "envs_per_group": 2},
     },
     "pick-place-sac": {
         "policy": {"hidden": (16,)},
         "algorithm": {"train_batches": 5, "warmup_steps": 1_000},
         "clock": {"total_timesteps": 3_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 2, "rows": 2, "group_rows": 2},
+        "evaluation": {"episodes": 2, "num_envs": 2, "envs_per_group": 2},
     },
     "pick-place-anywhere": {
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 128},
         "clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 3},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "pick-place-short": {"clock": {"total_timesteps": 2_048, "iterations": 2, "cycles": 1}},
     "amp-walk": {
         "policy": {"hidden": (16,)},
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"rollout_steps": 16, "minibatch_size": 128, "update_epochs": 1},
         "rewards": {"hidden": (16,), "replay_capacity": 64, "replay_per_iteration": 32},
         "clock": {"total_timesteps": 1_500, "iterations": 2, "cycles": 2},
-        "evaluation": {"episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
     },
     "amp-clips": {
         "env": {"evaluation_steps": 30},
         "policy": {"hidden": (16,), "units": 8},
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 128, "update_epochs": 1},
         "rewards": {"hidden": (16,), "replay_capacity": 64, "replay_per_iteration": 32},
         "clock": {"total_timesteps": 1_500, "iterations": 2, "cycles": 2},
@@ -126,7 +126,7 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
     "imitate-walk": {
         "env": {"evaluation_steps": 30},
         "policy": {"hidden": (16,)},
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 128},
         "clock": {"total_timesteps": 1_000, "iterations": 2, "cycles": 2},
     },
@@ -134,28 +134,28 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
     "imitate-backflip": {
         "env": {"evaluation_steps": 30},
         "policy": {"hidden": (16,)},
-        "collector": {"rows": 16, "group_rows": 8},
+        "collector": {"num_envs": 16, "envs_per_group": 8},
         "algorithm": {"minibatch_size": 128},
         "clock": {"total_timesteps": 1_000, "iterations": 2, "cycles": 2},
     },
     "imitate-all": {
         "env": {"evaluation_steps": 30},
         "policy": {"hidden": (16,)},
-        "collector": {"rows": 32, "group_rows": 16},
+        "collector": {"num_envs": 32, "envs_per_group": 16},
         "algorithm": {"minibatch_size": 256},
         "clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 2},
     },
     "ppo": {
         "algorithm": {"rollout_steps": 32, "update_epochs": 2},
         "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},
-        "evaluation": {"every": "1 cycle", "episodes": 4, "rows": 4, "group_rows": 4},
+        "evaluation": {"every": "1 cycle", "episodes": 4, "num_envs": 4, "envs_per_group": 4},
         "checkpoint": {"every": "5 iterations"},
     },
     "halfcheetah": {
-        "collector": {"rows": 4, "group_rows": 2},
+        "collector": {"num_envs": 4, "envs_per_group": 2},
         "algorithm": {"rollout_steps": 64, "minibatch_size": 64, "update_epochs": 1},
         "clock": {"total_timesteps": None, "epochs": 2, "cycles": 2, "iterations": 2},
-        "evaluation": {"every": "never", "episodes": 1, "rows": 1, "group_rows": 1},
+        "evaluation": {"every": "never", "episodes": 1, "num_envs": 1, "envs_per_group": 1},
         "checkpoint": {"every": "11 updates"},
     },
 }
@@ -276,10 +276,10 @@ def test_levels_instead_of_a_budget() -> None:
     ("section", "field", "value", "works"),
     [
         ("algorithm", "minibatch_size", 100, "algorithm.minibatch_size 64 or 128"),
-        ("collector", "group_rows", 7, "collector.group_rows 4 or 8"),
+        ("collector", "envs_per_group", 7, "collector.envs_per_group 4 or 8"),
         ("algorithm", "horizon", 3, "algorithm.horizon 2 or 4"),
         ("learner", "shards", 3, "learner.shards 2 or 4"),
-        ("collector", "rows", 33, "collector.rows 32 or"),
+        ("collector", "rows", 33, "collector.num_envs 32 or"),
     ],
 )
 def test_what_does_not_divide_is_refused(
@@ -316,7 +316,7 @@ def test_planning_takes_no_memory_for_the_buffer_or_the_model() -> None:
     """A buffer of 10^11 steps and a network of 10^8 parameters can be planned anywhere."""
     huge = tiny_reach(
         policy={"hidden": (8_192, 8_192)},
-        collector={"rows": 2**13, "group_rows": 64},
+        collector={"num_envs": 2**13, "envs_per_group": 64},
         algorithm={"rollout_steps": 2**24, "minibatch_size": 2**30},
         clock={"total_timesteps": 10**14},
     )
@@ -353,9 +353,9 @@ def test_measured_seconds_add_up() -> None:
 
 def test_variants_side_by_side() -> None:
     plans: list[tuple[str, Plan]] = [
-        (str(rows), etude.plan(tiny_reach(collector={"rows": rows}))) for rows in (32, 64)
+        (str(rows), etude.plan(tiny_reach(collector={"num_envs": rows}))) for rows in (32, 64)
     ]
-    table = compare("collector.rows", plans)
+    table = compare("collector.num_envs", plans)
     assert "rows" in table
     assert "buffer steps" in table
     assert "group rows" not in table  # nothing differs there
@@ -398,8 +398,8 @@ def test_a_lagging_run_takes_gae_and_a_kl_limit() -> None:
 
 
 def test_agents_are_not_parted_by_groups() -> None:
-    recipe = changed(recipes.find("spread"), collector={"group_rows": 32})
-    with pytest.raises(UsageError, match=r"collector\.group_rows 24 or 48"):
+    recipe = changed(recipes.find("spread"), collector={"envs_per_group": 32})
+    with pytest.raises(UsageError, match=r"collector\.envs_per_group 24 or 48"):
         etude.plan(recipe)
 
 

@@ -108,7 +108,7 @@ def test_pick_place_is_evaluated_as_often_as_whole_iterations_allow(name: str) -
     size = loops.steps_per_iteration
     between = every.count * loops.iterations_per_cycle * size
     assert between == min((n * size for n in range(1, 100)), key=lambda steps: abs(steps - 5_000))
-    assert recipe.evaluation.rows == recipe.evaluation.group_rows
+    assert recipe.evaluation.num_envs == recipe.evaluation.envs_per_group
     assert recipe.evaluation.final_episodes == 100
 
 

@@ -42,10 +42,10 @@ def tiny_off_policy(kind: str) -> Recipe:
         recipes.find(kind),
         env={"id": "Pendulum-v1", "kwargs": {"max_episode_steps": 20}},
         policy={"hidden": (8,)},
-        collector={"rows": 2, "group_rows": 2, "threads": 1},
+        collector={"num_envs": 2, "envs_per_group": 2, "threads": 1},
         algorithm={"warmup_steps": 40, "capacity": 400, "train_batches": 4, "batch_size": 16},
         clock={"total_timesteps": 400, "cycles": 2, "iterations": 1},
-        evaluation={"episodes": 2, "rows": 2, "group_rows": 2, "every": "1 epoch"},
+        evaluation={"episodes": 2, "num_envs": 2, "envs_per_group": 2, "every": "1 epoch"},
     )
 
 

@@ -37,7 +37,7 @@ def styled(iterations: int = 8, **sections: dict[str, Any]) -> Recipe:
     recipe = Recipe(
         name="glide",
         env=TaskConfig(task=TASK),
-        collector=CollectorConfig(rows=16, group_rows=4, threads=2, lag=1),
+        collector=CollectorConfig(num_envs=16, envs_per_group=4, threads=2, lag=1),
         policy=PolicyConfig(kind="lstm", hidden=(8,), units=8),
         algorithm=PPOConfig(
             rollout_steps=16, horizon=8, minibatch_size=64, update_epochs=2, advantages="vtrace"
@@ -52,7 +52,7 @@ def styled(iterations: int = 8, **sections: dict[str, Any]) -> Recipe:
         ),
         learner=LearnerConfig(shards=2),
         clock=ClockConfig(total_timesteps=256 * iterations, iterations=2, cycles=1),
-        evaluation=EvaluationConfig(every="2 cycles", episodes=8, rows=8, group_rows=8),
+        evaluation=EvaluationConfig(every="2 cycles", episodes=8, num_envs=8, envs_per_group=8),
         checkpoint=CheckpointConfig(every="1 cycle"),
     )
     return changed(recipe, **sections) if sections else recipe
@@ -126,7 +126,7 @@ def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_style_alone_teaches_a_point_the_speed_of_the_reference(tmp_path: Path) -> None:
     recipe = styled(
         60,
-        collector={"rows": 32, "group_rows": 16, "lag": 0, "threads": 1},
+        collector={"num_envs": 32, "envs_per_group": 16, "lag": 0, "threads": 1},
         policy={"kind": "mlp", "hidden": (32,), "init_std": 0.3},
         algorithm={
             "horizon": 1,
@@ -139,7 +139,7 @@ def test_style_alone_teaches_a_point_the_speed_of_the_reference(tmp_path: Path) 
         rewards={"hidden": (32,), "updates": 4, "batch_size": 128, "learning_rate": 1e-3},
         learner={"shards": 1},
         clock={"total_timesteps": 512 * 60, "iterations": 5, "cycles": 1},
-        evaluation={"every": "never", "episodes": 32, "rows": 32, "group_rows": 16},
+        evaluation={"every": "never", "episodes": 32, "num_envs": 32, "envs_per_group": 16},
         checkpoint={"every": "never"},
     )
     rows = train(recipe, tmp_path / "run").rows()

@@ -99,8 +99,8 @@ class BallView:
 class Ball(MujocoTask[BallView]):
     """Observes actuator force and touch, and acts by the force that it felt last."""
 
-    def __init__(self, num_rows: int, threads: int = 1) -> None:
-        simulation = Simulation(compiled(), num_rows, threads)
+    def __init__(self, num_envs: int, threads: int = 1) -> None:
+        simulation = Simulation(compiled(), num_envs, threads)
         self._control = simulation.bind("ctrl")
         view = BallView(*(simulation.bind(n) for n in ("qpos", "actuator_force", "sensordata")))
         super().__init__(
@@ -147,7 +147,7 @@ def test_first_observations_are_those_of_plain_mujoco() -> None:
             assert_same_bits(obs[row], expected.astype(np.float32))
             touched += data.sensordata[3] > 0
         result = env.step(actions)
-        obs, begun = result.obs["state"], result.final_rows
+        obs, begun = result.obs["state"], result.final_envs
     assert touched > 8
 
 

@@ -218,7 +218,7 @@ def test_steps_equal_those_of_the_bare_environment() -> None:
         assert result.reward[1] == reward
         assert (result.terminated[1], result.truncated[1]) == (terminated, truncated)
         if terminated or truncated:
-            index = result.final_rows.tolist().index(1)
+            index = result.final_envs.tolist().index(1)
             assert_same_bits(result.final_obs["state"][index], expected)
             episode += 1
             seed = int(KEY.episode(1, episode).integers(2**31))
@@ -235,7 +235,7 @@ def test_a_final_observation_outlives_the_array_it_was_given_in() -> None:
     ended = 0
     for action in random_actions(fresh, 100):
         one, two = reused.step(action), fresh.step(action)
-        ended += len(two.final_rows)
+        ended += len(two.final_envs)
         for name in ("image", "state"):
             assert_same_bits(one.obs[name], two.obs[name])
             assert_same_bits(one.final_obs[name], two.final_obs[name])
@@ -254,7 +254,7 @@ def test_success_is_read_from_info() -> None:
     env.reset(KEY)
     while True:
         result = env.step(np.array([[4.0]], np.float32))
-        if result.final_rows.size:
+        if result.final_envs.size:
             break
     assert result.terminated[0]
     assert result.episodes["is_success"] == [1.0]

@@ -42,7 +42,7 @@ def keep_on_reference(env: Imitation) -> None:
 
 
 def still(env: Imitation) -> Array:
-    return np.zeros((env.num_rows, NUM_ACTIONS), np.float32)
+    return np.zeros((env.num_envs, NUM_ACTIONS), np.float32)
 
 
 def test_contract() -> None:
@@ -124,10 +124,10 @@ def test_evaluation_plays_each_motion_once_from_its_first_frame() -> None:
     lengths = np.zeros(6)
     for step in range(1, env.spec.max_episode_steps + 1):
         result = env.step(still(env))
-        fresh = [row for row in result.final_rows if not lengths[row]]
+        fresh = [row for row in result.final_envs if not lengths[row]]
         lengths[fresh] = step
-        if result.final_rows.size:
-            np.testing.assert_array_equal(result.episodes["motion"], result.final_rows % 3)
+        if result.final_envs.size:
+            np.testing.assert_array_equal(result.episodes["motion"], result.final_envs % 3)
             assert (result.episodes["is_success"] == 1).all()
             assert (result.episodes["progress"] == 1).all()
     # Loops go on for 10 s, the kick is played to its end.
@@ -181,7 +181,7 @@ def test_once_through_is_told_however_long_a_clip_loops(
     env._measure = aside  # type: ignore[method-assign]
     env.reset(KEY)
     result = env.step(still(env))
-    while not result.final_rows.size:
+    while not result.final_envs.size:
         result = env.step(still(env))
     assert result.episodes["is_success"] == (far < 0.5)
     assert (result.episodes["once"], result.episodes["once_25"]) == (once, once_25)
@@ -195,7 +195,7 @@ def test_a_loop_that_is_judged_for_less_than_its_length_never_came_to_its_end() 
     once: dict[int, float] = {}
     while len(once) < 3:
         result = env.step(still(env))
-        for row, told in zip(result.final_rows, result.episodes.get("once", ()), strict=True):
+        for row, told in zip(result.final_envs, result.episodes.get("once", ()), strict=True):
             once.setdefault(int(row), told)
     assert once == {0: 0, 1: 1, 2: 0}  # the kick does not loop
 
@@ -226,7 +226,7 @@ def test_weights_change_new_episodes_only_and_need_to_fit() -> None:
     before = env.view.motion.copy()
     env.follow({"weights": np.array([0.0, 0.0, 1.0])})
     result = env.step(still(env))
-    kept = np.setdiff1d(np.arange(8), result.final_rows)
+    kept = np.setdiff1d(np.arange(8), result.final_envs)
     np.testing.assert_array_equal(env.view.motion[kept], before[kept])
     for wrong in ([1.0, 1.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [np.nan, 1.0, 1.0]):
         with pytest.raises(UsageError, match="weights"):

@@ -26,10 +26,10 @@ def test_windows_of_the_humanoid_never_span_a_reset(config: ImitationConfig) -> 
     for _ in range(60):
         result = env.step(stream.uniform(-0.3, 0.3, (8, 28)).astype(np.float32))
         led_to = result.obs["style"].copy()
-        led_to[result.final_rows] = result.final_obs["style"]
+        led_to[result.final_envs] = result.final_obs["style"]
         np.testing.assert_array_equal(led_to[:, :-1], before[:, 1:])
         assert all(window.tobytes() not in reference for window in led_to)
-        begun = result.obs["style"][result.final_rows]
+        begun = result.obs["style"][result.final_envs]
         assert all(window.tobytes() in reference for window in begun)
         ended += len(begun)
         before = result.obs["style"]
@@ -54,11 +54,11 @@ def test_how_far_it_came_is_told(config: ImitationConfig) -> None:
     told: dict[int, float] = {}
     for _ in range(60):
         result = env.step(np.zeros((3, 28), np.float32))
-        going = np.setdiff1d(np.arange(3), result.final_rows)
+        going = np.setdiff1d(np.arange(3), result.final_envs)
         away = np.linalg.norm(env._pose[:, :2] - origin, axis=1)
         np.testing.assert_allclose(env.view.travelled[going], away[going], atol=1e-12)
         for row, distance in zip(
-            result.final_rows.tolist(), result.episodes.get("travelled", []), strict=True
+            result.final_envs.tolist(), result.episodes.get("travelled", []), strict=True
         ):
             told[row] = float(distance)
             origin[row] = env._pose[row, :2]

@@ -19,8 +19,8 @@ from etude.tasks.reach.task import Reach, ReachConfig
 class HeavyReach(Reach):
     """Reach with links whose masses are drawn anew for every episode."""
 
-    def __init__(self, config: ReachConfig, num_rows: int, threads: int = 1) -> None:
-        super().__init__(config, num_rows, threads)
+    def __init__(self, config: ReachConfig, num_envs: int, threads: int = 1) -> None:
+        super().__init__(config, num_envs, threads)
         self._mass = self.simulation.expand("body_mass")
         self._inertia = self.simulation.expand("body_inertia")
         model = self.simulation.model

@@ -136,7 +136,7 @@ def test_agents_come_and_go_as_written() -> None:
         table.append(env.present.tolist())
         rewards.append(result.reward.tolist())
         ends.append((np.flatnonzero(result.terminated), np.flatnonzero(result.truncated)))
-        finals.append((result.final_rows.tolist(), result.final_obs["state"][:, 2].tolist()))
+        finals.append((result.final_envs.tolist(), result.final_obs["state"][:, 2].tolist()))
     t, f = True, False
     assert table == [[t, t, f], [t, t, t], [f, t, t], [f, t, f], [f, t, f], [t, t, f], [t, t, t]]
     # Discrete actions start at 1, so the agents are paid 1, 2 and 3 beside the step's thousands.
@@ -223,12 +223,12 @@ def expected_rows(
 
 def played_rows(env: PettingZooEnv, actions: list[Any]) -> list[list[tuple[Any, ...]]]:
     """What every row lives through, from what the environment gives."""
-    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_rows)]
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(env.num_envs)]
     obs, present = env.reset(KEY)["state"], env.present
     for action in actions:
         result = env.step(action)
-        finals = dict(zip(result.final_rows.tolist(), result.final_obs["state"], strict=True))
-        assert present[result.final_rows].all()
+        finals = dict(zip(result.final_envs.tolist(), result.final_obs["state"], strict=True))
+        assert present[result.final_envs].all()
         assert not result.reward[~present].any()
         assert not result.obs["state"][~env.present].any()
         for row in np.flatnonzero(present):
@@ -269,7 +269,7 @@ def test_every_living_step_appears_once_in_its_agents_row(
     actions = random_actions(env, 25)
     start = 0 if box else 1
     found = played_rows(env, actions)
-    for row in range(env.num_rows):
+    for row in range(env.num_envs):
         expected = expected_rows(lives, row, [a + start for a in actions], limit)
         as_stored = [(seen, float(np.float32(pay)), *rest) for seen, pay, *rest in expected]
         assert found[row] == as_stored
@@ -301,8 +301,8 @@ def test_contract_with_agents_that_come_and_go(box: bool) -> None:
 class Haunted(PettingZooEnv):
     """Absent rows that are rewarded, end, or see something."""
 
-    def __init__(self, config: PettingZooConfig, num_rows: int, part: str) -> None:
-        super().__init__(config, num_rows)
+    def __init__(self, config: PettingZooConfig, num_envs: int, part: str) -> None:
+        super().__init__(config, num_envs)
         self.part = part
 
     def step(self, actions: Array) -> StepResult:
@@ -312,8 +312,8 @@ class Haunted(PettingZooEnv):
             result.obs["state"][~self.present] = 1
         else:
             getattr(result, self.part)[~before] = 1
-        result.final_rows = np.flatnonzero(result.terminated | result.truncated)
-        result.final_obs = {"state": np.ones((len(result.final_rows), 3), np.float32)}
+        result.final_envs = np.flatnonzero(result.terminated | result.truncated)
+        result.final_obs = {"state": np.ones((len(result.final_envs), 3), np.float32)}
         return result
 
 
@@ -361,7 +361,7 @@ def test_steps_equal_those_of_the_bare_environment() -> None:
         assert result.reward[3:].tolist() == [np.float32(x) for x in paid_to.values()]
         assert result.truncated[3:].tolist() == list(cut.values())
         if not bare.agents:
-            last = result.final_obs["state"][result.final_rows >= 3]
+            last = result.final_obs["state"][result.final_envs >= 3]
             assert last.tobytes() == np.stack(list(seen.values())).tobytes()
             episode += 1
             seen = bare.reset(seed=int(KEY.episode(3, episode).integers(2**31)))[0]
@@ -395,7 +395,7 @@ def test_one_that_cannot_be_saved_trains_and_begins_again() -> None:
 @pytest.mark.parametrize(
     ("options", "rows", "message"),
     [
-        ({}, 64, r"group_rows 64 is not a multiple of the 3 agents of '.*': 63 or 66"),
+        ({}, 64, r"envs_per_group 64 is not a multiple of the 3 agents of '.*': 63 or 66"),
         ({}, 2, "multiple of the 3 agents of '.*': 3 would fit"),
         ({"parallel": "mpe2.simple_tag_v3"}, 4, "'adversary_0' and 'agent_0' observe different"),
         ({"parallel": "mpe2.simple_spred_v3"}, 3, "Nearest: mpe2.simple_spread_v3"),

@@ -61,9 +61,9 @@ def demonstrate(
         obs = result.obs
         if look:
             watch.look()
-        expert.reset(result.final_rows)
-        counts = done[result.final_rows] < episodes
-        done[result.final_rows] += 1
+        expert.reset(result.final_envs)
+        counts = done[result.final_envs] < episodes
+        done[result.final_envs] += 1
         for name, array in result.episodes.items():
             parts.setdefault(name, []).append(array[counts])
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}, watch
@@ -96,7 +96,7 @@ def test_a_snapshot_in_the_middle_of_a_grasp_continues_on_a_new_instance() -> No
         actions.append(expert.act(obs))
         result = env.step(actions[-1])
         obs = result.obs
-        expert.reset(result.final_rows)
+        expert.reset(result.final_envs)
     other = PickPlace(config, 6)
     other.restore(snapshot, KEY)
     for action in actions[12:]:
@@ -348,10 +348,10 @@ def test_the_bonus_exceeds_what_is_left_to_gain_at_a_success() -> None:
     while done < rows:
         best = env.view.best_stages.copy()
         result = env.step(expert.act(obs))
-        ended = result.final_rows[result.terminated[result.final_rows]]
+        ended = result.final_envs[result.terminated[result.final_envs]]
         left += [*((1.0 - best[ended]) @ weights)]
         done, obs = done + len(ended), result.obs
-        expert.reset(result.final_rows)
+        expert.reset(result.final_envs)
     assert max(left) < config.reward.success
 
 

@@ -72,7 +72,7 @@ def test_success_needs_consecutive_steps() -> None:
     env.view.target[1] = env.view.hand[1]
     result = env.step(still)
     np.testing.assert_array_equal(result.terminated, [True, False, False, False])
-    np.testing.assert_array_equal(result.final_rows, [0])
+    np.testing.assert_array_equal(result.final_envs, [0])
     assert result.episodes["is_success"] == [1.0]
     assert result.episodes["reward/success"] == [ReachReward().success]
     assert result.final_obs["state"][0, -1] == 1.0
@@ -87,7 +87,7 @@ def test_truncation_keeps_the_observation_before_the_reset() -> None:
         one, two = short.step(action), long.step(action)
         assert one.truncated.all() == (step == 6)
     assert not one.terminated.any()
-    np.testing.assert_array_equal(one.final_rows, np.arange(5))
+    np.testing.assert_array_equal(one.final_envs, np.arange(5))
     assert_same_bits(one.final_obs["state"], two.obs["state"])
     assert_same_bits(one.reward, two.reward)
     assert (one.obs["state"] != one.final_obs["state"]).any(axis=1).all()
@@ -181,10 +181,10 @@ def test_nothing_but_memory_carries_a_target_past_the_shown_steps(seed: int, sho
     for action in random_actions(twins[0], 4, seed):
         first, second = (env.step(action) for env in twins)
         assert (first.obs["state"][:, :7] != start.astype(np.float32)).all()
-        if not first.final_rows.size:
+        if not first.final_envs.size:
             assert_same_bits(first.obs["state"], second.obs["state"])
             assert (first.obs["state"][:, TARGET_COLUMNS] == 0).all()
-    np.testing.assert_array_equal(first.final_rows, np.arange(6))
+    np.testing.assert_array_equal(first.final_envs, np.arange(6))
     assert_same_bits(first.final_obs["state"], second.final_obs["state"])
     assert (first.obs["state"][:, 17:20] == twins[0].view.target.astype(np.float32)).all()
 

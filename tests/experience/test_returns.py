@@ -179,7 +179,7 @@ def test_values_of_what_each_step_led_to() -> None:
         values,
         last_values=torch.tensor([10.0, 20.0]),
         final_values=torch.tensor([-1.0, -2.0]),
-        final_rows=torch.tensor([0, 1]),
+        final_envs=torch.tensor([0, 1]),
         final_steps=torch.tensor([1, 2]),
     )
     # Row 0 ended on its second step, row 1 on its last: V(final), not V(after the reset).

@@ -34,8 +34,8 @@ from etude.models.policies import PolicyConfig
 from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer
 
 FIELDS = {
-    "collector.rows": "rows",
-    "collector.group_rows": "group_rows",
+    "collector.num_envs": "rows",
+    "collector.envs_per_group": "envs_per_group",
     "algorithm.rollout_steps": "steps",
     "algorithm.horizon": "horizon",
     "algorithm.minibatch_size": "minibatch",
@@ -46,13 +46,13 @@ FIELDS = {
 @st.composite
 def legal(draw: st.DrawFn, most: int = 5) -> SegmentGeometry:
     """Built so that it divides: groups = shards x a, steps = horizon x b."""
-    shards, group_rows = draw(st.integers(1, most - 1)), draw(st.integers(1, most))
-    rows = shards * draw(st.integers(1, most - 1)) * group_rows
+    shards, envs_per_group = draw(st.integers(1, most - 1)), draw(st.integers(1, most))
+    rows = shards * draw(st.integers(1, most - 1)) * envs_per_group
     horizon = draw(st.integers(1, most + 1))
     steps = horizon * draw(st.integers(1, most))
     pieces = rows * steps // (horizon * shards)
     share = draw(st.sampled_from([d for d in range(1, pieces + 1) if pieces % d == 0]))
-    return SegmentGeometry(rows, steps, horizon, horizon * shards * share, shards, group_rows)
+    return SegmentGeometry(rows, steps, horizon, horizon * shards * share, shards, envs_per_group)
 
 
 def divides(rows: int, steps: int, horizon: int, minibatch: int, shards: int, group: int) -> bool:
@@ -67,9 +67,9 @@ def divides(rows: int, steps: int, horizon: int, minibatch: int, shards: int, gr
 
 @given(*(st.integers(1, 24) for _ in range(6)))
 def test_what_does_not_divide_is_refused(
-    rows: int, steps: int, horizon: int, minibatch: int, shards: int, group_rows: int
+    rows: int, steps: int, horizon: int, minibatch: int, shards: int, envs_per_group: int
 ) -> None:
-    sizes = (rows, steps, horizon, minibatch, shards, group_rows)
+    sizes = (rows, steps, horizon, minibatch, shards, envs_per_group)
     if divides(*sizes):
         SegmentGeometry(*sizes)
     else:
@@ -121,16 +121,16 @@ def working_alone(sizes: dict[str, int]) -> dict[str, list[int]]:
 
 @given(*(st.integers(1, 30) for _ in range(6)))
 def test_a_refusal_names_the_nearest_sizes_that_work_alone(
-    rows: int, steps: int, horizon: int, minibatch: int, shards: int, group_rows: int
+    rows: int, steps: int, horizon: int, minibatch: int, shards: int, envs_per_group: int
 ) -> None:
     """Anything illegal, wrong in several ways at once too; against all sizes tried one by one."""
     sizes = {
-        "rows": rows,
+        "num_envs": rows,
         "steps": steps,
         "horizon": horizon,
         "minibatch": minibatch,
         "shards": shards,
-        "group_rows": group_rows,
+        "envs_per_group": envs_per_group,
     }
     assume(not divides(*_sizes(sizes)))
     with pytest.raises(UsageError) as refused:
@@ -148,7 +148,7 @@ def test_a_refusal_names_the_nearest_sizes_that_work_alone(
 
 
 def _sizes(fields: dict[str, int]) -> list[int]:
-    names = ("rows", "steps", "horizon", "minibatch", "shards", "group_rows")
+    names = ("rows", "steps", "horizon", "minibatch", "shards", "envs_per_group")
     return [fields[name] for name in names]
 
 
@@ -171,15 +171,15 @@ def test_the_nearest_divisor(whole: int, part: int) -> None:
 @given(legal())
 def test_counts_of_a_legal_geometry(geometry: SegmentGeometry) -> None:
     cut = geometry
-    assert cut.buffer_steps == cut.rows * cut.steps
-    assert cut.num_groups * cut.group_rows == cut.rows
+    assert cut.buffer_steps == cut.num_envs * cut.steps
+    assert cut.num_groups * cut.envs_per_group == cut.num_envs
     assert cut.num_segments * cut.horizon == cut.buffer_steps
     assert cut.num_minibatches * cut.minibatch == cut.buffer_steps
     assert cut.segments_per_minibatch * cut.horizon == cut.minibatch
-    rows = [r for s in range(cut.shards) for r in range(cut.rows)[cut.shard_rows(s)]]
-    assert rows == list(range(cut.rows))
+    rows = [r for s in range(cut.shards) for r in range(cut.num_envs)[cut.shard_rows(s)]]
+    assert rows == list(range(cut.num_envs))
     # A shard owns whole groups.
-    assert all(cut.shard_rows(s).start % cut.group_rows == 0 for s in range(cut.shards))
+    assert all(cut.shard_rows(s).start % cut.envs_per_group == 0 for s in range(cut.shards))
 
 
 @pytest.mark.parametrize(
@@ -224,15 +224,15 @@ class CountingEnv(ToyEnv):
     and time never starting again, and is paid a number no other step is paid; it remembers what
     was done where."""
 
-    def __init__(self, num_rows: int, first_row: int) -> None:
-        super().__init__(num_rows, DISCRETE)
+    def __init__(self, num_envs: int, first_row: int) -> None:
+        super().__init__(num_envs, DISCRETE)
         self.first_row = first_row
-        self.state["time"] = np.zeros(num_rows, np.int64)
+        self.state["time"] = np.zeros(num_envs, np.int64)
         self.taken: dict[tuple[int, int], tuple[int, float, bool]] = {}
 
     def _observe(self) -> Observations:
         obs = super()._observe()
-        obs["state"][:, 0] = (self.first_row + np.arange(self.num_rows)) / 100
+        obs["state"][:, 0] = (self.first_row + np.arange(self.num_envs)) / 100
         obs["state"][:, 1] = self.state["time"] / 100
         return obs
 
@@ -240,7 +240,7 @@ class CountingEnv(ToyEnv):
         at = self.state["time"].copy()
         self.state["time"] += 1
         result = super().step(actions)
-        rows = self.first_row + np.arange(self.num_rows)
+        rows = self.first_row + np.arange(self.num_envs)
         result.reward[:] = paid(rows, at)
         done = result.terminated | result.truncated
         for i, (row, time) in enumerate(zip(rows.tolist(), at.tolist(), strict=True)):
@@ -255,7 +255,7 @@ def paid(row: Array, time: Array) -> Array:
 
 def counting_trainer(cut: SegmentGeometry, kind: str, **ppo: object) -> Trainer:
     """PPO of this geometry around counting environments; its gradients change nothing."""
-    envs = [CountingEnv(cut.group_rows, g * cut.group_rows) for g in range(cut.num_groups)]
+    envs = [CountingEnv(cut.envs_per_group, g * cut.envs_per_group) for g in range(cut.num_groups)]
     trainer = make_trainer(
         envs=envs,
         policy=PolicyConfig.model_validate({"kind": kind, "hidden": (4,), "units": 3}),
@@ -303,7 +303,7 @@ def test_every_collected_step_is_in_exactly_one_place(
     trainer = counting_trainer(cut, kind, sampling=sampling, update_epochs=2)
     ppo, policy = trainer.ppo, trainer.ppo.policy
     envs = [group.env for group in trainer.collector._groups]
-    state = {n: torch.from_numpy(a) for n, a in policy.initial_state(cut.rows).items()}
+    state = {n: torch.from_numpy(a) for n, a in policy.initial_state(cut.num_envs).items()}
     gradient, chosen_before = ppo._gradient, list[list[Minibatch]]()
     ppo._gradient = lambda chosen: chosen_before.append(chosen) or gradient(chosen)  # type: ignore[func-returns-value, method-assign]
     for iteration in range(2):
@@ -312,12 +312,13 @@ def test_every_collected_step_is_in_exactly_one_place(
         arrays, taken = ppo.buffers[0].arrays, {k: v for env in envs for k, v in env.taken.items()}
         # The buffer holds every step that was taken, each in its own place.
         assert sorted(taken) == [
-            (r, t) for r in range(cut.rows) for t in range((iteration + 1) * cut.steps)
+            (r, t) for r in range(cut.num_envs) for t in range((iteration + 1) * cut.steps)
         ]
         np.testing.assert_array_equal(
-            np.rint(100 * arrays["obs/state"][:, :, 0]), np.arange(cut.rows)[:, None] + 0 * times
+            np.rint(100 * arrays["obs/state"][:, :, 0]),
+            np.arange(cut.num_envs)[:, None] + 0 * times,
         )
-        numbers = paid(np.arange(cut.rows)[:, None], times)
+        numbers = paid(np.arange(cut.num_envs)[:, None], times)
         np.testing.assert_array_equal(arrays["rewards"], numbers.astype(np.float32))
         # The states of segments are those of the rollout; they go on from one to the next.
         kept = states_by_loop(trainer, state)
@@ -338,7 +339,7 @@ def test_every_collected_step_is_in_exactly_one_place(
                 rows, at = where[..., 0], where[..., 1]
                 # One row and one stretch of time to a segment, of the shard's own rows.
                 assert (rows == rows[:, :1]).all()
-                assert set(rows[:, 0]) <= set(range(cut.rows)[cut.shard_rows(s)])
+                assert set(rows[:, 0]) <= set(range(cut.num_envs)[cut.shard_rows(s)])
                 assert (np.diff(at, axis=1) == 1).all()
                 assert (at[:, 0] % cut.horizon == 0).all()
                 places = list(zip(rows.reshape(-1).tolist(), at.reshape(-1).tolist(), strict=True))
@@ -362,7 +363,7 @@ def test_every_collected_step_is_in_exactly_one_place(
             if sampling == "uniform":
                 assert epoch.isdisjoint(in_minibatch)
             epoch |= in_minibatch
-        everything = {(r, t) for r in range(cut.rows) for t in times.tolist()}
+        everything = {(r, t) for r in range(cut.num_envs) for t in times.tolist()}
         for epoch in seen:
             assert epoch == everything if sampling == "uniform" else epoch <= everything
         trainer.clock.advance(1, 0)
@@ -376,9 +377,9 @@ def test_rows_do_not_leak_into_one_another(
 ) -> None:
     """Other rewards, observations or endings in one row change the advantages of that row alone."""
     trainer = counting_trainer(cut, kind, advantages=advantages)
-    row = data.draw(st.integers(0, cut.rows - 1))
+    row = data.draw(st.integers(0, cut.num_envs - 1))
     fragments = trainer.collect()
-    fragment, own = fragments[row // cut.group_rows], row % cut.group_rows
+    fragment, own = fragments[row // cut.envs_per_group], row % cut.envs_per_group
 
     def outcome() -> Array:
         """[rows, steps, 2]: advantages before normalisation (in the returns), and values."""
@@ -386,7 +387,7 @@ def test_rows_do_not_leak_into_one_another(
         shards = trainer.ppo.shards
         both = torch.stack([torch.cat([x.returns, x.values]) for x in shards], 0)
         split = both.reshape(cut.shards, 2, -1, cut.steps).transpose(0, 1)
-        return split.reshape(2, cut.rows, cut.steps).permute(1, 2, 0).numpy()
+        return split.reshape(2, cut.num_envs, cut.steps).permute(1, 2, 0).numpy()
 
     def change(what: str) -> None:
         if what == "obs":
@@ -398,7 +399,7 @@ def test_rows_do_not_leak_into_one_another(
             fragment.terminated[own] ^= True
             fragment.truncated[own] = False
 
-    others = np.arange(cut.rows) != row
+    others = np.arange(cut.num_envs) != row
     before = outcome()
     for what in ("rewards", "obs", "ends"):
         change(what)

@@ -32,7 +32,7 @@ def test_halfcheetah_improves(tmp_path: Path) -> None:
         recipes.find("halfcheetah"),
         algorithm={"learning_rate": 1e-3, "rollout_steps": 64},
         clock={"total_timesteps": 57_344, "iterations": 2},
-        evaluation={"episodes": 4, "rows": 4, "group_rows": 4, "every": "8192 steps"},
+        evaluation={"episodes": 4, "num_envs": 4, "envs_per_group": 4, "every": "8192 steps"},
     )
     run = train(recipe, tmp_path / "run")
     rewards = [row["eval/mean_reward"] for row in run.rows() if "eval/mean_reward" in row]

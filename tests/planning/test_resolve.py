@@ -36,7 +36,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def test_a_run_works_its_recipe_out_once(counted: dict[str, int], tmp_path: Path) -> None:
     recipe = tiny_reach(2)
-    evaluation = recipe.evaluation.rows // recipe.evaluation.group_rows
+    evaluation = recipe.evaluation.num_envs // recipe.evaluation.envs_per_group
     made = 1 + recipe.collector.num_groups + evaluation  # one to look at
     run = train(recipe, tmp_path / "run")
     assert counted == {"geometries": 1, "environments": made}

@@ -30,12 +30,12 @@ ROWS, STEPS, KEY = 3, 11, Key(9, ("group", 0))
 
 
 def empty(env: Any, steps: int = STEPS) -> Fragment:
-    return toy_buffer(env.spec, env.num_rows, steps).part(slice(0, env.num_rows))
+    return toy_buffer(env.spec, env.num_envs, steps).part(slice(0, env.num_envs))
 
 
 def empty_for(policy: Any, env: Any, steps: int, horizon: int) -> Fragment:
-    contents = BufferSpec(env.spec, policy.state_specs, env.num_rows, steps, horizon)
-    return SegmentBuffer(contents).part(slice(0, env.num_rows))
+    contents = BufferSpec(env.spec, policy.state_specs, env.num_envs, steps, horizon)
+    return SegmentBuffer(contents).part(slice(0, env.num_envs))
 
 
 def play(group: Group, snapshot: Snapshot, iteration: int) -> tuple[Fragment, Snapshot]:
@@ -120,7 +120,7 @@ def test_a_fragment_holds_what_happened(kind: str) -> None:
             assert part.terminated[:, t].tolist() == answer.terminated.tolist()
             assert part.truncated[:, t].tolist() == answer.truncated.tolist()
             returns, lengths = returns + answer.reward, lengths + 1
-            for k, row in enumerate(answer.final_rows):
+            for k, row in enumerate(answer.final_envs):
                 finals.append((int(row), t, answer.final_obs["state"][k].tolist()))
                 level = float(answer.episodes["level"][k])
                 episodes.append((returns[row], lengths[row], level))
@@ -165,7 +165,7 @@ def test_open_episodes_count_in_double_precision() -> None:
     open_episodes, env = OpenEpisodes(1), ToyEnv(1)
     env.reset(KEY)
     result = env.step(np.zeros((1, 2), np.float32))
-    result.final_rows, result.episodes = np.zeros(0, np.int64), {}
+    result.final_envs, result.episodes = np.zeros(0, np.int64), {}
     result.reward = np.array([0.1], np.float32)
     for _ in range(1000):
         open_episodes.add(result, None)
@@ -252,9 +252,9 @@ def test_recurrent_state_begins_again_with_those_who_come() -> None:
 class InPlace(VanishingEnv):
     """One that keeps its `present` in the same array for good."""
 
-    def __init__(self, num_rows: int) -> None:
-        super().__init__(num_rows)
-        self._mask = np.zeros(num_rows, np.bool_)
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self._mask = np.zeros(num_envs, np.bool_)
 
     @property
     def present(self) -> Array:
@@ -316,7 +316,7 @@ def test_evaluation_counts_every_row_the_same_number_of_episodes(kind: str) -> N
             actions = policy.act(tensors, {}, None).actions.numpy()
         result = env.step(action.to_env(actions))
         obs, returns, lengths = result.obs, returns + result.reward, lengths + 1
-        for k, row in enumerate(result.final_rows):
+        for k, row in enumerate(result.final_envs):
             level = result.episodes["level"][k]
             rows[row].append((returns[row], lengths[row], level))
             returns[row] = lengths[row] = 0.0

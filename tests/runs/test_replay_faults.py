@@ -19,7 +19,7 @@ RECIPE = changed(
     algorithm={"capacity": 512, "train_batches": 1, "warmup_steps": 200},
     clock={"total_timesteps": 1_024},
     learner={"shards": 1},
-    evaluation={"every": "never", "episodes": 4, "rows": 4, "group_rows": 4},
+    evaluation={"every": "never", "episodes": 4, "num_envs": 4, "envs_per_group": 4},
 )
 """Four checkpoints; its replay is evicted from twice."""
 

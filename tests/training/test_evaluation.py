@@ -92,7 +92,7 @@ def test_a_summary() -> None:
 
 def test_sizes_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValidationError, match="multiple"):
-        EvaluationConfig(episodes=100, rows=30, group_rows=10)
-    with pytest.raises(ValidationError, match="group_rows=100"):
-        EvaluationConfig(episodes=100, rows=100, group_rows=30)
-    EvaluationConfig(episodes=100, rows=100, group_rows=100)
+        EvaluationConfig(episodes=100, num_envs=30, envs_per_group=10)
+    with pytest.raises(ValidationError, match="envs_per_group=100"):
+        EvaluationConfig(episodes=100, num_envs=100, envs_per_group=30)
+    EvaluationConfig(episodes=100, num_envs=100, envs_per_group=100)

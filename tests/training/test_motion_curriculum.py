@@ -155,7 +155,7 @@ def test_old_recipes_and_old_curricula_stay_as_they_were() -> None:
     ("sections", "words"),
     [
         ({"curriculum": {"enabled": True}}, "one curriculum"),
-        ({"evaluation": {"group_rows": 2}}, "group-rows 3 --evaluation.rows 6"),
+        ({"evaluation": {"envs_per_group": 2}}, "envs-per-group 3 --evaluation.num_envs 6"),
         ({"evaluation": {"final_episodes": 100}}, "final-episodes 99"),
     ],
 )
@@ -175,8 +175,8 @@ def test_only_motions_can_be_chosen_among() -> None:
 def test_it_can_be_asked_for_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--env.task", "toys:MotionEnv", "--env.evaluation-options", "in_turn", "True"]
     options += ["--motions.enabled", "--motions.mix", "0.25", "--evaluation.final-episodes", "0"]
-    options += ["--evaluation.episodes", "3", "--evaluation.rows", "3"]
-    assert cli.main(["plan", "ppo", *options, "--evaluation.group-rows", "3", "--json"]) == 0
+    options += ["--evaluation.episodes", "3", "--evaluation.num_envs", "3"]
+    assert cli.main(["plan", "ppo", *options, "--evaluation.envs-per-group", "3", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert any("at least 25.00%" in note for note in plan["notes"])
     assert cli.main(["plan", "reach", "--motions.enabled"]) == 2

@@ -145,7 +145,7 @@ def test_rows_of_a_rank_are_aligned_as_in_a_whole_buffer() -> None:
     whole = toy_buffer(ToyEnv(1).spec, rows=240, steps=3)
     for rows in (slice(0, 80), slice(80, 160), slice(160, 240)):
         own = SegmentBuffer(whole.spec, range(rows.start, rows.stop))
-        assert own.spec.rows <= 80 + 63
+        assert own.spec.num_envs <= 80 + 63
         for name in ("actions", "rewards", "terminated", "log_probs"):
             mine, all_of = getattr(own.part(rows), name), getattr(whole.part(rows), name)
             assert mine.shape == all_of.shape

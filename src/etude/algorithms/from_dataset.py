@@ -135,7 +135,7 @@ def _bounds(store: EpisodeStore) -> ActionSpec:
 
 def _fits(recipe: Recipe, store: EpisodeStore) -> ActionSpec:
     """The actions of the environment; refuses one in which what is learned could not act."""
-    env = recipe.task.make(recipe.evaluation.group_rows)
+    env = recipe.task.make(recipe.evaluation.envs_per_group)
     spec = env.spec
     env.close()
     there = store.geometry.observations

@@ -50,51 +50,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayGeometry:
-    """How rows, groups, batches and shards divide; illegal sizes are refused."""
+    """How environments, groups, batches and shards divide; illegal sizes are refused."""
 
-    rows: int
+    num_envs: int
     steps: int
     batch_size: int
     shards: int
-    group_rows: int
+    envs_per_group: int
 
     def __post_init__(self) -> None:
         check_division(asdict(self), _ratios, _OPTIONS, lambda sizes: "Use learner.shards 1.")
 
     @property
     def steps_per_iteration(self) -> int:
-        return self.rows * self.steps
+        return self.num_envs * self.steps
 
     def store(self, env: EnvSpec, capacity: int) -> StoreGeometry:
         """What one shard's store holds, when all of them together hold `capacity`."""
-        lanes, own = self.rows // self.shards, capacity // self.shards
+        lanes, own = self.num_envs // self.shards, capacity // self.shards
         # Where episodes have no limit, the longest that a store of this capacity takes.
         longest = env.max_episode_steps or max(1, own // (2 * lanes) - 1)
-        least = 2 * self.rows * (longest + 1)
+        least = 2 * self.num_envs * (longest + 1)
         if capacity < least:
             raise UsageError(
-                f"algorithm.capacity {capacity:,} is too small for {self.rows:,} rows with "
-                f"episodes of up to {longest:,} steps, since those in progress alone could fill "
-                f"half of it: use {least:,} or more, or fewer collector.rows."
+                f"algorithm.capacity {capacity:,} is too small for {self.num_envs:,} environments "
+                f"with episodes of up to {longest:,} steps, since those in progress could fill "
+                f"half of it: use {least:,} or more, or fewer collector.num_envs."
             )
         return StoreGeometry(store_specs(env), lanes, longest, own)
 
 
 def _ratios(
-    rows: int, steps: int, batch_size: int, shards: int, group_rows: int
+    num_envs: int, steps: int, batch_size: int, shards: int, envs_per_group: int
 ) -> tuple[tuple[str, int, str, int], ...]:
     """Every (name, whole, name, part) of which the part must divide the whole."""
-    groups = "the number of groups (collector.rows / collector.group_rows)"
+    groups = "the number of groups (collector.num_envs / collector.envs_per_group)"
     return (
-        ("collector.rows", rows, "collector.group_rows", group_rows),
-        (groups, rows // group_rows, "learner.shards", shards),
+        ("collector.num_envs", num_envs, "collector.envs_per_group", envs_per_group),
+        (groups, num_envs // envs_per_group, "learner.shards", shards),
         ("algorithm.batch_size", batch_size, "learner.shards", shards),
     )
 
 
 _OPTIONS = {
-    "rows": "collector.rows",
-    "group_rows": "collector.group_rows",
+    "num_envs": "collector.num_envs",
+    "envs_per_group": "collector.envs_per_group",
     "batch_size": "algorithm.batch_size",
     "shards": "learner.shards",
 }

@@ -80,12 +80,12 @@ class OnPolicyConfig(AlgorithmConfig):
                 f"--algorithm.horizon {self.rollout_steps}, a whole rollout."
             )
         return SegmentGeometry(
-            rows=recipe.collector.rows,
+            num_envs=recipe.collector.num_envs,
             steps=self.rollout_steps,
             horizon=self.horizon,
             minibatch=self.minibatch_size,
             shards=recipe.learner.shards,
-            group_rows=recipe.collector.group_rows,
+            envs_per_group=recipe.collector.envs_per_group,
             agents=recipe.task.num_agents,
         )
 
@@ -96,7 +96,7 @@ class OnPolicyConfig(AlgorithmConfig):
     def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
         policy = make_policy(run.recipe.policy, run.spec, key.child("policy"))
         contents, lag = _contents(run), run.recipe.collector.lag
-        local = ranks.part(contents.rows)
+        local = ranks.part(contents.num_envs)
         buffers = [SegmentBuffer(contents, local) for _ in range(1 + lag)]
         return Learner(self._made(run, policy, buffers, key, run.device, ranks), buffers)
 
@@ -186,7 +186,7 @@ def _collect_only(recipe: Recipe) -> int:
 
 def _contents(run: Resolved) -> BufferSpec:
     geometry, states = run.geometry, run.deployed.state_specs  # type: ignore[attr-defined]
-    return BufferSpec(run.spec, states, geometry.rows, geometry.steps, geometry.horizon)
+    return BufferSpec(run.spec, states, geometry.num_envs, geometry.steps, geometry.horizon)
 
 
 def _shapes(run: Resolved) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class PPO(PolicyAlgorithm):
         self.optimizer = NetworkOptimizer("policy", self.policy, config.adam_epsilon, ranks)
         self.flat = self.optimizer.flat
         self.initial = self.flat.data.clone()
-        self.scaler = RewardScaler(geometry.rows, config.gamma)
+        self.scaler = RewardScaler(geometry.num_envs, config.gamma)
         self.shards: list[Shard] = []
         self._moments: dict[str, Tree] = {}
 

@@ -110,11 +110,11 @@ class OffPolicyConfig(DatasetConfig):
         recipe.rewards.require_replay(self.kind)
         recipe.rewards.check(shards)
         geometry = ReplayGeometry(
-            rows=recipe.collector.rows,
+            num_envs=recipe.collector.num_envs,
             steps=self.rollout_steps,
             batch_size=self.batch_size,
             shards=shards,
-            group_rows=recipe.collector.group_rows,
+            envs_per_group=recipe.collector.envs_per_group,
         )
         if self.imitates:
             raise UsageError(
@@ -145,7 +145,7 @@ class OffPolicyConfig(DatasetConfig):
             EpisodeStore.create(place / f"shard-{s}", shape, files.current()) for s in range(shards)
         ]
         algorithm = self._made(run, policy, stores, key, run.device)
-        staging = BufferSpec(run.spec, {}, geometry.rows, geometry.steps, geometry.steps)
+        staging = BufferSpec(run.spec, {}, geometry.num_envs, geometry.steps, geometry.steps)
         buffers = [SegmentBuffer(staging) for _ in range(1 + run.recipe.collector.lag)]
         return Learner(algorithm, buffers)
 
@@ -171,7 +171,7 @@ class OffPolicyConfig(DatasetConfig):
         steps = total.timesteps // geometry.shards
         planned = [PlannedStore(shape, steps) for _ in range(geometry.shards)]
         training, rewards = self.planned(run, cast(list[EpisodeStore], planned))
-        staging = BufferSpec(env, {}, geometry.rows, geometry.steps, geometry.steps).num_bytes
+        staging = BufferSpec(env, {}, geometry.num_envs, geometry.steps, geometry.steps).num_bytes
         samples = self.train_batches * self.batch_size / geometry.steps_per_iteration
         return PlanSection(
             geometry={

@@ -171,7 +171,7 @@ def make_collection(
     workers, config = Workers(recipe.collector.threads), recipe.collector
     new_policy = partial(make_policy, recipe.policy, run.spec, None)
     collector = config.build(
-        partial(recipe.task.make, config.group_rows, config.engine_threads),
+        partial(recipe.task.make, config.envs_per_group, config.engine_threads),
         new_policy,
         learner.buffers,
         key.child("collect"),
@@ -193,8 +193,8 @@ def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolic
     """An evaluator with environments of its own."""
     config, task = recipe.evaluation, recipe.task.for_evaluation()
     envs = [
-        task.make(config.group_rows, recipe.collector.engine_threads)
-        for _ in range(config.rows // config.group_rows)
+        task.make(config.envs_per_group, recipe.collector.engine_threads)
+        for _ in range(config.num_envs // config.envs_per_group)
     ]
     return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)
 

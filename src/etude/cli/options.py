@@ -84,6 +84,8 @@ class Option:
     annotation: Any
     default: Any
     description: str
+    earlier: str = ""
+    """Its name in earlier versions."""
 
     @property
     def is_switch(self) -> bool:
@@ -176,7 +178,9 @@ def _options(
             yield from _options(type(value), value, inner, here)
         elif _POSITIONAL not in field.metadata and not _is_section(field.annotation):
             shown = f"{names}{label}".replace("_", "-")
-            yield shown, Option(here, field.annotation, value, field.description or "")
+            earlier = next((old for old, new in command.renamed.items() if new == name), "")
+            former = f"{names}{earlier}".replace("_", "-") if earlier else ""
+            yield shown, Option(here, field.annotation, value, field.description or "", former)
 
 
 def _is_section(annotation: Any) -> bool:
@@ -254,6 +258,9 @@ def _known(verb: str, name: str, options: dict[str, Option]) -> Option:
     inside = [known for known in options if known.startswith(f"{name}.")]
     if inside:
         raise UsageError(f"--{name} is a section: give one of its fields, such as --{inside[0]}.")
+    for known, option in options.items():
+        if option.earlier == name:
+            raise UsageError(f"--{name} is called --{known} now.")
     meant = " or ".join(f"--{option}" for option in _meant(name, options))
     hint = f"did you mean {meant}? " if meant else ""
     raise UsageError(f"There is no option --{name}; {hint}`etude {verb} --help` shows them all.")

@@ -82,7 +82,7 @@ class EnvWrapper:
 
     def __init__(self, inner: BatchEnv) -> None:
         self.inner = inner
-        self.num_rows, self.spec = inner.num_rows, inner.spec
+        self.num_envs, self.spec = inner.num_envs, inner.spec
 
     def ability(self, kind: type[A]) -> A | None:
         """The object that has an ability; a wrapper that must take part in it gives itself."""

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 class Config(BaseModel):
     """What a person may choose about one part; it lives beside the part it configures."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """{earlier name: field}: recipes of earlier versions are read, and options are explained."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_earlier_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or cls.renamed.keys().isdisjoint(given):
+            return given
+        return {cls.renamed.get(name, name): value for name, value in given.items()}
 
 
 class KindError(ValueError):

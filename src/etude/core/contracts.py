@@ -149,7 +149,7 @@ class StepResult:
     """[rows] bool: the task ended here; the future is worth nothing."""
     truncated: Array
     """[rows] bool: time ran out; the future is worth V(final observation)."""
-    final_rows: Array
+    final_envs: Array
     """[k] int64, ascending: rows that finished."""
     final_obs: Observations
     """{name: [k, ...]}: what they ended on, before the reset."""
@@ -165,7 +165,7 @@ class BatchEnv(Protocol):
     imitated reports "motion" and "is_success" of every episode.
     """
 
-    num_rows: int
+    num_envs: int
     spec: EnvSpec
 
     def reset(self, key: Key) -> Observations:

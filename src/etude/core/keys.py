@@ -60,8 +60,8 @@ class Streams:
     Building one takes as long as everything else a reset draws and writes.
     """
 
-    def __init__(self, num_rows: int) -> None:
-        self._generators = [np.random.Generator(np.random.Philox(0)) for _ in range(num_rows)]
+    def __init__(self, num_envs: int) -> None:
+        self._generators = [np.random.Generator(np.random.Philox(0)) for _ in range(num_envs)]
         self._state: dict[str, Any] | None = None
 
     def use(self, key: Key) -> None:

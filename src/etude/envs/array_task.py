@@ -73,7 +73,7 @@ class ArrayTask(ABC):
 
     Episode counters, the time limit, resets in the step an episode ends in, and snapshots that
     resume bit for bit come from here. Options are further arguments of `__init__`, which calls
-    `super().__init__(num_rows)`.
+    `super().__init__(num_envs)`.
     """
 
     observations: Mapping[str, int | ArraySpec]
@@ -86,23 +86,23 @@ class ArrayTask(ABC):
     motions: tuple[str, ...] = ()
     """Names of the motions that are imitated, by the number in the statistic "motion"."""
 
-    def __init__(self, num_rows: int, threads: int = 1) -> None:
+    def __init__(self, num_envs: int, threads: int = 1) -> None:
         """`threads` is part of every environment's signature; numpy needs none."""
         for name in ("observations", "action"):
             if not hasattr(self, name):
                 raise UsageError(f"{type(self).__name__} does not say its {name}: declare them.")
-        self.num_rows = num_rows
-        self.episode: Array = np.zeros(num_rows, np.int64)
+        self.num_envs = num_envs
+        self.episode: Array = np.zeros(num_envs, np.int64)
         """[rows]: which episode each row is in."""
-        self.elapsed: Array = np.zeros(num_rows, np.int64)
+        self.elapsed: Array = np.zeros(num_envs, np.int64)
         """[rows]: control steps since the episode's start."""
         self._arrays: dict[str, Array] = {
-            name: np.zeros((num_rows, *state.shape), state.dtype)
+            name: np.zeros((num_envs, *state.shape), state.dtype)
             for base in reversed(type(self).__mro__)
             for name, state in vars(base).items()
             if isinstance(state, State)
         }
-        self._streams = Streams(num_rows)
+        self._streams = Streams(num_envs)
         self.spec = EnvSpec(
             observations={
                 name: ArraySpec((size,)) if isinstance(size, int) else size
@@ -137,13 +137,13 @@ class ArrayTask(ABC):
         """Every row at the start of its episode 0."""
         self._streams.use(key)
         self.episode[:] = 0
-        self._begin(np.arange(self.num_rows))
+        self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def restart(self) -> Observations:
         """Every row leaves its episode, unreported, and begins its next one."""
         self.episode += 1
-        self._begin(np.arange(self.num_rows))
+        self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def step(self, actions: Array) -> StepResult:
@@ -153,7 +153,7 @@ class ArrayTask(ABC):
         reward = self._per_row("reward", outcome.reward, np.float32)
         terminated = self._per_row("terminated", outcome.terminated, np.bool_)
         if self.max_episode_steps is None:
-            truncated: Array = np.zeros(self.num_rows, np.bool_)
+            truncated: Array = np.zeros(self.num_envs, np.bool_)
         else:
             truncated = (self.elapsed >= self.max_episode_steps) & ~terminated
         rows = np.flatnonzero(terminated | truncated)
@@ -182,19 +182,19 @@ class ArrayTask(ABC):
         obs: Observations = {}
         for name, spec in self.spec.observations.items():
             obs[name] = np.array(given[name], spec.dtype)
-            if obs[name].shape != (self.num_rows, *spec.shape):
+            if obs[name].shape != (self.num_envs, *spec.shape):
                 raise UsageError(
                     f"{type(self).__name__}.observe gives '{name}' as {list(obs[name].shape)}, but "
-                    f"`observations` declares {[self.num_rows, *spec.shape]}: make them agree."
+                    f"`observations` declares {[self.num_envs, *spec.shape]}: make them agree."
                 )
         return obs
 
     def _per_row(self, name: str, values: Any, dtype: Any) -> Array:
         array = np.array(values, dtype)
-        if array.shape != (self.num_rows,):
+        if array.shape != (self.num_envs,):
             raise UsageError(
                 f"{type(self).__name__}.advance gives {name} as {list(array.shape)}: it must be "
-                f"one number per row, [{self.num_rows}]."
+                f"one number per row, [{self.num_envs}]."
             )
         return array
 
@@ -220,8 +220,8 @@ class ArrayTask(ABC):
     def restore(self, snapshot: Tree, key: Key) -> None:
         """Continue from a snapshot, on any instance with as many rows."""
         rows = len(snapshot["episode"])
-        if rows != self.num_rows:
-            raise UsageError(f"This snapshot has {rows} rows, the task {self.num_rows}.")
+        if rows != self.num_envs:
+            raise UsageError(f"This snapshot has {rows} rows, the task {self.num_envs}.")
         self._streams.use(key)
         self.episode[:] = snapshot["episode"]
         self.elapsed[:] = snapshot["elapsed"]

@@ -70,7 +70,7 @@ def check_env(
 ) -> list[Finding]:
     """All of the contract, with three environments and several threads; a finding for every item.
 
-    make: (num_rows, threads) -> env; `agents` rows share one environment, as its spec will say.
+    make: (num_envs, threads) -> env; `agents` rows share one environment, as its spec will say.
     """
 
     def make_env(environments: int, threads: int) -> BatchEnv:
@@ -121,8 +121,8 @@ class Inspection:
         try:
             env = make(ENVIRONMENTS, 1)
             obs = env.reset(KEY)
-            self._observations(env, obs, env.num_rows, "reset")
-            lengths = np.zeros(env.num_rows, np.int64)
+            self._observations(env, obs, env.num_envs, "reset")
+            lengths = np.zeros(env.num_envs, np.int64)
             for action in random_actions(env, steps, KEY.child("look"), reach=1.2):
                 kept = {name: np.array(array) for name, array in obs.items()}
                 sent, there = action.copy(), _present(env)
@@ -181,8 +181,8 @@ class Inspection:
 
     def _step(self, env: BatchEnv, result: StepResult) -> bool:
         """One step's arrays; whether they are sound enough to look at the episodes."""
-        self._observations(env, result.obs, env.num_rows, "obs")
-        rows = (env.num_rows,)
+        self._observations(env, result.obs, env.num_envs, "obs")
+        rows = (env.num_envs,)
         reward = np.asarray(result.reward)
         if reward.shape != rows or reward.dtype != np.float32:
             self._fail(
@@ -231,11 +231,11 @@ class Inspection:
     def _episodes(self, env: BatchEnv, result: StepResult, lengths: Array) -> None:
         """What the step says of episodes that ended in it, after `lengths` [rows] steps each."""
         done = result.terminated | result.truncated
-        rows, final = np.flatnonzero(done), np.asarray(result.final_rows)
+        rows, final = np.flatnonzero(done), np.asarray(result.final_envs)
         if final.tolist() != rows.tolist() or final.dtype != np.int64:
             self._fail(
                 FINISHED,
-                f"final_rows is {final.dtype} {final.tolist()}, but rows {rows.tolist()} ended",
+                f"final_envs is {final.dtype} {final.tolist()}, but rows {rows.tolist()} ended",
                 "Return np.flatnonzero(terminated | truncated).",
             )
             return
@@ -243,7 +243,7 @@ class Inspection:
         self._observations(env, result.final_obs, rows.size, "final_obs")
         if OBSERVATIONS in self.problems and not before:
             broken = self.problems.pop(OBSERVATIONS)
-            self._fail(FINISHED, broken.problem, "Give obs[final_rows] from before the reset.")
+            self._fail(FINISHED, broken.problem, "Give obs[final_envs] from before the reset.")
             return
         self._limit(env, done, lengths)
         self._statistics(env, result, lengths)
@@ -266,7 +266,7 @@ class Inspection:
             )
 
     def _statistics(self, env: BatchEnv, result: StepResult, lengths: Array) -> None:
-        count = result.final_rows.size
+        count = result.final_envs.size
         if not count:
             return
         if set(result.episodes) != set(env.spec.statistics):
@@ -281,11 +281,11 @@ class Inspection:
                 self._fail(
                     STATISTICS,
                     f"'{name}' is {array.dtype} {list(array.shape)} for {count} finished episodes",
-                    "Report one float64 per finished row, in the order of final_rows.",
+                    "Report one float64 per finished row, in the order of final_envs.",
                 )
                 return
         success = result.episodes.get("is_success", np.zeros(count))
-        self.num_solved_at_once += int(((lengths[result.final_rows] == 1) & (success > 0)).sum())
+        self.num_solved_at_once += int(((lengths[result.final_envs] == 1) & (success > 0)).sum())
 
     def _totals(self) -> None:
         if self.num_ended and self.num_same == self.num_ended:
@@ -307,7 +307,7 @@ class Inspection:
 def _present(env: BatchEnv) -> Array:
     """[rows] bool: a copy, because the environment may write into its own."""
     present = presence(env)
-    return np.ones(env.num_rows, np.bool_) if present is None else present.copy()
+    return np.ones(env.num_envs, np.bool_) if present is None else present.copy()
 
 
 def _nonzero(obs: Observations, rows: int) -> Array:

@@ -60,7 +60,7 @@ def check_independence(make: MakeEnv, steps: int) -> None:
     first, second = make(ENVIRONMENTS, 1), make(ENVIRONMENTS, 1)
     first.reset(KEY)
     second.reset(KEY)
-    at = np.arange(first.num_rows) // first.spec.agents == 1
+    at = np.arange(first.num_envs) // first.spec.agents == 1
     where = "row 1" if first.spec.agents == 1 else "environment 1"
     others = random_actions(first, steps, KEY.child("other play"), reach=1.2)
     actions = random_actions(first, steps, KEY.child("play"), reach=1.2)
@@ -86,7 +86,7 @@ def check_snapshot(make: MakeEnv, steps: int) -> None:
     play(env, random_actions(env, 30, KEY.child("before")))
     snapshot = env.snapshot()
     for path, leaf in leaves(snapshot):
-        if not isinstance(leaf, dict) and np.shape(leaf)[:1] != (env.num_rows,):
+        if not isinstance(leaf, dict) and np.shape(leaf)[:1] != (env.num_envs,):
             _break(
                 f"'{path}' in the snapshot has no leading row axis",
                 "Keep arrays [rows, ...] alone in a snapshot; what is the same always is no state.",

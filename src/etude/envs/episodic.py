@@ -20,7 +20,7 @@ class Episodic(EnvWrapper):
 
     def __init__(self, inner: BatchEnv) -> None:
         super().__init__(inner)
-        self._earned: Array = np.zeros(inner.num_rows)
+        self._earned: Array = np.zeros(inner.num_envs)
 
     def ability(self, kind: type[A]) -> A | None:
         found = super().ability(kind)

@@ -64,8 +64,8 @@ def task_class(name: str) -> type:
     return found
 
 
-def make_task(config: TaskConfig, num_rows: int, threads: int = 1) -> BatchEnv:
-    """An instance: `Class(num_rows, threads, **options)`, or with a config as shipped tasks have.
+def make_task(config: TaskConfig, num_envs: int, threads: int = 1) -> BatchEnv:
+    """An instance: `Class(num_envs, threads, **options)`, or with a config as shipped tasks have.
 
     A constructor whose first argument is `config: SomeModel` is given that model, made from the
     options; one without `threads` is given none.
@@ -81,14 +81,14 @@ def make_task(config: TaskConfig, num_rows: int, threads: int = 1) -> BatchEnv:
     except ValidationError as error:
         raise UsageError(f"{config.task}: {explain(error, model, 'env.options.')}") from error
     try:
-        signature.bind(*first, num_rows, **named)
+        signature.bind(*first, num_envs, **named)
     except TypeError as error:
         raise UsageError(
-            f"{config.task} does not take (num_rows, {', '.join(named)}): {error}. Options are "
+            f"{config.task} does not take (num_envs, {', '.join(named)}): {error}. Options are "
             "written --env.options name value."
         ) from error
     try:
-        env: BatchEnv = task(*first, num_rows, **named)
+        env: BatchEnv = task(*first, num_envs, **named)
     except EtudeError:
         raise
     except Exception as error:  # someone else's code may fail in any way

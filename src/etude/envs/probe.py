@@ -38,10 +38,10 @@ def random_actions(env: BatchEnv, steps: int, key: Key, reach: float = 1.0) -> l
     for _ in range(steps):
         drawn: Array
         if spec.kind == "box":
-            shape = (env.num_rows, len(spec.low))
+            shape = (env.num_envs, len(spec.low))
             drawn = stream.uniform(-reach, reach, shape).astype(np.float32)
         else:
-            drawn = stream.integers(spec.sizes, size=(env.num_rows, len(spec.sizes)))
+            drawn = stream.integers(spec.sizes, size=(env.num_envs, len(spec.sizes)))
         actions.append(spec.to_env(drawn))
     return actions
 

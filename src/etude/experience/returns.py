@@ -59,17 +59,17 @@ def next_values(
     values: torch.Tensor,
     last_values: torch.Tensor,
     final_values: torch.Tensor,
-    final_rows: torch.Tensor,
+    final_envs: torch.Tensor,
     final_steps: torch.Tensor,
 ) -> torch.Tensor:
     """[rows, steps]: V of what each step led to.
 
     values [rows, steps] of the observations acted on, last_values [rows] of the observation
     after the last step, final_values [k] of the observations episodes ended on, which stand at
-    (final_rows [k], final_steps [k]).
+    (final_envs [k], final_steps [k]).
     """
     following = torch.cat([values[:, 1:], last_values.unsqueeze(1)], dim=1)
-    following[final_rows, final_steps] = final_values
+    following[final_envs, final_steps] = final_values
     return following
 
 

@@ -20,27 +20,27 @@ from etude.experience.division import check_division, nearest_divisor
 
 @dataclass(frozen=True)
 class SegmentGeometry:
-    """How rows, steps, segments, minibatches and shards divide; illegal sizes are refused."""
+    """How environments, steps, segments, minibatches and shards divide; other sizes are refused."""
 
-    rows: int
+    num_envs: int
     steps: int
     horizon: int
     minibatch: int
     shards: int
-    group_rows: int
+    envs_per_group: int
     agents: int = 1
-    """Rows that share an environment, and so a group."""
+    """Agents of an environment: each counts as one of num_envs, and all are in one group."""
 
     def __post_init__(self) -> None:
         check_division(asdict(self), _ratios, _OPTIONS, _several_ways_out)
 
     @property
     def buffer_steps(self) -> int:
-        return self.rows * self.steps
+        return self.num_envs * self.steps
 
     @property
     def num_groups(self) -> int:
-        return self.rows // self.group_rows
+        return self.num_envs // self.envs_per_group
 
     @property
     def num_segments(self) -> int:
@@ -55,26 +55,26 @@ class SegmentGeometry:
         return self.minibatch // self.horizon
 
     def shard_rows(self, shard: int) -> slice:
-        size = self.rows // self.shards
+        size = self.num_envs // self.shards
         return slice(shard * size, (shard + 1) * size)
 
 
 def _ratios(
-    rows: int,
+    num_envs: int,
     steps: int,
     horizon: int,
     minibatch: int,
     shards: int,
-    group_rows: int,
+    envs_per_group: int,
     agents: int,
 ) -> tuple[tuple[str, int, str, int], ...]:
     """Every (name, whole, name, part) of which the part must divide the whole."""
     return (
-        ("collector.group_rows", group_rows, "the number of agents", agents),
-        ("collector.rows", rows, "collector.group_rows", group_rows),
+        ("collector.envs_per_group", envs_per_group, "the number of agents", agents),
+        ("collector.num_envs", num_envs, "collector.envs_per_group", envs_per_group),
         (
-            "the number of groups (collector.rows / collector.group_rows)",
-            rows // group_rows,
+            "the number of groups (collector.num_envs / collector.envs_per_group)",
+            num_envs // envs_per_group,
             "learner.shards",
             shards,
         ),
@@ -86,8 +86,8 @@ def _ratios(
             horizon * shards,
         ),
         (
-            "the buffer (collector.rows x algorithm.rollout_steps)",
-            rows * steps,
+            "the buffer (collector.num_envs x algorithm.rollout_steps)",
+            num_envs * steps,
             "algorithm.minibatch_size",
             minibatch,
         ),
@@ -96,8 +96,8 @@ def _ratios(
 
 _OPTIONS = {
     "minibatch": "algorithm.minibatch_size",
-    "rows": "collector.rows",
-    "group_rows": "collector.group_rows",
+    "num_envs": "collector.num_envs",
+    "envs_per_group": "collector.envs_per_group",
     "steps": "algorithm.rollout_steps",
     "horizon": "algorithm.horizon",
     "shards": "learner.shards",
@@ -105,16 +105,16 @@ _OPTIONS = {
 
 
 def _several_ways_out(sizes: Mapping[str, int]) -> str:
-    """Sizes near those given that work together; steps are kept, and rows as far as they can."""
+    """Sizes near those given that work together; steps stay, and num_envs where it can."""
     steps, agents = sizes["steps"], sizes["agents"]
-    environments = max(sizes["rows"] // agents, 1)
-    rows = environments * agents
-    group = agents * nearest_divisor(environments, sizes["group_rows"] // agents)
-    near = {"rows": rows, "group_rows": group}
-    near["shards"] = nearest_divisor(rows // near["group_rows"], sizes["shards"])
+    environments = max(sizes["num_envs"] // agents, 1)
+    num_envs = environments * agents
+    group = agents * nearest_divisor(environments, sizes["envs_per_group"] // agents)
+    near = {"num_envs": num_envs, "envs_per_group": group}
+    near["shards"] = nearest_divisor(num_envs // near["envs_per_group"], sizes["shards"])
     near["horizon"] = nearest_divisor(steps, sizes["horizon"])
     unit = near["horizon"] * near["shards"]
-    near["minibatch"] = unit * nearest_divisor(rows * steps // unit, sizes["minibatch"] // unit)
+    near["minibatch"] = unit * nearest_divisor(num_envs * steps // unit, sizes["minibatch"] // unit)
     changed = [f"{_OPTIONS[k]} {size:,}" for k, size in near.items() if size != sizes[k]]
     return f"No change of a single size is enough; together these work: {', '.join(changed)}."
 
@@ -145,14 +145,14 @@ def aligned(shape: tuple[int, ...], dtype: str) -> Array:
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """What a buffer holds: [rows, steps] of an environment's steps, a policy's state per segment.
+    """What a buffer holds: [num_envs, steps] of steps, and a policy's state per segment.
 
-    states: recurrent state of one row, {} for a memoryless policy.
+    states: recurrent state of one environment, {} for a memoryless policy.
     """
 
     env: EnvSpec
     states: dict[str, ArraySpec]
-    rows: int
+    num_envs: int
     steps: int
     horizon: int
 
@@ -164,10 +164,10 @@ class BufferSpec:
             return {f"{prefix}{n}": ArraySpec((*lead, *s.shape), s.dtype) for n, s in specs.items()}
 
         return {
-            **whole(step_specs(self.env), "", self.rows, self.steps),
-            **whole(self.states, "state/", self.rows, self.steps // self.horizon),
-            **whole(self.env.observations, "last_obs/", self.rows),
-            **whole(self.states, "last_state/", self.rows),
+            **whole(step_specs(self.env), "", self.num_envs, self.steps),
+            **whole(self.states, "state/", self.num_envs, self.steps // self.horizon),
+            **whole(self.env.observations, "last_obs/", self.num_envs),
+            **whole(self.states, "last_state/", self.num_envs),
         }
 
     @property
@@ -184,9 +184,9 @@ class SegmentBuffer:
 
         Some before them are held as well, so that every row is aligned as in a whole buffer.
         """
-        rows = range(spec.rows) if rows is None else rows
+        rows = range(spec.num_envs) if rows is None else rows
         self._first = rows.start - rows.start % ALIGNMENT
-        self.spec = replace(spec, rows=rows.stop - self._first)
+        self.spec = replace(spec, num_envs=rows.stop - self._first)
         self.arrays = {n: aligned(s.shape, s.dtype) for n, s in self.spec.shapes().items()}
 
     def part(self, rows: slice) -> Fragment:

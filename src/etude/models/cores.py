@@ -143,11 +143,11 @@ class _Pick(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(index)
-        ctx.num_rows = len(rows)
+        ctx.num_envs = len(rows)
         return rows.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         (index,) = ctx.saved_tensors
-        zeros = grads[0].new_zeros(ctx.num_rows, *grads[0].shape[1:])
+        zeros = grads[0].new_zeros(ctx.num_envs, *grads[0].shape[1:])
         return zeros.index_copy_(0, index, grads[0]), None

@@ -25,8 +25,8 @@ _THREADS = 50 << 20
 def collection(run: Resolved, steps: int) -> dict[str, int]:
     """Bytes of environments and of a rollout of so many steps in all."""
     config, spec = run.recipe.collector, run.spec
-    per_row = num_bytes(run.snapshot["env"]) / config.group_rows
-    rows = config.rows + run.recipe.evaluation.rows
+    per_row = num_bytes(run.snapshot["env"]) / config.envs_per_group
+    rows = config.num_envs + run.recipe.evaluation.num_envs
     states = run.deployed.state_specs.values()  # type: ignore[attr-defined]
     observed = sum(s.num_bytes for s in spec.observations.values())
     ended = steps // (spec.max_episode_steps or steps)

@@ -20,7 +20,7 @@ from etude.planning.plan import Plan
 from etude.runs.folder import PLAN_JSON
 
 _FIX = (
-    "`etude plan` shows what takes it: fewer collector.rows, a shorter rollout, a smaller "
+    "`etude plan` shows what takes it: fewer collector.num_envs, a shorter rollout, a smaller "
     "minibatch or network need less."
 )
 

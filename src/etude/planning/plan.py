@@ -154,13 +154,13 @@ def _at_most(recipe: Recipe, reason: str | None) -> dict[str, str]:
 
 def _geometry(run: Resolved) -> dict[str, int]:
     recipe = run.recipe
-    rows = recipe.collector.rows if run.num_groups else 0
+    num_envs = recipe.collector.num_envs if run.num_groups else 0
     return {
-        "rows": rows,
+        "num_envs": num_envs,
         "agents": run.spec.agents,
-        "environments": rows // run.spec.agents,
+        "environments": num_envs // run.spec.agents,
         "groups": run.num_groups,
-        "group_rows": recipe.collector.group_rows if run.num_groups else 0,
+        "envs_per_group": recipe.collector.envs_per_group if run.num_groups else 0,
         "shards": recipe.learner.shards,
         "learner_threads": recipe.learner.threads,
         "lag": recipe.collector.lag,
@@ -171,10 +171,12 @@ def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Loops) -> list[str]:
     if not loops.steps_per_iteration:
         return []
     config, agents = recipe.collector, spec.agents
-    rows, steps = f"{config.rows:,} environments", loops.steps_per_iteration // config.rows
+    envs, steps = f"{config.num_envs:,} environments", loops.steps_per_iteration // config.num_envs
     if agents > 1:
-        rows = f"{config.rows // agents:,} environments x {agents} agents = {config.rows:,} rows"
-    line = f"collect: {rows} ({config.num_groups:,} groups of {config.group_rows:,}) x {steps:,} "
+        envs = f"{config.num_envs // agents:,} environments x {agents} agents"
+    line = (
+        f"collect: {envs} ({config.num_groups:,} groups of {config.envs_per_group:,}) x {steps:,} "
+    )
     line += f"steps = {loops.steps_per_iteration:,}"
     placed = config.plan_text()
     return [f"{line}; {placed}" if placed else line]

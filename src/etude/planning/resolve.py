@@ -105,7 +105,7 @@ def exactness(recipe: Recipe) -> Exactness:
 def _from_environment(recipe: Recipe) -> Inputs:
     """One group of the recipe's environments is made, played for two steps, and closed."""
     recipe.collector.check()
-    env = recipe.task.make(recipe.collector.group_rows)
+    env = recipe.task.make(recipe.collector.envs_per_group)
     spec, snapshot = env.spec, _snapshot(env, recipe)
     env.close()
     if spec.max_episode_steps is None:
@@ -130,22 +130,23 @@ def _from_environment(recipe: Recipe) -> Inputs:
 def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
     """One group's, as it is within an episode: foreign environments know little at its start."""
     policy, group, key = make_policy(recipe.policy, env.spec, None), Group(env), Key(recipe.seed)
-    two = SegmentBuffer(BufferSpec(env.spec, policy.state_specs, env.num_rows, 2, 1))
+    two = SegmentBuffer(BufferSpec(env.spec, policy.state_specs, env.num_envs, 2, 1))
     begun = group.begin(policy, key)
-    return group.rollout(policy, begun, key, 0, two.part(slice(0, env.num_rows)))[1]
+    return group.rollout(policy, begun, key, 0, two.part(slice(0, env.num_envs)))[1]
 
 
 def _check_motions(recipe: Recipe, num: int) -> None:
     """Refuse evaluations in which some motions would be played more often than others."""
     config = recipe.evaluation
-    if num and config.group_rows % num:
-        group = num * max(1, round(config.group_rows / num))
-        rows = group * max(1, round(config.rows / group))
-        episodes = rows * (config.episodes // config.rows)
+    if num and config.envs_per_group % num:
+        group = num * max(1, round(config.envs_per_group / num))
+        num_envs = group * max(1, round(config.num_envs / group))
+        episodes = num_envs * (config.episodes // config.num_envs)
         raise UsageError(
-            f"Evaluation plays each of the {num} motions equally often, and evaluation.group_rows "
-            f"{config.group_rows} is no multiple of that: use --evaluation.group-rows {group} "
-            f"--evaluation.rows {rows} --evaluation.episodes {episodes}."
+            f"Evaluation plays each of the {num} motions equally often, and "
+            f"evaluation.envs_per_group {config.envs_per_group} is no multiple of that: use "
+            f"--evaluation.envs-per-group {group} --evaluation.num-envs {num_envs} "
+            f"--evaluation.episodes {episodes}."
         )
     if num and config.final_episodes % num:
         near = num * max(1, round(config.final_episodes / num))

@@ -30,7 +30,7 @@ _camera: QuickCamera | None = None
 T = TypeVar("T")
 
 
-def make_demonstrated(recipe: Recipe, num_rows: int) -> DemonstratedTask:
+def make_demonstrated(recipe: Recipe, num_envs: int) -> DemonstratedTask:
     """The task of a recipe, for recording."""
     if not recipe.task.demonstration:
         kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
@@ -38,7 +38,7 @@ def make_demonstrated(recipe: Recipe, num_rows: int) -> DemonstratedTask:
             f"Demonstrations are recorded of {' and '.join(kinds)}, whose progress is known; "
             f"'{recipe.name}' has an environment of the kind '{recipe.task.kind}'."
         )
-    task: DemonstratedTask = attribute(recipe.task.demonstration)(recipe.task, num_rows)
+    task: DemonstratedTask = attribute(recipe.task.demonstration)(recipe.task, num_envs)
     return task
 
 

@@ -67,7 +67,7 @@ class PolicyActor:
         self._policy = fresh.load(path)
         fresh.check_fits(self._policy, task.spec, path)
         self._infer = Inference(self._policy)
-        self._state = self._policy.initial_state(task.num_rows)
+        self._state = self._policy.initial_state(task.num_envs)
 
     def reset(self, rows: Array) -> None:
         restart(self._state, self._policy, rows)
@@ -187,12 +187,12 @@ class Stage:
             reward = result.reward if options.reward == "task" else _success_reward(result)
             done["actions"][rows, elapsed], done["rewards"][rows, elapsed] = actions, reward
             elapsed += 1
-            for i, row in enumerate(result.final_rows.tolist()):
+            for i, row in enumerate(result.final_envs.tolist()):
                 yield self._take(result, i, row, int(elapsed[row]), tapes, done)
-            if len(result.final_rows):
-                elapsed[result.final_rows] = 0
-                episodes[result.final_rows] += 1
-                self._begin(result.final_rows, episodes)
+            if len(result.final_envs):
+                elapsed[result.final_envs] = 0
+                episodes[result.final_envs] += 1
+                self._begin(result.final_envs, episodes)
             obs = result.obs
 
     def _begin(self, rows: Array, episodes: Array) -> None:
@@ -309,6 +309,6 @@ def _tapes(arrays: Observations, steps: int) -> Observations:
 def _success_reward(result: StepResult) -> Array:
     """1 in the step that succeeds."""
     reward: Array = np.zeros(len(result.reward), np.float32)
-    if len(result.final_rows):
-        reward[result.final_rows] = result.episodes["is_success"]
+    if len(result.final_envs):
+        reward[result.final_envs] = result.episodes["is_success"]
     return reward

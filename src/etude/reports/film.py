@@ -98,7 +98,7 @@ def replay(
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
     judged = recipe.task.for_evaluation()
-    env: BatchEnv = judged.build(fresh.group_rows, recipe.collector.engine_threads)
+    env: BatchEnv = judged.build(fresh.envs_per_group, recipe.collector.engine_threads)
     assert isinstance(env, MujocoTask)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):

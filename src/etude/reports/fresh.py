@@ -34,7 +34,7 @@ class FreshEpisodes:
     seed: int
     key: Key
     """Of the evaluator."""
-    group_rows: int
+    envs_per_group: int
     per_row: int
 
     @property
@@ -49,8 +49,8 @@ class FreshEpisodes:
 
     def place(self, index: int) -> tuple[int, int, int]:
         """(group, row in it, episode of that row) of an episode by its number."""
-        group, inside = divmod(index, self.group_rows * self.per_row)
-        episode, row = divmod(inside, self.group_rows)
+        group, inside = divmod(index, self.envs_per_group * self.per_row)
+        episode, row = divmod(inside, self.envs_per_group)
         return group, row, episode
 
     def group_key(self, group: int) -> Key:
@@ -85,9 +85,9 @@ def play(
     """
     motions = num_motions(recipe)
     episodes = episodes or motions or EPISODES
-    rows, group_rows = _spread(episodes, recipe.task.num_agents, motions)
+    rows, envs_per_group = _spread(episodes, recipe.task.num_agents, motions)
     config = recipe.evaluation.model_copy(
-        update={"episodes": episodes, "rows": rows, "group_rows": group_rows}
+        update={"episodes": episodes, "num_envs": rows, "envs_per_group": envs_per_group}
     )
     recipe = recipe.model_copy(update={"evaluation": config})
     seed = recipe.seed if seed is None else seed
@@ -98,7 +98,13 @@ def play(
         check_fits(policy, evaluator.spec, path)
         played = evaluator.episodes(Broadcast(0, dict(policy.state_dict())), LABEL)
         return FreshEpisodes(
-            played, evaluator.spec, step_of(path), seed, evaluator.key, group_rows, episodes // rows
+            played,
+            evaluator.spec,
+            step_of(path),
+            seed,
+            evaluator.key,
+            envs_per_group,
+            episodes // rows,
         )
     finally:
         evaluator.close()

@@ -63,8 +63,8 @@ def _act(task: MujocoTask[Any], data: Any, window: Any, path: Path, key: Key) ->
         _show(task, data, window)
         actions, _, state = infer(obs, state, None)
         result = task.step(task.spec.action.to_env(actions))
-        if len(result.final_rows):
-            restart(state, policy, result.final_rows)
+        if len(result.final_envs):
+            restart(state, policy, result.final_envs)
         obs = result.obs
         time.sleep(max(0.0, begin + step * seconds - time.monotonic()))
 

@@ -97,7 +97,7 @@ class OpenEpisodes:
         """
         self.returns += result.reward
         self.lengths += 1 if present is None else present
-        rows = result.final_rows
+        rows = result.final_envs
         if not len(rows):
             return {}
         finished = {
@@ -141,7 +141,7 @@ class Group:
 
     def begin(self, policy: Policy, key: Key) -> Snapshot:
         """The snapshot of a group whose rows all start their first episode."""
-        rows = self.env.num_rows
+        rows = self.env.num_envs
         obs = self.env.reset(key.child("env"))
         return self._keep(obs, policy.initial_state(rows), OpenEpisodes(rows))
 
@@ -207,10 +207,10 @@ class Group:
             terminated[step] = result.terminated
             truncated[step] = result.truncated
             finished = open_episodes.add(result, present)
-            if len(result.final_rows):
-                ending = {name: array[result.final_rows] for name, array in state.items()}
-                at = np.full(len(result.final_rows), step, np.int64)
-                results.append((Finals(result.final_rows, at, result.final_obs, ending), finished))
+            if len(result.final_envs):
+                ending = {name: array[result.final_envs] for name, array in state.items()}
+                at = np.full(len(result.final_envs), step, np.int64)
+                results.append((Finals(result.final_envs, at, result.final_obs, ending), finished))
             before, present = present, _present(absent)
             restart(state, policy, _newcomers(result, before, present))
             obs = result.obs
@@ -247,7 +247,7 @@ class Group:
                 "This environment cannot restart its rows, which a curriculum in rounds needs: "
                 "give it a method restart() -> observations."
             )
-        rows = self.env.num_rows
+        rows = self.env.num_envs
         return self._keep(restarting.restart(), policy.initial_state(rows), OpenEpisodes(rows))
 
     def _keep(
@@ -288,9 +288,9 @@ def _present(env: AbsentAgents | None) -> Array | None:
 def _newcomers(result: StepResult, before: Array | None, present: Array | None) -> Array:
     """[k] rows whose next observation begins an episode: the last one ended, or they came."""
     if before is None or present is None:
-        return result.final_rows
+        return result.final_envs
     came: Array = np.flatnonzero(present & ~before)
-    return np.union1d(result.final_rows, came)
+    return np.union1d(result.final_envs, came)
 
 
 def _gather(
@@ -340,7 +340,7 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
     Each row counts the same number of episodes, so short ones are not over-represented; but for
     rows of agents that did not come in all of them. Ordered by episode, then row.
     """
-    rows = env.num_rows
+    rows = env.num_envs
     obs = env.reset(key)
     state = policy.initial_state(rows)
     open_episodes, infer = OpenEpisodes(rows), Inference(policy)
@@ -357,8 +357,8 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
         _check_actions(actions, obs, "in evaluation")
         result = env.step(env.spec.action.to_env(actions))
         finished = open_episodes.add(result, present)
-        wanted = counted[result.final_rows] < episodes
-        at = result.final_rows[wanted]
+        wanted = counted[result.final_envs] < episodes
+        at = result.final_envs[wanted]
         for name, values in finished.items():
             kept[name][counted[at], at] = values[wanted]
         counted[at] += 1

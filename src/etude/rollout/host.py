@@ -44,7 +44,7 @@ class Blueprint:
 
     def new_part(self) -> Fragment:
         """An empty fragment of one group."""
-        return SegmentBuffer(self.part).part(slice(0, self.part.rows))
+        return SegmentBuffer(self.part).part(slice(0, self.part.num_envs))
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Host:
         policy.load_state_dict(_unpacked(broadcast.policy))
         group.follow(broadcast.curriculum)
         short = replace(made.part, steps=PROBE_STEPS, horizon=PROBE_STEPS)
-        part = SegmentBuffer(short).part(slice(0, short.rows))
+        part = SegmentBuffer(short).part(slice(0, short.num_envs))
         try:
             fragment, end = group.rollout(policy, group.begin(policy, key), key, 0, part)
         finally:

@@ -24,13 +24,19 @@ T = TypeVar("T")
 
 
 class CollectorConfig(Config):
-    """Where rollouts run, and in what groups. Only rows, groups and lag change a result."""
+    """Where rollouts run. Only num_envs, envs_per_group and lag change a result."""
+
+    renamed = {"rows": "num_envs", "group_rows": "envs_per_group"}  # noqa: RUF012
 
     kind: Literal["local", "ray"] = Field(
         "local", description="Threads of this process, or actors on a Ray cluster."
     )
-    rows: int = Field(256, ge=1, description="Environments in all.")
-    group_rows: int = Field(64, ge=1, description="Environments in a group; divides rows.")
+    num_envs: int = Field(
+        256, ge=1, description="Parallel environments; each agent of several counts as one."
+    )
+    envs_per_group: int = Field(
+        64, ge=1, description="Environments that are stepped together; divides num_envs."
+    )
     threads: int = Field(
         2, ge=1, description="Threads that groups are spread over; with ray, in each actor."
     )
@@ -56,11 +62,11 @@ class CollectorConfig(Config):
 
     @property
     def num_groups(self) -> int:
-        return self.rows // self.group_rows
+        return self.num_envs // self.envs_per_group
 
     def part(self, group: int) -> slice:
-        """The rows of one group."""
-        return slice(group * self.group_rows, (group + 1) * self.group_rows)
+        """The environments of one group."""
+        return slice(group * self.envs_per_group, (group + 1) * self.envs_per_group)
 
     def check(self) -> None:
         """Refuse, before anything is written, what could not be collected with later."""

@@ -39,7 +39,7 @@ class RayCollectorConfig(CollectorConfig):
         from etude.rollout.ray import RayFleet
 
         views = [[b.part(self.part(g)) for g in local] for b in buffers]
-        one = replace(buffers[0].spec, rows=self.group_rows)
+        one = replace(buffers[0].spec, num_envs=self.envs_per_group)
         blueprint = Blueprint(make_env, make_policy, one, key, self.threads)
         # Fragments of an iteration on their way, and those before them not yet let go of.
         room = 3 * buffers[0].spec.num_bytes

@@ -23,7 +23,7 @@ def offline() -> Recipe:
         ),
         rewards=RRDConfig(normalise_targets=True),
         clock=ClockConfig(epochs=10, cycles=5, iterations=10),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=100, num_envs=100, envs_per_group=50),
         checkpoint=CheckpointConfig(every="1 cycle"),
     )
 

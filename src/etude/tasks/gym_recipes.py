@@ -16,7 +16,7 @@ def ppo() -> Recipe:
     return Recipe(
         name="ppo",
         env=GymConfig(id="CartPole-v1"),
-        collector=CollectorConfig(rows=16, group_rows=8, threads=2),
+        collector=CollectorConfig(num_envs=16, envs_per_group=8, threads=2),
         algorithm=PPOConfig(
             rollout_steps=64,
             minibatch_size=256,
@@ -27,7 +27,7 @@ def ppo() -> Recipe:
             normalise_rewards=True,
         ),
         clock=ClockConfig(total_timesteps=100_000, cycles=5, iterations=4),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=20, rows=20, group_rows=20),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=20, num_envs=20, envs_per_group=20),
     )
 
 
@@ -36,7 +36,7 @@ def halfcheetah() -> Recipe:
     return Recipe(
         name="halfcheetah",
         env=GymConfig(id="HalfCheetah-v5"),
-        collector=CollectorConfig(rows=16, group_rows=8, threads=2),
+        collector=CollectorConfig(num_envs=16, envs_per_group=8, threads=2),
         algorithm=PPOConfig(
             rollout_steps=128,
             minibatch_size=256,
@@ -46,7 +46,7 @@ def halfcheetah() -> Recipe:
             gamma=0.99,
         ),
         clock=ClockConfig(total_timesteps=500_000, cycles=10, iterations=4),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=16, rows=16, group_rows=8),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=16, num_envs=16, envs_per_group=8),
     )
 
 
@@ -55,7 +55,7 @@ def spread() -> Recipe:
     return Recipe(
         name="spread",
         env=PettingZooConfig(parallel="mpe2.simple_spread_v3"),
-        collector=CollectorConfig(rows=96, group_rows=48, threads=1),
+        collector=CollectorConfig(num_envs=96, envs_per_group=48, threads=1),
         algorithm=PPOConfig(
             rollout_steps=25,
             minibatch_size=600,
@@ -67,6 +67,6 @@ def spread() -> Recipe:
         ),
         clock=ClockConfig(total_timesteps=600_000, cycles=5, iterations=5),
         evaluation=EvaluationConfig(
-            every="1 epoch", episodes=300, rows=300, group_rows=150, final_episodes=600
+            every="1 epoch", episodes=300, num_envs=300, envs_per_group=150, final_episodes=600
         ),
     )

@@ -17,11 +17,11 @@ def sac() -> Recipe:
     return Recipe(
         name="sac",
         env=GymConfig(id="Pendulum-v1"),
-        collector=CollectorConfig(rows=1, group_rows=1, threads=1),
+        collector=CollectorConfig(num_envs=1, envs_per_group=1, threads=1),
         policy=PolicyConfig(kind="squashed", hidden=(256, 256), activation="relu"),
         algorithm=SACConfig(rollout_steps=100, train_batches=100, warmup_steps=1_000),
         clock=ClockConfig(total_timesteps=20_000, cycles=5, iterations=10),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=10, rows=10, group_rows=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=10, num_envs=10, envs_per_group=10),
     )
 
 

@@ -20,8 +20,8 @@ class Seek(ArrayTask):
     place = State(2)
     target = State(2)
 
-    def __init__(self, num_rows: int, threads: int = 1, speed: float = 0.1) -> None:
-        super().__init__(num_rows, threads)
+    def __init__(self, num_envs: int, threads: int = 1, speed: float = 0.1) -> None:
+        super().__init__(num_envs, threads)
         self.speed = speed
 
     def reset_rows(self, rows: Array, streams: Sequence[np.random.Generator]) -> None:

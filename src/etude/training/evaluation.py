@@ -20,10 +20,16 @@ from etude.rollout.local import Workers
 class EvaluationConfig(Config):
     """When and how the policy is tested."""
 
+    renamed = {"rows": "num_envs", "group_rows": "envs_per_group"}  # noqa: RUF012
+
     every: IntervalText = Field("1 epoch", description="How often; the run's end always counts.")
-    episodes: int = Field(100, ge=1, description="Episodes, the same number on every row.")
-    rows: int = Field(100, ge=1, description="Environments they are played on; divides episodes.")
-    group_rows: int = Field(50, ge=1, description="Environments in a group; divides rows.")
+    episodes: int = Field(
+        100, ge=1, description="Episodes of each evaluation; the same number in every environment."
+    )
+    num_envs: int = Field(100, ge=1, description="Parallel environments; divides episodes.")
+    envs_per_group: int = Field(
+        50, ge=1, description="Environments that are stepped together; divides num_envs."
+    )
     stop_at_success: float | None = Field(
         None, gt=0, le=1, description="End the run after an evaluation with this success rate."
     )
@@ -34,12 +40,12 @@ class EvaluationConfig(Config):
 
     @model_validator(mode="after")
     def _divides(self) -> EvaluationConfig:
-        if self.episodes % self.rows or self.rows % self.group_rows:
+        if self.episodes % self.num_envs or self.num_envs % self.envs_per_group:
             raise ValueError(
-                f"evaluation.episodes {self.episodes} must be a multiple of evaluation.rows "
-                f"{self.rows}, and that one of evaluation.group_rows {self.group_rows}; "
-                f"for {self.episodes} episodes rows={self.episodes} and "
-                f"group_rows={self.episodes} always work"
+                f"evaluation.episodes {self.episodes} must be a multiple of evaluation.num_envs "
+                f"{self.num_envs}, and that of evaluation.envs_per_group {self.envs_per_group}: "
+                f"for {self.episodes} episodes num_envs={self.episodes} and "
+                f"envs_per_group={self.episodes} always work"
             )
         return self
 
@@ -81,7 +87,7 @@ class Evaluator:
         """`policy` is this evaluator's own copy."""
         self._envs = envs
         self._policy = policy
-        self._per_row = episodes // sum(env.num_rows for env in envs)
+        self._per_row = episodes // sum(env.num_envs for env in envs)
         self.key = key
         self._workers = workers
         self.best: tuple[float, float] | None = None

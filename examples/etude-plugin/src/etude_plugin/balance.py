@@ -92,8 +92,8 @@ TERMS = Terms(
 class Balance(MujocoTask[View]):
     """Many carts at once; actions [rows, 1] in [-1, 1] are forces."""
 
-    def __init__(self, config: BalanceConfig, num_rows: int, threads: int) -> None:
-        simulation = Simulation(mujoco.MjModel.from_xml_string(SCENE), num_rows, threads)
+    def __init__(self, config: BalanceConfig, num_envs: int, threads: int) -> None:
+        simulation = Simulation(mujoco.MjModel.from_xml_string(SCENE), num_envs, threads)
         self.config = config
         self.control = simulation.bind("ctrl")
         super().__init__(

@@ -20,8 +20,8 @@ def balance() -> Recipe:
         policy=ResidualConfig(),
         rewards=CalmConfig(),
         algorithm=ReinforceConfig(),
-        collector=CollectorConfig(rows=64, group_rows=32),
+        collector=CollectorConfig(num_envs=64, envs_per_group=32),
         clock=ClockConfig(total_timesteps=60_000, cycles=5, iterations=4),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=32, rows=32, group_rows=32),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=32, num_envs=32, envs_per_group=32),
         logs=LogsConfig(writers=(CsvConfig(),)),
     )

@@ -83,7 +83,7 @@ class Reinforce(PolicyAlgorithm):
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Turns a rollout [rows, steps] into advantages and returns."""
         self.moments = merge_all([fragment.moments for fragment in fragments])
-        rollout = join(fragments, self.buffers[0], slice(0, self.geometry.rows))
+        rollout = join(fragments, self.buffers[0], slice(0, self.geometry.num_envs))
         check_finite(rollout, first_row=0)
         (rewards,), metrics = self.rewards.relabel_rollouts([rollout])
         put, finals = self.put, rollout.finals

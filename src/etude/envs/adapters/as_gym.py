@@ -33,9 +33,9 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
         None gives all.
         """
         batch = env.make(1) if isinstance(env, EnvConfig) else env
-        if batch.num_rows != 1:
+        if batch.num_envs != 1:
             raise UsageError(
-                f"Gymnasium's API is for one environment, this one has {batch.num_rows} rows: "
+                f"Gymnasium's API is for one environment, this one has {batch.num_envs} rows: "
                 "make it with one."
             )
         self.batch = batch

@@ -103,20 +103,20 @@ class GymEnv:
     """Separate instances, one per row, stepped one after the other."""
 
     def __init__(
-        self, config: GymConfig, num_rows: int, threads: int = 1, *, exact: bool | None = None
+        self, config: GymConfig, num_envs: int, threads: int = 1, *, exact: bool | None = None
     ) -> None:
         """exact: what the probe said; None runs it when a snapshot is first asked for.
 
         `threads` is part of every environment's signature; these instances use one.
         """
-        self.num_rows = num_rows
+        self.num_envs = num_envs
         self._config = config
         self._exact = exact
-        self._envs = [make_gym(config) for _ in range(num_rows)]
+        self._envs = [make_gym(config) for _ in range(num_envs)]
         self._physics = [gym_state.physics(env) for env in self._envs]
         self._key: Key | None = None
         self._started = False
-        self._episode = np.zeros(num_rows, np.int64)
+        self._episode = np.zeros(num_envs, np.int64)
         first = self._envs[0]
         self._spaces = Spaces(first.observation_space, first.action_space, config.id)
         self.spec = EnvSpec(
@@ -130,8 +130,8 @@ class GymEnv:
         """Every row at the start of its episode 0."""
         self._key = key
         self._episode[:] = 0
-        obs = self._spaces.empty(self.num_rows)
-        for row in range(self.num_rows):
+        obs = self._spaces.empty(self.num_envs)
+        for row in range(self.num_envs):
             self._spaces.store(obs, row, self._begin(row))
         self._started = True
         return obs
@@ -141,10 +141,10 @@ class GymEnv:
 
         actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
         """
-        obs = self._spaces.empty(self.num_rows)
-        reward = np.zeros(self.num_rows, np.float32)
-        terminated = np.zeros(self.num_rows, np.bool_)
-        truncated = np.zeros(self.num_rows, np.bool_)
+        obs = self._spaces.empty(self.num_envs)
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated = np.zeros(self.num_envs, np.bool_)
+        truncated = np.zeros(self.num_envs, np.bool_)
         endings: Observations = {}
         success: list[float] = []
         sent = self._spaces.actions(actions)
@@ -156,7 +156,7 @@ class GymEnv:
             truncated[row] = cut and not ended
             if ended or cut:
                 # Stored now, because a reset may write into what was observed.
-                endings = endings or self._spaces.empty(self.num_rows)
+                endings = endings or self._spaces.empty(self.num_envs)
                 self._spaces.store(endings, row, now)
                 success.append(float(info.get(self._config.success_key, 0.0)))
                 self._episode[row] += 1
@@ -204,7 +204,7 @@ class GymEnv:
         if snapshot["episode"].shape != self._episode.shape:
             raise UsageError(
                 f"This snapshot has {snapshot['episode'].size} rows, "
-                f"the environment {self.num_rows}."
+                f"the environment {self.num_envs}."
             )
         self._key = key
         self._episode[:] = snapshot["episode"]
@@ -223,6 +223,6 @@ class GymEnv:
             env.close()
 
 
-def unprobed(config: GymConfig, num_rows: int) -> GymEnv:
+def unprobed(config: GymConfig, num_envs: int) -> GymEnv:
     """One whose snapshots are taken as they are."""
-    return GymEnv(config, num_rows, exact=True)
+    return GymEnv(config, num_envs, exact=True)

@@ -87,7 +87,7 @@ class PettingZooEnv:
     def __init__(
         self,
         config: PettingZooConfig,
-        num_rows: int,
+        num_envs: int,
         threads: int = 1,
         *,
         exact: bool | None = None,
@@ -97,11 +97,11 @@ class PettingZooEnv:
         `threads` is part of every environment's signature; these instances use one.
         """
         first = make_parallel(config.parallel, config.kwargs)
-        self.num_rows = num_rows
+        self.num_envs = num_envs
         self._agents: list[Agent] = list(first.possible_agents)
-        _check_rows(num_rows, len(self._agents), config.parallel)
+        _check_rows(num_envs, len(self._agents), config.parallel)
         self._spaces = shared_spaces(first, config.parallel)
-        others = range(num_rows // len(self._agents) - 1)
+        others = range(num_envs // len(self._agents) - 1)
         self._envs: list[ParallelEnv] = [
             first,
             *(make_parallel(config.parallel, config.kwargs) for _ in others),
@@ -115,8 +115,8 @@ class PettingZooEnv:
         self._episode = [0] * len(self._envs)
         self._elapsed = [0] * len(self._envs)
         self._living: list[list[tuple[int, Agent]]] = [[] for _ in self._envs]
-        self._obs = self._spaces.empty(num_rows)
-        self.present: Array = np.zeros(num_rows, np.bool_)
+        self._obs = self._spaces.empty(num_envs)
+        self.present: Array = np.zeros(num_envs, np.bool_)
         """[rows] bool: whether the row stands for a living agent in the last observation."""
         self.spec = EnvSpec(
             observations=self._spaces.observations,
@@ -129,7 +129,7 @@ class PettingZooEnv:
         """Every environment at the start of its episode 0."""
         self._key = key
         self._episode = [0] * len(self._envs)
-        obs = self._spaces.empty(self.num_rows)
+        obs = self._spaces.empty(self.num_envs)
         for index in range(len(self._envs)):
             self._begin(index, obs)
         self._started = True
@@ -141,11 +141,11 @@ class PettingZooEnv:
 
         actions: [rows, n] float32 for a box, [rows] or [rows, n] integers for choices.
         """
-        obs = self._spaces.empty(self.num_rows)
+        obs = self._spaces.empty(self.num_envs)
         endings: Observations = {}
-        reward = np.zeros(self.num_rows, np.float32)
-        terminated = np.zeros(self.num_rows, np.bool_)
-        finished = np.zeros(self.num_rows, np.bool_)
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated = np.zeros(self.num_envs, np.bool_)
+        finished = np.zeros(self.num_envs, np.bool_)
         sent = self._spaces.actions(actions)
         for index, env in enumerate(self._envs):
             living = self._living[index]
@@ -160,7 +160,7 @@ class PettingZooEnv:
                     # One that ended on its last step ended; there is no future left to value.
                     terminated[row] = ended.get(agent, False)
                     # Now, because a reset may write into what was seen.
-                    endings = endings or self._spaces.empty(self.num_rows)
+                    endings = endings or self._spaces.empty(self.num_envs)
                     self._store_last(endings, row, seen.get(agent))
             if over:
                 self._episode[index] += 1
@@ -207,7 +207,7 @@ class PettingZooEnv:
 
     def _show(self, obs: Observations) -> None:
         self._obs = obs
-        self.present = np.zeros(self.num_rows, np.bool_)
+        self.present = np.zeros(self.num_envs, np.bool_)
         self.present[[row for living in self._living for row, _ in living]] = True
 
     def snapshot(self) -> Tree:
@@ -230,7 +230,7 @@ class PettingZooEnv:
             "elapsed": np.repeat(self._elapsed, num_agents),
             "present": self.present.copy(),
             "obs": {name: array.copy() for name, array in self._obs.items()},
-            "objects": np.frombuffer(padded, np.uint8).reshape(self.num_rows, share).copy(),
+            "objects": np.frombuffer(padded, np.uint8).reshape(self.num_envs, share).copy(),
         }
 
     def restore(self, snapshot: Tree, key: Key) -> None:
@@ -239,8 +239,8 @@ class PettingZooEnv:
             self.reset(key)
             return
         rows = len(snapshot["episode"])
-        if rows != self.num_rows:
-            raise UsageError(f"This snapshot has {rows} rows, the environment {self.num_rows}.")
+        if rows != self.num_envs:
+            raise UsageError(f"This snapshot has {rows} rows, the environment {self.num_envs}.")
         if not self._started:
             # Builds whatever an environment only builds in its first reset.
             self.reset(key)
@@ -262,21 +262,21 @@ class PettingZooEnv:
             env.close()
 
 
-def unprobed(config: PettingZooConfig, num_rows: int) -> PettingZooEnv:
+def unprobed(config: PettingZooConfig, num_envs: int) -> PettingZooEnv:
     """One whose snapshots are taken as they are."""
-    return PettingZooEnv(config, num_rows, exact=True)
+    return PettingZooEnv(config, num_envs, exact=True)
 
 
 _counts: dict[str, int] = {}
 
 
-def _check_rows(num_rows: int, num_agents: int, name: str) -> None:
-    below = num_rows // num_agents * num_agents
-    if below == num_rows and num_rows:
+def _check_rows(num_envs: int, num_agents: int, name: str) -> None:
+    below = num_envs // num_agents * num_agents
+    if below == num_envs and num_envs:
         return
     fit = f"{below} or {below + num_agents}" if below else f"{num_agents}"
     raise UsageError(
-        f"collector.group_rows {num_rows} is not a multiple of the {num_agents} agents of "
+        f"collector.envs_per_group {num_envs} is not a multiple of the {num_agents} agents of "
         f"'{name}': {fit} would fit."
     )
 

@@ -58,10 +58,10 @@ _BY_THE_INTEGRATOR = ("qDeriv", "qH", "qHDiagInv", "qLU")
 class Simulation:
     """Rows of one model. Bound arrays are live; state fields among them are writable."""
 
-    def __init__(self, model: mujoco.MjModel, num_rows: int, threads: int = 1) -> None:
+    def __init__(self, model: mujoco.MjModel, num_envs: int, threads: int = 1) -> None:
         self.model = model
-        self.num_rows = num_rows
-        self._batch = Batch(model, num_rows, max(1, threads))
+        self.num_envs = num_envs
+        self._batch = Batch(model, num_envs, max(1, threads))
         self._warnings: Array = self._batch.warning[:, :, 1]
         self._before: Array = np.empty_like(self._batch.state)
         self._expanded: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ class Simulation:
         if state.shape != self._batch.state.shape:
             raise UsageError(
                 f"This snapshot has {state.shape[0]} rows of {state.shape[1]} numbers, the "
-                f"simulation {self.num_rows} of {self._batch.state.shape[1]}."
+                f"simulation {self.num_envs} of {self._batch.state.shape[1]}."
             )
         model = snapshot["model"]
         for name in {*model, *self._expanded}:
@@ -306,7 +306,7 @@ class MujocoTask(ABC, Generic[View]):
             )
         self.simulation = simulation
         self.view = view
-        self.num_rows = rows = simulation.num_rows
+        self.num_envs = rows = simulation.num_envs
         self._terms = terms
         # A term that weighs nothing is neither computed nor reported.
         self._names = [name for name in terms.rewards if weights[name]]
@@ -363,13 +363,13 @@ class MujocoTask(ABC, Generic[View]):
         """Every row at the start of its episode 0."""
         self._streams.use(key)
         self._episode[:] = 0
-        self._begin(np.arange(self.num_rows))
+        self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def restart(self) -> Observations:
         """Every row leaves its episode, unreported, and begins its next one."""
         self._episode += 1
-        self._begin(np.arange(self.num_rows))
+        self._begin(np.arange(self.num_envs))
         return self._observe()
 
     def step(self, actions: Array) -> StepResult:
@@ -379,7 +379,7 @@ class MujocoTask(ABC, Generic[View]):
         self._elapsed += 1
         self._measure()
         reward = self._reward()
-        terminated = np.zeros(self.num_rows, np.bool_)
+        terminated = np.zeros(self.num_envs, np.bool_)
         for ends in self._terms.terminations.values():
             terminated |= ends(self.view)
         truncated = self._elapsed >= self._limit

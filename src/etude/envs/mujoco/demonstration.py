@@ -33,7 +33,7 @@ class Actor(Protocol):
 class DemonstratedTask(MujocoTask[Any]):
     """Stands before a task among the bases of a class, `EnvConfig.demonstration` names that class.
 
-    It is made of (config, num_rows), and its view has a "target" [rows, 3].
+    It is made of (config, num_envs), and its view has a "target" [rows, 3].
     """
 
     has_gripper = False

@@ -33,11 +33,11 @@ class Recorder:
     """
 
     def __init__(self, task: MujocoTask[object], wanted: Iterable[tuple[int, int]]) -> None:
-        self.num_rows = task.num_rows
+        self.num_envs = task.num_envs
         self.spec = task.spec
         self.recordings = {pair: Recording() for pair in wanted}
         self._task = task
-        self._episode = np.zeros(task.num_rows, np.int64)
+        self._episode = np.zeros(task.num_envs, np.int64)
         task.simulation.watch = self._keep_all
 
     def _keep_all(self) -> None:
@@ -61,7 +61,7 @@ class Recorder:
 
     def step(self, actions: Array) -> StepResult:
         result = self._task.step(actions)
-        for row in result.final_rows.tolist():
+        for row in result.final_envs.tolist():
             self._episode[row] += 1
             begun = self.recordings.get((row, int(self._episode[row])))
             if begun is not None:

@@ -21,7 +21,7 @@ class Clearance:
         names = arm_table().names
         palm, first = model.geom(PALM).id, model.geom(names[0]).id
         position, frame = simulation.bind("geom_xpos"), simulation.bind("geom_xmat")
-        frame = frame.reshape(simulation.num_rows, -1, 3, 3)
+        frame = frame.reshape(simulation.num_envs, -1, 3, 3)
         # The links' geoms follow each other in the model: a slice of a live array is live too.
         capsules = slice(first, first + len(names))
         self._palm, self._palm_frame = position[:, palm], frame[:, palm]

@@ -24,7 +24,7 @@ def imitate_walk() -> Recipe:
         name="imitate-walk",
         env=ImitationConfig(clips=("walk",)),
         policy=PolicyConfig(hidden=(256, 256), activation="silu", init_std=0.2, learn_std=False),
-        collector=CollectorConfig(rows=256, group_rows=128, threads=2),
+        collector=CollectorConfig(num_envs=256, envs_per_group=128, threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
             minibatch_size=1024,
@@ -55,7 +55,7 @@ def amp_walk() -> Recipe:
             style_window=10,
         ),
         policy=PolicyConfig(hidden=(256, 256), activation="silu", init_std=0.06),
-        collector=CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=1),
+        collector=CollectorConfig(num_envs=256, envs_per_group=128, threads=2, engine_threads=1),
         algorithm=PPOConfig(
             rollout_steps=16,
             minibatch_size=1024,
@@ -70,7 +70,7 @@ def amp_walk() -> Recipe:
         rewards=AMPConfig(task_weight=0.0),
         clock=ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
         evaluation=EvaluationConfig(
-            every="1 epoch", episodes=8, rows=8, group_rows=8, final_episodes=8
+            every="1 epoch", episodes=8, num_envs=8, envs_per_group=8, final_episodes=8
         ),
         checkpoint=CheckpointConfig(every="1 epoch"),
     )
@@ -112,7 +112,7 @@ def amp_walk_short() -> Recipe:
             "env": full.task.model_copy(update={"clips": ("walk", "run")}),
             "motions": MotionCurriculumConfig(enabled=True),
             "policy": PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.06),
-            "collector": CollectorConfig(rows=32, group_rows=8, threads=2, lag=1),
+            "collector": CollectorConfig(num_envs=32, envs_per_group=8, threads=2, lag=1),
             "algorithm": PPOConfig(
                 rollout_steps=16,
                 horizon=8,
@@ -130,7 +130,9 @@ def amp_walk_short() -> Recipe:
             ),
             "learner": LearnerConfig(shards=2),
             "clock": ClockConfig(total_timesteps=6_144, cycles=2, iterations=1),
-            "evaluation": EvaluationConfig(every="1 epoch", episodes=8, rows=8, group_rows=8),
+            "evaluation": EvaluationConfig(
+                every="1 epoch", episodes=8, num_envs=8, envs_per_group=8
+            ),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )
@@ -144,7 +146,7 @@ def imitate_walk_short() -> Recipe:
             "name": "imitate-walk-short",
             "env": ImitationConfig(clips=("walk", "run"), evaluation_steps=30),
             "policy": full.policy.model_copy(update={"hidden": (32, 32)}),
-            "collector": CollectorConfig(rows=32, group_rows=8, threads=2),
+            "collector": CollectorConfig(num_envs=32, envs_per_group=8, threads=2),
             "algorithm": full.algorithm.model_copy(
                 update={"minibatch_size": 128, "update_epochs": 2}
             ),
@@ -177,7 +179,7 @@ def imitate_all() -> Recipe:
             "name": "imitate-all",
             "env": _bold(("all",), future=(1, 4, 10)),
             "policy": flip.policy.model_copy(update={"hidden": (512, 256)}),
-            "collector": CollectorConfig(rows=512, group_rows=256, threads=2),
+            "collector": CollectorConfig(num_envs=512, envs_per_group=256, threads=2),
             "algorithm": flip.algorithm.model_copy(update={"minibatch_size": 2048}),
             "motions": MotionCurriculumConfig(enabled=True),
             "clock": ClockConfig(total_timesteps=16_777_216, cycles=8, iterations=16),
@@ -206,5 +208,5 @@ def _bold(clips: tuple[str, ...], future: tuple[int, ...]) -> ImitationConfig:
 def _once_each(clips: int, every: str = "1 epoch") -> EvaluationConfig:
     """Each clip played once, which is enough: nothing is drawn in their evaluation."""
     return EvaluationConfig(
-        every=every, episodes=clips, rows=clips, group_rows=clips, final_episodes=clips
+        every=every, episodes=clips, num_envs=clips, envs_per_group=clips, final_episodes=clips
     )

@@ -175,10 +175,10 @@ class Imitation(MujocoTask[ImitationView]):
     aims = False
     shot = CAMERA
 
-    def __init__(self, config: ImitationConfig, num_rows: int, threads: int = 1) -> None:
+    def __init__(self, config: ImitationConfig, num_envs: int, threads: int = 1) -> None:
         self._config = config
         self.library = motion_library(config)
-        simulation = Simulation(humanoid(config.physics), num_rows, threads)
+        simulation = Simulation(humanoid(config.physics), num_envs, threads)
         self._bind(simulation)
         frames = self.library.frames
         self._ball_aims, self._hinge_aims = aims(frames, config.lead)
@@ -187,22 +187,22 @@ class Imitation(MujocoTask[ImitationView]):
         self._bodies = join(frames.position, frames.quaternion, frames.velocity, frames.spin)
         self._figures = join(*frames.figure)
         self._phases = phases(self.library)
-        self._start = np.zeros(num_rows, np.int64)
-        self._first_frame = np.zeros(num_rows, np.int64)
-        self._last_frame = np.zeros(num_rows, np.int64)
-        self._limits = np.full(num_rows, config.max_episode_steps)
+        self._start = np.zeros(num_envs, np.int64)
+        self._first_frame = np.zeros(num_envs, np.int64)
+        self._last_frame = np.zeros(num_envs, np.int64)
+        self._limits = np.full(num_envs, config.max_episode_steps)
         self._set_chances(np.ones(self.library.num_motions))
         ahead = len(config.future)
         width = features.NUM_SELF + ahead * features.NUM_AHEAD + 2 * bool(ahead)
-        self._seen = np.zeros((num_rows, width), np.float32)
+        self._seen = np.zeros((num_envs, width), np.float32)
         self._first_sights = self._look_ahead(width)
-        view = empty_view(num_rows)
+        view = empty_view(num_envs)
         self._motion = view.motion
-        self._find_frames(np.arange(num_rows))
-        self._meter = ErrorMeter(view, num_rows, NUM_BODIES) if config.measure else None
+        self._find_frames(np.arange(num_envs))
+        self._meter = ErrorMeter(view, num_envs, NUM_BODIES) if config.measure else None
         self._style: Array | None = None
         if config.style_window:
-            self._style = np.zeros((num_rows, config.style_window, features.NUM_STYLE), np.float32)
+            self._style = np.zeros((num_envs, config.style_window, features.NUM_STYLE), np.float32)
             self._style_table = features.style(frames.figure)
         super().__init__(
             simulation,
@@ -289,13 +289,13 @@ class Imitation(MujocoTask[ImitationView]):
     def _act(self, actions: Array) -> None:
         np.divide(np.einsum("ij,ij->i", actions, actions), NUM_ACTIONS, out=self.view.effort)
         turns = actions * np.float32(self._config.reach)
-        balls = rot.exp(turns[:, : 3 * len(BALLS)].reshape(self.num_rows, -1, 3))
+        balls = rot.exp(turns[:, : 3 * len(BALLS)].reshape(self.num_envs, -1, 3))
         hinges = turns[:, 3 * len(BALLS) :]
         if self._config.control == "residual":
             rows = self._rows_at(1)
             balls = rot.multiply(self._ball_aims.take(rows, axis=0), balls)
             hinges = hinges + self._hinge_aims.take(rows, axis=0)
-        told = np.concatenate([balls.reshape(self.num_rows, -1), hinges], axis=1)
+        told = np.concatenate([balls.reshape(self.num_envs, -1), hinges], axis=1)
         self._control[...] = told[:, self._control_order]
 
     def _rows_at(self, ahead: int | Array) -> Array:
@@ -404,7 +404,7 @@ class Imitation(MujocoTask[ImitationView]):
     def restore(self, snapshot: Tree, key: Key) -> None:
         """Continue from a snapshot, on any instance with as many rows."""
         super().restore(snapshot, key)
-        self._find_frames(np.arange(self.num_rows))
+        self._find_frames(np.arange(self.num_envs))
 
     def _memory(self) -> dict[str, Array]:
         # The rest of the view follows from these and from the simulation.

@@ -18,13 +18,13 @@ class DemonstratedPickPlace(DemonstratedTask, PickPlace):
 
     has_gripper = True
 
-    def __init__(self, config: PickPlaceConfig, num_rows: int) -> None:
-        self._first_potential: Array = np.zeros(num_rows)
+    def __init__(self, config: PickPlaceConfig, num_envs: int) -> None:
+        self._first_potential: Array = np.zeros(num_envs)
         weights = np.array([getattr(config.reward, name) for name in terms.STAGES])
         self._shares: Array = weights / weights.sum() if weights.sum() > 0 else weights + 1 / 7
         # What is learned from demonstrations is the sum of an episode's rewards, undiscounted:
         # shaping would not cancel in it.
-        PickPlace.__init__(self, config.model_copy(update={"shaping": 0.0}), num_rows)
+        PickPlace.__init__(self, config.model_copy(update={"shaping": 0.0}), num_envs)
 
     def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         super()._aim(rows, generators)
@@ -40,4 +40,4 @@ class DemonstratedPickPlace(DemonstratedTask, PickPlace):
         return tuple(term(self.view) for term in felt)
 
     def expert(self) -> PickPlaceExpert:
-        return PickPlaceExpert(self._config, self.num_rows)
+        return PickPlaceExpert(self._config, self.num_envs)

@@ -38,13 +38,13 @@ class Phase(IntEnum):
 class PickPlaceExpert:
     """One script per row, each in its own phase."""
 
-    def __init__(self, config: PickPlaceConfig, num_rows: int) -> None:
+    def __init__(self, config: PickPlaceConfig, num_envs: int) -> None:
         if config.control == "joint":
             raise UsageError('The expert moves the hand: use control "hand" or "hand-turn".')
         self._config = config
-        self.phase = np.zeros(num_rows, np.int64)
+        self.phase = np.zeros(num_envs, np.int64)
         """[rows]: see `Phase`."""
-        self._waited = np.zeros(num_rows, np.int64)
+        self._waited = np.zeros(num_envs, np.int64)
 
     def reset(self, rows: Array) -> None:
         """Rows [k] begin a new episode."""

@@ -94,12 +94,12 @@ class Disturbance:
     average the noise of another away. The hand is exact, as joint encoders are.
     """
 
-    def __init__(self, config: PickPlaceRandom, num_rows: int, width: int) -> None:
+    def __init__(self, config: PickPlaceRandom, num_envs: int, width: int) -> None:
         self._config = config
-        self._rows = np.arange(num_rows)
-        self.seed = np.zeros(num_rows, np.uint64)
-        self.delay = np.zeros(num_rows, np.int64)
-        self.history = np.zeros((num_rows, config.observation_delay + 1, width), np.float32)
+        self._rows = np.arange(num_envs)
+        self.seed = np.zeros(num_envs, np.uint64)
+        self.delay = np.zeros(num_envs, np.int64)
+        self.history = np.zeros((num_envs, config.observation_delay + 1, width), np.float32)
         """[rows, delay + 1, n]: the latest observation first."""
 
     def draw(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:

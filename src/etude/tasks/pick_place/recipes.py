@@ -19,7 +19,7 @@ def pick_place() -> Recipe:
         name="pick-place",
         env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
         policy=PolicyConfig(init_std=0.6, critic_reads=("state", "critic")),
-        collector=CollectorConfig(rows=64, group_rows=32, threads=2, engine_threads=2),
+        collector=CollectorConfig(num_envs=64, envs_per_group=32, threads=2, engine_threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
             minibatch_size=256,
@@ -31,7 +31,7 @@ def pick_place() -> Recipe:
             bound_coef=0.1,
         ),
         clock=ClockConfig(total_timesteps=200_000, cycles=3, iterations=5),
-        evaluation=EvaluationConfig(every="1 cycle", episodes=10, rows=10, group_rows=10),
+        evaluation=EvaluationConfig(every="1 cycle", episodes=10, num_envs=10, envs_per_group=10),
     )
 
 
@@ -43,7 +43,7 @@ def pick_place_original() -> Recipe:
             "name": "pick-place-original",
             "env": PickPlaceConfig(max_episode_steps=50, discount=0.99),
             "policy": tuned.policy.model_copy(update={"init_std": 1.0}),
-            "collector": CollectorConfig(rows=8, group_rows=4, threads=2),
+            "collector": CollectorConfig(num_envs=8, envs_per_group=4, threads=2),
             "algorithm": PPOConfig(
                 rollout_steps=256,
                 minibatch_size=64,
@@ -69,7 +69,9 @@ def pick_place_anywhere() -> Recipe:
             "name": "pick-place-anywhere",
             "env": PickPlaceConfig.anywhere(max_episode_steps=60, discount=0.95),
             "policy": fixed.policy.model_copy(update={"hidden": (128, 128)}),
-            "collector": CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
+            "collector": CollectorConfig(
+                num_envs=256, envs_per_group=128, threads=2, engine_threads=2
+            ),
             "algorithm": fixed.algorithm.model_copy(
                 update={
                     "minibatch_size": 1024,
@@ -79,7 +81,9 @@ def pick_place_anywhere() -> Recipe:
                 }
             ),
             "clock": ClockConfig(total_timesteps=819_200, cycles=5, iterations=10),
-            "evaluation": EvaluationConfig(every="1 epoch", episodes=200, rows=200, group_rows=100),
+            "evaluation": EvaluationConfig(
+                every="1 epoch", episodes=200, num_envs=200, envs_per_group=100
+            ),
             "checkpoint": CheckpointConfig(every="5 cycles"),
         }
     )
@@ -97,13 +101,15 @@ def pick_place_short() -> Recipe:
                 discount=0.95,
                 random={**shaky, "observation_noise": 0.001, "observation_delay": 1},
             ),
-            "collector": CollectorConfig(rows=32, group_rows=8, threads=2),
+            "collector": CollectorConfig(num_envs=32, envs_per_group=8, threads=2),
             "algorithm": full.algorithm.model_copy(
                 update={"minibatch_size": 128, "update_epochs": 2}
             ),
             "clock": ClockConfig(total_timesteps=6_144, cycles=1, iterations=2),
             "curriculum": CurriculumConfig(enabled=True, step=0.1, raise_at=0.0, episodes=16),
-            "evaluation": EvaluationConfig(every="2 cycles", episodes=16, rows=16, group_rows=8),
+            "evaluation": EvaluationConfig(
+                every="2 cycles", episodes=16, num_envs=16, envs_per_group=8
+            ),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )

@@ -16,7 +16,7 @@ def pick_place_sac() -> Recipe:
     return Recipe(
         name="pick-place-sac",
         env=PickPlaceConfig(max_episode_steps=50, discount=0.95),
-        collector=CollectorConfig(rows=32, group_rows=16, threads=2),
+        collector=CollectorConfig(num_envs=32, envs_per_group=16, threads=2),
         policy=PolicyConfig(
             kind="squashed",
             hidden=(128, 128),
@@ -34,5 +34,5 @@ def pick_place_sac() -> Recipe:
             normalise_observations=True,
         ),
         clock=ClockConfig(total_timesteps=76_800, cycles=5, iterations=20),
-        evaluation=EvaluationConfig(every="1 cycle", episodes=10, rows=10, group_rows=10),
+        evaluation=EvaluationConfig(every="1 cycle", episodes=10, num_envs=10, envs_per_group=10),
     )

@@ -159,10 +159,10 @@ class PickPlace(MujocoTask[PickPlaceView]):
     All are relative to where the hand or the joints are.
     """
 
-    def __init__(self, config: PickPlaceConfig, num_rows: int, threads: int = 1) -> None:
+    def __init__(self, config: PickPlaceConfig, num_envs: int, threads: int = 1) -> None:
         model = scene(CONTROL_SECONDS / config.substeps, config.cone, config.integrator)
         table = arm_table()
-        simulation = Simulation(model, num_rows, threads)
+        simulation = Simulation(model, num_envs, threads)
         start = TABLE_CENTER + np.array([0.0, 0.0, START_HEIGHT])
         self._config = config
         self._home = solve_pose(model, np.array(GUESS), start, 0.0)
@@ -173,7 +173,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
         self._clearance = Clearance(simulation)
         self._bind(simulation, table)
-        self._last_hand = np.zeros((num_rows, 3))
+        self._last_hand = np.zeros((num_envs, 3))
         self._model = ModelRandomiser(config.random, simulation)
         self._disturbance: Disturbance | None = None
         self._level = 1.0
@@ -199,7 +199,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         )
         if config.random.disturbs:
             width = self.spec.observations["state"].shape[0]
-            self._disturbance = Disturbance(config.random, num_rows, width)
+            self._disturbance = Disturbance(config.random, num_envs, width)
 
     def follow(self, curriculum: Tree) -> None:
         """Start cubes and targets in a part of their areas, and cubes less turned."""
@@ -214,7 +214,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
             )
 
     def _bind(self, simulation: Simulation, table: ArmTable) -> None:
-        joints, rows = len(table.names), simulation.num_rows
+        joints, rows = len(table.names), simulation.num_envs
         cube = joints + len(FINGERS)
         qpos, control = simulation.bind("qpos"), simulation.bind("ctrl")
         self._joints, self._fingers = qpos[:, :joints], qpos[:, joints:cube]
@@ -227,7 +227,7 @@ class PickPlace(MujocoTask[PickPlaceView]):
         self._forces = simulation.bind("sensordata").reshape(rows, len(FINGERS), 3)
 
     def _make_view(self, simulation: Simulation, actions: int) -> PickPlaceView:
-        rows = simulation.num_rows
+        rows = simulation.num_envs
 
         def numbers(*shape: int) -> Array:
             return np.zeros((rows, *shape))

@@ -17,9 +17,9 @@ _DAMPING = 0.05
 class DemonstratedReach(DemonstratedTask, Reach):
     """Reach; progress is the share of the way to the target."""
 
-    def __init__(self, config: ReachConfig, num_rows: int) -> None:
-        self._first_distance: Array = np.ones(num_rows)
-        Reach.__init__(self, config, num_rows)
+    def __init__(self, config: ReachConfig, num_envs: int) -> None:
+        self._first_distance: Array = np.ones(num_envs)
+        Reach.__init__(self, config, num_envs)
 
     def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
         super()._aim(rows, generators)

@@ -20,7 +20,7 @@ def episodic() -> Recipe:
     return Recipe(
         name="episodic",
         env=ReachConfig(episodic=True),
-        collector=CollectorConfig(rows=32, group_rows=16, threads=2),
+        collector=CollectorConfig(num_envs=32, envs_per_group=16, threads=2),
         policy=PolicyConfig(kind="squashed", hidden=(256, 256), activation="relu"),
         algorithm=SACConfig(
             rollout_steps=10,
@@ -34,7 +34,7 @@ def episodic() -> Recipe:
         # of an episode together and a policy never sees where it did well.
         rewards=RRDConfig.vector().model_copy(update={"loss": "unbiased"}),
         clock=ClockConfig(total_timesteps=57_600, cycles=5, iterations=10),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=100, rows=100, group_rows=50),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=100, num_envs=100, envs_per_group=50),
     )
 
 
@@ -61,7 +61,7 @@ def episodic_short() -> Recipe:
         update={
             "name": "episodic-short",
             "env": ReachConfig(episodic=True, max_episode_steps=12),
-            "collector": CollectorConfig(rows=16, group_rows=4, threads=2),
+            "collector": CollectorConfig(num_envs=16, envs_per_group=4, threads=2),
             "policy": PolicyConfig(kind="squashed", hidden=(32, 32), activation="relu"),
             "algorithm": SACConfig(
                 rollout_steps=8,
@@ -74,7 +74,9 @@ def episodic_short() -> Recipe:
             "rewards": RRDConfig(rrd_batch_size=64, rrd_sample_size=8),
             "learner": LearnerConfig(shards=2),
             "clock": ClockConfig(total_timesteps=3_072, cycles=1, iterations=2),
-            "evaluation": EvaluationConfig(every="3 cycles", episodes=16, rows=16, group_rows=8),
+            "evaluation": EvaluationConfig(
+                every="3 cycles", episodes=16, num_envs=16, envs_per_group=8
+            ),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )

@@ -19,7 +19,7 @@ def reach() -> Recipe:
         name="reach",
         env=ReachConfig(),
         policy=PolicyConfig(init_std=0.3),
-        collector=CollectorConfig(rows=256, group_rows=128, threads=2, engine_threads=2),
+        collector=CollectorConfig(num_envs=256, envs_per_group=128, threads=2, engine_threads=2),
         algorithm=PPOConfig(
             rollout_steps=16,
             minibatch_size=512,
@@ -30,7 +30,7 @@ def reach() -> Recipe:
             bound_coef=0.1,
         ),
         clock=ClockConfig(total_timesteps=131_072, cycles=4, iterations=2),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=200, rows=200, group_rows=50),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=200, num_envs=200, envs_per_group=50),
     )
 
 
@@ -40,12 +40,14 @@ def reach_short() -> Recipe:
     return full.model_copy(
         update={
             "name": "reach-short",
-            "collector": CollectorConfig(rows=64, group_rows=16, threads=2),
+            "collector": CollectorConfig(num_envs=64, envs_per_group=16, threads=2),
             "algorithm": full.algorithm.model_copy(
                 update={"minibatch_size": 256, "update_epochs": 4}
             ),
             "clock": ClockConfig(total_timesteps=24_576, cycles=1, iterations=2),
-            "evaluation": EvaluationConfig(every="3 cycles", episodes=32, rows=32, group_rows=16),
+            "evaluation": EvaluationConfig(
+                every="3 cycles", episodes=32, num_envs=32, envs_per_group=16
+            ),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )
@@ -85,7 +87,7 @@ def reach_at_scale() -> Recipe:
         name="reach-at-scale",
         env=ReachConfig(),
         policy=PolicyConfig(kind="lstm", units=128, init_std=0.3),
-        collector=CollectorConfig(rows=8192, group_rows=512, threads=2, lag=1),
+        collector=CollectorConfig(num_envs=8192, envs_per_group=512, threads=2, lag=1),
         algorithm=PPOConfig(
             rollout_steps=64,
             horizon=64,
@@ -105,7 +107,9 @@ def reach_at_scale() -> Recipe:
         ),
         learner=LearnerConfig(shards=2),
         clock=ClockConfig(total_timesteps=10_000_000_000, cycles=10, iterations=10),
-        evaluation=EvaluationConfig(every="1 epoch", episodes=512, rows=512, group_rows=256),
+        evaluation=EvaluationConfig(
+            every="1 epoch", episodes=512, num_envs=512, envs_per_group=256
+        ),
         checkpoint=CheckpointConfig(every="1 cycle"),
     )
 
@@ -117,11 +121,13 @@ def reach_at_scale_short() -> Recipe:
         update={
             "name": "reach-at-scale-short",
             "policy": PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.3),
-            "collector": CollectorConfig(rows=64, group_rows=16, threads=2, lag=1),
+            "collector": CollectorConfig(num_envs=64, envs_per_group=16, threads=2, lag=1),
             "algorithm": full.algorithm.model_copy(
                 update={"rollout_steps": 32, "horizon": 16, "minibatch_size": 512}
             ),
             "clock": ClockConfig(total_timesteps=32_768, cycles=1, iterations=2),
-            "evaluation": EvaluationConfig(every="3 cycles", episodes=32, rows=32, group_rows=16),
+            "evaluation": EvaluationConfig(
+                every="3 cycles", episodes=32, num_envs=32, envs_per_group=16
+            ),
         }
     )

@@ -231,10 +231,10 @@ class Reach(MujocoTask[ReachView]):
 
     shot = Camera(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
 
-    def __init__(self, config: ReachConfig, num_rows: int, threads: int = 1) -> None:
+    def __init__(self, config: ReachConfig, num_envs: int, threads: int = 1) -> None:
         table = arm_table()
         simulation = Simulation(
-            kuka_spec(fingers="locked", timestep=TIMESTEP).compile(), num_rows, threads
+            kuka_spec(fingers="locked", timestep=TIMESTEP).compile(), num_envs, threads
         )
         joints = len(table.names)
         self._config = config
@@ -245,19 +245,19 @@ class Reach(MujocoTask[ReachView]):
         self._home = np.array(HOME)
         self._corner = np.array(BOX_CENTER) - config.box_side / 2
         # One array for the three potentials the reward is the change of.
-        self._potentials = np.zeros((3, num_rows))
-        self._changes = np.zeros((3, num_rows))
+        self._potentials = np.zeros((3, num_envs))
+        self._changes = np.zeros((3, num_envs))
         view = ReachView(
             joint_position=self._joint,
             joint_velocity=simulation.bind("qvel"),
             hand=simulation.site(HAND_SITE),
-            action=np.zeros((num_rows, joints)),
-            target=np.zeros((num_rows, 3)),
-            offset=np.zeros((num_rows, 3)),
+            action=np.zeros((num_envs, joints)),
+            target=np.zeros((num_envs, 3)),
+            offset=np.zeros((num_envs, 3)),
             distance=self._potentials[0],
             closeness=self._potentials[1],
             held=self._potentials[2],
-            shown=np.ones((num_rows, 1), np.bool_),
+            shown=np.ones((num_envs, 1), np.bool_),
             distance_change=self._changes[0],
             closeness_change=self._changes[1],
             held_change=self._changes[2],
