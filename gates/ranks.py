@@ -16,6 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from short_recipes import find  # isort: skip
+
 from command import run
 from etude.planning import recipes
 from report import Gate, parse
@@ -29,7 +32,7 @@ PATIENCE = 120.0
 
 
 def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
-    recipe = recipes.find(options.recipe)
+    recipe = find(options.recipe)
     learner = recipe.learner.model_copy(update={"shards": options.shards})
     file = scratch / "recipe.yaml"
     file.write_text(recipes.dump(recipe.model_copy(update={"learner": learner})))

@@ -24,9 +24,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from ray_nodes import actors_of, node, start  # isort: skip
+from short_recipes import find, names  # isort: skip
 
 import etude
-from etude.planning.recipes import Recipe, find, names
+from etude.planning.recipe import Recipe
 from report import Gate, parse
 from results import fingerprint
 

@@ -21,6 +21,9 @@ import time
 from itertools import product
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from short_recipes import reach_at_scale_short  # isort: skip
+
 import etude
 from etude.planning import recipes
 from etude.rollout.local import Placement
@@ -32,7 +35,7 @@ WITHIN = 120.0
 
 
 def placed(**collector: object) -> recipes.Recipe:
-    recipe = recipes.find("reach-at-scale-short")
+    recipe = reach_at_scale_short()
     chosen = recipe.collector.model_copy(update=collector)
     return recipe.model_copy(update={"collector": chosen})
 

@@ -20,11 +20,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from ray_nodes import start  # isort: skip
+from short_recipes import find  # isort: skip
 
 import etude
 import ray_moods
 from etude.core.contracts import Fragment
-from etude.planning.recipes import Recipe, find
+from etude.planning.recipe import Recipe
 from etude.planning.resolve import loops_of
 from etude.training.callbacks import Callback, Context
 from report import Gate, parse

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import short_recipes  # isort: skip
+
 from command import record
-from etude.planning.recipes import Recipe, find, names
+from etude.planning.recipe import Recipe
 from memory import changed
 from report import Gate
 
@@ -41,9 +45,9 @@ SHORT: dict[str, tuple[str, list[str]]] = {
     ),
     "sac": ("sac", REPLAY),
     "td3": ("td3", REPLAY),
-    "episodic-ircr": ("episodic-short", ['rewards={"kind": "ircr"}']),
+    "episodic-ircr": (f"{short_recipes.__file__}:episodic_short", ['rewards={"kind": "ircr"}']),
 }
-"""What is not in the catalog as NAME-short: a recipe, and what is changed in it."""
+"""Recipes without a NAME-short: a recipe, and what is changed in it."""
 
 
 def short_run(name: str, gate: Gate, scratch: Path) -> Recipe:
@@ -54,7 +58,8 @@ def short_run(name: str, gate: Gate, scratch: Path) -> Recipe:
         return changed(name, [f"algorithm.dataset={data}", *DATASET, *_from_data(name)])
     if name in SHORT:
         return changed(*SHORT[name])
-    return find(f"{name}-short" if f"{name}-short" in names() else name)
+    short = f"{name}-short"
+    return short_recipes.find(short if short in short_recipes.names() else name)
 
 
 def _from_data(name: str) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import etude
+import short_recipes
 from etude.core.errors import EtudeError
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
@@ -39,7 +40,7 @@ def on_policy(folder: Path) -> Recipe:
 def replay(folder: Path) -> Recipe:
     """SAC with a learned reward; its replay is in many small files."""
     return changed(
-        recipes.find("episodic-short"),
+        short_recipes.find("episodic-short"),
         collector={"num_envs": 8, "envs_per_group": 4, "threads": 1},
         algorithm={"train_batches": 2, "warmup_steps": 64, "capacity": 256},
         clock={"total_timesteps": 16 * 64, "iterations": 2},

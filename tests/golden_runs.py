@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+import short_recipes
 from etude.api import train
-from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, standard
 from run_hash import comparable_rows
@@ -32,7 +32,7 @@ def short(name: str, timesteps: int, **sections: dict[str, object]) -> Recipe:
     """A recipe of the catalogue, cut to so many steps."""
     sections["clock"] = {"total_timesteps": timesteps} | sections.get("clock", {})
     sections["evaluation"] = SMALL_EVALUATION | sections.get("evaluation", {})
-    return changed(recipes.find(name), **sections)
+    return changed(short_recipes.find(name), **sections)
 
 
 def gymnasium(folder: Path) -> Recipe:
@@ -42,8 +42,8 @@ def gymnasium(folder: Path) -> Recipe:
 
 def off_policy(name: str) -> Callable[[Path], Recipe]:
     def make(folder: Path) -> Recipe:
-        base = recipes.find("episodic-short")
-        method = recipes.find(name).algorithm.model_copy(
+        base = short_recipes.find("episodic-short")
+        method = short_recipes.find(name).algorithm.model_copy(
             update={
                 "rollout_steps": base.algorithm.rollout_steps,
                 "batch_size": base.algorithm.batch_size,
@@ -52,8 +52,8 @@ def off_policy(name: str) -> Callable[[Path], Recipe]:
                 "capacity": base.algorithm.capacity,
             }
         )
-        policy = base.policy.model_copy(update={"kind": recipes.find(name).policy.kind})
-        rewards = recipes.find(name).rewards
+        policy = base.policy.model_copy(update={"kind": short_recipes.find(name).policy.kind})
+        rewards = short_recipes.find(name).rewards
         return base.model_copy(update={"algorithm": method, "policy": policy, "rewards": rewards})
 
     return make
@@ -64,13 +64,13 @@ RUNS: dict[str, Callable[[Path], Recipe]] = {
     "ppo on Gymnasium": gymnasium,
     "ppo on PettingZoo": lambda folder: short("spread", 2 * 6_144),
     "lstm, priorities, lag, shards": lambda folder: short("reach-at-scale-short", 4 * 2_048),
-    "pick and place": lambda folder: recipes.find("pick-place-short"),
-    "imitation": lambda folder: recipes.find("imitate-walk-short"),
+    "pick and place": lambda folder: short_recipes.find("pick-place-short"),
+    "imitation": lambda folder: short_recipes.find("imitate-walk-short"),
     "curriculum over motions": lambda folder: tiny_motions(1),
-    "amp": lambda folder: recipes.find("amp-walk-short"),
+    "amp": lambda folder: short_recipes.find("amp-walk-short"),
     "sac": off_policy("sac"),
     "td3": off_policy("td3"),
-    "rrd": lambda folder: recipes.find("episodic-short"),
+    "rrd": lambda folder: short_recipes.find("episodic-short"),
     "ircr": off_policy("episodic-ircr"),
     "offline": lambda folder: tiny_offline(folder, 2, 2, "1 epoch"),
     "reward-only": lambda folder: tiny_reward_only(folder, 2, 2, "1 epoch"),

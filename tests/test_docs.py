@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import short_recipes
 from etude.api import train
-from etude.planning import recipes
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -76,7 +76,7 @@ def test_names_of_the_reference_lead_to_metrics_that_are_logged(tmp_path: Path) 
     there, here = (re.findall(r"`([^`]+)`", " ".join(row[k] for row in rows)) for k in (1, 2))
     assert len(there) == len(here)
     assert {"Q_loss", "Pi_loss", "Q_average", "R_loss", "R_var"} <= set(there)
-    recipe = recipes.find("episodic-short")
+    recipe = short_recipes.find("episodic-short")
     clock = recipe.clock.model_copy(update={"total_timesteps": 768})
     last = train(recipe.model_copy(update={"clock": clock}), tmp_path / "run").rows()[-1]
     assert set(here) <= set(last)

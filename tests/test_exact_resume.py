@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import short_recipes
 from etude.api import Run, train
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
@@ -89,7 +90,7 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
     ],
 )
 def test_recipes_with_all_that_has_state_too(name: str, tmp_path: Path) -> None:
-    hits = killed_runs(recipes.find(name), tmp_path, kills=5, seed=3)
+    hits = killed_runs(short_recipes.find(name), tmp_path, kills=5, seed=3)
     assert sum(hits.values()) == 5
 
 
@@ -115,7 +116,7 @@ def test_a_policy_learned_from_a_dataset_too(tmp_path: Path) -> None:
 
 
 def test_memory_priorities_and_lag_in_two_shards_are_one_recipe() -> None:
-    recipe = recipes.find(EVERYTHING)
+    recipe = short_recipes.find(EVERYTHING)
     assert recipe.policy.kind == "lstm"
     assert recipe.algorithm.sampling == "prioritised"
     assert recipe.algorithm.horizon < recipe.algorithm.rollout_steps
@@ -130,7 +131,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def fingerprint(folder: Path, threads: int) -> dict[str, str]:
     recipe = changed(
-        recipes.find(EVERYTHING),
+        short_recipes.find(EVERYTHING),
         collector={"threads": threads},
         clock={"total_timesteps": 5 * 2_048},
     )
@@ -149,7 +150,7 @@ def test_threads_change_nothing_in_a_randomised_task(tmp_path: Path) -> None:
     hashes = []
     for threads in (1, 4):
         recipe = changed(
-            recipes.find("pick-place-short"),
+            short_recipes.find("pick-place-short"),
             collector={"threads": threads, "engine_threads": threads},
             clock={"total_timesteps": 2_048},
         )

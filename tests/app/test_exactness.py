@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+import short_recipes
 from etude.api import Run, resume, train
 from etude.core.errors import UsageError
 from etude.planning import recipes
@@ -190,7 +191,7 @@ def test_a_resume_with_other_instructions_says_so_on_the_command_line(run: Path)
     "recipe", [tiny_reach(6), pytest.param("episodic-short", marks=pytest.mark.slow)]
 )
 def test_when_a_run_is_saved_changes_no_fingerprint(recipe: Any, tmp_path: Path) -> None:
-    recipe = recipes.find(recipe) if isinstance(recipe, str) else recipe
+    recipe = short_recipes.find(recipe) if isinstance(recipe, str) else recipe
     often = train(changed(recipe, checkpoint={"every": "1 iteration"}), tmp_path / "often")
     once = train(changed(recipe, checkpoint={"every": "never"}), tmp_path / "once")
     assert often.fingerprint() == once.fingerprint()

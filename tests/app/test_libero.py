@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
+import short_recipes
 from etude import load_reward
 from etude.api import Run
 from etude.cli import main as cli
@@ -113,7 +114,8 @@ def test_from_the_files_to_a_reward_without_further_flags(
     assert any("because all 9 returns are 1" in note for note in plan["notes"])
     assert any("1 of 9 episodes are held out" in note for note in plan["notes"])
 
-    learns = ("train", "reward-only-debug", "--algorithm.dataset", "D", "--folder", "run")
+    once = f"{short_recipes.__file__}:reward_only_debug"
+    learns = ("train", once, "--algorithm.dataset", "D", "--folder", "run")
     etude(capsys, *learns)
     (row,) = Run(tmp_path / "run").rows()
     assert row["updates"] == 1

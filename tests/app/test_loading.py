@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import etude
+import short_recipes
 from etude.algorithms.reward_model import episode_rewards, make_reward_only
 from etude.api import train
 from etude.core.errors import UsageError
@@ -45,7 +46,7 @@ def test_the_reward_of_a_reward_only_run(tmp_path: Path) -> None:
 
 
 def test_the_reward_of_a_run_that_learned_one_on_the_way(tmp_path: Path) -> None:
-    recipe = changed(recipes.find("episodic-short"), clock={"total_timesteps": 768})
+    recipe = changed(short_recipes.find("episodic-short"), clock={"total_timesteps": 768})
     run = train(recipe, tmp_path / "run")
     reward = etude.load_reward(run.path)
     size = reward.network.observations["state"].shape[0]

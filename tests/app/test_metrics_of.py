@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 from rich.console import Console
 
+import short_recipes
 from etude.algorithms.ppo import PPOConfig
 from etude.algorithms.rewards import GivenConfig
 from etude.logs.console import ConsoleTable
@@ -89,8 +90,8 @@ def test_a_curve_and_one_for_each_metric_of_a_prefix(recipe: Recipe) -> None:
 
 def test_every_kind_of_the_catalogue_declares_each_place_once() -> None:
     """Columns with the same place would be sorted by chance."""
-    for name in recipes.names():
-        metrics = metrics_of(recipes.find(name))
+    for name in short_recipes.names():
+        metrics = metrics_of(short_recipes.find(name))
         for runs in ("online", "offline"):
             columns = [m.column for m in metrics if m.column and m.column.runs in ("all", runs)]
             assert len({column.place for column in columns}) == len(columns), name

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import etude
+import short_recipes
 from etude.algorithms.amp import AMP
 from etude.api import train
 from etude.building.build import build
@@ -166,7 +167,7 @@ FROM_DATA: dict[str, Any] = {"rrd_batch_size": 16, "rrd_sample_size": 4}
 
 def shrunk(name: str, folder: Path) -> Recipe:
     """A recipe of the catalog that takes a second or two; datasets are made in `folder`."""
-    recipe = recipes.find(name)
+    recipe = short_recipes.find(name)
     if recipe.algorithm.kind == "reward-only":
         network = {"reads": ("state",), "hidden": (16,)}
         rrd = recipe.algorithm.rrd.model_dump(mode="json") | FROM_DATA | {"network": network}
@@ -182,7 +183,7 @@ def shrunk(name: str, folder: Path) -> Recipe:
     return changed(recipe, **SHRUNK[name])
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", short_recipes.names())
 def test_every_recipe_does_what_its_plan_says(name: str, tmp_path: Path) -> None:
     recipe = shrunk(name, tmp_path)
     run = train(recipe, tmp_path / "run")
@@ -196,7 +197,7 @@ def test_every_recipe_does_what_its_plan_says(name: str, tmp_path: Path) -> None
     assert plan["bytes"]["checkpoint"] == pytest.approx(on_disk, rel=0.01, abs=1000)
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", short_recipes.names())
 def test_bytes_in_memory_are_exact(name: str, tmp_path: Path) -> None:
     recipe = shrunk(name, tmp_path)
     planned = etude.plan(recipe).bytes
@@ -391,7 +392,7 @@ def test_intervals_of_a_run_with_warm_up_are_counted(unit: str, tmp_path: Path) 
 
 def test_a_lagging_run_takes_gae_and_a_kl_limit() -> None:
     own = {"target_kl": 0.01, "advantages": "gae"}
-    plan = etude.plan(changed(recipes.find("reach-at-scale-short"), algorithm=own))
+    plan = etude.plan(changed(short_recipes.find("reach-at-scale-short"), algorithm=own))
     assert plan.at_most["updates"] == "target_kl may end an update early"
     assert plan.counts["updates"] == (plan.counts["iterations"] - 2) * 4
     assert any("first 2 iterations only collect" in note for note in plan.notes)

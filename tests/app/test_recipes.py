@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 import etude
+import short_recipes
 from etude.core.clock import Interval
 from etude.core.errors import UsageError
 from etude.planning import recipes
@@ -16,11 +17,11 @@ from etude.planning.resolve import loops_of
 from toys import tiny_reach
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", short_recipes.names())
 def test_a_recipe_survives_its_file(name: str, tmp_path: Path) -> None:
-    recipe = recipes.find(name)
+    recipe = short_recipes.find(name)
     assert recipe.name == name
-    assert recipes.purpose(name)
+    assert name in short_recipes.SHORT or recipes.purpose(name)
     path = tmp_path / "recipe.yaml"
     path.write_text(recipes.dump(recipe))
     assert recipes.find(str(path)) == recipe

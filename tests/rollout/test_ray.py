@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import short_recipes
+
 from ray_nodes import actors_of, node, start  # isort: skip
 import ray_moods
 
@@ -40,9 +42,9 @@ from run_hash import run_hash
 from sockets import descendants, listening
 from toys import IndividualEnv, ToyEnv, changed, tiny_motions, toy_buffer, toy_policy
 
-LSTM = changed(recipes.find("reach-at-scale-short"), clock={"total_timesteps": 8 * 2_048})
+LSTM = changed(short_recipes.find("reach-at-scale-short"), clock={"total_timesteps": 8 * 2_048})
 """LSTM, priorities, two shards, and the next iteration collected while this one trains."""
-RRD = recipes.find("episodic-short")
+RRD = short_recipes.find("episodic-short")
 """SAC, its replay, and learned rewards."""
 MOTIONS = tiny_motions().model_copy(update={"name": "motions"})
 """A curriculum over motions, whose rows restart at each epoch's end."""

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from disk_faults import Died, Failing, Mortal, Watched
 
+import short_recipes
 from etude.api import Run, resume, train
 from etude.core.errors import EtudeError
-from etude.planning import recipes
 from etude.runs import files
 from toys import changed
 
 RECIPE = changed(
-    recipes.find("episodic-short"),
+    short_recipes.find("episodic-short"),
     algorithm={"capacity": 512, "train_batches": 1, "warmup_steps": 200},
     clock={"total_timesteps": 1_024},
     learner={"shards": 1},

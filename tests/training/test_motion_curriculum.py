@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import etude
+import short_recipes
 from etude.api import Interrupted, Run, resume, train
 from etude.cli import main as cli
 from etude.core.clock import Clock, Loops
@@ -144,10 +145,10 @@ def test_the_plan_says_what_happens_and_is_right(whole: tuple[int, Run, Watch]) 
 
 
 def test_old_recipes_and_old_curricula_stay_as_they_were() -> None:
-    content = recipes.find("pick-place-short").model_dump(mode="json")
+    content = short_recipes.find("pick-place-short").model_dump(mode="json")
     del content["motions"]
     recipe = recipes.validated(content, "a file from before")
-    assert recipe == recipes.find("pick-place-short")
+    assert recipe == short_recipes.find("pick-place-short")
     assert not recipe.motions.enabled
 
 

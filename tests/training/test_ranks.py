@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import short_recipes
 from etude.api import Run, train
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
@@ -56,7 +57,7 @@ def test_an_mlp_without_collection_ahead_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_priorities_and_vtrace_too(tmp_path: Path) -> None:
-    recipe = changed(recipes.find("reach-at-scale-short"), learner={"shards": 4})
+    recipe = changed(short_recipes.find("reach-at-scale-short"), learner={"shards": 4})
     shared_run(recipe, tmp_path, kills=3, seed=2)
 
 

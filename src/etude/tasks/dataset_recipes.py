@@ -38,15 +38,3 @@ def reward_only() -> Recipe:
         checkpoint=CheckpointConfig(every="1 cycle"),
         logs=LogsConfig(losses="iteration"),
     )
-
-
-def reward_only_debug() -> Recipe:
-    """The same with one of everything, to see that it runs."""
-    full = reward_only()
-    return full.model_copy(
-        update={
-            "name": "reward-only-debug",
-            "algorithm": full.algorithm.model_copy(update={"train_batches": 1}),
-            "clock": ClockConfig(epochs=1, cycles=1, iterations=1),
-        }
-    )

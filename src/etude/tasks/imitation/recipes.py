@@ -5,7 +5,6 @@ from __future__ import annotations
 from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
-from etude.learning.config import LearnerConfig
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
@@ -103,60 +102,6 @@ def amp_clips() -> Recipe:
     )
 
 
-def amp_walk_short() -> Recipe:
-    """The same for a few seconds, with a memory and a curriculum: a run to kill and resume."""
-    full = amp_walk()
-    return full.model_copy(
-        update={
-            "name": "amp-walk-short",
-            "env": full.task.model_copy(update={"clips": ("walk", "run")}),
-            "motions": MotionCurriculumConfig(enabled=True),
-            "policy": PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.06),
-            "collector": CollectorConfig(num_envs=32, envs_per_group=8, threads=2, lag=1),
-            "algorithm": PPOConfig(
-                rollout_steps=16,
-                horizon=8,
-                minibatch_size=256,
-                update_epochs=2,
-                advantages="vtrace",
-            ),
-            "rewards": AMPConfig(
-                task_weight=0.0,
-                hidden=(32,),
-                updates=2,
-                batch_size=64,
-                replay_capacity=512,
-                replay_per_iteration=128,
-            ),
-            "learner": LearnerConfig(shards=2),
-            "clock": ClockConfig(total_timesteps=6_144, cycles=2, iterations=1),
-            "evaluation": EvaluationConfig(
-                every="1 epoch", episodes=8, num_envs=8, envs_per_group=8
-            ),
-            "checkpoint": CheckpointConfig(every="1 cycle"),
-        }
-    )
-
-
-def imitate_walk_short() -> Recipe:
-    """The same for a few seconds, saved and tested often: a run to kill and resume."""
-    full = imitate_walk()
-    return full.model_copy(
-        update={
-            "name": "imitate-walk-short",
-            "env": ImitationConfig(clips=("walk", "run"), evaluation_steps=30),
-            "policy": full.policy.model_copy(update={"hidden": (32, 32)}),
-            "collector": CollectorConfig(num_envs=32, envs_per_group=8, threads=2),
-            "algorithm": full.algorithm.model_copy(
-                update={"minibatch_size": 128, "update_epochs": 2}
-            ),
-            "clock": ClockConfig(total_timesteps=8_192, cycles=1, iterations=2),
-            "evaluation": _once_each(2, "2 cycles"),
-            "checkpoint": CheckpointConfig(every="1 cycle"),
-        }
-    )
-
-
 def imitate_backflip() -> Recipe:
     """The same figure does backflips."""
     walk = imitate_walk()
@@ -205,8 +150,12 @@ def _bold(clips: tuple[str, ...], future: tuple[int, ...]) -> ImitationConfig:
     )
 
 
-def _once_each(clips: int, every: str = "1 epoch") -> EvaluationConfig:
+def _once_each(clips: int) -> EvaluationConfig:
     """Each clip played once, which is enough: nothing is drawn in their evaluation."""
     return EvaluationConfig(
-        every=every, episodes=clips, num_envs=clips, envs_per_group=clips, final_episodes=clips
+        every="1 epoch",
+        episodes=clips,
+        num_envs=clips,
+        envs_per_group=clips,
+        final_episodes=clips,
     )

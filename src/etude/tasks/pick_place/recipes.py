@@ -8,7 +8,6 @@ from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.tasks.pick_place.task import PickPlaceConfig
-from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
@@ -85,31 +84,5 @@ def pick_place_anywhere() -> Recipe:
                 every="1 epoch", episodes=200, num_envs=200, envs_per_group=100
             ),
             "checkpoint": CheckpointConfig(every="5 cycles"),
-        }
-    )
-
-
-def pick_place_short() -> Recipe:
-    """Pick-and-place for a few seconds with everything that has state: a run to kill and resume."""
-    full = pick_place_anywhere()
-    shaky = {"cube_mass": 0.3, "friction": 0.3, "servo_gain": 0.1}
-    return full.model_copy(
-        update={
-            "name": "pick-place-short",
-            "env": PickPlaceConfig.anywhere(
-                max_episode_steps=20,
-                discount=0.95,
-                random={**shaky, "observation_noise": 0.001, "observation_delay": 1},
-            ),
-            "collector": CollectorConfig(num_envs=32, envs_per_group=8, threads=2),
-            "algorithm": full.algorithm.model_copy(
-                update={"minibatch_size": 128, "update_epochs": 2}
-            ),
-            "clock": ClockConfig(total_timesteps=6_144, cycles=1, iterations=2),
-            "curriculum": CurriculumConfig(enabled=True, step=0.1, raise_at=0.0, episodes=16),
-            "evaluation": EvaluationConfig(
-                every="2 cycles", episodes=16, num_envs=16, envs_per_group=8
-            ),
-            "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )

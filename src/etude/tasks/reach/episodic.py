@@ -6,13 +6,11 @@ from etude.algorithms.ircr import IRCRConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.core.clock import ClockConfig
-from etude.learning.config import LearnerConfig
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.tasks.reach.task import ReachConfig
 from etude.training.evaluation import EvaluationConfig
-from etude.training.saving import CheckpointConfig
 
 
 def episodic() -> Recipe:
@@ -50,33 +48,5 @@ def episodic_ircr() -> Recipe:
             "name": "episodic-ircr",
             "algorithm": base.algorithm.model_copy(update=own),
             "rewards": IRCRConfig(),
-        }
-    )
-
-
-def episodic_short() -> Recipe:
-    """The same in a few seconds, saved and tested often: a run to kill and resume."""
-    full = episodic()
-    return full.model_copy(
-        update={
-            "name": "episodic-short",
-            "env": ReachConfig(episodic=True, max_episode_steps=12),
-            "collector": CollectorConfig(num_envs=16, envs_per_group=4, threads=2),
-            "policy": PolicyConfig(kind="squashed", hidden=(32, 32), activation="relu"),
-            "algorithm": SACConfig(
-                rollout_steps=8,
-                train_batches=8,
-                batch_size=64,
-                warmup_steps=300,
-                capacity=1_024,
-                normalise_observations=True,
-            ),
-            "rewards": RRDConfig(rrd_batch_size=64, rrd_sample_size=8),
-            "learner": LearnerConfig(shards=2),
-            "clock": ClockConfig(total_timesteps=3_072, cycles=1, iterations=2),
-            "evaluation": EvaluationConfig(
-                every="3 cycles", episodes=16, num_envs=16, envs_per_group=8
-            ),
-            "checkpoint": CheckpointConfig(every="1 cycle"),
         }
     )

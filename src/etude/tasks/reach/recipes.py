@@ -112,22 +112,3 @@ def reach_at_scale() -> Recipe:
         ),
         checkpoint=CheckpointConfig(every="1 cycle"),
     )
-
-
-def reach_at_scale_short() -> Recipe:
-    """The same parts in a few seconds, saved and tested often: a run to kill and resume."""
-    full = reach_at_scale()
-    return full.model_copy(
-        update={
-            "name": "reach-at-scale-short",
-            "policy": PolicyConfig(kind="lstm", hidden=(32,), units=32, init_std=0.3),
-            "collector": CollectorConfig(num_envs=64, envs_per_group=16, threads=2, lag=1),
-            "algorithm": full.algorithm.model_copy(
-                update={"rollout_steps": 32, "horizon": 16, "minibatch_size": 512}
-            ),
-            "clock": ClockConfig(total_timesteps=32_768, cycles=1, iterations=2),
-            "evaluation": EvaluationConfig(
-                every="3 cycles", episodes=32, num_envs=32, envs_per_group=16
-            ),
-        }
-    )
