@@ -179,9 +179,9 @@ def test_unknown_names_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--collector.num_envs=-3"], "rows"),
-        (["--collector.num_envs=0"], "rows"),
-        (["--collector.num_envs=many"], "rows"),
+        (["--collector.num_envs=-3"], "num_envs"),
+        (["--collector.num_envs=0"], "num_envs"),
+        (["--collector.num_envs=many"], "num_envs"),
         (["--algorithm.gamma=1.5"], "gamma"),
         (["--algorithm.learning-rate=nan"], "learning_rate"),
         (["--evaluation.every", "often"], "interval"),

@@ -156,7 +156,7 @@ def test_old_recipes_and_old_curricula_stay_as_they_were() -> None:
     ("sections", "words"),
     [
         ({"curriculum": {"enabled": True}}, "one curriculum"),
-        ({"evaluation": {"envs_per_group": 2}}, "envs-per-group 3 --evaluation.num_envs 6"),
+        ({"evaluation": {"envs_per_group": 2}}, "envs-per-group 3 --evaluation.num-envs 6"),
         ({"evaluation": {"final_episodes": 100}}, "final-episodes 99"),
     ],
 )
