@@ -11,9 +11,9 @@ import pytest
 
 from etude.datasets.opening import (
     DataError,
+    Episode,
     Limits,
     ReadOptions,
-    SourceEpisode,
     open_dataset,
     scan,
 )
@@ -73,7 +73,7 @@ def write_minari(path: Path, nested: bool = False) -> Path:
     return path
 
 
-def read(path: Path, options: ReadOptions | None = None) -> list[SourceEpisode]:
+def read(path: Path, options: ReadOptions | None = None) -> list[Episode]:
     with open_dataset(path, "read", options) as dataset:
         return list(dataset.episodes())
 

@@ -281,7 +281,8 @@ def hdf5_reader(scratch: Path) -> Reader:
         "path": str(path),
         "job": "read",
         "seconds": 10.0,
-        "options": {**options, "episode_bytes": 1 << 28},
+        "options": options,
+        "memory": 1 << 29,
     }
 
     def read(data: bytes) -> str | None:

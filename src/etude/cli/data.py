@@ -1,27 +1,25 @@
-"""`etude data`: look into datasets, import them, check them, and record one's own."""
+"""`etude data`: inspect datasets, import them, check them, and record one's own."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from etude.cli.doctor import usable_cores
-from etude.cli.options import Json, Positional, parse
+from etude.cli.options import Positional, Reporting, parse
+from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
-from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.datasets.importing import import_dataset, is_store, validate_store
-from etude.datasets.opening import Limits, ReadOptions, Summary, open_dataset, scan
-from etude.datasets.summary import shared_fields
+from etude.datasets.opening import Limits, open_dataset, scan
+from etude.datasets.summary import ReadOptions, shared_fields
 from etude.experience.store.episodes import EpisodeStore
 from etude.planning import recipes
-from etude.reports.dataset import bar, folder_size, render, source_facts, store_facts
+from etude.reports.dataset import Facts, bar, folder_size, render, source_facts, store_facts
 
 USAGE = """\
 etude data reads demonstrations of other systems, and records one's own.
@@ -34,72 +32,81 @@ etude data reads demonstrations of other systems, and records one's own.
 PATH is robomimic or LIBERO HDF5, a Minari folder or file, or an episode store. Files are opened in
 a process of its own with limits. `etude data VERB --help` shows every option.
 """
-_GIB = 1 << 30
 
 
-class InspectCommand(Config):
+class Reading(Reporting):
+    """A command that opens files of other systems."""
+
+    memory: float = Field(4.0, gt=0, description="GiB of memory that the reader may use.")
+    seconds: float = Field(60.0, gt=0, description="Seconds that reading one episode may take.")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(int(self.memory * (1 << 30)), self.seconds)
+
+
+class Choosing(Reading):
+    """A command that reads a part of a file."""
+
+    obs: tuple[str, ...] = Field((), description="Names of the observations to read; all if empty.")
+    mask: str | None = Field(None, description="Read only the episodes of this mask (robomimic).")
+
+
+class InspectCommand(Choosing):
     """What a dataset holds; large arrays are not read."""
 
     path: Positional[str] = Field(description="A dataset or an episode store.")
-    obs: tuple[str, ...] = Field((), description="Only these observations.")
-    mask: str | None = Field(None, description="Only the episodes of this mask (robomimic).")
-    memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
-    seconds: float = Field(60.0, gt=0, description="That reading one episode may take.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
 
 
-class ImportCommand(Config):
+class ImportCommand(Choosing):
     """Files of another system into one episode store."""
 
     paths: Positional[tuple[str, ...]] = Field(
         description="Files to read (robomimic, LIBERO or Minari), then the dataset folder to make."
     )
-    obs: tuple[str, ...] = Field((), description="Only these observations.")
-    mask: str | None = Field(None, description="Only the episodes of this mask (robomimic).")
     add_truncated: int = Field(
-        0, ge=0, description="Add so many clips that end before success, for contrast."
+        0,
+        ge=0,
+        description="Number of clips to add, episodes cut off before success: returns then differ.",
     )
     success_reward: float | None = Field(
-        None, description="Reward at the end of successes, instead of the file's rewards."
+        None, description="Reward of the last step of successes, instead of the file's rewards."
     )
     assume_success: bool = Field(
         False, description="Count episodes of unknown success as successes."
     )
-    seed: int = Field(0, description="Which clips are drawn.")
-    memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
-    seconds: float = Field(60.0, gt=0, description="That reading one episode may take.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
+    seed: int = Field(0, description="Seed of the clips that are added.")
 
 
-class ValidateCommand(Config):
+class ValidateCommand(Reading):
     """Read all of a dataset; exit code 1 and the culprit where something is wrong."""
 
     path: Positional[str] = Field(description="A dataset or an episode store.")
-    memory: float = Field(4.0, gt=0, description="GiB that reading may take.")
-    seconds: float = Field(60.0, gt=0, description="That reading one episode may take.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
 
 
-class RecordCommand(Config):
+class RecordCommand(Trusting, Reporting):
     """Demonstrations of a task, by its scripted expert or a trained policy."""
 
-    recipe: Positional[str] = Field(description="reach, pick-place, or a recipe of them.")
-    out: Positional[str] = Field(description="The folder to make.")
-    episodes: int = Field(100, ge=1, description="How many, exactly.")
-    fail_share: float = Field(0.5, ge=0, le=1, description="Share of them that fail.")
+    recipe: Positional[str] = Field(description="A recipe of the task reach or pick-place.")
+    out: Positional[str] = Field(description="The dataset folder to make.")
+    episodes: int = Field(100, ge=1, description="Number of episodes.")
+    fail_share: float = Field(0.5, ge=0, le=1, description="Share of the episodes that fail.")
     policy: str | None = Field(None, description="A run whose policy acts; None: the expert.")
     noise: tuple[float, ...] = Field(
-        (0.0, 0.1, 0.2), description="Of actions: each good episode draws one of these."
+        (0.0, 0.1, 0.2),
+        description="Standard deviations of action noise; each success draws one of them.",
     )
-    fail_noise: float = Field(2.0, ge=0, description="Largest noise of clumsy failures.")
-    image_size: int = Field(128, ge=0, le=1024, description="Pixels; 0 records no pictures.")
+    fail_noise: float = Field(
+        2.0, ge=0, description="Largest standard deviation of the noise that makes episodes fail."
+    )
+    image_size: int = Field(
+        128, ge=0, le=1024, description="Pixels per side of the pictures; 0 records none."
+    )
     reward: Literal["success", "task"] = Field(
-        "success", description="1 at success alone, or the task's own rewards."
+        "success", description="success: 1 in the step that succeeds; task: the task's rewards."
     )
-    trust: bool = Field(False, description="Run the code that the recipe file names.")
-    seed: int = Field(0, description="Other episodes.")
-    workers: int = Field(0, ge=0, description="Processes that draw; 0: one per core.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
+    seed: int = Field(0, description="Seed of the episodes.")
+    workers: int = Field(0, ge=0, description="Processes that draw pictures; 0: one per core.")
 
 
 def run(arguments: list[str]) -> int:
@@ -114,9 +121,8 @@ def _inspect(arguments: list[str]) -> None:
         facts = store_facts(EpisodeStore.open(path))
     else:
         options = ReadOptions(command.obs, command.mask)
-        facts = source_facts(scan(path, options, _limits(command.memory, command.seconds)))
-    print(json.dumps(facts, indent=2) if command.json_output else render(facts, _width()), end="")
-    print(end="\n" if command.json_output else "")
+        facts = source_facts(scan(path, options, command.limits))
+    command.show(facts, render(facts, _width()))
 
 
 def _import(arguments: list[str]) -> None:
@@ -126,26 +132,19 @@ def _import(arguments: list[str]) -> None:
             "Name the files to read, then the folder to make: etude data import PATHS... OUT"
         )
     paths, out = [_located(path) for path in command.paths[:-1]], Path(command.paths[-1])
-    _check_paths(paths)
-    start, limits = time.perf_counter(), _limits(command.memory, command.seconds)
+    for i, path in enumerate(paths):
+        if is_store(path):
+            raise UsageError(f"{path} is an episode store already: there is nothing to import.")
+        # Otherwise both sides of a split would hold its episodes.
+        if path.resolve() in [other.resolve() for other in paths[:i]]:
+            raise UsageError(f"{path} is named twice: name each file once.")
+    start = time.perf_counter()
     options = ReadOptions(command.obs, command.mask, command.success_reward, command.assume_success)
     with bar("Importing", "steps") as tick:
         store = import_dataset(
-            paths, out, options, limits, command.add_truncated, command.seed, tick
+            paths, out, options, command.limits, command.add_truncated, command.seed, tick
         )
-    _finish(store_facts(store), out, start, command.json_output)
-
-
-def _check_paths(paths: list[Path]) -> None:
-    """Refuse stores, and a file that is named twice: both sides of a split would hold it."""
-    for path in paths:
-        if is_store(path):
-            raise UsageError(f"{path} is an episode store already: there is nothing to import.")
-    seen = set[Path]()
-    for path in paths:
-        if path.resolve() in seen:
-            raise UsageError(f"{path} is named twice: name each file once.")
-        seen.add(path.resolve())
+    _finish(command, store_facts(store), out, start)
 
 
 def _validate(arguments: list[str]) -> None:
@@ -155,22 +154,15 @@ def _validate(arguments: list[str]) -> None:
         if is_store(path):
             facts = store_facts(validate_store(path, tick))
         else:
-            limits = _limits(command.memory, command.seconds)
-            facts = source_facts(_check_source(path, limits, tick))
+            with open_dataset(path, "check", None, command.limits) as dataset:
+                shared_fields([dataset.summary])
+                for done, _ in enumerate(dataset.progress(), 1):
+                    tick(done, len(dataset.summary.episodes))
+            facts = source_facts(dataset.summary)
     facts["valid"] = True
-    if command.json_output:
-        print(json.dumps(facts, indent=2))
-        return
-    print(render(facts, _width()), end="")
-    print(f"Valid: every number was read and is finite ({time.perf_counter() - start:.1f} s).")
-
-
-def _check_source(path: Path, limits: Limits, tick: Callable[[int, int], None]) -> Summary:
-    with open_dataset(path, "check", None, limits) as dataset:
-        shared_fields([dataset.summary])
-        for done, _ in enumerate(dataset.progress(), 1):
-            tick(done, len(dataset.summary.episodes))
-        return dataset.summary
+    seconds = time.perf_counter() - start
+    said = f"Valid: every number was read and is finite ({seconds:.1f} s).\n"
+    command.show(facts, render(facts, _width()) + said)
 
 
 def _record(arguments: list[str]) -> None:
@@ -181,8 +173,10 @@ def _record(arguments: list[str]) -> None:
     if not command.noise or min(command.noise) < 0:
         raise UsageError("--noise takes standard deviations that are not negative, such as 0 0.1.")
     recipe, out = recipes.find(command.recipe, command.trust), Path(command.out)
-    start, kept = time.perf_counter(), {"recipe", "out", "json_output", "workers", "policy"}
-    chosen = command.model_dump(exclude={*kept, "trust"})
+    start = time.perf_counter()
+    chosen = command.model_dump(
+        exclude={"recipe", "out", "json_output", "workers", "policy", "trust"}
+    )
     options = RecordOptions(
         **chosen,
         policy=None if command.policy is None else Path(command.policy),
@@ -193,18 +187,14 @@ def _record(arguments: list[str]) -> None:
     facts = store_facts(store)
     facts["kinds"] = kinds(store.labels)
     facts["notes"] = [", ".join(f"{num} x {kind}" for kind, num in facts["kinds"].items()) + "."]
-    _finish(facts, out, start, command.json_output)
+    _finish(command, facts, out, start)
 
 
-def _finish(facts: dict[str, object], out: Path, start: float, as_json: bool) -> None:
-    seconds, steps = time.perf_counter() - start, facts["steps"]
-    assert isinstance(steps, int)
-    if as_json:
-        print(json.dumps({**facts, "seconds": seconds}, indent=2))
-        return
-    print(render(facts, _width()), end="")
-    rate = f"{steps / seconds:,.0f} steps/s"
-    print(f"Kept in {out}: {folder_size(out)} in {seconds:.1f} s ({rate}).")
+def _finish(command: Reporting, facts: Facts, out: Path, start: float) -> None:
+    seconds = time.perf_counter() - start
+    rate = f"{facts['steps'] / seconds:,.0f} steps/s"
+    said = f"Kept in {out}: {folder_size(out)} in {seconds:.1f} s ({rate}).\n"
+    command.show({**facts, "seconds": seconds}, render(facts, _width()) + said)
 
 
 def _located(target: str) -> Path:
@@ -218,10 +208,6 @@ def _located(target: str) -> Path:
         return path
     found = Path(get_dataset_path(target))
     return found if found.is_dir() else path
-
-
-def _limits(memory: float, seconds: float) -> Limits:
-    return Limits(int(memory * _GIB), seconds)
 
 
 def _width() -> int:

@@ -16,14 +16,13 @@ import os
 import resource
 import struct
 import sys
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from etude.datasets.formats import open_source
 from etude.datasets.hdf5 import flat
-from etude.datasets.readers import Episode, Options, Source
-from etude.datasets.summary import Array, DataError
+from etude.datasets.readers import Source, open_source
+from etude.datasets.summary import Array, DataError, Episode, ReadOptions
 
 LENGTH = struct.Struct("<I")
 """Of the header that follows."""
@@ -79,10 +78,21 @@ def run(order: dict[str, Any], speaker: Speaker) -> None:
     try:
         allow_seconds(seconds)
         options = {**order["options"], "obs": tuple(order["options"]["obs"])}
-        source = open_source(path, Options(**options))
+        source = open_source(path, ReadOptions(**options))
+        source.max_bytes = int(order["memory"]) // 2
         about = {"format": source.format, "task": source.task, "masks": source.masks}
-        speaker.say("source", **about, num_episodes=len(source.names))
-        _work(source, order["job"], speaker, lambda: allow_seconds(seconds))
+        speaker.say("source", **about)
+        for name in source.names:
+            allow_seconds(seconds)
+            speaker.say("begin", episode=name)
+            speaker.say("described", episode=asdict(source.describe(name)))
+        speaker.say("all described")
+        for name in source.names if order["job"] != "scan" else ():
+            allow_seconds(seconds)
+            speaker.say("begin", episode=name)
+            episode = source.read(name)
+            if order["job"] == "read":
+                speaker.send(episode)
         speaker.say("end")
     except DataError as error:
         speaker.say("error", episode=error.episode, what=error.what)
@@ -91,20 +101,6 @@ def run(order: dict[str, Any], speaker: Speaker) -> None:
     except Exception as error:  # HDF5 may fail in any way on a damaged file
         what = f"cannot be read ({flat(error)}); get a whole copy of the file"
         speaker.say("error", episode=_place(source), what=what)
-
-
-def _work(source: Source, job: str, speaker: Speaker, begin: Callable[[], None]) -> None:
-    for name in source.names:
-        begin()
-        speaker.say("begin", episode=name)
-        speaker.say("described", episode=source.describe(name).to_json())
-    speaker.say("all described")
-    for name in source.names if job != "scan" else ():
-        begin()
-        speaker.say("begin", episode=name)
-        episode = source.read(name)
-        if job == "read":
-            speaker.send(episode)
 
 
 def _place(source: Source | None) -> str | None:

@@ -168,19 +168,6 @@ class Guarded:
             raise self.refuse(
                 label, "keeps its data in other files, which are never opened; copy it into one"
             )
-        self._check_filters(layout, label)
-        declared = math.prod(shape) * kind.itemsize  # Python's integers do not wrap around
-        self._check_chunk(dataset, declared, kind.itemsize, label)
-        stored = dataset.id.get_storage_size()
-        ratio = _RATIO if layout.get_nfilters() else 1
-        if stored > self._size or declared > stored * ratio + (_SLACK if stored else 0):
-            raise self.refuse(
-                label,
-                f"claims {declared:,} bytes (shape {shape}), of which the file holds {stored:,}: "
-                "it is damaged or was never written",
-            )
-
-    def _check_filters(self, layout: Any, label: str) -> None:
         for index in range(layout.get_nfilters()):
             code = int(layout.get_filter(index)[0])
             if code not in _FILTERS:
@@ -189,14 +176,21 @@ class Guarded:
                     f"is packed by filter {code}, which needs foreign code; repack it with "
                     "`h5repack -f GZIP=4`",
                 )
-
-    def _check_chunk(self, dataset: Any, declared: int, itemsize: int, label: str) -> None:
-        chunk = math.prod(dataset.chunks or (0,)) * itemsize
+        declared = math.prod(shape) * kind.itemsize  # Python's integers do not wrap around
+        chunk = math.prod(dataset.chunks or (0,)) * kind.itemsize
         if chunk > _MOST_CHUNK:
             raise self.refuse(
                 label,
-                f"is cut into chunks of {chunk:,} bytes for {declared:,} in all; repack it "
-                "with `h5repack -l CHUNK=...`",
+                f"has chunks of {chunk:,} bytes for {declared:,} in all; repack it with "
+                "`h5repack -l CHUNK=...`",
+            )
+        stored = dataset.id.get_storage_size()
+        ratio = _RATIO if layout.get_nfilters() else 1
+        if stored > self._size or declared > stored * ratio + (_SLACK if stored else 0):
+            raise self.refuse(
+                label,
+                f"claims {declared:,} bytes (shape {shape}), of which the file holds {stored:,}: "
+                "it is damaged or was never written",
             )
 
     def read(self, dataset: Any, label: str) -> Array:
@@ -223,9 +217,6 @@ class Guarded:
                 label, f"is not a finite number at step {step:,}; mend or leave out this episode"
             )
         return made
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

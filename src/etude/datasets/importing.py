@@ -15,17 +15,8 @@ import numpy as np
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.datasets.opening import (
-    DataError,
-    Limits,
-    ReadOptions,
-    SourceEpisode,
-    Summary,
-    notes_of,
-    open_dataset,
-    scan,
-)
-from etude.datasets.summary import Described, shared_fields
+from etude.datasets.opening import Limits, notes_of, open_dataset, scan
+from etude.datasets.summary import DataError, Described, Episode, ReadOptions, shared_fields
 from etude.experience.contrast import draw_clips
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.files import DESCRIPTION
@@ -123,7 +114,10 @@ def import_dataset(
         labels, total, clips = Labels(), int(lengths.sum()), iter(cuts)
         for summary in summaries:
             with open_dataset(summary.path, "read", chosen, limits) as dataset:
-                _check_same(summary, dataset.summary)
+                if dataset.summary.lengths.tolist() != summary.lengths.tolist():
+                    raise DataError(
+                        summary.path, "changed while it was being imported; import it again"
+                    )
                 prefix = f"{summary.path.stem}/" if len(paths) > 1 else ""
                 for known, episode in zip(summary.episodes, dataset.episodes(), strict=True):
                     _append(store, labels, episode, known, prefix, summary.task, next(clips))
@@ -152,7 +146,7 @@ def _cuts(lengths: Array, num: int, seed: int) -> list[list[int]]:
 def _append(
     store: EpisodeStore,
     labels: Labels,
-    episode: SourceEpisode,
+    episode: Episode,
     known: Described,
     prefix: str,
     task: str,
@@ -175,11 +169,6 @@ def _clip_success(success: bool | None, rewards: Array, cut: int) -> bool | None
     if success and rewards[cut:].any() and not rewards[:cut].any():
         return False
     return None if success else success
-
-
-def _check_same(before: Summary, now: Summary) -> None:
-    if now.lengths.tolist() != before.lengths.tolist():
-        raise DataError(before.path, "changed while it was being imported; import it again")
 
 
 def is_store(path: Path) -> bool:

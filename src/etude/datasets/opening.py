@@ -16,25 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from etude.datasets.summary import Array, DataError, Described, Summary
-
-__all__ = [
-    "DataError",
-    "Dataset",
-    "Limits",
-    "ReadOptions",
-    "SourceEpisode",
-    "Summary",
-    "open_dataset",
-    "scan",
-]
+from etude.datasets.summary import Array, DataError, Described, Episode, ReadOptions, Summary
 
 Job = Literal["scan", "check", "read"]
 """Describe the episodes; also read every number; also give them."""
@@ -55,27 +44,6 @@ class Limits:
     """For one episode, of computing and of waiting."""
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """What is asked of a reader; see `datasets_readers.Options`."""
-
-    obs: tuple[str, ...] = ()
-    mask: str | None = None
-    success_reward: float | None = None
-    assume_success: bool = False
-
-
-@dataclass
-class SourceEpisode:
-    """One episode: obs {name: [T + 1, ...]}, actions [T, n], rewards [T] float32."""
-
-    name: str
-    obs: dict[str, Array]
-    actions: Array
-    rewards: Array
-    terminated: bool
-
-
 def scan(path: Path, options: ReadOptions | None = None, limits: Limits | None = None) -> Summary:
     """What a file holds, from its shapes and small arrays."""
     with open_dataset(path, "scan", options, limits) as dataset:
@@ -83,22 +51,15 @@ def scan(path: Path, options: ReadOptions | None = None, limits: Limits | None =
 
 
 def open_dataset(
-    path: Path,
-    job: Job,
-    options: ReadOptions | None = None,
-    limits: Limits | None = None,
-    on_described: Callable[[int, int], None] | None = None,
+    path: Path, job: Job, options: ReadOptions | None = None, limits: Limits | None = None
 ) -> Dataset:
-    """Describe all episodes of a file; `episodes` then goes through them.
-
-    on_described: called with (episodes described, episodes in all).
-    """
+    """Describe all episodes of a file; `episodes` then goes through them."""
     path = Path(path)
     if not path.exists():
         raise DataError(path, "there is no such file or folder; check the path")
     dataset = Dataset(path, job, options or ReadOptions(), limits or Limits())
     try:
-        dataset._describe(on_described or (lambda done, total: None))
+        dataset._describe()
     except BaseException:
         dataset.close()
         raise
@@ -117,14 +78,8 @@ class Dataset:
     _episode: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        options = {**asdict(self.options), "episode_bytes": self.limits.memory // 2}
-        order = {
-            "path": str(self.path),
-            "job": self.job,
-            "options": options,
-            "memory": self.limits.memory,
-            "seconds": self.limits.seconds,
-        }
+        order = {"path": str(self.path), "job": self.job, "options": asdict(self.options)}
+        order |= asdict(self.limits)
         # No plugins, and -P: a file that lies beside the data is not taken for a module.
         command = [sys.executable, "-P", "-m", _CHILD, json.dumps(order)]
         few = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HDF5_PLUGIN_PRELOAD": "::"}
@@ -138,20 +93,18 @@ class Dataset:
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
 
-    def _describe(self, on_described: Callable[[int, int], None]) -> None:
+    def _describe(self) -> None:
         header = self._next()
         self.summary = Summary(self.path, str(header["format"]), str(header["task"]))
         self.summary.masks = dict(header["masks"])
-        total = int(header["num_episodes"])
         while (header := self._next())["say"] != "all described":
             if header["say"] == "described":
                 self.summary.episodes.append(Described.from_json(header["episode"]))
-                on_described(len(self.summary.episodes), total)
         if not self.summary.episodes:
             raise DataError(self.path, "holds no episode")
         self.summary.notes += notes_of(self.summary.episodes, self.options)
 
-    def episodes(self) -> Iterator[SourceEpisode]:
+    def episodes(self) -> Iterator[Episode]:
         """Every episode once, in the order of the file; none where the job was not to read them.
 
         With the job "check" it goes through the file all the same and raises at the first number
@@ -181,7 +134,7 @@ class Dataset:
             self._episode = str(header["episode"])
         return header
 
-    def _receive(self, header: dict[str, Any]) -> SourceEpisode:
+    def _receive(self, header: dict[str, Any]) -> Episode:
         arrays: dict[str, Array] = {}
         left = self.limits.memory
         for name, kind, shape in header["arrays"]:
@@ -193,7 +146,7 @@ class Dataset:
         obs = {n.removeprefix("obs/"): a for n, a in arrays.items() if n.startswith("obs/")}
         ended = bool(header["terminated"])
         name = str(header["episode"])
-        return SourceEpisode(name, obs, arrays["actions"], arrays["rewards"], ended)
+        return Episode(name, obs, arrays["actions"], arrays["rewards"], ended)
 
     def _read(self, size: int) -> bytearray:
         """Exactly so many bytes, waiting for each part no longer than the limit."""
@@ -260,8 +213,8 @@ def notes_of(episodes: Sequence[Described], options: ReadOptions) -> list[str]:
         )
     unrewarded = sum(not episode.rewarded for episode in episodes)
     if options.success_reward is not None:
-        worth = f"{options.success_reward:g}"
-        notes.append(f"The file's rewards are replaced by {worth} at the end of successes.")
+        reward = f"{options.success_reward:g}"
+        notes.append(f"The file's rewards are replaced by {reward} at the end of successes.")
         if unrewarded:
             notes.append(
                 f"{unrewarded:,} of {num} episodes do not say whether they succeeded: their "

@@ -6,7 +6,7 @@ Nothing here loads h5py or torch: the process that opens strangers' files starts
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,33 @@ class DataError(EtudeError):
 
     def __init__(self, path: Path | str, what: str, episode: str | None = None) -> None:
         place = f" at {episode}" if episode else ""
-        sentence = f"{path}{place}: {what.rstrip('.')}."
-        # A name from a stranger's file may hold line breaks, or orders to a terminal.
-        super().__init__(sentence)
+        super().__init__(f"{path}{place}: {what.rstrip('.')}.")
         self.path, self.episode, self.what = str(path), episode, what
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What is read of a file."""
+
+    obs: tuple[str, ...] = ()
+    """Observations to read; () for all."""
+    mask: str | None = None
+    """Read only the episodes that this mask of a robomimic file lists."""
+    success_reward: float | None = None
+    """Given at the end of every success instead of the file's rewards; None keeps these."""
+    assume_success: bool = False
+    """Whether episodes that do not say how they ended count as successes."""
+
+
+@dataclass
+class Episode:
+    """One episode: obs {name: [T + 1, ...]}, actions [T, n], rewards [T] float32."""
+
+    name: str
+    obs: dict[str, Array]
+    actions: Array
+    rewards: Array
+    terminated: bool
 
 
 @dataclass(frozen=True)
@@ -58,9 +81,6 @@ class Described:
     """Whether its rewards are known; unknown ones are imported as zeros."""
     largest_action: float
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Described:
         fields = {n: Field(tuple(f["shape"]), f["dtype"]) for n, f in document["fields"].items()}
@@ -89,10 +109,6 @@ class Summary:
     def returns(self) -> Array:
         """[episodes] float64."""
         return np.array([episode.total for episode in self.episodes], np.float64)
-
-    @property
-    def num_steps(self) -> int:
-        return sum(episode.steps for episode in self.episodes)
 
     @property
     def num_file_steps(self) -> int:

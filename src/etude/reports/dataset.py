@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from etude.core.contracts import Array
 from etude.datasets.importing import Tick, read_about
-from etude.datasets.opening import Summary
+from etude.datasets.summary import Summary
 from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
