@@ -20,8 +20,7 @@ from etude.experience.contrast import draw_clips
 from etude.experience.store.episodes import DamagedStore, EpisodeStore
 from etude.planning import recipes
 from etude.recording import record as data_record
-from etude.recording.pictures import QuickCamera, make_demonstrated
-from etude.recording.record import RecordOptions, record
+from etude.recording.record import QuickCamera, RecordOptions, make_demonstrated, record
 
 REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 

@@ -1,47 +1,55 @@
-"""Demonstrations of a task: by its scripted expert or a trained policy, some of them spoiled.
+"""Demonstrations of a task: by its scripted expert or a trained policy, a share of them failures.
 
 The same recipe, options and seed give the same episodes, whatever the number of workers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import multiprocessing
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import mujoco
 import numpy as np
 
 from etude.core.contracts import Array, ArraySpec, Observations, StepResult
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, UsageError
+from etude.core.imports import attribute
 from etude.core.keys import Key
 from etude.datasets.importing import Tick, finish, new_store
-from etude.envs.mujoco.demonstration import (
-    PROGRESS,
-    SIMULATION,
-    TARGET,
-    Actor,
-    DemonstratedTask,
-)
+from etude.envs.config import ENVS
+from etude.envs.mujoco import offscreen
+from etude.envs.mujoco.demonstration import PROGRESS, SIMULATION, TARGET, Actor, DemonstratedTask
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
 from etude.experience.store.labels import Labels
 from etude.planning.recipe import Recipe
-from etude.recording.pictures import Studio, make_demonstrated
 from etude.reports import fresh
 from etude.rollout.group import Inference, restart
 
 IMAGE = "image"
-ROWS = 32
-"""Environments played together."""
-_SPOILT = ("clumsy", "stops", "lets go")
-"""How a failure comes about: too much noise, or at some stage nothing more is done, with the
-gripper left as it is or opened."""
+NUM_ENVS = 32
+"""Environments that are stepped together."""
+_FAILURES = ("clumsy", "stops", "lets go")
+"""How an episode is made to fail: too much noise, or from a random progress on no more motion, with
+the gripper left as it is or opened."""
 _LINGER = (3, 20)
-"""Steps recorded after one has stopped."""
+"""Steps recorded after the demonstrator has stopped, at least and at most."""
 _PATIENCE = 40
-"""Episodes played for each that is wanted, before it is given up."""
+"""Episodes played for each one that is asked for, before recording is given up."""
+_SLICES, _STACKS, _QUADS = 14, 8, 2
+"""Facets of round shapes: half of MuJoCo's. Drawing takes as long as there are facets, and at a few
+hundred pixels they cannot be seen."""
+_SKY = np.array([236, 241, 246], np.uint8)
+_camera: QuickCamera | None = None
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,13 +59,25 @@ class RecordOptions:
     episodes: int
     fail_share: float = 0.5
     noise: tuple[float, ...] = (0.0, 0.1, 0.2)
-    """Standard deviations of the action noise of good episodes; each draws one."""
+    """Standard deviations of the action noise of successes; each episode draws one."""
     fail_noise: float = 2.0
     image_size: int = 128
     reward: Literal["success", "task"] = "success"
     policy: Path | None = None
     seed: int = 0
     workers: int = 2
+
+
+def make_demonstrated(recipe: Recipe, num_envs: int) -> DemonstratedTask:
+    """The task of a recipe, for recording."""
+    if not recipe.task.demonstration:
+        kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
+        raise UsageError(
+            f"Demonstrations are recorded of {' and '.join(kinds)}, whose progress is known; "
+            f"'{recipe.name}' has an environment of the kind '{recipe.task.kind}'."
+        )
+    task: DemonstratedTask = attribute(recipe.task.demonstration)(recipe.task, num_envs)
+    return task
 
 
 class PolicyActor:
@@ -73,74 +93,67 @@ class PolicyActor:
         restart(self._state, self._policy, rows)
 
     def act(self, obs: Observations) -> Array:
-        seen = {name: obs[name] for name in self._policy.actor_observations}
-        actions, _, self._state = self._infer(seen, self._state, None)
+        read = {name: obs[name] for name in self._policy.actor_observations}
+        actions, _, self._state = self._infer(read, self._state, None)
         return actions
 
 
-@dataclass
-class Scripts:
-    """What every row does to its demonstrator in the episode it is in, [rows] each."""
+class Perturbations:
+    """What is done to the demonstrator's actions, in each environment for one episode."""
 
-    options: RecordOptions
-    key: Key
-    rows: int
-    max_steps: int
-    grips: bool
-    """Whether the last action is a gripper's, open where positive."""
-    kind: Array = field(init=False)
-    """-1: good; else an index into the ways to fail."""
+    def __init__(
+        self, options: RecordOptions, key: Key, num_envs: int, max_steps: int, has_gripper: bool
+    ) -> None:
+        """`has_gripper`: the last action is a gripper's, open where positive."""
+        self._options, self._key = options, key
+        self._max_steps, self._has_gripper = max_steps, has_gripper
+        self.kind = np.full(num_envs, -1)
+        """[num_envs]: -1 for a success, else an index into the ways to fail."""
+        self._sigma, self._level = np.zeros(num_envs), np.ones(num_envs)
+        self._linger = np.zeros(num_envs, np.int64)
+        self._last, self._stopped = np.zeros(num_envs, np.int64), np.full(num_envs, -1)
+        self._draws = [np.random.default_rng(0)] * num_envs
 
-    def __post_init__(self) -> None:
-        self.kind = np.full(self.rows, -1)
-        self._sigma, self._level = np.zeros(self.rows), np.ones(self.rows)
-        self._linger = np.zeros(self.rows, np.int64)
-        self._last, self._stopped = np.zeros(self.rows, np.int64), np.full(self.rows, -1)
-        self._draws = [np.random.default_rng(0)] * self.rows
-
-    def begin(self, row: int, episode: int, fail: bool) -> None:
-        """A new episode, which is meant to fail or not."""
-        options, draw = self.options, self.key.episode(row, episode)
-        kinds = len(_SPOILT) if self.grips else len(_SPOILT) - 1
-        self.kind[row] = int(draw.integers(kinds)) if fail else -1
-        clumsy = fail and _SPOILT[self.kind[row]] == "clumsy"
-        spoiling = options.fail_noise * (0.5 + 0.5 * draw.random())
-        self._sigma[row] = spoiling if clumsy else draw.choice(options.noise)
-        self._level[row] = draw.random() * 0.95 if fail and not clumsy else np.inf
-        self._linger[row] = draw.integers(*_LINGER, endpoint=True)
+    def begin(self, env: int, episode: int, fail: bool) -> None:
+        """Draw the perturbation of a new episode, which is meant to fail or not."""
+        options, draw = self._options, self._key.episode(env, episode)
+        kinds = len(_FAILURES) if self._has_gripper else len(_FAILURES) - 1
+        self.kind[env] = int(draw.integers(kinds)) if fail else -1
+        clumsy = fail and _FAILURES[self.kind[env]] == "clumsy"
+        fail_noise = options.fail_noise * (0.5 + 0.5 * draw.random())
+        self._sigma[env] = fail_noise if clumsy else draw.choice(options.noise)
+        self._level[env] = draw.random() * 0.95 if fail and not clumsy else np.inf
+        self._linger[env] = draw.integers(*_LINGER, endpoint=True)
         share = 0.25 + 0.75 * draw.random() if clumsy else 1.0
-        self._last[row] = max(2, int(share * self.max_steps))
-        self._stopped[row] = -1
-        self._draws[row] = draw
+        self._last[env] = max(2, int(share * self._max_steps))
+        self._stopped[env] = -1
+        self._draws[env] = draw
 
-    def play(self, wanted: Array, before: Array, progress: Array, elapsed: Array) -> Array:
-        """The actions [rows, n] that are really done; before: those of the last step."""
+    def apply(self, wanted: Array, before: Array, progress: Array, elapsed: Array) -> Array:
+        """The actions [num_envs, n] that are taken; before: those of the last step."""
         stops = (self._stopped < 0) & (progress >= self._level)
         self._stopped[stops] = elapsed[stops]
         noise = np.array([draw.standard_normal(wanted.shape[1]) for draw in self._draws])
         actions = np.clip(wanted + self._sigma[:, None] * noise, -1.0, 1.0).astype(np.float32)
         idle = np.zeros_like(actions)
-        if self.grips:
-            opens = self.kind == _SPOILT.index("lets go")
+        if self._has_gripper:
+            opens = self.kind == _FAILURES.index("lets go")
             idle[:, -1] = np.where(opens, 1.0, np.where(before[:, -1] > 0.0, 1.0, -1.0))
-            # Noise on a switch would be a switch thrown at random: only where it should spoil.
-            spoils = self.kind == _SPOILT.index("clumsy")
-            actions[:, -1] = np.where(spoils, actions[:, -1], wanted[:, -1])
-        done: Array = np.where((self._stopped >= 0)[:, None], idle, actions)
-        return done
+            # Noise would open and close the gripper at random: only clumsy episodes have it there.
+            clumsy = self.kind == _FAILURES.index("clumsy")
+            actions[:, -1] = np.where(clumsy, actions[:, -1], wanted[:, -1])
+        taken: Array = np.where((self._stopped >= 0)[:, None], idle, actions)
+        return taken
 
     def ending(self, elapsed: Array) -> Array:
-        """[k]: rows whose step to come is the last of a spoiled episode."""
+        """[k]: environments whose next step is the last of an episode that is made to fail."""
         over = (self._stopped >= 0) & (elapsed + 1 >= self._stopped + self._linger)
         over |= (self.kind >= 0) & (elapsed + 1 >= self._last)
         return np.flatnonzero(over)
 
-    def name(self, row: int) -> str:
-        return "demonstration" if self.kind[row] < 0 else _SPOILT[self.kind[row]]
-
 
 @dataclass
-class Take:
+class Recorded:
     """One recorded episode, still without pictures: obs {name: [T + 1, ...]}."""
 
     obs: Observations
@@ -151,87 +164,83 @@ class Take:
     kind: str
 
 
-class Stage:
-    """Plays a task in many rows and gives episodes in the order they end."""
+class Recording:
+    """Steps a task in `NUM_ENVS` environments and gives episodes in the order they end."""
 
     def __init__(self, recipe: Recipe, options: RecordOptions) -> None:
-        self.task = make_demonstrated(recipe, ROWS)
+        self.task = make_demonstrated(recipe, NUM_ENVS)
         self.spec, self._options = self.task.spec, options
         self._actor: Actor = (
             self.task.expert() if options.policy is None else PolicyActor(options.policy, self.task)
         )
-        limit = self.spec.max_episode_steps
-        assert limit is not None
-        self.max_steps = limit
+        assert self.spec.max_episode_steps is not None
+        self.max_steps = self.spec.max_episode_steps
         key = Key(options.seed).child("record")
-        self._env_key = key.child("env")
-        self._scripts = Scripts(options, key.child("script"), ROWS, limit, self.task.has_gripper)
+        self._env_key, script = key.child("env"), key.child("script")
+        gripper = self.task.has_gripper
+        self._perturbed = Perturbations(options, script, NUM_ENVS, self.max_steps, gripper)
         self._fails = key.child("fails").generator()
 
-    def takes(self) -> Iterator[Take]:
+    def episodes(self) -> Iterator[Recorded]:
         """Episodes without end."""
-        options, task, rows = self._options, self.task, np.arange(ROWS)
-        elapsed, episodes = np.zeros(ROWS, np.int64), np.zeros(ROWS, np.int64)
+        options, task, env_ids = self._options, self.task, np.arange(NUM_ENVS)
+        elapsed, episodes = np.zeros(NUM_ENVS, np.int64), np.zeros(NUM_ENVS, np.int64)
         obs = task.reset(self._env_key)
-        tapes = _tapes(obs, self.max_steps)
-        actions: Array = np.ones((ROWS, *self.spec.action.array.shape), np.float32)
-        done = _tapes({"actions": actions, "rewards": np.zeros(ROWS, np.float32)}, self.max_steps)
-        self._begin(rows, episodes)
+        observed = self._buffers(obs)
+        actions: Array = np.ones((NUM_ENVS, *self.spec.action.array.shape), np.float32)
+        done = self._buffers({"actions": actions, "rewards": np.zeros(NUM_ENVS, np.float32)})
+        self._begin(env_ids, episodes)
         while True:
-            for name, tape in tapes.items():
-                tape[rows, elapsed] = obs[name]
+            for name, buffer in observed.items():
+                buffer[env_ids, elapsed] = obs[name]
             wanted = self._actor.act(obs)
-            actions = self._scripts.play(wanted, actions, obs[PROGRESS][:, 0], elapsed)
-            task.truncate(self._scripts.ending(elapsed))
+            actions = self._perturbed.apply(wanted, actions, obs[PROGRESS][:, 0], elapsed)
+            task.truncate(self._perturbed.ending(elapsed))
             result = task.step(self.spec.action.to_env(actions))
             reward = result.reward if options.reward == "task" else _success_reward(result)
-            done["actions"][rows, elapsed], done["rewards"][rows, elapsed] = actions, reward
+            done["actions"][env_ids, elapsed], done["rewards"][env_ids, elapsed] = actions, reward
             elapsed += 1
-            for i, row in enumerate(result.final_envs.tolist()):
-                yield self._take(result, i, row, int(elapsed[row]), tapes, done)
+            for i, env in enumerate(result.final_envs.tolist()):
+                steps, kind = int(elapsed[env]), self._perturbed.kind[env]
+                yield Recorded(
+                    {
+                        name: np.concatenate([buffer[env, :steps], result.final_obs[name][i][None]])
+                        for name, buffer in observed.items()
+                    },
+                    done["actions"][env, :steps].copy(),
+                    done["rewards"][env, :steps].copy(),
+                    bool(result.terminated[env]),
+                    bool(result.episodes["is_success"][i]),
+                    "demonstration" if kind < 0 else _FAILURES[kind],
+                )
             if len(result.final_envs):
                 elapsed[result.final_envs] = 0
                 episodes[result.final_envs] += 1
                 self._begin(result.final_envs, episodes)
             obs = result.obs
 
-    def _begin(self, rows: Array, episodes: Array) -> None:
-        self._actor.reset(rows)
-        for row in rows.tolist():
+    def _begin(self, env_ids: Array, episodes: Array) -> None:
+        self._actor.reset(env_ids)
+        for env in env_ids.tolist():
             fail = bool(self._fails.random() < self._options.fail_share)
-            self._scripts.begin(row, int(episodes[row]), fail)
+            self._perturbed.begin(env, int(episodes[env]), fail)
 
-    def _take(
-        self,
-        result: StepResult,
-        i: int,
-        row: int,
-        steps: int,
-        tapes: Observations,
-        done: Observations,
-    ) -> Take:
-        obs = {
-            name: np.concatenate([tape[row, :steps], result.final_obs[name][i : i + 1]])
-            for name, tape in tapes.items()
+    def _buffers(self, arrays: Observations) -> Observations:
+        """Room for every step of an episode, {name: [num_envs, steps, ...]}."""
+        return {
+            name: np.empty((len(array), self.max_steps, *array.shape[1:]), array.dtype)
+            for name, array in arrays.items()
         }
-        return Take(
-            obs,
-            done["actions"][row, :steps].copy(),
-            done["rewards"][row, :steps].copy(),
-            bool(result.terminated[row]),
-            bool(result.episodes["is_success"][i]),
-            self._scripts.name(row),
-        )
 
-    def chosen(self) -> Iterator[Take]:
-        """As many successes and failures as were asked for; what is too many is left out."""
+    def chosen(self) -> Iterator[Recorded]:
+        """As many successes and failures as were asked for; those beyond are left out."""
         wanted = {False: round(self._options.episodes * self._options.fail_share)}
         wanted[True] = self._options.episodes - wanted[False]
-        most = _PATIENCE * (self._options.episodes + ROWS)
-        for num_played, take in enumerate(self.takes(), 1):
-            if wanted[take.success]:
-                wanted[take.success] -= 1
-                yield take
+        most = _PATIENCE * (self._options.episodes + NUM_ENVS)
+        for num_played, episode in enumerate(self.episodes(), 1):
+            if wanted[episode.success]:
+                wanted[episode.success] -= 1
+                yield episode
             if not any(wanted.values()):
                 return
             if num_played >= most:
@@ -243,52 +252,59 @@ class Stage:
                 )
 
 
+def _success_reward(result: StepResult) -> Array:
+    """1 in the step that succeeds."""
+    reward: Array = np.zeros(len(result.reward), np.float32)
+    if len(result.final_envs):
+        reward[result.final_envs] = result.episodes["is_success"]
+    return reward
+
+
 def record(
     recipe: Recipe, out: Path, options: RecordOptions, tick: Tick = lambda done, total: None
 ) -> EpisodeStore:
     """Record a dataset; `tick` counts episodes."""
-    stage = Stage(recipe, options)
+    recording = Recording(recipe, options)
     fields = {
         OBS + name: ArraySpec(spec.shape, "float32")
-        for name, spec in stage.spec.observations.items()
+        for name, spec in recording.spec.observations.items()
         if name not in (SIMULATION, TARGET)
     }
     size = options.image_size
     if size:
         fields[OBS + IMAGE] = ArraySpec((size, size, 3), "uint8")
-    fields["actions"] = stage.spec.action.array
-    studio = Studio(recipe, size, options.workers) if size else None
+    fields["actions"] = recording.spec.action.array
+    renderers = Renderers(recipe, size, options.workers) if size else None
     labels = Labels()
     try:
-        with new_store(out, fields, stage.max_steps) as store:
-            for take in _filmed(stage, studio):
-                store.append_episode(take.obs, take.actions, take.rewards, take.terminated)
+        with new_store(out, fields, recording.max_steps) as store:
+            for episode in _with_pictures(recording, renderers):
+                store.append_episode(
+                    episode.obs, episode.actions, episode.rewards, episode.terminated
+                )
                 name = f"take {len(labels)}"
-                labels.add(name, take.kind, success=take.success, task=recipe.name)
+                labels.add(name, episode.kind, success=episode.success, task=recipe.name)
                 tick(len(labels), options.episodes)
             chosen = asdict(options) | {"policy": str(options.policy or "scripted expert")}
             about = {"source": f"recorded from {recipe.name}", "format": "recorded"}
             notes = {"env": recipe.task.model_dump(mode="json"), "options": chosen}
             return finish(store, {**about, **notes}, labels)
     finally:
-        if studio is not None:
-            studio.close()
+        if renderers is not None:
+            renderers.close()
 
 
-def _filmed(stage: Stage, studio: Studio | None) -> Iterator[Take]:
-    """The chosen episodes with their pictures."""
+def _with_pictures(recording: Recording, renderers: Renderers | None) -> Iterator[Recorded]:
+    def drawn() -> Iterator[tuple[Recorded, Array, Array]]:
+        for episode in recording.chosen():
+            yield episode, episode.obs.pop(SIMULATION), episode.obs.pop(TARGET)
 
-    def shots() -> Iterator[tuple[Take, Array, Array]]:
-        for take in stage.chosen():
-            yield take, take.obs.pop(SIMULATION), take.obs.pop(TARGET)
-
-    if studio is None:
-        for take, _, _ in shots():
-            yield take
+    if renderers is None:
+        yield from (episode for episode, _, _ in drawn())
         return
-    for take, pictures in studio.film(shots()):
-        take.obs[IMAGE] = pictures
-        yield take
+    for episode, pictures in renderers.draw(drawn()):
+        episode.obs[IMAGE] = pictures
+        yield episode
 
 
 def kinds(labels: Labels) -> dict[str, int]:
@@ -298,17 +314,65 @@ def kinds(labels: Labels) -> dict[str, int]:
     return dict(Counter(f"{kind}: {ends[success]}" for kind, success in pairs))
 
 
-def _tapes(arrays: Observations, steps: int) -> Observations:
-    """Room for every step of an episode in every row, {name: [rows, steps, ...]}."""
-    return {
-        name: np.empty((len(array), steps, *array.shape[1:]), array.dtype)
-        for name, array in arrays.items()
-    }
+class QuickCamera(offscreen.Renderer):
+    """A camera for many small pictures."""
+
+    def _shoot(self) -> Array:
+        rect = self._rect
+        pixels = np.empty((rect.height, rect.width, 3), np.uint8)
+        depth = np.empty((rect.height, rect.width), np.float32)
+        mujoco.mjr_render(rect, self._scene, self._context)
+        mujoco.mjr_readPixels(pixels, depth, rect, self._context)
+        # MuJoCo leaves the background black.
+        empty = (depth <= 0.0) | (depth >= 1.0)
+        np.copyto(pixels, _SKY, where=empty[:, :, None])
+        return pixels[::-1]
 
 
-def _success_reward(result: StepResult) -> Array:
-    """1 in the step that succeeds."""
-    reward: Array = np.zeros(len(result.reward), np.float32)
-    if len(result.final_envs):
-        reward[result.final_envs] = result.episodes["is_success"]
-    return reward
+def _start(recipe: Recipe, size: int) -> None:
+    global _camera
+    # One core each: Mesa would take all of them for every picture.
+    os.environ["LP_NUM_THREADS"] = "0"
+    task = make_demonstrated(recipe, 1)
+    quality = task.simulation.model.vis.quality
+    quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
+    _camera = QuickCamera(task.simulation.model, task.shot, size, size)
+
+
+def _draw(states: Array, targets: Array) -> Array:
+    """[T, size, size, 3] uint8 of states [T, n] with their targets [T, 3]."""
+    assert _camera is not None
+    pairs = zip(states, targets, strict=True)
+    return np.stack([_camera.picture(state, target) for state, target in pairs])
+
+
+class Renderers:
+    """Worker processes with a camera each."""
+
+    def __init__(self, recipe: Recipe, size: int, workers: int) -> None:
+        offscreen.backend()  # raises before a worker would
+        self._workers = workers
+        # Spawned: OpenGL and MuJoCo's threads do not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, context, _start, (recipe, size))
+
+    def draw(self, episodes: Iterable[tuple[T, Array, Array]]) -> Iterator[tuple[T, Array]]:
+        """(label, states [T, n], targets [T, 3]) to (label, pictures), in the same order."""
+        waiting: deque[tuple[T, Future[Array]]] = deque()
+        try:
+            for label, states, targets in episodes:
+                waiting.append((label, self._pool.submit(_draw, states, targets)))
+                while len(waiting) > 2 * self._workers:
+                    first, drawn = waiting.popleft()
+                    yield first, drawn.result()
+            for first, drawn in waiting:
+                yield first, drawn.result()
+        except BrokenProcessPool as error:
+            raise EtudeError(
+                "A process that draws pictures died: try MUJOCO_GL=osmesa, or record without "
+                "pictures (--image-size 0)."
+            ) from error
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
