@@ -1,8 +1,7 @@
 """The live dashboard: where a run stands, how it learns, and where its time goes.
 
-It takes log rows like any other log, and is told about batches and iterations in between. A thread
-draws, at most four times a second and never for more than a hundredth of the time; the run itself
-only leaves numbers here.
+It takes log rows like any other log, and callbacks for batches and iterations in between. A thread
+draws, at most four times a second and never for more than a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -27,13 +26,8 @@ INTERVAL = 0.25
 MAX_SHARE = 1 / 150
 """Of one core's time, what drawing may take."""
 RECENT_ROWS = 20
-
-ACTIVITIES = {
-    "collect": "collecting",
-    "train": "learning",
-    "test": "evaluating",
-    "save": "saving",
-}
+_DOING = {"collect": "collecting", "train": "learning", "test": "evaluating", "save": "saving"}
+"""What the dashboard says of a stopwatch phase."""
 
 
 class Dashboard:
@@ -106,7 +100,7 @@ class Dashboard:
     def activity(self, phase: str) -> None:
         """What the run does now, by the name of its stopwatch phase; "" between two."""
         if phase:
-            self._activity = ACTIVITIES.get(phase, phase)
+            self._activity = _DOING.get(phase, phase)
 
     def say(self, text: str) -> None:
         """Print a message; while the dashboard is up, it is part of it."""
@@ -179,14 +173,11 @@ class Dashboard:
                 fits = bounds == (None, None)
                 value = number(curve.last) if fits else format(curve.last, metric.format)
                 label = f"· {name.removeprefix(metric.name)}" if terms else title or metric.label
-                points, span = self._points(curve)
+                points = curve.points
+                rows = self._clock.loops.total.cycles if self._clock is not None else 0
+                span = span_of(len(points), -(-rows // curve.per_point))
                 shown.append(Shown(label, points, value, style, span, bounds, terms))
         return shown
-
-    def _points(self, curve: Curve) -> tuple[tuple[float, ...], int]:
-        points = curve.points
-        rows = self._clock.loops.total.cycles if self._clock is not None else 0
-        return points, span_of(len(points), -(-rows // curve.per_point))
 
 
 def _levels(clock: Clock | None, batches: int) -> list[Level]:
@@ -248,18 +239,14 @@ class _Drawing:
         pause = 0.0
         while not self._ended.wait(pause):
             start = time.thread_time()
+            size = width, height = self._console.size
             try:
-                self._refresh()
+                if size != self._size:  # the terminal has wrapped what was drawn
+                    self._size = size
+                    self._screen.restart()
+                self._screen.show(draw(self._view(), width, height - 1), width)
             except OSError:
                 return
             taken = time.thread_time() - start
             self.seconds += taken
             pause = max(INTERVAL, taken / MAX_SHARE)
-
-    def _refresh(self) -> None:
-        size = self._console.size
-        if size != self._size:  # the terminal has wrapped what was drawn
-            self._size = size
-            self._screen.restart()
-        width, height = size
-        self._screen.show(draw(self._view(), width, height - 1), width)

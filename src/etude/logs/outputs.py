@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -16,12 +16,9 @@ from etude.logs.kinds import LOGS, LogConfig, LoggedRun
 from etude.metrics.declared import Health, Metrics
 from etude.training.callbacks import Callback
 
-if TYPE_CHECKING:
-    from etude.logs.dashboard import Dashboard
-
 Say = Callable[[str], None]
 LOSS_BATCHES = 100
-"""Batches of one line, where lines are wanted of batches."""
+"""Batches per line of `logs.losses batches`."""
 
 
 def _by_name(value: Any) -> LogConfig:
@@ -30,26 +27,25 @@ def _by_name(value: Any) -> LogConfig:
 
 
 class LogsConfig(Config):
-    """What is written and shown of a run. None of this changes a result."""
+    """What is logged and shown of a run. Nothing here changes a result."""
 
     tensorboard: bool = Field(True, description="Write curves for TensorBoard.")
     wandb: bool = Field(False, description="Send rows and the final policy to W&B.")
     wandb_project: str = Field("etude", description="The W&B project.")
     wandb_mode: Literal["online", "offline"] = Field(
-        "online", description="Offline keeps it in the run's folder until `wandb sync`."
+        "online", description="offline keeps rows in the run's folder until `wandb sync`."
     )
     console: Literal["auto", "dashboard", "table", "none"] = Field(
         "auto",
-        description="What commands show; auto is a dashboard in a terminal, a table in a pipe.",
+        description="Shown while training; auto is a dashboard in a terminal, else a table.",
     )
     losses: Literal["cycle", "iteration", "batches"] = Field(
         "cycle",
-        description="What a learned reward's loss is shown for: log rows, iterations too, or "
-        "every 100 batches too.",
+        description="How often the loss of a learned reward is printed: per log row, also per "
+        "iteration, or also every 100 batches.",
     )
-
     writers: tuple[Annotated[SerializeAsAny[LogConfig], BeforeValidator(_by_name)], ...] = Field(
-        (), description="Further logs: kinds that other packages bring, or module:Class."
+        (), description="Further log writers: kinds of other packages, or module:Class."
     )
 
     def kinds(self) -> list[LogConfig]:
@@ -94,14 +90,20 @@ def open_logs(
     health = Health(metrics, iterations)
     if console and config.console != "none":
         from etude.logs.console import ConsoleTable
-        from etude.training.progress import EpochLines, LossLines
+        from etude.training.progress import DashboardCallback, EpochLines, LossLines
 
         if config.console != "table" and shows_dashboard():
             from etude.logs.dashboard import Dashboard
 
             dashboard = Dashboard(recipe["name"], str(folder), health)
-            _add_dashboard(out, dashboard)
             screen = [dashboard]
+
+            def on_phase(phase: str) -> None:
+                dashboard.activity(phase)
+                outputs.on_phase(phase)
+
+            out.say, out.on_phase = dashboard.say, on_phase
+            out.callbacks.append(DashboardCallback(dashboard))
         else:
             table = ConsoleTable(health)
             screen = [table]
@@ -127,16 +129,3 @@ def shows_dashboard() -> bool:
     return (
         sys.stdout.isatty() and console.encoding.startswith("utf") and not console.is_dumb_terminal
     )
-
-
-def _add_dashboard(out: Outputs, dashboard: Dashboard) -> None:
-    from etude.training.progress import DashboardCallback
-
-    on_phase = out.on_phase
-
-    def both(phase: str) -> None:
-        dashboard.activity(phase)
-        on_phase(phase)
-
-    out.say, out.on_phase = dashboard.say, both
-    out.callbacks.append(DashboardCallback(dashboard))

@@ -14,18 +14,10 @@ from typing import Any, TextIO
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
-from rich.console import Console
+from rich.console import COLOR_SYSTEMS, Console
 from rich.style import Style
 
 from etude.logs.dashboard_view import Line
-
-COLORS = {
-    "standard": ColorSystem.STANDARD,
-    "256": ColorSystem.EIGHT_BIT,
-    "truecolor": ColorSystem.TRUECOLOR,
-    "windows": ColorSystem.WINDOWS,
-}
-
 
 ERASE_REST, ERASE_BELOW = "\x1b[K", "\x1b[J"
 """Of the line, and of the screen. Always after writing: some terminals keep a copy of a screen
@@ -37,7 +29,7 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self._stream = console.file
-        self._colors = COLORS.get(console.color_system or "")
+        self._colors = COLOR_SYSTEMS.get(console.color_system or "")
         self._no_color = console.no_color
         self._lock = threading.RLock()
         self._lines: list[str] = []
@@ -50,7 +42,7 @@ class Screen:
             self._width = width
             old, self._lines = self._lines, new
             if len(old) != len(new):
-                self._write(_up(len(old)) + "".join(f"{line}\n" for line in new) + ERASE_BELOW)
+                self._paint(len(old), new)
                 return
             changed = ""
             for i, (before, after) in enumerate(zip(old, new, strict=True)):
@@ -66,8 +58,7 @@ class Screen:
                 line if line and cell_len(line) % self._width == 0 else line + ERASE_REST
                 for line in text.splitlines()
             ]
-            lines = "".join(f"{line}\n" for line in [*above, *self._lines])
-            self._write(_up(len(self._lines)) + lines + ERASE_BELOW)
+            self._paint(len(self._lines), [*above, *self._lines])
 
     def restart(self) -> None:
         """Draw from the top: after the size has changed, nobody knows where the lines are."""
@@ -78,9 +69,12 @@ class Screen:
     def end(self, lines: Sequence[Line], width: int) -> None:
         """Leave these lines as ordinary output."""
         with self._lock:
-            top, self._lines = _up(len(self._lines)), []
-            last = "".join(f"{self._text(line, width)}\n" for line in lines)
-            self._write(top + last + ERASE_BELOW)
+            self._paint(len(self._lines), [self._text(line, width) for line in lines])
+            self._lines = []
+
+    def _paint(self, old: int, lines: Sequence[str]) -> None:
+        """Lines over the `old` ones above the cursor."""
+        self._write(_up(old) + "".join(f"{line}\n" for line in lines) + ERASE_BELOW)
 
     def _write(self, text: str) -> None:
         if text:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import secrets
 import struct
@@ -21,6 +20,7 @@ from typing import Any, Literal
 from etude.core.errors import EtudeError, UsageError
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import numbers, step_of
+from etude.runs import files
 from etude.training.callbacks import Callback, Context
 
 Mode = Literal["online", "offline"]
@@ -196,19 +196,8 @@ class _State:
         for name, value in changes.items():
             setattr(self, name, value)
         names = ("id", "confirmed", "sent", "uploaded")
-        temporary = self._path.with_name(f".tmp-{self._path.name}")
-        try:
-            temporary.unlink(missing_ok=True)
-            with temporary.open("x") as stream:  # which follows no link
-                stream.write(json.dumps({name: getattr(self, name) for name in names}) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(self._path)
-        except OSError as error:
-            raise EtudeError(
-                f"Could not write {self._path}: {error.strerror}. Make room or give access, then "
-                "resume the run."
-            ) from error
+        text = json.dumps({name: getattr(self, name) for name in names}) + "\n"
+        files.replace_file(self._path, [text.encode()])
 
 
 def _steps(file: Path) -> Iterator[int]:
