@@ -12,10 +12,10 @@ from pathlib import Path
 
 import etude
 import short_recipes
+from etude.cli import fsck
 from etude.core.errors import EtudeError
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
-from etude.reports import fsck
 from toys import changed, tiny_reach, toy_dataset
 
 UNCHECKED = (".lock", "tensorboard")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +46,10 @@ def silent(text: str) -> None:
     """Says nothing."""
 
 
-def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl so far."""
-    return read_rows(folder.metrics)
-
-
 def plan(recipe: Recipe, measure: bool = False) -> Plan:
-    """What a run of the recipe would do; what does not add up is refused.
+    """What a run of the recipe would do: counts, shapes and bytes; raises where it cannot run.
 
-    `measure`: make and time a few iterations, to say how long the run takes.
+    `measure`: also time a few iterations and estimate how long the run takes.
     """
     run = resolve(recipe)
     made = make_plan(run)
@@ -84,7 +79,7 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl."""
-        return rows_of(self.folder)
+        return read_rows(self.folder.metrics)
 
     def summary(self) -> dict[str, Any]:
         """What a finished run did."""
@@ -128,9 +123,9 @@ class Run:
         return load_policy(self.path)
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, float]:
-        """Fresh deterministic episodes of the run's best policy, not those seen in training.
+        """Metrics of fresh deterministic episodes of the run's best policy.
 
-        Without a count, 100; or every motion once, where motions are imitated.
+        Without a count, 100 episodes; or every motion once, where motions are imitated.
         """
         from etude.reports import fresh
 
@@ -295,13 +290,12 @@ def _resume(
         say = out.say
         parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
         clock = parts.loop.clock
-        if parts.loop.saver.restore(clock, say, step):
-            if total_timesteps is not None:
-                _extend(run, total_timesteps, clock, folder, ranks, say)
+        restored = parts.loop.saver.restore(clock, say, step)
+        if total_timesteps is not None:
+            _extend(run, total_timesteps, clock, folder, ranks, say)
+        if restored:
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
-            if total_timesteps is not None:
-                _extend(run, total_timesteps, clock, folder, ranks, say)
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             if parts.metrics is not None:
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
@@ -345,7 +339,11 @@ def _continued(
     plan = make_plan(run, begun=True, ranks=ranks.size)
     recovery.settle(folder, plan, say)
     now = _manifest(recipe, plan, ranks)
-    _warn_of_failures(folder, say)
+    if found := folder.last_failure():
+        say(
+            f"This run failed before (see {found}). A run is exact, so the same failure will "
+            "come again unless something changes."
+        )
     if saved is None:
         exactness.begin_anew(folder, now, say)
         return run, []
@@ -422,7 +420,7 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     loop, ranks = parts.loop, parts.ranks
     try:
         with loop.stop:
-            finished = loop.run(rows_of(folder) if ranks.is_first else [])
+            finished = loop.run(read_rows(folder.metrics) if ranks.is_first else [])
     except (LostRank, ReportedElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
@@ -442,23 +440,17 @@ def _report(error: Exception, counters: Tree, folder: RunFolder, say: Say) -> No
     arrays = error.arrays if isinstance(error, NonFinite) else {}
     context = {"counters": counters, "error": type(error).__name__}
     try:
-        report = folder.write_failure(error, arrays, context)
+        report = f"Report: {folder.write_failure(error, arrays, context)}"
     except EtudeError as fault:
-        say(f"The run failed; the last good checkpoint is untouched. No report: {fault}")
-        return
-    say(f"The run failed; the last good checkpoint is untouched. Report: {report}")
+        report = f"No report: {fault}"
+    say(f"The run failed; the last good checkpoint is untouched. {report}")
 
 
 def _summarise(parts: Parts, folder: RunFolder) -> None:
     """summary.json: what the run did, to hold against the plan."""
     loop = parts.loop
     now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
-    counts = {
-        "epochs": now.epochs,
-        "cycles": now.cycles,
-        "iterations": now.iterations,
-        "updates": now.updates,
-        "timesteps": now.timesteps,
+    counts = asdict(now) | {
         "environment_steps": now.timesteps // parts.spec.agents,
         "log_rows": rows,
         "evaluations": loop.evaluator.num_done,
@@ -479,11 +471,3 @@ def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
         ranks=ranks.size,
         recipe=recipes.digest(recipe),
     )
-
-
-def _warn_of_failures(folder: RunFolder, say: Say) -> None:
-    if found := folder.last_failure():
-        say(
-            f"This run failed before (see {found}). A run is exact, so the same failure will "
-            "come again unless something changes."
-        )

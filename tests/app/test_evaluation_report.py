@@ -18,13 +18,14 @@ import pytest
 
 from etude.api import Run, train
 from etude.cli import main as cli
+from etude.cli import play
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import offscreen
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
-from etude.reports import evaluating, film, fresh, play
+from etude.reports import evaluation, film, fresh
 from etude.reports.evaluation import Report, kinds_of, new_folder, wilson
 from etude.reports.fresh import FreshEpisodes
 from etude.rollout.group import evaluate
@@ -60,7 +61,7 @@ def made_up(**episodes: list[float]) -> FreshEpisodes:
     """Five episodes on two rows would not divide: one row of five, then."""
     spec = EnvSpec({}, BOX, 200, outcomes=OUTCOMES if "outcome" in episodes else ())
     arrays = {name: np.array(values, np.float64) for name, values in episodes.items()}
-    return FreshEpisodes(arrays, spec, 4096, 7, Key(7), envs_per_group=1, per_row=5)
+    return FreshEpisodes(arrays, spec, 4096, 7, Key(7), envs_per_group=1, per_env=5)
 
 
 FIVE: dict[str, list[float]] = {
@@ -183,12 +184,12 @@ def test_where_an_episode_was_played(finished: Path) -> None:
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 6)
     half = FreshEpisodes(
-        played.episodes, played.spec, 0, 0, played.key, envs_per_group=2, per_row=2
+        played.episodes, played.spec, 0, 0, played.key, envs_per_group=2, per_env=2
     )
     places = [half.place(index) for index in (0, 1, 2, 3, 4)]
     assert places == [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 0, 0)]
     env = recipe.env.make(played.envs_per_group)
-    again = evaluate(env, fresh.load(finished), played.per_row, played.group_key(0))
+    again = evaluate(env, fresh.load(finished), played.per_env, played.group_key(0))
     assert all((again[name] == played.episodes[name]).all() for name in again)
 
 
@@ -288,12 +289,12 @@ def test_the_evaluation_that_ends_training(finished: Path) -> None:
         config = recipe.evaluation.model_copy(update={"final_episodes": episodes})
         return recipe.model_copy(update={"evaluation": config})
 
-    evaluating.finish(ending(0), finished, said.append)
+    evaluation.finish(ending(0), finished, said.append)
     assert said == []
-    evaluating.finish(ending(4), finished, said.append)
+    evaluation.finish(ending(4), finished, said.append)
     (folder,) = (finished / "evaluations").glob("*-final")
     kept = [(folder / name).read_bytes() for name in ("episodes.csv", "summary.json")]
-    evaluating.finish(ending(4), finished, said.append)
+    evaluation.finish(ending(4), finished, said.append)
     assert [(folder / name).read_bytes() for name in ("episodes.csv", "summary.json")] == kept
     assert "4 fresh episodes" in said[0]
     assert Run(finished).fingerprint() == before

@@ -42,7 +42,7 @@ EPISODES: dict[str, list[float]] = {
 def made_up(**changes: list[float]) -> Report:
     arrays = {name: np.array(v, np.float64) for name, v in {**EPISODES, **changes}.items()}
     spec = EnvSpec({}, BOX, 900, motions=CLIPS)
-    return Report(FreshEpisodes(arrays, spec, 4096, 7, Key(7), envs_per_group=1, per_row=6))
+    return Report(FreshEpisodes(arrays, spec, 4096, 7, Key(7), envs_per_group=1, per_env=6))
 
 
 def test_averages_are_per_motion_first() -> None:

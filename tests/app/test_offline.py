@@ -26,7 +26,7 @@ from etude.planning import recipes
 from etude.planning.kinds import REWARDS
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import resolve
-from etude.reports import evaluating
+from etude.reports import evaluation
 from etude.runs.files import Disk
 from etude.runs.folder import RunFolder
 from etude.tasks.reach.task import ReachConfig
@@ -155,7 +155,7 @@ def test_imitation_learns_what_was_done_and_eval_judges_it_again(
     # Half of the points walk away, which their places do not tell: no error is far below .01.
     assert errors[-1] < 0.02
     said: list[str] = []
-    found = evaluating.examine(run.recipe, run.path, 100, None, False, said.append)
+    found = evaluation.examine(run.recipe, run.path, 100, None, False, said.append)
     assert found["eval/action_error"] == pytest.approx(errors[-1])
     assert "4 episodes" in said[0]
     assert cli.main(["eval", str(run.path)]) == 0

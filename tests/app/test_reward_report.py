@@ -9,7 +9,7 @@ import pytest
 
 from etude.api import train
 from etude.planning import recipes
-from etude.reports import evaluating
+from etude.reports import evaluation
 from toys import changed, toy_dataset
 
 
@@ -25,7 +25,7 @@ def test_a_learned_reward_is_judged_on_what_was_held_out_and_drawn(tmp_path: Pat
     )
     run = train(recipe, tmp_path / "run")
     said: list[str] = []
-    found = evaluating.examine(run.recipe, run.path, 100, None, False, said.append)
+    found = evaluation.examine(run.recipe, run.path, 100, None, False, said.append)
     last = run.rows()[-1]
     # The best of the run's two evaluations, judged again on the same episodes.
     best = max(row.get("eval/rank_correlation", -1.0) for row in run.rows())

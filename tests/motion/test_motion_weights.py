@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.motion.scores import by_motion, only_successes
+from etude.motion.metrics import by_motion, only_successes
 from etude.training.motion_curriculum import floor, motion_weights, remember
 
 

@@ -41,8 +41,11 @@ METRICS: Metrics = (
         "eval actions",
         ".3g",
         Column(40, 13, "offline"),
+        about="squared error of actions, per dimension",
         summary="squared error of actions {value:.3g}",
     ),
+    Metric("eval/q_mean", "eval Q", about="Q of the policy's actions, by its critics"),
+    Metric("eval/q_data", "data Q", about="Q of the dataset's actions, by the same critics"),
 )
 
 

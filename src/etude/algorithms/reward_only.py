@@ -40,10 +40,27 @@ class RewardOnlyConfig(DatasetConfig):
             "rank",
             ".2f",
             Column(91, 7),
+            about="rank correlation of running sums with progress",
             summary="rank correlation with progress {value:.2f} (the mere time: "
             "{row[eval/time_correlation]:.2f}); best {best[0]:.2f}",
         ),
-        Metric("eval/time_correlation", "of time", ".2f", Column(92, 8)),
+        Metric(
+            "eval/time_correlation",
+            "of time",
+            ".2f",
+            Column(92, 8),
+            about="rank correlation of time with progress",
+        ),
+        Metric(
+            "eval/pooled_correlation",
+            "pooled",
+            about="running sums with progress, all steps pooled",
+        ),
+        Metric(
+            "eval/pooled_time_correlation",
+            "pooled time",
+            about="time with progress, all steps pooled",
+        ),
         Metric("eval/return_correlation", "of returns", ".2f", Column(93, 11)),
     )
 

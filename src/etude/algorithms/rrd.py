@@ -64,6 +64,12 @@ then known to 1.6 % of its spread."""
 METRICS: Metrics = (
     Metric("train/R_loss", "R loss", ".3g", Column(30, 9, "online"), epoch=2, losses=True),
     Metric("train/R_loss", "R loss", ".3g", Column(30, 10, "offline")),
+    Metric("eval/R_loss", "eval R loss", about="squared error of the mean reward"),
+    Metric(
+        "eval/return_correlation",
+        "of returns",
+        about="rank correlation of reward sums with returns",
+    ),
 )
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
 
 from pydantic import Field
 
-from etude.cli.options import Json, Positional, parse
-from etude.core.config import Config
+from etude.cli.options import Positional, Reporting, parse
 from etude.envs.check import check_env, render_findings
 from etude.envs.config import ENVS, EnvConfig
 
 
-class CheckCommand(Config):
-    """Whether an environment keeps the contract everything else relies on."""
+class CheckCommand(Reporting):
+    """Check that an environment keeps the contract that training relies on."""
 
     task: Positional[str] = Field(
         description="module:Class or file.py:Class of a batched task, or a Gymnasium id."
     )
     options: dict[str, bool | int | float | str] = Field(
-        {}, description="Arguments for it: names and values in turn."
+        {}, description="Arguments of the environment: names and values in turn."
     )
-    steps: int = Field(200, ge=1, description="Steps to play; episodes should end within them.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
+    steps: int = Field(200, ge=1, description="Steps to take; an episode should end within them.")
 
 
 def run(arguments: list[str]) -> int:
@@ -34,10 +31,8 @@ def run(arguments: list[str]) -> int:
     agents = config.num_agents
     config.build_unchecked(agents).close()  # a name that stands for nothing is no finding
     findings = check_env(config.build_unchecked, command.steps, agents=agents)
-    if command.json_output:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        print(render_findings(command.task, findings), end="")
+    shown = render_findings(command.task, findings)
+    command.show([asdict(finding) for finding in findings], shown)
     return int(any(finding.verdict == "failed" for finding in findings))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import platform
 import re
@@ -19,13 +18,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from etude.cli.options import Json, parse
-from etude.core.config import Config
+from etude.cli.options import Reporting, parse
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.planning.out_of_memory import machine_memory
@@ -51,26 +48,22 @@ with mujoco.Renderer(model, 32, 32) as renderer:
 """
 
 
-class DoctorCommand(Config):
+class DoctorCommand(Reporting):
     """What this machine can and cannot do."""
-
-    json_output: Json = Field(False, description="Print JSON, for programs.")
 
 
 def run(arguments: list[str]) -> None:
     """Print what was found."""
     command = parse("doctor", DoctorCommand, arguments)
     findings = examine(Path.cwd())
-    if command.json_output:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        width = shutil.get_terminal_size((100, 24)).columns
-        print(render(findings, width, color=sys.stdout.isatty()), end="")
+    width = shutil.get_terminal_size((100, 24)).columns
+    shown = render(findings, width, color=sys.stdout.isatty())
+    command.show([asdict(finding) for finding in findings], shown)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One part of the machine: what was found, and what that means for a run."""
 
     name: str
     found: str
@@ -79,20 +72,18 @@ class Finding:
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Everything worth knowing before a run whose folder will be inside `folder`."""
+    """Findings for a run whose folder will be inside `folder`."""
     # The renderers start first and are waited for last: they are other processes.
     renderers = _start_renderers()
-    findings = [_versions(), _cores(), _memory(), _gpu(), _threads()]
-    findings += _extras()
+    findings = [_versions(), _cores(), _memory(), _gpu(), _threads(), *_extras()]
     findings += [_guarded("disk", lambda: _disk(folder)), _guarded("physics", _physics)]
-    findings.append(_rendering(renderers))
-    return findings
+    return [*findings, _rendering(renderers)]
 
 
-def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
-    """A finding even where looking fails: a doctor must not fall ill."""
+def _guarded(name: str, measure: Callable[[], Finding]) -> Finding:
+    """A finding even where measuring fails."""
     try:
-        return look()
+        return measure()
     except (EtudeError, OSError, RuntimeError) as error:
         return Finding(name, "failed", str(error), "bad")
 
@@ -113,7 +104,8 @@ def _version(name: str) -> str:
 def usable_cores() -> float:
     """Cores this process may use: by affinity, and by the container's quota."""
     cores = float(len(os.sched_getaffinity(0)))
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    quota = limit.read_text().split() if os.access(limit, os.R_OK) else []
     if len(quota) == 2 and quota[0].isdigit():
         cores = min(cores, int(quota[0]) / int(quota[1]))
     return cores
@@ -131,11 +123,9 @@ def _cores() -> Finding:
 
 def _memory() -> Finding:
     total, free = machine_memory()
-    if not total:
-        return Finding("memory", "unknown", "compare with the bytes that `etude plan` prints")
-    found = f"{size(free)} free of {size(total)}"
+    found = f"{size(free)} free of {size(total)}" if total else "unknown"
     means = "compare with the bytes that `etude plan` prints"
-    return Finding("memory", found, means, "note" if free < 2 << 30 else "good")
+    return Finding("memory", found, means, "note" if total and free < 2 << 30 else "good")
 
 
 def _gpu() -> Finding:
@@ -199,15 +189,15 @@ def _disk(folder: Path) -> Finding:
 
 def _physics() -> Finding:
     """Control steps per second of the bare reach simulation on all cores."""
-    rows, threads = 128, max(1, int(usable_cores()))
-    env = reach().task.build(rows, threads)
+    num_envs, threads = 128, max(1, int(usable_cores()))
+    env = reach().task.build(num_envs, threads)
     env.reset(Key(0))
     simulation, substeps = env.simulation, env.spec.substeps
     simulation.step(substeps)
     rates: list[float] = []
     end = time.perf_counter() + PHYSICS_SECONDS
     while time.perf_counter() < end:
-        rates.append(rows / simulation.step(substeps))
+        rates.append(num_envs / simulation.step(substeps))
     rate, steps = float(np.median(rates)), reach().clock.total_timesteps or 0
     found = f"{rate:,.0f} control steps/s of reach on {threads} threads"
     means = f"the {steps:,} steps of `etude train reach` need {duration(steps / rate)} of it"
@@ -244,15 +234,8 @@ def _rendering(started: dict[str, subprocess.Popen[bytes]]) -> Finding:
     return Finding("rendering", "neither egl nor osmesa", means, "note")
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def verdict(findings: list[Finding]) -> str:
-    """What it all comes to, in one line."""
+    """The findings in one sentence."""
     bad = [finding.name for finding in findings if finding.state == "bad"]
     notes = [finding.name for finding in findings if finding.state == "note"]
     if bad:

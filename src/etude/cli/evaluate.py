@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
-
 from pydantic import Field
 
 from etude.api import Run, silent
-from etude.cli.options import Json, Positional, parse
+from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting
 from etude.cli.train import say
-from etude.reports import evaluating
+from etude.reports import evaluation
 
 
-class EvalCommand(Trusting):
+class EvalCommand(Trusting, Reporting):
     """Fresh deterministic episodes of a run's best policy."""
 
     run: Positional[str] = Field(description="The run's folder.")
     episodes: int | None = Field(
-        None, ge=1, description="How many; if left out 100, or every motion once."
+        None, ge=1, description="Number of episodes; default 100, or every motion once."
     )
     video: bool = Field(
         False, description="Film a success and a failure of each kind: mp4 and a strip of pictures."
     )
-    seed: int | None = Field(None, description="Other episodes than those of the run's own seed.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
+    seed: int | None = Field(None, description="Seed of the episodes; default: that of the run.")
 
 
 def run(arguments: list[str]) -> None:
@@ -32,8 +29,7 @@ def run(arguments: list[str]) -> None:
     command = parse("eval", EvalCommand, arguments)
     run = Run(command.run, command.trust)
     speak = silent if command.json_output else say
-    metrics = evaluating.examine(
+    metrics = evaluation.examine(
         run.recipe, run.path, command.episodes, command.seed, command.video, speak
     )
-    if command.json_output:
-        print(json.dumps(metrics, indent=2))
+    command.show(metrics, "")

@@ -1,30 +1,241 @@
-"""`etude fsck`: which files of a run or dataset are whole."""
+"""`etude fsck`: which files of a run or dataset are whole, and what can be recovered.
+
+Every byte is read and nothing is changed.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
-from etude.cli.options import Json, Positional, parse
-from etude.core.config import Config
-from etude.reports import fsck
+from etude.building import exactness, recovery
+from etude.cli.options import Positional, Reporting, parse
+from etude.core.errors import EtudeError, UsageError
+from etude.core.seals import unsealed
+from etude.core.trees import Tree
+from etude.datasets.importing import is_store
+from etude.experience.store.episodes import EpisodeStore
+from etude.planning.recipe import Recipe, load
+from etude.runs import checkpoint
+from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder
+from etude.runs.metrics_log import named, read_rows, salvage
 
 
-class FsckCommand(Config):
-    """Which files of a run or dataset are whole, and what can be saved; changes nothing."""
+class FsckCommand(Reporting):
+    """Which files of a run or dataset are whole, and what can be recovered; changes nothing."""
 
     path: Positional[str] = Field(description="A run's folder, or a dataset's.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
 
 
 def run(arguments: list[str]) -> int:
     """Print what was found; 1 if something is damaged."""
     command = parse("fsck", FsckCommand, arguments)
-    report = fsck.examine(Path(command.path))
-    if command.json_output:
-        print(json.dumps(report.to_json(), indent=2))
-    else:
-        print(fsck.render(report), end="")
+    report = examine(Path(command.path))
+    command.show(report.to_json(), render(report))
     return int(report.damaged)
+
+
+Verdict = Literal["whole", "damaged", "missing", "not checked"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One file."""
+
+    path: str
+    """From the folder that was examined, or whole where it is elsewhere."""
+    verdict: Verdict
+    note: str = ""
+
+
+@dataclass
+class Report:
+    """The state of a folder's files."""
+
+    folder: Path
+    findings: list[Finding] = field(default_factory=list)
+    resumable: list[int] = field(default_factory=list)
+    """Steps a run can be resumed from, the newest first."""
+    policies: list[int] = field(default_factory=list)
+    """Steps whose policy is whole, the newest first."""
+    saved: list[str] = field(default_factory=list)
+    """What can be saved, in sentences."""
+
+    @property
+    def damaged(self) -> bool:
+        return any(finding.verdict in ("damaged", "missing") for finding in self.findings)
+
+    def to_json(self) -> Tree:
+        return {**asdict(self), "folder": str(self.folder), "damaged": self.damaged}
+
+    def add(self, path: Path, wrong: str, note: str = "") -> None:
+        """A file, and what is wrong with it: "" if nothing is."""
+        verdict: Verdict = "missing" if wrong == "is missing" else "damaged" if wrong else "whole"
+        words = "; ".join(text for text in (wrong if verdict == "damaged" else "", note) if text)
+        inside = self.folder in path.parents
+        shown = str(path.relative_to(self.folder) if inside else path)
+        known = [finding for finding in self.findings if finding.path == shown]
+        for old in known:  # The same block under two checkpoints: the worse counts.
+            if old.verdict != "whole" or verdict == "whole":
+                return
+            self.findings.remove(old)
+        self.findings.append(Finding(shown, verdict, words))
+
+
+def examine(path: Path) -> Report:
+    """Read every byte of a run folder or a dataset."""
+    report = Report(path)
+    if is_store(path) or os.path.lexists(path / "sealed.json"):
+        _dataset(report, path)
+        return report
+    folder = RunFolder.open(path, write=False)
+    _checkpoints(report, folder)
+    recipe = _texts(report, folder)
+    _metrics(report, folder)
+    if recipe is None:
+        report.resumable = []
+    elif (dataset := getattr(recipe.algorithm, "dataset", "")) and Path(dataset).is_dir():
+        _dataset(report, Path(dataset))
+    _rest(report, folder)
+    _conclude(report)
+    return report
+
+
+def _dataset(report: Report, path: Path) -> None:
+    for file, wrong in EpisodeStore.examine(path).items():
+        report.add(file, wrong, "put back a good copy" if wrong else "")
+
+
+def _checkpoints(report: Report, folder: RunFolder) -> None:
+    """Every checkpoint with the replay it needs."""
+    steps = sorted(checkpoint.steps(folder.checkpoints), reverse=True)
+    for step in steps:
+        path = folder.checkpoints / checkpoint.step_name(step)
+        found = checkpoint.examine(path)
+        for file, wrong in found.items():
+            report.add(file, wrong)
+        if not any(wrong for file, wrong in found.items() if file.parent.name != "training"):
+            report.policies.append(step)
+        if any(found.values()) or path not in checkpoint.resumable(folder.checkpoints):
+            continue
+        stores = checkpoint.load_training(path)[2].get("algorithm", {}).get("stores", {})
+        whole = True
+        for shard, name in enumerate(sorted(stores)):
+            if "sealed_sha256" in stores[name]:
+                continue
+            replay = EpisodeStore.examine(folder.path / "replay" / f"shard-{shard}", stores[name])
+            for file, wrong in replay.items():
+                rebuilt = bool(wrong) and file.suffix == ".json"
+                report.add(file, wrong, "a resume writes it anew" if rebuilt else "")
+                whole = whole and (not wrong or rebuilt)
+        if whole:
+            report.resumable.append(step)
+
+
+def _texts(report: Report, folder: RunFolder) -> Recipe | None:
+    """The texts of a run; its recipe, if any of it is left."""
+    copies = exactness.copies(folder) or {}
+    changed, anew = folder.changed_texts(copies.get("manifest", "")), "a resume writes it anew"
+    copied = (
+        "a resume takes it from the newest checkpoint" if copies else "no checkpoint holds a copy"
+    )
+    notes = {RECIPE: _of_recipe(folder, copies, copied), MANIFEST: copied}
+    notes |= {PLAN: anew, PLAN_JSON: anew}
+    for name in notes:
+        path, wrong = folder.path / name, ""
+        if not path.is_file():
+            wrong = "is missing"
+        elif name in changed:
+            wrong = "was changed after it was written"
+        report.add(path, wrong, notes[name] if wrong else "")
+    summary = folder.path / "summary.json"
+    if summary.is_file() or (folder.checkpoints / "final").exists():
+        wrong = "" if summary.is_file() else "is missing"
+        try:
+            unsealed(summary.read_bytes() if not wrong else b"")
+        except (OSError, ValueError) as error:
+            wrong = wrong or str(error)
+        report.add(summary, wrong, anew if wrong else "")
+    try:
+        return recovery.recipe_of(folder)
+    except UsageError:
+        return None
+
+
+def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
+    """What a resume does with a recipe that was changed."""
+    try:
+        recipe = load(folder.recipe)
+    except UsageError:
+        return copied
+    try:
+        exactness.check_recipe(recipe, copies, folder, lambda text: None)
+    except UsageError:
+        return "a resume refuses it: put back the one the run was saved with"
+    return "a resume goes on with it"
+
+
+def _metrics(report: Report, folder: RunFolder) -> None:
+    """metrics.jsonl against what the newest checkpoint saw of it."""
+    newest = checkpoint.newest_verified(folder.checkpoints, lambda text: None, repair=False)
+    rows: Any = None
+    if newest is not None:
+        rows = checkpoint.load_document(newest)["metrics"].get("rows")
+    if not folder.metrics.is_file():
+        if rows:
+            report.add(folder.metrics, "is missing", "its rows are lost; a resume goes on")
+        return
+    lost = [] if rows is None else salvage(folder.metrics.read_bytes(), rows)[1]
+    wrong = f"has lost {named(lost)} of {len(rows):,}" if lost else ""
+    if not wrong:
+        try:
+            read_rows(folder.metrics)
+        except EtudeError as error:
+            wrong = str(error)
+    report.add(folder.metrics, wrong, "a resume goes on without them" if lost else "")
+
+
+def _rest(report: Report, folder: RunFolder) -> None:
+    """What a resume does not need, and links that lead nowhere."""
+    known = {finding.path for finding in report.findings}
+    for path in _files(folder.path):
+        name = str(path.relative_to(folder.path))
+        if path.is_symlink() and path.parent == folder.checkpoints:
+            report.add(path, "" if path.exists() else "leads nowhere", "")
+        elif name not in known:
+            report.findings.append(Finding(name, "not checked", "no resume needs it"))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(root) / name for name in sorted(names))
+        yield from (Path(root) / name for name in folders if (Path(root) / name).is_symlink())
+
+
+def _conclude(report: Report) -> None:
+    if report.resumable:
+        newest, *older = report.resumable
+        others = f"; with --checkpoint also from {', '.join(map(str, older))}" if older else ""
+        report.saved.append(f"The run can be resumed from step {newest}{others}.")
+        return
+    report.saved.append("No checkpoint can be resumed from.")
+    if report.policies:
+        path = report.folder / "checkpoints" / checkpoint.step_name(report.policies[0])
+        report.saved.append(f"A new run can start from the policy of one: --from {path}.")
+
+
+def render(report: Report) -> str:
+    """A line per file, then what can be saved."""
+    lines = []
+    for finding in report.findings:
+        note = f"  ({finding.note})" if finding.note else ""
+        lines.append(f"{finding.verdict:<12} {finding.path}{note}")
+    bad = [f.path for f in report.findings if f.verdict in ("damaged", "missing")]
+    verdict = f"Damaged: {', '.join(bad)}." if bad else "Whole."
+    return "\n".join([*lines, "", verdict, *report.saved]) + "\n"

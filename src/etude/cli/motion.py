@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from etude.cli.options import Json, Positional, parse
+from etude.cli.options import Positional, Reporting, parse
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.errors import UsageError
@@ -25,22 +24,24 @@ Clips come with `pip install 'etude[mocap]'`, or from --folder FOLDER of DeepMim
 """
 
 
-class ListCommand(Config):
+class ListCommand(Reporting):
     """All clips, and what they are like."""
 
-    folder: str | None = Field(None, description="Where clips are; None: those of pybullet.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
+    folder: str | None = Field(None, description="Folder of clips; default: those of pybullet.")
 
 
 class ShowCommand(Config):
     """A clip as it will be imitated: closed where it loops, lifted out of the floor."""
 
-    clip: Positional[str] = Field(description="Its name, as `etude motion list` has it.")
-    folder: str | None = Field(None, description="Where clips are; None: those of pybullet.")
+    clip: Positional[str] = Field(description="Name of a clip, from `etude motion list`.")
+    folder: str | None = Field(None, description="Folder of clips; default: those of pybullet.")
     out: str | None = Field(None, description="The file to write; default CLIP.png or CLIP.mp4.")
     mp4: bool = Field(False, description="A film instead of a strip of pictures.")
     seconds: float | None = Field(
-        None, gt=0, le=60, description="How much of it; default one cycle, 5 s in a film."
+        None,
+        gt=0,
+        le=60,
+        description="Seconds to show; default one cycle, in a film 5 s.",
     )
 
 
@@ -64,17 +65,15 @@ def facts(clip: clips.Clip) -> dict[str, Any]:
 def _list(arguments: list[str]) -> None:
     command = parse("motion list", ListCommand, arguments)
     rows = [facts(clip) for clip in clips.load(("all",), command.folder, "--folder")]
-    if command.json_output:
-        print(json.dumps(rows, indent=2))
-        return
     width = max(len(row["clip"]) for row in rows) + 2
-    print(f"  {'clip':<{width}}frames  seconds  loops  lowest m  speed m/s")
+    text = f"  {'clip':<{width}}frames  seconds  loops  lowest m  speed m/s\n"
     for row in rows:
         loops = "yes" if row["loops"] else "no"
-        print(
+        text += (
             f"  {row['clip']:<{width}}{row['frames']:>6}{row['seconds']:>9.2f}{loops:>7}"
-            f"{row['lowest']:>10.3f}{row['speed']:>11.2f}"
+            f"{row['lowest']:>10.3f}{row['speed']:>11.2f}\n"
         )
+    command.show(rows, text)
 
 
 def _show(arguments: list[str]) -> None:
@@ -83,13 +82,13 @@ def _show(arguments: list[str]) -> None:
         raise UsageError("Clips are shown one at a time: name one that `etude motion list` has.")
     (clip,) = clips.load((command.clip,), command.folder, "--folder")
     # OpenGL is loaded only where something is drawn.
-    from etude.reports import motion_view
+    from etude.reports import film
 
     path = Path(command.out or f"{clip.name}.{'mp4' if command.mp4 else 'png'}")
     if command.mp4:
-        motion_view.film(clip, command.seconds or (5.0 if clip.loops else clip.seconds), path)
+        film.clip_film(clip, command.seconds or (5.0 if clip.loops else clip.seconds), path)
     else:
-        motion_view.strip(clip, command.seconds or clip.seconds).save(path, optimize=True)
+        film.clip_strip(clip, command.seconds or clip.seconds).save(path, optimize=True)
     print(f"{clip.name} is in {path}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import textwrap
@@ -9,9 +10,10 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, Union
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from etude.core.config import Config
 from etude.core.errors import UsageError
@@ -31,8 +33,19 @@ class Called:
 _POSITIONAL = object()
 Positional = Annotated[T, _POSITIONAL]
 """Marks a field that is given by its place, before or between options."""
-Json = Annotated[bool, Called("json")]
-"""A switch --json, as `json` itself would hide a method of the config."""
+
+
+class Reporting(Config):
+    """A command that prints for people, or JSON for programs."""
+
+    # `json` itself would hide a method of the config.
+    json_output: Annotated[bool, Called("json")] = Field(
+        False, description="Print JSON, for programs."
+    )
+
+    def show(self, document: Any, text: str) -> None:
+        """Print the document as JSON, or the text."""
+        print(json.dumps(document, indent=2) + "\n" if self.json_output else text, end="")
 
 
 def parse(verb: str, command: type[C], arguments: list[str], default: C | None = None) -> C:
@@ -69,7 +82,14 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
         else:
             content[place] = loose.pop(0)[0]
     if loose:
-        raise UsageError(_stray(*loose[0]))
+        text, switch = loose[0]
+        if switch is not None:
+            raise UsageError(
+                f"--{switch} takes no value, not '{text}': write it alone, or leave it out."
+            )
+        raise UsageError(
+            f"'{text}' belongs to no option: options are written --section.field value."
+        )
     try:
         return command.model_validate(content)
     except ValidationError as error:
@@ -118,8 +138,7 @@ class Option:
     def help(self, name: str) -> tuple[str, str]:
         """How it is written, and what it is."""
         if self.is_switch:
-            section, dot, last = name.rpartition(".")
-            shown = f"{section}{dot}no-{last}" if self.default else name
+            shown = _switched(name) if self.default else name
             return f"--{shown}", f"{self.description} (default: {'on' if self.default else 'off'})"
         about = f"{self.description} (default: {_written(self.default)})"
         return f"--{name} {_placeholder(self.annotation)}", about
@@ -191,13 +210,14 @@ def _is_section(annotation: Any) -> bool:
 
 def _help(verb: str, command: type[Config], options: dict[str, Option], places: list[str]) -> str:
     """The page of --help: every option with its values, what it is, and its default."""
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    width, deep = min(shutil.get_terminal_size((100, 24)).columns, 120), " " * 8
+    wrapped = partial(textwrap.wrap, width=width, initial_indent=deep, subsequent_indent=deep)
     named = "".join(f" {place.upper()}" for place in places)
     doc = " ".join((command.__doc__ or "").split())
     lines = [f"usage: etude {verb}{named} [--option value ...]", "", doc, ""]
     for place in places:
         about = command.model_fields[place].description or ""
-        lines += [f"  {place.upper()}", *_wrapped(about, width)]
+        lines += [f"  {place.upper()}", *wrapped(about)]
     section = ""
     for name, option in options.items():
         prefix = name.rpartition(".")[0]
@@ -205,12 +225,8 @@ def _help(verb: str, command: type[Config], options: dict[str, Option], places: 
             lines += ["", prefix]
             section = prefix
         written, about = option.help(name)
-        lines += [f"  {written}", *_wrapped(about, width)]
+        lines += [f"  {written}", *wrapped(about)]
     return "\n".join(lines) + "\n"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _written(value: Any) -> str:
@@ -283,14 +299,8 @@ def _check_count(name: str, texts: list[str], option: Option) -> None:
         raise UsageError(f"--{name} needs a value: it is {option.default!r} if left out.")
 
 
-def _stray(text: str, switch: str | None) -> str:
-    """Of a text that nothing takes, typed after a switch or elsewhere."""
-    if switch is not None:
-        return f"--{switch} takes no value, not '{text}': write it alone, or leave it out."
-    return f"'{text}' belongs to no option: options are written --section.field value."
-
-
 def _named_as_typed(text: str) -> str:
-    """Fields of the recipe are options without its name in front."""
+    """Fields of the recipe are options without its name, and values of a list have no number."""
     text = text.replace("--recipe.", "--")
+    text = re.sub(r"(--[\w.-]+?)\.\d+(\.kind)?(?=[ :])", r"\1", text)  # a value of several
     return text if "." in text.split()[0] else text[0].upper() + text[1:]

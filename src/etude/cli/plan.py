@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 
 from pydantic import Field
 
 from etude.api import plan
-from etude.cli.options import Json, parse
+from etude.cli.options import Reporting, parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import UsageError
 from etude.planning import page
 from etude.planning.recipe import Recipe
 
 
-class PlanCommand(Trusting):
+class PlanCommand(Trusting, Reporting):
     """What a run would do, without doing it."""
 
     recipe: Recipe_
-    measure: bool = Field(False, description="Time a few steps and say how long the run takes.")
-    compare: str | None = Field(None, description="Variants side by side: section.key=a,b,c.")
-    json_output: Json = Field(False, description="Print JSON, for programs.")
+    measure: bool = Field(
+        False, description="Time a few iterations and estimate the time of the run."
+    )
+    compare: str | None = Field(
+        None, description="Plans for several values of a field: section.key=a,b,c."
+    )
 
 
 def run(arguments: list[str]) -> None:
@@ -32,16 +34,11 @@ def run(arguments: list[str]) -> None:
     if command.compare is not None:
         field, variants = _variants(command.recipe, command.compare)
         plans = [(value, plan(variant, command.measure)) for value, variant in variants]
-        if command.json_output:
-            print(json.dumps({value: plan.to_json() for value, plan in plans}, indent=2))
-        else:
-            print(page.compare(field, plans, width), end="")
+        documents = {value: plan.to_json() for value, plan in plans}
+        command.show(documents, page.compare(field, plans, width))
         return
     made = plan(command.recipe, command.measure)
-    if command.json_output:
-        print(json.dumps(made.to_json(), indent=2))
-    else:
-        print(page.render(made, width, color=sys.stdout.isatty()), end="")
+    command.show(made.to_json(), page.render(made, width, color=sys.stdout.isatty()))
 
 
 def _parsed(recipe: Recipe, options: list[str]) -> PlanCommand:

@@ -13,7 +13,7 @@ from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.ranks import writes
 from etude.metrics.rows import ELAPSED, is_offline, step_of
 from etude.planning.recipe import metrics_of
-from etude.reports import evaluating
+from etude.reports import evaluation
 from etude.runs.folder import NOT_EXACT
 
 
@@ -62,5 +62,5 @@ def finish(run: Run) -> None:
         text = metric.summary.format(value=last[metric.name], row=last, best=best)
         print(f"Last evaluation in training: {text}.")
     print()
-    evaluating.finish(run.recipe, run.path, say)
+    evaluation.finish(run.recipe, run.path, say)
     print(f"Evaluate it: etude eval {run.path}")

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from etude.core.imports import attribute, file_of
 
@@ -17,10 +18,11 @@ from etude.core.imports import attribute, file_of
 class Catalogue:
     """Names of one group, such as recipes or algorithms."""
 
-    def __init__(self, group: str, built_in: Sequence[str]) -> None:
+    def __init__(self, group: str, built_in: Sequence[str], purposes: str = "") -> None:
         """`group`: the entry points of other packages. `built_in`: the lists of this package, each
-        as package:NAME."""
-        self.group, self._lists = group, built_in
+        as package:NAME. `purposes`: a table of sentences, as package:NAME, for names that share a
+        docstring."""
+        self.group, self._lists, self._purposes = group, built_in, purposes
 
     def names(self) -> list[str]:
         """Every name, those of this package first."""
@@ -35,6 +37,8 @@ class Catalogue:
 
     def purpose(self, name: str) -> str:
         """The first line of the docstring behind a name, whose module is not imported for it."""
+        if self._purposes and name in (said := attribute(self._purposes)):
+            return str(said[name])
         place = self.built_in().get(name) or self.installed()[name].value
         module, _, inside = place.partition(":")
         return _first_lines(module).get(inside, "")
@@ -66,12 +70,12 @@ def _first_lines(module: str) -> dict[str, str]:
 
 RECIPES = Catalogue("etude.recipes", ("etude.tasks:RECIPES",))
 """Functions that return a Recipe."""
-KINDS = {
+KINDS: dict[str, tuple[Any, ...]] = {
     "algorithm": ("etude.algorithms", ("etude.algorithms:ALGORITHMS",)),
     "env": ("etude.envs", ("etude.tasks:ENVS", "etude.envs:ENVS")),
-    "policy": ("etude.policies", ("etude.models:POLICIES",)),
+    "policy": ("etude.policies", ("etude.models:POLICIES",), "etude.models:PURPOSES"),
     "rewards": ("etude.rewards", ("etude.algorithms:REWARDS",)),
     "collector": ("etude.collectors", ("etude.rollout:COLLECTORS",)),
     "logs": ("etude.logs", ("etude.logs:LOGS",)),
 }
-"""What a section of a recipe can be: {section: (group, lists of this package)}."""
+"""What a section of a recipe can be: {section: arguments of its `Catalogue`}."""

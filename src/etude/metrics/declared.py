@@ -61,10 +61,13 @@ class Metric:
     name: str
     """Such as "train/approx_kl"; a name that ends in "/" stands for all metrics that begin so."""
     label: str
+    """Its heading in tables."""
     format: str = ".3g"
     """Of its values, as for Python's `format`."""
     column: Column | None = None
     curve: Curve | None = None
+    about: str = ""
+    """What it measures, for reports of evaluations."""
     epoch: int | None = None
     """Its place in the line that ends an epoch."""
     losses: bool = False

@@ -8,4 +8,12 @@ CLASSES = {
     "deterministic": "etude.models.actors:DeterministicPolicy",
 }
 """What each kind of policy is; all of them have one config."""
+PURPOSES = {
+    "mlp": "For PPO: separate networks for actions and values, without memory.",
+    "lstm": "For PPO: an LSTM between encoder and heads, which remembers within an episode.",
+    "gru": "For PPO: a GRU in place of the LSTM.",
+    "squashed": "For SAC: a normal distribution squashed by tanh, its spread learned per state.",
+    "deterministic": "For TD3: one action per state; noise is added to explore.",
+}
+"""What each kind is for, as `etude list --kinds` says it."""
 POLICIES = dict.fromkeys(CLASSES, "etude.models.actor_critic:PolicyConfig")

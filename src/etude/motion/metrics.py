@@ -1,7 +1,8 @@
-"""How far a body is from the one it imitates: the errors motion imitation is judged by.
+"""Errors of motion imitation, and their averages per motion.
 
-All take positions [..., bodies, 3] in metres, `p` of the policy and `q` of the reference, and give
-[...] in millimetres, the mean over bodies. Body 0 is the root. Differences over time are per frame.
+Errors take positions [..., bodies, 3] in metres, `p` of the policy and `q` of the reference, and
+give [...] in millimetres, the mean over bodies. Body 0 is the root. Differences over time are per
+frame. Averages are per motion first, so that no motion counts more than another.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import numpy as np
 from etude.core.contracts import Array
 
 _MM = 1000.0
+ERRORS = ("mpjpe_g", "mpjpe_l", "mpjpe_pa", "vel_dist", "accel_dist")
+"""The statistics of an episode that hold these errors."""
 
 
 def global_error(p: Array, q: Array) -> Array:
@@ -56,3 +59,22 @@ def _mean_norm(difference: Array) -> Array:
     """[..., bodies, 3] metres to [...] millimetres."""
     error: Array = np.linalg.norm(difference, axis=-1).mean(axis=-1) * _MM
     return error
+
+
+def by_motion(episodes: dict[str, Array]) -> dict[str, Array]:
+    """Means over the episodes of each motion: {name: [episodes]} to {name: [motions]}.
+
+    The motions are those in "motion" [episodes], by number, ascending.
+    """
+    numbers, place = np.unique(episodes["motion"], return_inverse=True)
+    counts = np.bincount(place, minlength=len(numbers))
+    return {
+        name: np.bincount(place, weights=values, minlength=len(numbers)) / counts
+        for name, values in episodes.items()
+    }
+
+
+def only_successes(episodes: dict[str, Array]) -> dict[str, Array]:
+    """The episodes that succeeded, {name: [k]}."""
+    won = episodes["is_success"] > 0
+    return {name: values[won] for name, values in episodes.items()}

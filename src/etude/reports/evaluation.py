@@ -1,4 +1,4 @@
-"""What fresh episodes show: a table for people, a row per episode, and a summary for programs."""
+"""Evaluations: fresh episodes, played and kept as a table, a row per episode, and a summary."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import csv
 import io
 import json
 import math
+import shutil
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.core.contracts import KINDS, Array
+from etude.planning.recipe import Recipe, metrics_of
+from etude.reports import fresh
 from etude.reports.fresh import FreshEpisodes
 from etude.runs import files
 from etude.runs.folder import RunFolder
@@ -25,6 +30,7 @@ from etude.training.evaluation import summarise
 if TYPE_CHECKING:
     from etude.reports.motion import MotionReport
 
+Say = Callable[[str], None]
 SUCCESS, FAILURE = "success", "failure"
 EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
 _Z = 1.959963984540054
@@ -46,9 +52,9 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
     return min(max(low, 0.0), share), max(min(high, 1.0), share)
 
 
-def kinds_of(fresh: FreshEpisodes) -> list[str]:
+def kinds_of(played: FreshEpisodes) -> list[str]:
     """What became of each episode; [] where the environment does not report success."""
-    names, episodes = fresh.spec.outcomes, fresh.episodes
+    names, episodes = played.spec.outcomes, played.episodes
     if names and "outcome" in episodes:
         return [names[int(number)] for number in episodes["outcome"]]
     if "is_success" in episodes:
@@ -58,7 +64,7 @@ def kinds_of(fresh: FreshEpisodes) -> list[str]:
 
 @dataclass(frozen=True)
 class Report:
-    """Fresh episodes, judged."""
+    """Fresh episodes, and what they show."""
 
     fresh: FreshEpisodes
 
@@ -75,8 +81,9 @@ class Report:
     @property
     def statistics(self) -> list[str]:
         """What the task reports besides success, kind and the terms of its reward."""
-        own = [name for name in self.fresh.episodes if not name.startswith("reward/")]
-        return [n for n in own if n not in ("return", "length", "is_success", *KINDS)]
+        others = ("return", "length", "is_success", *KINDS)
+        names = [name for name in self.fresh.episodes if not name.startswith("reward/")]
+        return [name for name in names if name not in others]
 
     @property
     def motions(self) -> MotionReport | None:
@@ -95,55 +102,55 @@ class Report:
 
     def metrics(self) -> dict[str, Any]:
         """For programs: what training logs of its evaluations, the interval, and the kinds."""
-        fresh, metrics = self.fresh, dict[str, Any](summarise(self.fresh.episodes))
-        if "is_success" in fresh.episodes:
-            low, high = wilson(int(fresh.episodes["is_success"].sum()), fresh.num_episodes)
+        played, metrics = self.fresh, dict[str, Any](summarise(self.fresh.episodes))
+        if "is_success" in played.episodes:
+            low, high = wilson(int(played.episodes["is_success"].sum()), played.num_episodes)
             metrics |= {"eval/success_low": low, "eval/success_high": high}
             for name in self.statistics:
-                values = fresh.episodes[name][fresh.episodes["is_success"] > 0]
+                values = played.episodes[name][played.episodes["is_success"] > 0]
                 if values.size:
                     metrics.setdefault(f"eval/{name}_of_successes", float(values.mean()))
         return {
             **metrics,
             **(self.motions.metrics() if self.motions else {}),
             "kinds": self.counts(),
-            "policy_step": fresh.step,
-            "seed": fresh.seed,
+            "policy_step": played.step,
+            "seed": played.seed,
         }
 
     def csv(self) -> str:
         """A line per episode: its number, kind and motion, and what the environment reports."""
-        fresh = self.fresh
-        named = {"kind": self.kinds, "motion": fresh.motions}
+        played = self.fresh
+        named = {"kind": self.kinds, "motion": played.motions}
         named = {title: names for title, names in named.items() if names}
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
-        numbers = [name for name in fresh.episodes if name not in KINDS]
+        numbers = [name for name in played.episodes if name not in KINDS]
         writer.writerow(["episode", *named, *numbers])
-        for index in range(fresh.num_episodes):
-            values = [f"{fresh.episodes[name][index]:.9g}" for name in numbers]
+        for index in range(played.num_episodes):
+            values = [f"{played.episodes[name][index]:.9g}" for name in numbers]
             writer.writerow([index, *(names[index] for names in named.values()), *values])
         return stream.getvalue()
 
     def render(self, width: int = 100, color: bool = False) -> str:
         """The tables a person reads."""
-        fresh, stream = self.fresh, io.StringIO()
+        played, stream = self.fresh, io.StringIO()
         console = Console(file=stream, width=width, force_terminal=color, highlight=False)
         console.print(
-            f"{fresh.num_episodes} fresh episodes of the policy at step {fresh.step:,}, "
-            f"deterministic, seed {fresh.seed}"
+            f"{played.num_episodes} fresh episodes of the policy at step {played.step:,}, "
+            f"deterministic, seed {played.seed}"
         )
-        if "is_success" in fresh.episodes:
-            won = int(fresh.episodes["is_success"].sum())
-            low, high = wilson(won, fresh.num_episodes)
+        if "is_success" in played.episodes:
+            won = int(played.episodes["is_success"].sum())
+            low, high = wilson(won, played.num_episodes)
             console.print(
-                f"[bold]success {won / fresh.num_episodes:.1%}[/] ({won} of {fresh.num_episodes}; "
-                f"95 % interval {low:.1%} to {high:.1%})"
+                f"[bold]success {won / played.num_episodes:.1%}[/] "
+                f"({won} of {played.num_episodes}; 95 % interval {low:.1%} to {high:.1%})"
             )
         console.print(self._numbers())
         if self.motions:
             console.print(self.motions.table())
-        if self.kinds and won < fresh.num_episodes:
+        if self.kinds and won < played.num_episodes:
             console.print(self._failures())
         return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
@@ -175,7 +182,8 @@ class Report:
         for kind, count in self.counts().items():
             if kind != SUCCESS:
                 where = [index for index, other in enumerate(kinds) if other == kind]
-                table.add_row(kind, str(count), f"{count / len(kinds):.1%}", _list(where))
+                shown = ", ".join([*map(str, where[:_SHOWN]), *["..."][: len(where) > _SHOWN]])
+                table.add_row(kind, str(count), f"{count / len(kinds):.1%}", shown)
         return table
 
     def write(self, folder: Path) -> None:
@@ -191,17 +199,6 @@ class Report:
 
 def _spread(values: Array) -> str:
     return f"{values.mean():,.2f} ± {values.std():,.2f}"
-
-
-def _list(numbers: Sequence[int]) -> str:
-    shown = ", ".join(str(number) for number in numbers[:_SHOWN])
-    return shown if len(numbers) <= _SHOWN else f"{shown}, ..."
-
-
-def stored(folder: Path) -> str | None:
-    """What was shown of the evaluation in a folder; None unless it was written whole."""
-    text = folder / TEXT
-    return text.read_text() if (folder / SUMMARY).is_file() and text.is_file() else None
 
 
 def label_folder(run: Path, step: int, label: str) -> Path:
@@ -225,3 +222,62 @@ def new_folder(run: Path, step: int) -> Path:
         else:
             files.fsync_folder(folder.parent)
             return folder
+
+
+def keep_metrics(recipe: Recipe, metrics: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
+    """Say metrics in the words that their kinds declare, and keep them in a folder's summary."""
+    about = {metric.name: metric.about for metric in metrics_of(recipe) if metric.about}
+    for name, value in metrics.items():
+        say(f"{about.get(name, name):<48}{value:>10.3g}")
+    files.replace_file(folder / SUMMARY, [json.dumps(metrics, indent=2).encode()])
+    say(f"Kept in {folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    return {**metrics, "folder": str(folder)}
+
+
+def examine(
+    recipe: Recipe, path: Path, episodes: int | None, seed: int | None, video: bool, say: Say
+) -> dict[str, Any]:
+    """Play fresh episodes of a run's best policy into a new folder; its metrics and files.
+
+    A run without an environment is evaluated on the episodes held out of its dataset.
+    """
+    if recipe.env is None:
+        module, _, function = recipe.algorithm.report.partition(":")
+        metrics: dict[str, Any] = getattr(import_module(module), function)(recipe, path, say)
+        return metrics
+    if video:
+        # Where nothing is filmed, nothing that draws is loaded.
+        from etude.reports import film
+
+        film.check(recipe)
+    report = Report(fresh.play(recipe, path, episodes, seed))
+    say(_shown(report))
+    folder = new_folder(path, report.fresh.step)
+    report.write(folder)
+    made = film.film(recipe, path, report.fresh, report.scenes, folder) if video else []
+    say(f"Kept in {folder}: {', '.join(sorted(name.name for name in folder.iterdir()))}")
+    return {**report.metrics(), "folder": str(folder), "films": [str(name) for name in made]}
+
+
+def finish(recipe: Recipe, path: Path, say: Say) -> None:
+    """The evaluation at the end of training, as the recipe says; a policy has it once.
+
+    That of a run which had ended before is shown again as it was: it would be the same.
+    """
+    episodes = recipe.evaluation.final_episodes
+    if not episodes or recipe.env is None:
+        return
+    folder = label_folder(path, fresh.step_of(path), "final")
+    if (folder / SUMMARY).is_file() and (folder / TEXT).is_file():  # it was written whole
+        say(f"{(folder / TEXT).read_text()}Played when the run ended; kept in {folder}")
+        return
+    report = Report(fresh.play(recipe, path, episodes))
+    say(_shown(report))
+    files.make_folder(folder)
+    report.write(folder)
+    say(f"Kept in {folder}")
+
+
+def _shown(report: Report) -> str:
+    width = shutil.get_terminal_size((100, 24)).columns
+    return report.render(width, color=sys.stdout.isatty())

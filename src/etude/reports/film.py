@@ -1,4 +1,5 @@
-"""Films and picture strips of evaluation episodes: one success, and one failure of each kind.
+"""Films and picture strips: of clips of motion, and of evaluation episodes, one success and one
+failure of each kind.
 
 Where a motion is imitated, it is shown beside the policy: on the left in a film, above in a strip.
 """
@@ -10,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -18,14 +20,19 @@ from etude.core.errors import UsageError
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.batch import MujocoTask
 from etude.envs.mujoco.recorder import Recorder, Recording
+from etude.motion import library
+from etude.motion.clips import Clip
 from etude.planning.recipe import Recipe
 from etude.reports.fresh import FreshEpisodes, load
+from etude.robots.humanoid import CAMERA, CONTROL_RATE, humanoid
 from etude.rollout.group import evaluate
 
 SIZE = (480, 360)
 """Width and height of a film."""
 STRIP_SIZE = (300, 400)
 """Of each picture in a strip."""
+CLIP_SIZE = (260, 320)
+"""Of each picture in a strip of a clip."""
 STRIP_FRAMES = 8
 CAPTION = 34
 """Height of the line under a strip's pictures."""
@@ -59,8 +66,8 @@ def _ffmpeg() -> Any:
         ) from error
 
 
-def writer(path: Path, rate: float, size: tuple[int, int] = SIZE) -> Any:
-    """What takes the pictures [height, width, 3] of a film, one by one."""
+def _writer(path: Path, rate: float, size: tuple[int, int] = SIZE) -> Any:
+    """Its `send` takes the pictures [height, width, 3] of a film, one by one."""
     made = _ffmpeg().write_frames(
         str(path), size, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
     )
@@ -95,14 +102,14 @@ def film(
 def replay(
     recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
 ) -> tuple[MujocoTask[Any], dict[int, Recording]]:
-    """Play episodes again, each among the rows it was played with, and record them."""
+    """Play episodes again, each with the environments of its group, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
-    judged = recipe.task.for_evaluation()
-    env: BatchEnv = judged.build(fresh.envs_per_group, recipe.collector.engine_threads)
+    task = recipe.task.for_evaluation()
+    env: BatchEnv = task.build(fresh.envs_per_group, recipe.collector.engine_threads)
     assert isinstance(env, MujocoTask)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):
-        wanted = {n: (row, episode) for n, (g, row, episode) in places.items() if g == group}
+        wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
         recorder = Recorder(env, wanted.values())
         last = max(episode for _, episode in wanted.values())
         evaluate(recorder, policy, last + 1, fresh.group_key(group))
@@ -139,22 +146,30 @@ def figures(recording: Recording, step: int, num_positions: int) -> list[Array]:
 
 def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Image:
     """Pictures side by side over the whole episode, each with its step; the title above."""
-    (width, height), positions = STRIP_SIZE, task.simulation.model.nq
+    positions, targets = task.simulation.model.nq, recording.targets
     steps = moments(recording, positions)
-    rows = len(figures(recording, 0, positions))
-    tall = height * rows
-    title += "; above the motion that it imitates" if rows > 1 else ""
-    sheet = Image.new("RGB", (STRIP_FRAMES * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
+    title += "; above the motion that it imitates" if recording.references else ""
+    with offscreen.Renderer(task.simulation.model, task.shot, *STRIP_SIZE, fine=2) as camera:
+        pictures = [
+            [camera.picture(state, targets[step]) for state in figures(recording, step, positions)]
+            for step in steps
+        ]
+    return _sheet(pictures, [f"step {step}" for step in steps], title)
+
+
+def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image.Image:
+    """Columns of pictures [height, width, 3] side by side, a caption below each, a title above."""
+    height, width, _ = columns[0][0].shape
+    tall = height * len(columns[0])
+    sheet = Image.new("RGB", (len(columns) * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
     pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
-    with offscreen.Renderer(task.simulation.model, task.shot, width, height, fine=2) as camera:
-        for index, step in enumerate(steps):
-            left = index * (width + GAP)
-            for line, state in enumerate(figures(recording, step, positions)):
-                picture = camera.picture(state, recording.targets[step])
-                sheet.paste(Image.fromarray(picture), (left, CAPTION + line * height))
-            middle = (left + width // 2, CAPTION + tall + CAPTION // 2)
-            pen.text(middle, f"step {step}", INK, font, anchor="mm")
+    for index, (column, caption) in enumerate(zip(columns, captions, strict=True)):
+        left = index * (width + GAP)
+        for line, picture in enumerate(column):
+            sheet.paste(Image.fromarray(picture), (left, CAPTION + line * height))
+        middle = (left + width // 2, CAPTION + tall + CAPTION // 2)
+        pen.text(middle, caption, INK, font, anchor="mm")
     return sheet
 
 
@@ -163,7 +178,7 @@ def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: P
     model = task.simulation.model
     rate = 1.0 / (model.opt.timestep * task.spec.substeps)
     last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
-    film = writer(path, rate, (SIZE[0] * wide, SIZE[1]))
+    film = _writer(path, rate, (SIZE[0] * wide, SIZE[1]))
     with offscreen.Renderer(model, task.shot, *SIZE) as camera:
         for step, target in enumerate(recording.targets):
             captions = ["reference", f"{title}, step {step} of {last}"][-wide:]
@@ -183,3 +198,36 @@ def _captioned(picture: Array, text: str) -> Array:
     pen.rectangle(pen.textbbox(place, text, font), fill=PAPER)
     pen.text(place, text, INK, font)
     return np.asarray(image)
+
+
+def clip_strip(clip: Clip, seconds: float) -> Image.Image:
+    """Pictures of a clip side by side, even in time, each with its moment; the name above."""
+    model = humanoid()
+    states = _clip_states(model, clip, seconds)
+    moments = np.linspace(0, len(states) - 1, STRIP_FRAMES).round().astype(int)
+    title = f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
+    with offscreen.Renderer(model, CAMERA, *CLIP_SIZE, fine=2) as camera:
+        pictures = [[camera.picture(states[moment])] for moment in moments]
+    return _sheet(pictures, [f"{moment / CONTROL_RATE:.2f} s" for moment in moments], title)
+
+
+def clip_film(clip: Clip, seconds: float, path: Path) -> None:
+    """An mp4 of a clip in real time."""
+    model = humanoid()
+    film = _writer(path, CONTROL_RATE)
+    with offscreen.Renderer(model, CAMERA, *SIZE, fine=2) as camera:
+        for state in _clip_states(model, clip, seconds):
+            film.send(camera.picture(state))
+    film.close()
+
+
+def _clip_states(model: mujoco.MjModel, clip: Clip, seconds: float) -> Array:
+    """[frames, n]: the clip at the control rate, as states that a camera draws."""
+    count = max(2, round(seconds * CONTROL_RATE) + 1)
+    poses = library.build((clip,), CONTROL_RATE, count).frames.pose[:count]
+    kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    data, states = mujoco.MjData(model), np.empty((len(poses), mujoco.mj_stateSize(model, kind)))
+    for pose, state in zip(poses, states, strict=True):
+        data.qpos[:] = pose
+        mujoco.mj_getState(model, data, state, kind)
+    return states

@@ -18,8 +18,8 @@ from etude.rollout.local import Workers
 
 LABEL = "fresh"
 EPISODES = 100
-"""Where nobody says how many."""
-_MOST_ROWS, _MOST_GROUP_ROWS, _FEW = 256, 64, 8
+"""How many episodes are played by default."""
+_MAX_ENVS, _MAX_ENVS_PER_GROUP, _FEW = 256, 64, 8
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FreshEpisodes:
     """Deterministic episodes that training has not seen, and where each was played."""
 
     episodes: dict[str, Array]
-    """{name: [n] float64}, ordered by group, episode of the row, row."""
+    """{name: [n] float64}, ordered by group, episode of the environment, environment."""
     spec: EnvSpec
     step: int
     """Environment steps the policy had been trained for."""
@@ -35,7 +35,8 @@ class FreshEpisodes:
     key: Key
     """Of the evaluator."""
     envs_per_group: int
-    per_row: int
+    per_env: int
+    """Episodes of each environment."""
 
     @property
     def num_episodes(self) -> int:
@@ -48,21 +49,21 @@ class FreshEpisodes:
         return [names[int(number)] for number in self.episodes["motion"]] if names else []
 
     def place(self, index: int) -> tuple[int, int, int]:
-        """(group, row in it, episode of that row) of an episode by its number."""
-        group, inside = divmod(index, self.envs_per_group * self.per_row)
-        episode, row = divmod(inside, self.envs_per_group)
-        return group, row, episode
+        """(group, environment in the group, episode of the environment) of an episode."""
+        group, inside = divmod(index, self.envs_per_group * self.per_env)
+        episode, env_id = divmod(inside, self.envs_per_group)
+        return group, env_id, episode
 
     def group_key(self, group: int) -> Key:
         """What `etude.rollout.group.evaluate` was given for that group."""
         return self.key.child(LABEL, group)
 
 
-def load(path: Path) -> BasePolicy:
-    """The policy of a run, a checkpoint or a policy folder."""
+def load(path: Path, trust: bool = False) -> BasePolicy:
+    """The policy of a run, a checkpoint or a policy folder; trust: code that it names may run."""
     arrays, contract = policy_parts(path)
     try:
-        return policy_from_contract(contract, arrays)
+        return policy_from_contract(contract, arrays, path, trust)
     except UsageError as error:
         raise UsageError(f"{path} holds no policy that can be used. {error}") from error
 
@@ -85,9 +86,9 @@ def play(
     """
     motions = num_motions(recipe)
     episodes = episodes or motions or EPISODES
-    rows, envs_per_group = _spread(episodes, recipe.task.num_agents, motions)
+    num_envs, envs_per_group = _spread(episodes, recipe.task.num_agents, motions)
     config = recipe.evaluation.model_copy(
-        update={"episodes": episodes, "num_envs": rows, "envs_per_group": envs_per_group}
+        update={"episodes": episodes, "num_envs": num_envs, "envs_per_group": envs_per_group}
     )
     recipe = recipe.model_copy(update={"evaluation": config})
     seed = recipe.seed if seed is None else seed
@@ -104,7 +105,7 @@ def play(
             seed,
             evaluator.key,
             envs_per_group,
-            episodes // rows,
+            episodes // num_envs,
         )
     finally:
         evaluator.close()
@@ -112,8 +113,8 @@ def play(
 
 
 def _spread(episodes: int, agents: int, motions: int = 0) -> tuple[int, int]:
-    """(rows, rows in a group) that divide a number of episodes evenly: whole environments, and
-    every motion equally often."""
+    """(num_envs, envs_per_group) that divide a number of episodes evenly: all agents of an
+    environment together, and every motion equally often."""
     unit = lcm(agents, motions or 1)
     if episodes % unit:
         near = " or ".join(str(n * unit) for n in (episodes // unit, episodes // unit + 1) if n)
@@ -121,16 +122,17 @@ def _spread(episodes: int, agents: int, motions: int = 0) -> tuple[int, int]:
         if motions:
             who = f"Each of the {motions} motions is played equally often"
         raise UsageError(f"{who}, and {episodes} is no multiple of that: ask for {near} episodes.")
-    rows = max(
-        d for d in range(unit, min(episodes, max(_MOST_ROWS, unit)) + 1, unit) if episodes % d == 0
-    )
-    most = min(rows, max(_MOST_GROUP_ROWS, unit))
-    group = max(d for d in range(unit, most + 1, unit) if rows % d == 0)
-    # A prime number of rows would become as many groups of one.
-    return rows, rows if group < _FEW else group
+
+    def divisor(number: int, most: int) -> int:
+        return max(n for n in range(unit, most + 1, unit) if number % n == 0)
+
+    num_envs = divisor(episodes, min(episodes, max(_MAX_ENVS, unit)))
+    group = divisor(num_envs, min(num_envs, max(_MAX_ENVS_PER_GROUP, unit)))
+    # A prime number of environments would become as many groups of one.
+    return num_envs, num_envs if group < _FEW else group
 
 
 def step_of(path: Path) -> int:
-    """What the policy at a path had been trained for, as its checkpoint is numbered."""
+    """The step of the checkpoint whose policy is at a path; 0 for a copied policy folder."""
     name = policy_path(path).resolve().name
     return int(name) if name.isdigit() else 0

@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from etude.core.contracts import Array
-from etude.motion.scores import ERRORS, by_motion, only_successes
+from etude.motion.metrics import ERRORS, by_motion, only_successes
 from etude.reports.fresh import FreshEpisodes
 
 ALL, SUCCESSES = "all", "successes only"

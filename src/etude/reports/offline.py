@@ -1,8 +1,7 @@
-"""What a policy that was learned from a dataset did with the episodes it never saw."""
+"""A policy that was learned from a dataset, evaluated on the episodes held out of it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,13 @@ from etude.core.keys import Key
 from etude.core.ranks import ALONE
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import resolve
-from etude.reports.evaluation import new_folder
-from etude.runs import checkpoint, files
+from etude.reports.evaluation import keep_metrics, new_folder
+from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
-
-_NAMES = {
-    "eval/action_error": "squared error of actions, per dimension",
-    "eval/q_mean": "worth of the policy's actions, by its critics",
-    "eval/q_data": "worth of the actions that were taken",
-    "eval/R_loss": "squared error of the mean reward",
-    "eval/return_correlation": "rank correlation of reward sums with returns",
-}
 
 
 def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Judge a run's newest policy and critics on the episodes held out; their metrics."""
+    """Evaluate a run's newest policy and critics on the episodes held out; their metrics."""
     newest = checkpoint.newest_verified(path / "checkpoints", say, repair=False)
     if newest is None:
         raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
@@ -43,10 +34,5 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
         learner.load_state_dict(training["algorithm"])
     metrics = evaluate_offline(learner, data.held_out)
     say(f"{data.held_out.num_episodes:,} episodes of {data.store.path} that were held out")
-    for name, value in metrics.items():
-        say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")
     data.store.close()
-    kept = new_folder(path, checkpoint.step_of(newest))
-    files.replace_file(kept / "summary.json", [json.dumps(metrics, indent=2).encode()])
-    say(f"Kept in {kept}: summary.json")
-    return {**metrics, "folder": str(kept)}
+    return keep_metrics(recipe, metrics, new_folder(path, checkpoint.step_of(newest)), say)

@@ -1,8 +1,7 @@
-"""What a learned reward says about episodes it has not seen: figures, and a chart of some."""
+"""A learned reward, evaluated on the episodes held out: metrics, and charts of three of them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,19 +15,11 @@ from etude.algorithms.reward_only import RewardOnlyConfig, open_data
 from etude.core.contracts import Array
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
-from etude.reports.evaluation import new_folder
+from etude.reports.evaluation import keep_metrics, new_folder
 from etude.reports.fresh import step_of
 from etude.runs import checkpoint, files
 
 WIDTH, HEIGHT, MARGIN = 520, 150, 44
-_NAMES = {
-    "eval/R_loss": "squared error of the mean reward",
-    "eval/return_correlation": "rank correlation of sums with returns",
-    "eval/rank_correlation": "rank correlation of running sums with progress",
-    "eval/time_correlation": "the same of the mere time",
-    "eval/pooled_correlation": "over the steps of all episodes together",
-    "eval/pooled_time_correlation": "the same of the mere time",
-}
 
 
 class Line(NamedTuple):
@@ -40,7 +31,7 @@ class Line(NamedTuple):
 
 
 def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Judge a run's best reward on the episodes held out; its metrics, and charts of three."""
+    """Evaluate a run's best reward on the episodes held out; its metrics."""
     assert isinstance(recipe.algorithm, RewardOnlyConfig)
     config, store = open_data(recipe.algorithm)
     learner = make_reward_only(config, store, torch.device("cpu"), None)
@@ -51,17 +42,13 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     held_out = learner.held_out
     clips = f" and {held_out.num_clips:,} clips" if held_out.num_clips else ""
     say(f"{held_out.num_whole:,} episodes{clips} of {store.path} that were held out")
-    for name, value in metrics.items():
-        say(f"{_NAMES.get(name, name):<48}{value:>10.3g}")
     folder = new_folder(path, step_of(path))
     for index in _typical(held_out):
         text = _chart(learner, index)
         name = f"episode-{held_out.numbers[index]}-of-{held_out.lengths[index]}-steps.svg"
         files.replace_file(folder / name, [text.encode()])
-    files.replace_file(folder / "summary.json", [json.dumps(metrics, indent=2).encode()])
     store.close()
-    say(f"Kept in {folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
-    return {**metrics, "folder": str(folder)}
+    return keep_metrics(recipe, metrics, folder, say)
 
 
 def _typical(episodes: EpisodesOf) -> list[int]:

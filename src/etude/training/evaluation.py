@@ -210,7 +210,7 @@ def summarise(episodes: dict[str, Array]) -> dict[str, float]:
     """
     moving = "motion" in episodes
     if moving:
-        from etude.motion.scores import ERRORS, by_motion, only_successes
+        from etude.motion.metrics import ERRORS, by_motion, only_successes
     means = _means(by_motion(episodes) if moving else episodes)
     metrics = {
         "eval/mean_reward": means.pop("return"),
