@@ -17,6 +17,7 @@ from etude.api import Run, train
 from etude.cli import main as cli
 from etude.cli.target import REGISTRIES, find_target
 from etude.core.errors import UsageError
+from etude.models import CLASSES
 from etude.planning import recipes
 from etude.planning.kinds import ALGORITHMS, REWARDS
 from etude.runs.folder import RunFolder
@@ -73,6 +74,8 @@ def test_kinds_are_listed_with_where_they_come_from(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert "algorithm\n  ppo" in text
     assert "Soft actor-critic." in text
+    said = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.split()[0] in CLASSES]
+    assert len(set(said)) == len(CLASSES)  # all of which have one config
     assert call(["list", "--kinds", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert known["rewards"]["rrd"] == "etude"
@@ -190,6 +193,7 @@ def test_unknown_names_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> No
         (["--algorithm.minibatch-size=500"], "256 or 512"),
         (["--evaluation.num_envs=30"], "multiple"),
         (["--seed=-1"], "seed"),
+        (["--logs.writers", "tensorboard", "nothing"], "--logs.writers must be"),
     ],
 )
 def test_wrong_values_are_refused_by_name(

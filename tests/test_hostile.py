@@ -156,6 +156,28 @@ def test_a_name_that_torch_refuses(untouched: Path, tmp_path: Path) -> None:
         etude.load_policy(checkpoint.save(tmp_path, 1, (arrays, contract), None))
 
 
+def test_a_policy_whose_kind_is_code_needs_trust(
+    untouched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_kind.py").write_text(
+        "from etude.models.policies import PolicyConfig\nclass Mine(PolicyConfig):\n    kind: str\n"
+        "    def build(self, *parts):\n        plain = self.model_dump() | {'kind': 'mlp'}\n"
+        "        return PolicyConfig(**plain).build(*parts)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arrays, contract = checkpoint.load_policy_parts(untouched / "checkpoints" / "latest")
+    contract["policy"]["kind"] = "my_kind:Mine"
+    path = checkpoint.save(tmp_path, 1, (arrays, contract), None)
+    with pytest.raises(UsageError, match="trust=True"):
+        etude.load_policy(path)
+    assert etude.load_policy(path, trust=True).act(np.zeros(contract_size(contract))).shape
+    assert etude.load_policy(path).policy  # it is remembered
+
+
+def contract_size(contract: Any) -> int:
+    return int(contract["observations"]["state"]["shape"][0])
+
+
 @pytest.mark.parametrize(("part", "unit"), [("policy", b"1,"), ("training", b"[],")])
 def test_sixty_megabytes_of_json(part: str, unit: bytes, untouched: Path, tmp_path: Path) -> None:
     newest = (untouched / "checkpoints" / "latest").resolve()

@@ -161,8 +161,7 @@ def train(
             resolved.append(resolve(recipe))
             return _create(resolved[0], path, ranks, say)
 
-        made = _folder(ranks, create)
-        with made as folder, explained(folder.path):
+        with _folder(ranks, create) as folder, explained(folder.path):
             run = resolved[0] if resolved else resolve(recipe)
             out = _outputs(run, folder, console, asked, ranks)
             out.say(f"Run folder: {folder.path}")
@@ -205,8 +204,7 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     plan = make_plan(run, ranks=ranks.size)
     check_plan(plan, say)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
-    document = _manifest(recipe, plan, ranks)
-    text = recipes.dump(recipe)
+    document, text = _manifest(recipe, plan, ranks), recipes.dump(recipe)
     folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
     trusted.remember(folder.recipe, recipes.texts(recipe))
     return folder
@@ -222,7 +220,7 @@ def _is_begun(path: str | Path | None) -> bool:
 
 
 def _folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
-    """The run's folder: the first rank makes or opens it, and the others look at it."""
+    """The run's folder: the first rank makes or opens it, the others open it to read."""
     made: list[RunFolder] = []
 
     def first() -> str:
@@ -333,8 +331,8 @@ def _continued(
     if total_timesteps is not None:
         recipe = _longer(recipe, total_timesteps, folder)
     if collector is not None:
-        placed = collector.applied(recipe.collector)
-        recipe = recipe.model_copy(update={"collector": placed})
+        placed = {"collector": collector.applied(recipe.collector)}
+        recipe = recipe.model_copy(update=placed)
     run = resolve(recipe)
     plan = make_plan(run, begun=True, ranks=ranks.size)
     recovery.settle(folder, plan, say)
@@ -424,7 +422,7 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     except (LostRank, ReportedElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
-        if ranks.is_first:  # which is told of what fails on others
+        if ranks.is_first:  # where failures of other ranks are raised too
             _report(error, loop.clock.state_dict(), folder, say)
         raise
     finally:
@@ -436,7 +434,7 @@ def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
 
 
 def _report(error: Exception, counters: Tree, folder: RunFolder, say: Say) -> None:
-    """Keep what is needed to look into a failure; a full disk must not hide the failure itself."""
+    """Write a report of a failure; a full disk must not hide the failure itself."""
     arrays = error.arrays if isinstance(error, NonFinite) else {}
     context = {"counters": counters, "error": type(error).__name__}
     try:

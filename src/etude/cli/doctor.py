@@ -91,7 +91,7 @@ def _guarded(name: str, measure: Callable[[], Finding]) -> Finding:
 def _versions() -> Finding:
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     found = f"Python {platform.python_version()}, {versions}"
-    return Finding("versions", found, "a run's manifest records them; resume tells of a change")
+    return Finding("versions", found, "the run's manifest records them; a resume warns of changes")
 
 
 def _version(name: str) -> str:
@@ -114,11 +114,10 @@ def usable_cores() -> float:
 def _cores() -> Finding:
     cores, load = usable_cores(), os.getloadavg()[0]
     found = f"{cores:g} usable of {os.cpu_count()}, load {load:.1f}"
-    threads = reach().collector.threads
+    threads, busy = reach().collector.threads, load > 0.5 * cores
     means = f"collector.threads up to {max(1, int(cores))} pays (recipes say {threads})"
-    if load > 0.5 * cores:
-        return Finding("cores", found, means + "; other work is going on, so times vary", "note")
-    return Finding("cores", found, means)
+    means += "; other work is going on, so times vary" if busy else ""
+    return Finding("cores", found, means, "note" if busy else "good")
 
 
 def _memory() -> Finding:
@@ -130,7 +129,7 @@ def _memory() -> Finding:
 
 def _gpu() -> Finding:
     if not torch.cuda.is_available():
-        return Finding("GPU", "none", "learning on the CPU; runs are exact", "good")
+        return Finding("GPU", "none", "learning on the CPU; runs are exact")
     properties = torch.cuda.get_device_properties(0)
     found = f"{torch.cuda.device_count()} x {properties.name}, {size(properties.total_memory)}"
     return Finding("GPU", found, "learner.device auto uses it; such runs are not exact", "note")
@@ -152,16 +151,15 @@ def _extras() -> list[Finding]:
     for requirement in metadata.requires("etude") or []:
         if found := re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement):
             wanted.setdefault(found[2], []).append(found[1])
-    findings = []
-    for extra, packages in wanted.items():
-        missing = [name for name in packages if _version(name) == "missing"]
-        name = f"extra {extra}"
-        if missing:
-            means = f"pip install 'etude[{extra}]' adds {', '.join(missing)}"
-            findings.append(Finding(name, "not installed", means, "note"))
-        else:
-            findings.append(Finding(name, "installed", ", ".join(packages)))
-    return findings
+
+    def finding(extra: str, packages: list[str]) -> Finding:
+        missing = ", ".join(name for name in packages if _version(name) == "missing")
+        if not missing:
+            return Finding(f"extra {extra}", "installed", ", ".join(packages))
+        means = f"pip install 'etude[{extra}]' adds {missing}"
+        return Finding(f"extra {extra}", "not installed", means, "note")
+
+    return [finding(extra, packages) for extra, packages in wanted.items()]
 
 
 def _disk(folder: Path) -> Finding:

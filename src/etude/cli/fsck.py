@@ -6,7 +6,6 @@ Every byte is read and nothing is changed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +63,7 @@ class Report:
     policies: list[int] = field(default_factory=list)
     """Steps whose policy is whole, the newest first."""
     saved: list[str] = field(default_factory=list)
-    """What can be saved, in sentences."""
+    """What can be recovered, in sentences."""
 
     @property
     def damaged(self) -> bool:
@@ -74,17 +73,17 @@ class Report:
         return {**asdict(self), "folder": str(self.folder), "damaged": self.damaged}
 
     def add(self, path: Path, wrong: str, note: str = "") -> None:
-        """A file, and what is wrong with it: "" if nothing is."""
+        """A file, what is wrong with it ("" if nothing is), and what to do about that."""
         verdict: Verdict = "missing" if wrong == "is missing" else "damaged" if wrong else "whole"
-        words = "; ".join(text for text in (wrong if verdict == "damaged" else "", note) if text)
-        inside = self.folder in path.parents
-        shown = str(path.relative_to(self.folder) if inside else path)
-        known = [finding for finding in self.findings if finding.path == shown]
-        for old in known:  # The same block under two checkpoints: the worse counts.
+        words = [wrong] if verdict == "damaged" else []
+        words += [note] if note and wrong else []
+        shown = str(path.relative_to(self.folder) if self.folder in path.parents else path)
+        # The same block under two checkpoints: the worse verdict counts.
+        for old in [finding for finding in self.findings if finding.path == shown]:
             if old.verdict != "whole" or verdict == "whole":
                 return
             self.findings.remove(old)
-        self.findings.append(Finding(shown, verdict, words))
+        self.findings.append(Finding(shown, verdict, "; ".join(words)))
 
 
 def examine(path: Path) -> Report:
@@ -108,7 +107,7 @@ def examine(path: Path) -> Report:
 
 def _dataset(report: Report, path: Path) -> None:
     for file, wrong in EpisodeStore.examine(path).items():
-        report.add(file, wrong, "put back a good copy" if wrong else "")
+        report.add(file, wrong, "put back a good copy")
 
 
 def _checkpoints(report: Report, folder: RunFolder) -> None:
@@ -130,7 +129,7 @@ def _checkpoints(report: Report, folder: RunFolder) -> None:
                 continue
             replay = EpisodeStore.examine(folder.path / "replay" / f"shard-{shard}", stores[name])
             for file, wrong in replay.items():
-                rebuilt = bool(wrong) and file.suffix == ".json"
+                rebuilt = file.suffix == ".json"
                 report.add(file, wrong, "a resume writes it anew" if rebuilt else "")
                 whole = whole and (not wrong or rebuilt)
         if whole:
@@ -152,7 +151,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
             wrong = "is missing"
         elif name in changed:
             wrong = "was changed after it was written"
-        report.add(path, wrong, notes[name] if wrong else "")
+        report.add(path, wrong, notes[name])
     summary = folder.path / "summary.json"
     if summary.is_file() or (folder.checkpoints / "final").exists():
         wrong = "" if summary.is_file() else "is missing"
@@ -160,7 +159,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
             unsealed(summary.read_bytes() if not wrong else b"")
         except (OSError, ValueError) as error:
             wrong = wrong or str(error)
-        report.add(summary, wrong, anew if wrong else "")
+        report.add(summary, wrong, anew)
     try:
         return recovery.recipe_of(folder)
     except UsageError:
@@ -183,9 +182,7 @@ def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
 def _metrics(report: Report, folder: RunFolder) -> None:
     """metrics.jsonl against what the newest checkpoint saw of it."""
     newest = checkpoint.newest_verified(folder.checkpoints, lambda text: None, repair=False)
-    rows: Any = None
-    if newest is not None:
-        rows = checkpoint.load_document(newest)["metrics"].get("rows")
+    rows: Any = None if newest is None else checkpoint.load_document(newest)["metrics"].get("rows")
     if not folder.metrics.is_file():
         if rows:
             report.add(folder.metrics, "is missing", "its rows are lost; a resume goes on")
@@ -203,19 +200,15 @@ def _metrics(report: Report, folder: RunFolder) -> None:
 def _rest(report: Report, folder: RunFolder) -> None:
     """What a resume does not need, and links that lead nowhere."""
     known = {finding.path for finding in report.findings}
-    for path in _files(folder.path):
-        name = str(path.relative_to(folder.path))
-        if path.is_symlink() and path.parent == folder.checkpoints:
-            report.add(path, "" if path.exists() else "leads nowhere", "")
-        elif name not in known:
-            report.findings.append(Finding(name, "not checked", "no resume needs it"))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for root, folders, names in os.walk(folder):
+    for root, folders, names in os.walk(folder.path):
         folders.sort()
-        yield from (Path(root) / name for name in sorted(names))
-        yield from (Path(root) / name for name in folders if (Path(root) / name).is_symlink())
+        links = [name for name in folders if (Path(root) / name).is_symlink()]
+        for path in (Path(root) / name for name in [*sorted(names), *links]):
+            name = str(path.relative_to(folder.path))
+            if path.is_symlink() and path.parent == folder.checkpoints:
+                report.add(path, "" if path.exists() else "leads nowhere")
+            elif name not in known:
+                report.findings.append(Finding(name, "not checked", "no resume needs it"))
 
 
 def _conclude(report: Report) -> None:
@@ -231,11 +224,11 @@ def _conclude(report: Report) -> None:
 
 
 def render(report: Report) -> str:
-    """A line per file, then what can be saved."""
-    lines = []
-    for finding in report.findings:
-        note = f"  ({finding.note})" if finding.note else ""
-        lines.append(f"{finding.verdict:<12} {finding.path}{note}")
+    """A line per file, then what can be recovered."""
+    lines = [
+        f"{finding.verdict:<12} {finding.path}" + (f"  ({finding.note})" if finding.note else "")
+        for finding in report.findings
+    ]
     bad = [f.path for f in report.findings if f.verdict in ("damaged", "missing")]
     verdict = f"Damaged: {', '.join(bad)}." if bad else "Whole."
     return "\n".join([*lines, "", verdict, *report.saved]) + "\n"

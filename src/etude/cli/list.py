@@ -24,22 +24,18 @@ def run(arguments: list[str]) -> None:
     if HELP.intersection(arguments):
         print(USAGE, end="")
     elif "--kinds" in arguments:
-        _kinds({section: Catalogue(*place) for section, place in KINDS.items()}, arguments)
+        sections = {section: Catalogue(*place) for section, place in KINDS.items()}
+        if "--json" in arguments:
+            known = {s: {n: c.source(n) or "etude" for n in c.names()} for s, c in sections.items()}
+            print(json.dumps(known, indent=2))
+        else:
+            print("\n".join(f"{section}\n{_table(kinds)}" for section, kinds in sections.items()))
     elif "--names" in arguments:
         print("\n".join(RECIPES.names()))
     elif "--json" in arguments:
         print(json.dumps({name: RECIPES.purpose(name) for name in RECIPES.names()}, indent=2))
     else:
         print(_table(RECIPES))
-
-
-def _kinds(sections: dict[str, Catalogue], arguments: list[str]) -> None:
-    if "--json" in arguments:
-        known = {s: {n: c.source(n) or "etude" for n in c.names()} for s, c in sections.items()}
-        print(json.dumps(known, indent=2))
-        return
-    for section, catalogue in sections.items():
-        print(f"{section}\n{_table(catalogue)}")
 
 
 def _table(catalogue: Catalogue) -> str:

@@ -9,6 +9,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, Union
@@ -65,14 +66,15 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
             loose += [(text, None) for text in texts]
             continue
         option = _known(verb, name, options)
-        taken, rest = option.take(texts)
-        _check_count(name, taken, option)
+        # What an option does not take is left for positionals.
+        count = len(texts) if option.container else int(not option.is_switch)
         section = content
         for part in option.path[:-1]:
             section = section.setdefault(part, {})
-        section[option.path[-1]] = option.value(taken)
+        section[option.path[-1]] = option.value(name, texts[:count])
         loose += [
-            (text, name if option.is_switch and not i else None) for i, text in enumerate(rest)
+            (text, name if option.is_switch and not i else None)
+            for i, text in enumerate(texts[count:])
         ]
     for place in positionals:
         if _origin(command.model_fields[place].annotation) is tuple:
@@ -117,19 +119,20 @@ class Option:
         origins = (_origin(member) for member in _members(self.annotation))
         return next((o for o in origins if o in (tuple, list, dict)), None)
 
-    def take(self, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Of the texts after it, those it takes, and those that are left for positionals."""
-        taken = len(texts) if self.container else int(not self.is_switch)
-        return texts[:taken], texts[taken:]
-
-    def value(self, texts: list[str]) -> Any:
-        """The value that texts stand for, as the config takes it."""
+    def value(self, name: str, texts: list[str]) -> Any:
+        """The value that texts stand for, as the config takes it; refuses too few of them."""
         if self.is_switch:
             return not self.default
         if self.container is dict:
+            if len(texts) % 2:
+                raise UsageError(
+                    f"--{name} takes names and values in turn, such as --{name} a 1 b 2."
+                )
             return dict(zip(texts[::2], map(_scalar, texts[1::2]), strict=True))
         if self.container:
             return texts
+        if not texts:
+            raise UsageError(f"--{name} needs a value: it is {self.default!r} if left out.")
         if texts == ["None"] and type(None) in _members(self.annotation):
             return None
         literals = typing.get_args(self.annotation) if _origin(self.annotation) is Literal else ()
@@ -173,13 +176,11 @@ def _placeholder(annotation: Any) -> str:
 
 def _scalar(text: str) -> bool | int | float | str:
     """A value without a declared type, as it is most likely meant."""
-    if text in ("true", "True", "false", "False"):
-        return text in ("true", "True")
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -189,8 +190,7 @@ def _options(
     """("section.some-field", option) of everything a command takes; positionals are left out."""
     for name, field in command.model_fields.items():
         value = getattr(default, name) if default is not None else field.default
-        marks = [mark.name for mark in field.metadata if isinstance(mark, Called)]
-        label = marks[0] if marks else name
+        label = next((mark.name for mark in field.metadata if isinstance(mark, Called)), name)
         here = (*path, name)
         if isinstance(value, Config):
             inner = names if not label else f"{names}{label}."
@@ -277,26 +277,13 @@ def _known(verb: str, name: str, options: dict[str, Option]) -> Option:
     for known, option in options.items():
         if option.earlier == name:
             raise UsageError(f"--{name} is called --{known} now.")
-    meant = " or ".join(f"--{option}" for option in _meant(name, options))
-    hint = f"did you mean {meant}? " if meant else ""
+    near, hint = nearest(name, options), ""
+    if near is not None:  # without a section it may be a field of several
+        field = near.rpartition(".")[2]
+        same = [known for known in options if known.rpartition(".")[2] == field]
+        meant = " or ".join(f"--{known}" for known in ([near] if "." in name else same))
+        hint = f"did you mean {meant}? "
     raise UsageError(f"There is no option --{name}; {hint}`etude {verb} --help` shows them all.")
-
-
-def _meant(name: str, options: dict[str, Option]) -> list[str]:
-    """What a name most likely stands for; without a section it may be a field of several."""
-    near = nearest(name, options)
-    if near is None or "." in name:
-        return [near] if near else []
-    field = near.rpartition(".")[2]
-    return [option for option in options if option.rpartition(".")[2] == field]
-
-
-def _check_count(name: str, texts: list[str], option: Option) -> None:
-    """Refuse too few values for an option."""
-    if option.container is dict and len(texts) % 2:
-        raise UsageError(f"--{name} takes names and values in turn, such as --{name} a 1 b 2.")
-    if not texts and not option.is_switch and not option.container:
-        raise UsageError(f"--{name} needs a value: it is {option.default!r} if left out.")
 
 
 def _named_as_typed(text: str) -> str:

@@ -70,9 +70,9 @@ def with_kinds(recipe: Recipe, arguments: list[str]) -> Recipe:
 def _as_kind(registry: Registry[Any], section: Config | None, kind: str) -> Config:
     """A section as the kind of a name: fields stay where one kind derives from the other."""
     if not registry.has(kind):
-        *some, last = (f"'{name}'" for name in registry.names())
+        *most, last = (f"'{name}'" for name in registry.names())
         raise UsageError(
-            f"--{registry.section}.kind must be {', '.join(some)} or {last}, not '{kind}'."
+            f"--{registry.section}.kind must be {', '.join(most)} or {last}, not '{kind}'."
         )
     there, wanted = type(section), registry.load(kind)
     if section is None or not (issubclass(wanted, there) or issubclass(there, wanted)):

@@ -35,10 +35,7 @@ def run_verb(program: str, usage: str, verbs: Verbs, arguments: list[str]) -> in
 
 def check_words(verb: str, arguments: list[str], known: Collection[str]) -> None:
     """Refuse arguments that a command without a config does not know."""
-    for word in arguments:
-        if word not in known:
-            near = difflib.get_close_matches(word, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise UsageError(
-                f"There is no option {word}; {hint}`etude {verb} --help` shows them all."
-            )
+    for word in (each for each in arguments if each not in known):
+        near = difflib.get_close_matches(word, known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"There is no option {word}; {hint}`etude {verb} --help` shows them all.")

@@ -29,7 +29,7 @@ LENGTH = struct.Struct("<I")
 
 
 class Speaker:
-    """Frames to the parent."""
+    """Sends frames to the parent."""
 
     def __init__(self, descriptor: int) -> None:
         self._stream = os.fdopen(descriptor, "wb", buffering=1 << 16)

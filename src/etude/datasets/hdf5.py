@@ -2,7 +2,7 @@
 
 Links out of the file, external storage, virtual datasets, objects, unknown filters and sizes that
 the file cannot hold are refused. This does not make HDF5's own code safe from damaged files, so
-whoever uses this runs in a process that may die: see `child.py`.
+it is used in a process that may die: see `child.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Guarded:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.episode: str | None = None
-        """What is being read, for whoever has to say where it went wrong."""
+        """The episode that is being read, for messages."""
         try:
             found = os.stat(path)
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from etude.core.contracts import Array, ArraySpec
+from etude.core.contracts import ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.datasets.opening import Limits, notes_of, open_dataset, scan
@@ -57,10 +57,10 @@ def new_store(path: Path, fields: dict[str, ArraySpec], max_steps: int) -> Itera
 
 def check_new(path: Path) -> None:
     """Refuse a folder to make that is there already."""
-    if os.path.lexists(path) and not path.is_dir():
-        raise UsageError(f"{path} is a file: the folder to make is named last.")
-    if os.path.lexists(path):
+    if path.is_dir():
         raise UsageError(f"{path} exists already; choose another folder, or delete it first.")
+    if os.path.lexists(path):
+        raise UsageError(f"{path} is a file: the folder to make is named last.")
 
 
 def finish(store: EpisodeStore, about: dict[str, Any], labels: Labels) -> EpisodeStore:
@@ -95,7 +95,11 @@ def import_dataset(
     summaries = [scan(path, options, limits) for path in paths]
     shared, left_out = shared_fields(summaries, options.obs)
     lengths = np.concatenate([summary.lengths for summary in summaries])
-    cuts = _cuts(lengths, add_truncated, seed)
+    ends: list[list[int]] = [[] for _ in lengths]  # of the clips of each episode
+    if add_truncated and (lengths < 2).all():
+        raise UsageError("No episode is long enough to be cut; leave out --add-truncated.")
+    for number, end in zip(*draw_clips(lengths, add_truncated, Key(seed)), strict=True):
+        ends[number].append(int(end))
     fields = {
         name if name == "actions" else OBS + name: ArraySpec(field.shape, field.dtype)
         for name, field in shared.items()
@@ -111,7 +115,7 @@ def import_dataset(
         )
     chosen = replace(options, obs=tuple(name for name in shared if name != "actions"))
     with new_store(out, fields, int(lengths.max())) as store:
-        labels, total, clips = Labels(), int(lengths.sum()), iter(cuts)
+        labels, total, clips = Labels(), int(lengths.sum()), iter(ends)
         for summary in summaries:
             with open_dataset(summary.path, "read", chosen, limits) as dataset:
                 if dataset.summary.lengths.tolist() != summary.lengths.tolist():
@@ -132,17 +136,6 @@ def import_dataset(
         return finish(store, about, labels)
 
 
-def _cuts(lengths: Array, num: int, seed: int) -> list[list[int]]:
-    """Of each episode, the steps of the clips to be cut from it: `num` in all."""
-    cuts: list[list[int]] = [[] for _ in lengths]
-    if num and (lengths < 2).all():
-        raise UsageError("No episode is long enough to be cut; leave out --add-truncated.")
-    episodes, steps = draw_clips(lengths, num, Key(seed))
-    for episode, cut in zip(episodes.tolist(), steps.tolist(), strict=True):
-        cuts[episode].append(cut)
-    return cuts
-
-
 def _append(
     store: EpisodeStore,
     labels: Labels,
@@ -150,25 +143,20 @@ def _append(
     known: Described,
     prefix: str,
     task: str,
-    cuts: list[int],
+    ends: list[int],
 ) -> None:
-    """An episode, then its clips, which were cut short."""
-    number, name = len(labels), prefix + known.name
-    store.append_episode(episode.obs, episode.actions, episode.rewards, episode.terminated)
+    """An episode, then its clips: its first steps, up to each of the `ends`."""
+    number, name, rewards = len(labels), prefix + known.name, episode.rewards
+    store.append_episode(episode.obs, episode.actions, rewards, episode.terminated)
     labels.add(name, "whole", None, known.success, known.rewarded, task)
-    for cut in cuts:
-        obs = {key: array[: cut + 1] for key, array in episode.obs.items()}
-        rewards = episode.rewards[:cut]
-        store.append_episode(obs, episode.actions[:cut], rewards, False)
-        success = _clip_success(known.success, episode.rewards, cut)
-        labels.add(f"{name}[:{cut}]", "clip", number, success, known.rewarded, task)
-
-
-def _clip_success(success: bool | None, rewards: Array, cut: int) -> bool | None:
-    """Whether the first `cut` steps succeed: not if the episode fails or is rewarded later."""
-    if success and rewards[cut:].any() and not rewards[:cut].any():
-        return False
-    return None if success else success
+    for end in ends:
+        obs = {key: array[: end + 1] for key, array in episode.obs.items()}
+        store.append_episode(obs, episode.actions[:end], rewards[:end], False)
+        # A clip fails where its episode does, or is rewarded only later; else it is unknown.
+        fails = known.success is False
+        fails |= bool(known.success and rewards[end:].any() and not rewards[:end].any())
+        success = False if fails else None
+        labels.add(f"{name}[:{end}]", "clip", number, success, known.rewarded, task)
 
 
 def is_store(path: Path) -> bool:
@@ -186,7 +174,11 @@ def validate_store(path: Path, tick: Tick = lambda done, total: None) -> Episode
         arrays = {**steps.obs, "actions": steps.actions, "rewards": steps.rewards}
         arrays |= {f"next {n}": a[-1:] for n, a in steps.next_obs.items()}
         for label, array in arrays.items():
-            _check_finite(path, name, label, array)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                step = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
+                what = f"'{label}' is not a finite number at step {step:,}; "
+                what += "import or record it again"
+                raise DataError(path, what, name)
         ends = steps.terminated | steps.truncated
         if not ends[-1] or ends[:-1].any() or (steps.terminated & steps.truncated).any():
             raise DataError(path, "does not end once, at its last step; import it again", name)
@@ -195,10 +187,3 @@ def validate_store(path: Path, tick: Tick = lambda done, total: None) -> Episode
         done += len(ends)
         tick(done, store.num_transitions)
     return store
-
-
-def _check_finite(path: Path, episode: str, label: str, array: Array) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        step = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
-        what = f"'{label}' is not a finite number at step {step:,}; import or record it again"
-        raise DataError(path, what, episode)

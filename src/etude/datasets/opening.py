@@ -15,7 +15,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -68,7 +67,7 @@ def open_dataset(
 
 @dataclass
 class Dataset:
-    """A file of episodes, as its reader tells of it."""
+    """A file of episodes, as the process that reads it describes it."""
 
     path: Path
     job: Job
@@ -154,12 +153,11 @@ class Dataset:
         rest = memoryview(data)
         patience = self.limits.seconds + _START_SECONDS
         while len(rest):
-            end = time.monotonic() + patience
-            if not select.select([self._pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not select.select([self._pipe], [], [], patience)[0]:
                 self._process.kill()
+                limit = f"{self.limits.seconds:g} s"
                 raise self._failed(
-                    f"took longer than {self.limits.seconds:g} s to read; the file is damaged, or "
-                    "raise --seconds"
+                    f"took longer than {limit} to read; the file is damaged, or raise --seconds"
                 )
             count = os.readv(self._pipe, [rest])
             if not count:
@@ -175,10 +173,8 @@ class Dataset:
             self._process.kill()
             code = self._process.wait()
         if code == -signal.SIGXCPU:
-            return (
-                f"took more than {self.limits.seconds:g} s of computing; the file is damaged, or "
-                "raise --seconds"
-            )
+            limit = f"{self.limits.seconds:g} s of computing"
+            return f"took more than {limit}; the file is damaged, or raise --seconds"
         if code < 0:
             name = signal.Signals(-code).name
             return f"crashed its reader ({name}); the file is damaged, get a whole copy of it"

@@ -58,12 +58,13 @@ class Source(ABC):
         self.masks: dict[str, int] = {}
         self.names = [name for name in guarded.names(parent) if name.startswith(prefix)]
 
-    def _open(self, name: str) -> Any:
-        """The group of an episode."""
+    def _open(self, name: str) -> tuple[Any, Parts]:
+        """The group of an episode, and its arrays."""
+        self.guarded.episode = name
         group = self.guarded.group(self._parent, name)
         if group is None:
             raise self.guarded.refuse(name, "is not a group")
-        return group
+        return group, self._parts(group)
 
     @abstractmethod
     def _observations(self, group: Any) -> dict[str, Any]:
@@ -78,9 +79,7 @@ class Source(ABC):
 
     def describe(self, name: str) -> Described:
         """An episode from its shapes and small arrays; large ones are not read."""
-        self.guarded.episode = name
-        group = self._open(name)
-        parts = self._parts(group)
+        group, parts = self._open(name)
         rewards, rewarded, success, terminated = self._rewards(group, parts)
         actions = self._numbers(parts.actions, "actions")
         fields = {n: self.guarded.field(d) for n, d in parts.obs.items()}
@@ -100,10 +99,7 @@ class Source(ABC):
 
     def read(self, name: str) -> Episode:
         """A whole episode; a number that is not finite is refused with its place."""
-        guarded = self.guarded
-        guarded.episode = name
-        group = self._open(name)
-        parts = self._parts(group)
+        guarded, (group, parts) = self.guarded, self._open(name)
         rewards, _, _, terminated = self._rewards(group, parts)
         actions = self._numbers(parts.actions, "actions")
         made = guarded.convert(actions, "actions")[: parts.steps]
@@ -123,7 +119,7 @@ class Source(ABC):
         """Rewards [T] float32 as imported, whether they are known, success, and termination.
 
         Unknown rewards are zeros. Unknown success is None. An episode that does not say how it
-        ended was truncated: its recording stopped, and nothing tells that the task did.
+        ended was truncated: its recording stopped, and whether the task had ended is unknown.
         """
         given, success, terminated = self._end(group, parts)
         if success is None and self.options.assume_success:

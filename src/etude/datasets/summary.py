@@ -116,7 +116,7 @@ class Summary:
 
     @property
     def num_successes(self) -> int | None:
-        """None where it cannot be told of every episode."""
+        """None where the success of an episode is unknown."""
         known = [episode.success for episode in self.episodes]
         return None if None in known else sum(map(bool, known))
 

@@ -16,7 +16,7 @@ class ConsoleTable:
     """Prints log rows for a person to follow; what a row does not have stays empty."""
 
     def __init__(self, health: Health, stream: TextIO | None = None) -> None:
-        """`health`: follows the run, whose declared metrics with a column are shown."""
+        """`health`: follows the run; of its declared metrics those with a column are shown."""
         self._health = health
         columns = [(m.column, m) for m in health.metrics if m.column is not None]
         self._columns = sorted(columns, key=lambda pair: pair[0].place)
@@ -52,14 +52,12 @@ class ConsoleTable:
         """
         values = {**self._last, **summary}
         parts = [f"epoch {number}: {self._health.phase}"]
-        for _, metric in self._epoch:
-            if metric.name in values:
-                parts.append(f"{metric.label} {_text(metric, values)}")
+        shown = [metric for _, metric in self._epoch if metric.name in values]
+        parts += [f"{metric.label} {_text(metric, values)}" for metric in shown]
         parts += fleet(values)
         warnings = self._health.warnings
         for name, text in warnings:
-            known = name in self._explained
-            parts.append(f"WARNING {name}" + ("" if known else f" ({text})"))
+            parts.append(f"WARNING {name}" + ("" if name in self._explained else f" ({text})"))
         self._explained = {name for name, _ in warnings}
         print("  " + ", ".join(parts), file=self._stream, flush=True)
 

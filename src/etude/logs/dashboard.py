@@ -34,7 +34,7 @@ class Dashboard:
     """A log and a display; draws from `begin` to `close`."""
 
     def __init__(self, name: str, folder: str, health: Health, console: Console | None = None):
-        """`health`: follows the run, whose declared metrics with a curve are drawn."""
+        """`health`: follows the run; of its declared metrics those with a curve are drawn."""
         self._name, self._folder, self._health = name, folder, health
         drawn = [(metric.curve, metric) for metric in health.metrics if metric.curve is not None]
         self._drawn = sorted(drawn, key=lambda pair: pair[0].place)
@@ -181,7 +181,7 @@ class Dashboard:
 
 
 def _levels(clock: Clock | None, batches: int) -> list[Level]:
-    """Where the four wheels stand; one that contains others moves with them."""
+    """Where the four levels of the clock stand; one that contains others moves with them."""
     if clock is None:
         return [Level(name, 0, 0, 0.0) for name in ("epoch", "cycle", "iteration", "batch")]
     loops, now, total = clock.loops, clock.now, clock.loops.total

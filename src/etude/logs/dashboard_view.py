@@ -37,7 +37,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Level:
-    """One of the clock's four wheels: how many of how many, and the share with what is within."""
+    """One level of the clock: how many of how many, and the share with the levels inside."""
 
     name: str
     done: int
@@ -89,7 +89,7 @@ def draw(view: View, width: int, height: int) -> list[Line]:
 
 
 def fit(line: Line, width: int) -> Line:
-    """Cut (with a sign that it was) or filled up to `width` cells."""
+    """Shortened (with …) or filled up to `width` cells."""
     fitted: Line = []
     left = width
     for text, style in line:
@@ -135,16 +135,10 @@ def _bars(view: View, width: int) -> list[Line]:
     figures = max((len(f"{v.done:,}/{v.total:,}") for v in view.levels), default=0)
     names = 10 if width >= 30 else 5
     for level in view.levels:
+        name = f"{level.name[: names - 1]:<{names}}"
         count = f"{level.done:,}/{level.total:,}".rjust(figures)
         done, rest = bar(level.share, max(width - names - figures - 2, 1))
-        lines.append(
-            [
-                (f"{level.name[: names - 1]:<{names}}", ""),
-                (done, "bold cyan"),
-                (rest, "dim"),
-                (f"  {count}", ""),
-            ]
-        )
+        lines.append([(name, ""), (done, "bold cyan"), (rest, "dim"), (f"  {count}", "")])
     return lines
 
 

@@ -20,11 +20,11 @@ class LoggedRun(NamedTuple):
     recipe: dict[str, Any]
     """As plain data."""
     say: Callable[[str], None]
-    """Shows a line to whoever watches the run."""
+    """Prints a line on the console of the run."""
 
 
 class OpenLog(NamedTuple):
-    """A log, and what it wants to hear of besides rows."""
+    """A log, and the callbacks it needs besides rows."""
 
     writer: LogWriter
     callbacks: tuple[Callback, ...] = ()

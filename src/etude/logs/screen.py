@@ -61,7 +61,7 @@ class Screen:
             self._paint(len(self._lines), [*above, *self._lines])
 
     def restart(self) -> None:
-        """Draw from the top: after the size has changed, nobody knows where the lines are."""
+        """Draw from the top: after a change of size the place of the lines is unknown."""
         with self._lock:
             self._lines = []
             self._write("\x1b[H")

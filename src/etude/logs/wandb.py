@@ -1,9 +1,9 @@
 """Weights & Biases: the same rows, each sent once however often the run is killed.
 
-W&B cannot be cut back. Since a replayed row equals the one that was sent, rows that W&B has are
-skipped, and rows that it lost in a kill are sent again. Who knows what it has: online, its server;
-offline, the files it wrote (its process buffers rows, so what was handed over may not be there);
-where those were synced and removed, wandb.json in the run's folder.
+W&B cannot remove rows. Since a replayed row equals the one that was sent, rows that W&B has are
+skipped, and rows that it lost in a kill are sent again. What it has is known online by its server;
+offline by the files it wrote (its process buffers rows, so those handed over may be missing);
+where the files were synced and removed, by wandb.json in the run's folder.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import secrets
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,43 +162,40 @@ class WandbLog:
         self._state.save(confirmed=self._has, sent=self._has)
 
 
+@dataclass
 class _State:
     """wandb.json: the W&B run that belongs to a folder, and what was sent to it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.id = ""
-        self.confirmed = NOTHING
-        """The last step that W&B had for certain when this process or one before it began."""
-        self.sent = NOTHING
-        """The last step handed over to W&B."""
-        self.uploaded = False
-        """Whether the run has ended in W&B too, with its policy."""
+    path: Path
+    id: str = ""
+    confirmed: int = NOTHING
+    """The last step that W&B had for certain when this process or one before it began."""
+    sent: int = NOTHING
+    """The last step handed over to W&B."""
+    uploaded: bool = False
+    """Whether the run has ended in W&B too, with its policy."""
 
     def load(self) -> None:
-        if self._path.exists():
-            try:
-                content = json.loads(self._path.read_text())
-                self.id, self.uploaded = str(content["id"]), bool(content["uploaded"])
-                if not re.fullmatch(r"[\w-]{1,64}", self.id):
-                    raise ValueError("its id is none of W&B's")  # it becomes part of a path
-                self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
-            except (ValueError, KeyError, TypeError, OSError) as error:
-                raise EtudeError(
-                    f"{self._path} cannot be read ({error}): put it back, or remove it to send "
-                    "the run to W&B as a new one."
-                ) from error
-        else:
-            self.id = secrets.token_hex(4)
-            self.save()
+        if not self.path.exists():
+            self.save(id=secrets.token_hex(4))
+            return
+        try:
+            content = json.loads(self.path.read_text())
+            self.id, self.uploaded = str(content["id"]), bool(content["uploaded"])
+            if not re.fullmatch(r"[\w-]{1,64}", self.id):
+                raise ValueError("its id is none of W&B's")  # it becomes part of a path
+            self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise EtudeError(
+                f"{self.path} cannot be read ({error}): put it back, or remove it to send the run "
+                "to W&B as a new one."
+            ) from error
 
     def save(self, **changes: Any) -> None:
         """Replace the file; it is the old or the new one at any instant."""
-        for name, value in changes.items():
-            setattr(self, name, value)
-        names = ("id", "confirmed", "sent", "uploaded")
-        text = json.dumps({name: getattr(self, name) for name in names}) + "\n"
-        files.replace_file(self._path, [text.encode()])
+        vars(self).update(changes)
+        content = {name: value for name, value in vars(self).items() if name != "path"}
+        files.replace_file(self.path, [json.dumps(content).encode() + b"\n"])
 
 
 def _steps(file: Path) -> Iterator[int]:

@@ -97,26 +97,25 @@ def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, P
 
     `option` is how a person who has no pybullet names a folder.
     """
-    where = _installed(option) if folder is None else Path(folder).expanduser()
-    if not where.is_dir():
-        raise UsageError(f"There is no folder {where} with motion clips; check the path.")
-    files = sorted([*where.glob("*.txt"), *where.glob("*.json")])
+    if folder is not None:
+        place = Path(folder).expanduser()
+    else:
+        try:
+            package: Any = importlib.import_module("pybullet_data")
+        except ImportError as error:
+            raise UsageError(
+                "The motion clips come with pybullet, which is not installed: pip install "
+                f"'etude[mocap]', or name a folder of clips ({option} FOLDER)."
+            ) from error
+        place = Path(package.getDataPath()) / "data" / "motions"
+    if not place.is_dir():
+        raise UsageError(f"There is no folder {place} with motion clips; check the path.")
+    files = sorted([*place.glob("*.txt"), *place.glob("*.json")])
     # The published folder has clips of other figures too.
     named = [file for file in files if folder is not None or file.stem.startswith(PREFIX)]
     if not named:
-        raise UsageError(f"There are no motion clips (.txt or .json) in {where}.")
+        raise UsageError(f"There are no motion clips (.txt or .json) in {place}.")
     return {file.stem.removeprefix(PREFIX): file for file in named}
-
-
-def _installed(option: str) -> Path:
-    try:
-        package: Any = importlib.import_module("pybullet_data")
-    except ImportError as error:
-        raise UsageError(
-            "The motion clips come with pybullet, which is not installed: pip install "
-            f"'etude[mocap]', or name a folder of clips ({option} FOLDER)."
-        ) from error
-    return Path(package.getDataPath()) / "data" / "motions"
 
 
 def load(
@@ -132,7 +131,7 @@ def load(
 
 
 def read(path: Path) -> Clip:
-    """A clip from its file; what is wrong with a damaged one is said in a sentence."""
+    """A clip from its file; a damaged one is refused with a sentence that says what is wrong."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{path} is no motion clip: it has more than {_MOST_BYTES} bytes.")

@@ -1,4 +1,4 @@
-"""Many clips at one rate, as flat arrays that rows of environments look up by number and time."""
+"""Many clips at one rate, as flat arrays that environments read by motion and time."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Frames(NamedTuple):
     spin: Array
     """[..., 15, 3] rad/s, in the world's axes."""
 
-    def at(self, rows: Array | slice) -> Frames:
-        """Those of some of the rows."""
-        return Frames(*(array[rows] for array in self))
+    def at(self, index: Array | slice) -> Frames:
+        """The frames at an index of the first axis."""
+        return Frames(*(array[index] for array in self))
 
     @property
     def figure(self) -> Figure:

@@ -1,4 +1,4 @@
-"""Policies that act: what a run has learned, for one's own loop."""
+"""Loaded policies, to act with in a loop of one's own."""
 
 from __future__ import annotations
 

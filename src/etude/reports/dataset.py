@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +29,22 @@ _SHOWN = 3
 
 def source_facts(summary: Summary) -> Facts:
     """What a file of another system holds."""
-    fields = {name: field for name, field in summary.fields.items() if name != "actions"}
+    fields = summary.fields
+    actions = fields.pop("actions")
+    unrewarded = sum(not episode.rewarded for episode in summary.episodes)
     return {
         "path": str(summary.path),
         "format": summary.format,
         "steps_in_file": summary.num_file_steps,
-        "observations": {n: {"shape": f.shape, "dtype": f.dtype} for n, f in fields.items()},
+        "observations": {name: asdict(field) for name, field in fields.items()},
         "actions": {
-            "shape": summary.fields["actions"].shape,
-            "dtype": summary.fields["actions"].dtype,
+            **asdict(actions),
             "largest": max(episode.largest_action for episode in summary.episodes),
         },
         "tasks": [summary.task],
         "masks": summary.masks,
         "notes": summary.notes,
-        **_numbers(
-            summary.lengths,
-            summary.returns,
-            summary.num_successes,
-            sum(not episode.rewarded for episode in summary.episodes),
-        ),
+        **_numbers(summary.lengths, summary.returns, summary.num_successes, unrewarded),
     }
 
 
@@ -75,12 +72,10 @@ def store_facts(store: EpisodeStore) -> Facts:
 
 def _numbers(lengths: Array, returns: Array, successes: int | None, unrewarded: int) -> Facts:
     found = contrast(returns, lengths)
-    verdict = found.sentence
-    if unrewarded:
-        verdict = (
-            f"{unrewarded:,} of {len(lengths):,} episodes have no rewards: policies can be learned "
-            "from them, rewards cannot."
-        )
+    without = (
+        f"{unrewarded:,} of {len(lengths):,} episodes have no rewards: policies can be learned "
+        "from them, rewards cannot."
+    )
     return {
         "episodes": len(lengths),
         "steps": int(lengths.sum()),
@@ -89,16 +84,11 @@ def _numbers(lengths: Array, returns: Array, successes: int | None, unrewarded: 
             "median": float(np.median(lengths)),
             "max": int(lengths.max()),
         },
-        "returns": {
-            "min": float(returns.min()),
-            "mean": float(returns.mean()),
-            "max": float(returns.max()),
-            "std": float(returns.std()),
-        },
+        "returns": {n: float(getattr(returns, n)()) for n in ("min", "mean", "max", "std")},
         "successes": successes,
         "unrewarded": unrewarded,
         "contrast": found.enough and not unrewarded,
-        "verdict": verdict,
+        "verdict": without if unrewarded else found.sentence,
     }
 
 

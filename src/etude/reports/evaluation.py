@@ -87,7 +87,7 @@ class Report:
 
     @property
     def motions(self) -> MotionReport | None:
-        """Each motion on its own, where motions are imitated."""
+        """Statistics per motion, where motions are imitated."""
         if not self.fresh.spec.motions:
             return None
         from etude.reports.motion import MotionReport
@@ -171,7 +171,7 @@ class Report:
             title, scale = (title, 1.0) if name not in _MILLIMETRES else (f"{title}, mm", 1e3)
             table.add_row(
                 title.replace("_", " "),
-                *(_spread(episodes[name][rows] * scale) for rows in parts.values()),
+                *(_spread(episodes[name][mask] * scale) for mask in parts.values()),
             )
         return table
 
@@ -182,7 +182,8 @@ class Report:
         for kind, count in self.counts().items():
             if kind != SUCCESS:
                 where = [index for index, other in enumerate(kinds) if other == kind]
-                shown = ", ".join([*map(str, where[:_SHOWN]), *["..."][: len(where) > _SHOWN]])
+                shown = ", ".join(map(str, where[:_SHOWN]))
+                shown += ", ..." if len(where) > _SHOWN else ""
                 table.add_row(kind, str(count), f"{count / len(kinds):.1%}", shown)
         return table
 

@@ -1,4 +1,4 @@
-"""Fresh episodes of a run's best policy, which can be played again to film some of them."""
+"""Fresh episodes of a run's best policy, which can be played again to be filmed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_ENVS, _MAX_ENVS_PER_GROUP, _FEW = 256, 64, 8
 
 @dataclass(frozen=True)
 class FreshEpisodes:
-    """Deterministic episodes that training has not seen, and where each was played."""
+    """Deterministic episodes that were not part of training, and where each was played."""
 
     episodes: dict[str, Array]
     """{name: [n] float64}, ordered by group, episode of the environment, environment."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from etude.core.contracts import Array
 from etude.motion.metrics import ERRORS, by_motion, only_successes
 from etude.reports.fresh import FreshEpisodes
 
@@ -34,21 +34,20 @@ class MotionReport:
         self.statistics = [name for name in _TITLES if name in fresh.episodes]
         """Those of `_TITLES` that the environment reports."""
         self._names = fresh.spec.motions
-        self._all = _chosen(by_motion(fresh.episodes), self.statistics)
         won = only_successes(fresh.episodes)
-        self._won = _chosen(by_motion(won), self.statistics) if won["motion"].size else None
+        self._all = by_motion(fresh.episodes)
+        self._won = by_motion(won) if won["motion"].size else None
         self._played = np.bincount(fresh.episodes["motion"].astype(np.int64))
 
     def motions(self) -> dict[str, dict[str, float]]:
         """{motion: {statistic: mean over its episodes}}, in the environment's order."""
-        numbers = [int(number) for number in self._all["motion"]]
         return {
-            self._names[number]: {name: float(self._all[name][i]) for name in self.statistics}
-            for i, number in enumerate(numbers)
+            self._names[int(number)]: {name: float(self._all[name][i]) for name in self.statistics}
+            for i, number in enumerate(self._all["motion"])
         }
 
     def averages(self) -> dict[str, dict[str, float | None]]:
-        """Means over motions of their own means; None where there is nothing to average."""
+        """Means over motions of the mean of each; None where there is nothing to average."""
         return {
             ALL: {name: float(self._all[name].mean()) for name in self.statistics},
             SUCCESSES: {
@@ -93,15 +92,8 @@ class MotionReport:
         return table
 
 
-def _chosen(motions: dict[str, Array], names: list[str]) -> dict[str, Array]:
-    return {name: motions[name] for name in ("motion", *names)}
-
-
-def _cells(values: dict[str, Any]) -> list[str]:
-    return [_cell(name, value) for name, value in values.items()]
-
-
-def _cell(name: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0%}" if name in _RATES else f"{value:,.1f}"
+def _cells(values: Mapping[str, float | None]) -> list[str]:
+    return [
+        "-" if value is None else f"{value:.0%}" if name in _RATES else f"{value:,.1f}"
+        for name, value in values.items()
+    ]
