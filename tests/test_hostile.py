@@ -160,7 +160,8 @@ def test_a_policy_whose_kind_is_code_needs_trust(
     untouched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_kind.py").write_text(
-        "from etude.models.policies import PolicyConfig\nclass Mine(PolicyConfig):\n    kind: str = 'mine'\n"
+        "from etude.models.policies import PolicyConfig\n"
+        "class Mine(PolicyConfig):\n    kind: str = 'mine'\n"
         "    def build(self, *parts):\n        plain = self.model_dump() | {'kind': 'mlp'}\n"
         "        return PolicyConfig(**plain).build(*parts)\n"
     )

@@ -104,22 +104,18 @@ class Dataset:
         self.summary.notes += notes_of(self.summary.episodes, self.options)
 
     def episodes(self) -> Iterator[Episode]:
-        """Every episode once, in the order of the file; none where the job was not to read them.
+        """With the job "read": every episode once, in the order of the file.
 
-        With the job "check" it goes through the file all the same and raises at the first number
-        that is not finite.
+        Like `progress`, it raises at the first number that is not finite.
         """
         while (header := self._next())["say"] != "end":
             if header["say"] == "arrays":
                 yield self._receive(header)
 
     def progress(self) -> Iterator[str]:
-        """The same, but only the names of the episodes that are being read."""
+        """With the job "check": the names of the episodes that are being read."""
         while (header := self._next())["say"] != "end":
-            if header["say"] == "begin":
-                yield str(header["episode"])
-            elif header["say"] == "arrays":
-                self._receive(header)
+            yield str(header["episode"])
 
     def _next(self) -> dict[str, Any]:
         """The next header; raises what the reader reports, or what became of it."""
