@@ -36,6 +36,7 @@ from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk
+from etude.training.loop import gradient_steps
 
 BOX = ActionSpec("box", low=(-2.0, 0.0), high=(2.0, 1.0))
 DISCRETE = ActionSpec("discrete", sizes=(3,))
@@ -278,7 +279,7 @@ class Trainer:
 
     def update(self) -> list[BatchMetrics]:
         key = self.key.child("update", self.clock.now.iterations)
-        return list(self.ppo.batches(self.clock, key))
+        return list(gradient_steps(self.ppo, self.clock, key))
 
     def iterate(self) -> list[BatchMetrics]:
         self.ingest()

@@ -458,7 +458,7 @@ def test_join_copies_what_was_made_elsewhere() -> None:
     assert buffer.arrays["terminated"][2:].all()
     assert np.shares_memory(joined.rewards, buffer.arrays["rewards"])
     # Finals are counted from the joined part's first row.
-    assert joined.finals.rows.tolist() == [0, 2, 2, 4, 4, 4]
+    assert joined.finals.envs.tolist() == [0, 2, 2, 4, 4, 4]
     assert joined.finals.steps.tolist() == [0, 0, 1, 0, 1, 2]
     assert joined.finals.obs["state"][:, 0].tolist() == [1, 2, 2, 3, 3, 3]
     assert joined.episodes["return"].tolist() == [1, 2, 2, 3, 3, 3]

@@ -50,7 +50,7 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree, digest, num_bytes
-from etude.experience.returns import next_values
+from etude.experience.returns import values_after
 from etude.experience.windows import StepWindows, WindowRing
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
@@ -307,12 +307,8 @@ class AMP(RewardSource):
 
     def style(self, part: Fragment) -> Array:
         """[rows, steps] float32: the style reward of the window each step led to."""
-        logits = next_values(
-            self._logits(part.obs[STYLE]),
-            self._logits(part.last_obs[STYLE]),
-            self._logits(part.finals.obs[STYLE]),
-            torch.from_numpy(part.finals.rows).to(self.device),
-            torch.from_numpy(part.finals.steps).to(self.device),
+        logits = values_after(
+            part, self._logits(part.obs[STYLE]), lambda obs, _: self._logits(obs[STYLE])
         )
         rewards: Array = style_rewards(logits).cpu().numpy()
         return rewards

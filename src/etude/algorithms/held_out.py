@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, field_validator
 
-from etude.core.contracts import ActionSpec, Array
+from etude.core.contracts import ActionSpec, Array, Fragment
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.contrast import contrast, draw_clips
 from etude.experience.store.episodes import EpisodeStore, Subsets, Transitions
-from etude.experience.store.intake import Steps
 from etude.experience.store.sampling import choose
 from etude.planning.kinds import AlgorithmConfig
 
@@ -207,7 +206,7 @@ class EpisodesOf:
         places, offsets = self._draw(generator, num)
         return self._store.column("actions", self.numbers[places], offsets)
 
-    def append(self, fragments: Sequence[Steps]) -> None:
+    def append(self, fragments: Sequence[Fragment]) -> None:
         """Refused: a dataset is finished."""
         raise EtudeError(f"{self.path} cannot be appended to: it is sealed.")
 

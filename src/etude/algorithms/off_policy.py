@@ -175,8 +175,6 @@ class OffPolicy(PolicyAlgorithm, ABC):
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, once the warm-up is over."""
         config, shards = self.config, range(len(self.stores))
-        if clock.only_collects:
-            return
         if config.dataset and config.normalise_observations and not clock.now.iterations:
             self._fit_normaliser(key.child("moments"))
         size = config.batch_size // len(self.stores)

@@ -209,23 +209,28 @@ class PPO(PolicyAlgorithm):
         def segments(x: torch.Tensor) -> torch.Tensor:
             return x.reshape(-1, horizon, *x.shape[2:])
 
-        features = map_features(self._prepare(rollout.obs), segments)
-        actions, log_probs = (segments(self._put(x)) for x in (rollout.actions, rollout.log_probs))
+        features = map_features(self.prepare(rollout.obs), segments)
+        actions, log_probs = (segments(self.put(x)) for x in (rollout.actions, rollout.log_probs))
         memory = None
         if policy.state_specs:
-            state = {name: self._put(x).flatten(0, 1) for name, x in rollout.states.items()}
-            memory = Memory(state, self._put(episode_starts(rollout, horizon)))
-        importance, behaviour_kl = None, 0.0
+            state = {name: self.put(x).flatten(0, 1) for name, x in rollout.states.items()}
+            memory = Memory(state, self.put(episode_starts(rollout, horizon)))
+        importance, weights, behaviour_kl = None, None, 0.0
         if self.is_stale:
             behaviour = log_probs
             values, log_probs = self._evaluate(features, memory, actions)
             importance = returns.importance_weights(log_probs, behaviour)
             behaviour_kl = float(_kl(log_probs - behaviour).mean())
+            if config.advantages == "vtrace":
+                weights = importance.reshape(rewards.shape)
         else:
             values, _ = self._evaluate(features, memory)
-        corrections = importance if config.advantages == "vtrace" else None
-        advantages, targets = self._advantages(rollout, rewards, values, corrections)
-        present = segments(self._put(rollout.present))
+        discount, along = (config.gamma, config.gae_lambda), values.reshape(rewards.shape)
+        found = returns.rollout_advantages(
+            rollout, rewards, along, self._value_of, *discount, weights
+        )
+        advantages, targets = map(segments, found)
+        present = segments(self.put(rollout.present))
         priorities = None
         if config.sampling == "prioritised":
             priorities = (advantages.abs() * present).sum(1).cpu().numpy()
@@ -244,41 +249,16 @@ class PPO(PolicyAlgorithm):
             priorities=priorities,
         )
 
-    def _advantages(
-        self, rollout: Fragment, rewards: Array, values: torch.Tensor, weights: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and value targets [n, horizon]: GAE, or with importance weights V-trace.
-
-        rewards: [rows, steps]; values, weights: [n, horizon].
-        """
-        shape = rewards.shape
-
-        def values_at(obs: Observations, state: Observations) -> torch.Tensor:
-            """[k]: the values of single observations, each met with its recurrent state."""
-            features = map_features(self._prepare(obs), lambda x: x.unsqueeze(1))
-            starts = torch.zeros(features["actor"].shape[:2], dtype=torch.bool, device=self.device)
-            tensors = {name: self._put(x) for name, x in state.items()}
-            memory = Memory(tensors, starts) if self.policy.state_specs else None
-            return self._evaluate(features, memory)[0].squeeze(1)
-
-        next_values = returns.next_values(
-            values.reshape(shape),
-            values_at(rollout.last_obs, rollout.last_state),
-            values_at(rollout.finals.obs, rollout.finals.state),
-            self._put(rollout.finals.rows),
-            self._put(rollout.finals.steps),
+    def _value_of(self, obs: Observations, state: Observations) -> torch.Tensor:
+        """[k]: the values of single observations, each met with its recurrent state."""
+        features = map_features(self.prepare(obs), lambda x: x.unsqueeze(1))
+        starts = torch.zeros(features["actor"].shape[:2], dtype=torch.bool, device=self.device)
+        memory = (
+            Memory({name: self.put(x) for name, x in state.items()}, starts)
+            if self.policy.state_specs
+            else None
         )
-        advantages, targets = returns.advantages_and_targets(
-            self._put(rewards),
-            values.reshape(shape),
-            next_values,
-            self._put(rollout.terminated),
-            self._put(rollout.truncated),
-            self.config.gamma,
-            self.config.gae_lambda,
-            None if weights is None else weights.reshape(shape),
-        )
-        return advantages.reshape(values.shape), targets.reshape(values.shape)
+        return self._evaluate(features, memory)[0].squeeze(1)
 
     def _evaluate(
         self, features: Features, memory: Memory | None, actions: torch.Tensor | None = None
@@ -299,13 +279,6 @@ class PPO(PolicyAlgorithm):
                 evaluated = self.policy.evaluate(chunk, actions[part], known)
                 values[part], log_probs[part] = evaluated.values, evaluated.log_probs
         return values, log_probs
-
-    def _put(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
-
-    def _prepare(self, obs: Observations) -> Features:
-        """Normalises the observations that the policy reads."""
-        return self.policy.prepare({n: self._put(obs[n]) for n in self.policy.observations})
 
     def _normalise_advantages(self) -> None:
         """To mean 0 and spread 1 over the whole buffer.
@@ -335,8 +308,6 @@ class PPO(PolicyAlgorithm):
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
-        if clock.only_collects:
-            return
         yield from self.rewards.batches(key.child("rewards"))
         config, count = self.config, self.geometry.num_minibatches
         size = self.geometry.segments_per_minibatch // self.geometry.shards

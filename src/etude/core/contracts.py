@@ -202,9 +202,9 @@ recurrent state, arrays with a leading row axis; and the round of the curriculum
 
 
 class Finals(NamedTuple):
-    """The observations that finished episodes ended on: sparse, in (step, row) order."""
+    """The observations that finished episodes ended on: sparse, in (step, environment) order."""
 
-    rows: Array
+    envs: Array
     """[k] int64."""
     steps: Array
     """[k] int64."""
@@ -351,7 +351,7 @@ class Algorithm(Protocol):
         ...
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
-        """One gradient step at a time; none in a run's first iterations, `clock.only_collects`."""
+        """One gradient step at a time. The loop does not call it in iterations that only collect."""
         ...
 
     def end_iteration(self) -> dict[str, float]:

@@ -1,11 +1,51 @@
-"""Advantages along each row of a fragment, and how well values explain returns."""
+"""Advantages along each environment's steps, and how well values explain returns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from etude.core.contracts import Array, Fragment, Observations
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
+
+ValueOf = Callable[[Observations, Observations], torch.Tensor]
+"""Values [k] of observations {name: [k, ...]} that were met with a recurrent state."""
+
+
+def rollout_advantages(
+    rollout: Fragment,
+    rewards: Array,
+    values: torch.Tensor,
+    value_of: ValueOf,
+    gamma: float,
+    lam: float,
+    weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and value targets of a rollout, see `advantages_and_targets`.
+
+    rewards: [num_envs, steps] that are learned from; values: [num_envs, steps] of `rollout.obs`.
+    """
+    device = values.device
+    return advantages_and_targets(
+        torch.from_numpy(rewards).to(device),
+        values,
+        values_after(rollout, values, value_of),
+        torch.from_numpy(rollout.terminated).to(device),
+        torch.from_numpy(rollout.truncated).to(device),
+        gamma,
+        lam,
+        weights,
+    )
+
+
+def values_after(rollout: Fragment, values: torch.Tensor, value_of: ValueOf) -> torch.Tensor:
+    """[num_envs, steps]: the value of the observation that each step of a rollout led to."""
+    finals = rollout.finals
+    at = (torch.from_numpy(x).to(values.device) for x in (finals.envs, finals.steps))
+    last = value_of(rollout.last_obs, rollout.last_state)
+    return next_values(values, last, value_of(finals.obs, finals.state), *at)
 
 
 def advantages_and_targets(

@@ -245,7 +245,7 @@ def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragm
         start = end
     offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
     joined.finals = Finals(
-        np.concatenate([f.finals.rows + o for f, o in zip(fragments, offsets, strict=False)]),
+        np.concatenate([f.finals.envs + o for f, o in zip(fragments, offsets, strict=False)]),
         np.concatenate([f.finals.steps for f in fragments]),
         _concatenate([f.finals.obs for f in fragments]),
         _concatenate([f.finals.state for f in fragments]),
@@ -270,7 +270,7 @@ def fill(part: Fragment, fragment: Fragment) -> int:
             count += array.nbytes
     ends = fragment.finals
     part.finals = Finals(
-        ends.rows.copy(), ends.steps.copy(), copy_arrays(ends.obs), copy_arrays(ends.state)
+        ends.envs.copy(), ends.steps.copy(), copy_arrays(ends.obs), copy_arrays(ends.state)
     )
     part.episodes = {name: array.copy() for name, array in fragment.episodes.items()}
     part.moments = {name: copy_arrays(moments) for name, moments in fragment.moments.items()}
@@ -322,7 +322,7 @@ def _first_of(fragment: Fragment, named: Observations, bad: list[str], first_row
         text = f"{name} of row {first_row + rows[first]}, step {steps[first]}{column}"
         found.append((int(steps[first]), int(rows[first]), text))
     _, row, text = min(found, key=lambda item: item[0])
-    mine = {n: fragment.finals.rows == row if n.startswith("final") else [row] for n in named}
+    mine = {n: fragment.finals.envs == row if n.startswith("final") else [row] for n in named}
     arrays = {n.replace("'", "").replace(" ", "_"): a[mine[n]] for n, a in named.items()}
     return NonFinite(text, arrays)
 
@@ -330,7 +330,7 @@ def _first_of(fragment: Fragment, named: Observations, bad: list[str], first_row
 def _when(name: str, where: Array, fragment: Fragment) -> tuple[Array, Array]:
     """Rows [k] and steps [k] of the positions `where` [k, axes] in one of a fragment's arrays."""
     if name.startswith("final"):
-        return fragment.finals.rows[where[:, 0]], fragment.finals.steps[where[:, 0]]
+        return fragment.finals.envs[where[:, 0]], fragment.finals.steps[where[:, 0]]
     if name.startswith("last"):
         return where[:, 0], np.full(len(where), fragment.rewards.shape[1])
     return where[:, 0], where[:, 1]

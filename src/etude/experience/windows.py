@@ -22,7 +22,7 @@ class StepWindows:
         self.shape: tuple[int, int] = part.rewards.shape
         """(rows, steps)."""
         self._final_of: Array = np.full(self.shape, -1, np.int64)
-        self._final_of[part.finals.rows, part.finals.steps] = np.arange(len(part.finals.rows))
+        self._final_of[part.finals.envs, part.finals.steps] = np.arange(len(part.finals.envs))
 
     def at(self, rows: Array, steps: Array) -> Array:
         """[n, frames, features], a copy: what steps (rows [n], steps [n]) led to."""

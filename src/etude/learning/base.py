@@ -7,15 +7,24 @@ from collections.abc import Sequence
 import torch
 
 from etude.core.clock import Clock
-from etude.core.contracts import Broadcast
+from etude.core.contracts import Array, Broadcast, Observations
 from etude.core.trees import Tree, copy_arrays
-from etude.models.policies import BasePolicy
+from etude.models.policies import BasePolicy, Features
 
 
 class PolicyAlgorithm:
     """An `Algorithm` whose policy is what acts, and what a checkpoint's `policy/` holds."""
 
     policy: BasePolicy
+    device: torch.device
+
+    def put(self, array: Array) -> torch.Tensor:
+        """An array on the learner's device."""
+        return torch.from_numpy(array).to(self.device)
+
+    def prepare(self, obs: Observations) -> Features:
+        """Those of the observations {name: [..., n]} that the policy reads, normalised."""
+        return self.policy.prepare({name: self.put(obs[name]) for name in self.policy.observations})
 
     def broadcast(self, clock: Clock) -> Broadcast:
         state = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}

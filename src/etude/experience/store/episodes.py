@@ -40,7 +40,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.core.contracts import Array, Observations
+from etude.core.contracts import Array, Fragment, Observations
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.experience.store.files import (
@@ -55,7 +55,7 @@ from etude.experience.store.files import (
 )
 from etude.experience.store.geometry import INDEX, OBS, StoreGeometry, record_of
 from etude.experience.store.index import EpisodeIndex
-from etude.experience.store.intake import Intake, Steps
+from etude.experience.store.intake import Intake
 from etude.experience.store.labels import LABELS, Labels
 from etude.experience.store.log import DamagedStore, Disk, RecordLog
 from etude.experience.store.sampling import Columns, Subsets, Transitions, choose
@@ -184,7 +184,7 @@ class EpisodeStore:
         """[episodes] int64, in the order the episodes ended."""
         return self._index.lengths
 
-    def append(self, fragments: Sequence[Steps]) -> None:
+    def append(self, fragments: Sequence[Fragment]) -> None:
         """The next steps of all lanes: the rows of the fragments, one after the other.
 
         They can be sampled at once. Then the oldest episodes go, if there are too many. Where a

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from etude.core.contracts import Array, ArraySpec, Observations
+from etude.core.contracts import Array, ArraySpec, Fragment, Observations
 from etude.core.errors import UsageError
 from etude.experience.store.geometry import INDEX, OBS, StoreGeometry
 
@@ -17,44 +17,10 @@ _STAGING = 4 << 20
 """Bytes of records put together at a time; images of many lanes and steps are many times this."""
 
 
-class Ended(Protocol):
-    """What `core.contracts.Finals` says of the steps that ended an episode, in any order."""
-
-    @property
-    def rows(self) -> Array: ...
-    @property
-    def steps(self) -> Array: ...
-    @property
-    def obs(self) -> Observations: ...
-
-
-class Steps(Protocol):
-    """The part of a `core.contracts.Fragment` that is stored."""
-
-    @property
-    def obs(self) -> Observations: ...
-    @property
-    def actions(self) -> Array: ...
-    @property
-    def rewards(self) -> Array: ...
-    @property
-    def terminated(self) -> Array: ...
-    @property
-    def truncated(self) -> Array: ...
-    @property
-    def present(self) -> Array: ...
-    @property
-    def last_obs(self) -> Observations: ...
-    @property
-    def finals(self) -> Ended: ...
-    @property
-    def restarted(self) -> Array: ...
-
-
 class _Ends(NamedTuple):
-    """Rows [k], steps [k] and final observations {"obs/<name>": [k, ...]}."""
+    """Lanes [k], steps [k] and final observations {"obs/<name>": [k, ...]}."""
 
-    rows: Array
+    envs: Array
     steps: Array
     obs: Observations
 
@@ -73,15 +39,15 @@ class Intake:
     """[lanes] bool: the first step begins a new episode, whatever was open before."""
 
     @classmethod
-    def of_fragments(cls, geometry: StoreGeometry, fragments: Sequence[Steps]) -> Intake:
+    def of_fragments(cls, geometry: StoreGeometry, fragments: Sequence[Fragment]) -> Intake:
         """The rows of the fragments, one after the other, are the lanes."""
         if not all(f.present.all() for f in fragments):
             raise UsageError("An episode store takes no rows without an agent; use PPO for these.")
         parts = [_prefixed(f.obs) | {n: getattr(f, n) for n in _FIELDS} for f in fragments]
         offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
-        ended = [_prefixed(f.finals.obs) for f in fragments if len(f.finals.rows)]
+        ended = [_prefixed(f.finals.obs) for f in fragments if len(f.finals.envs)]
         ends = _Ends(
-            np.concatenate([f.finals.rows + o for f, o in zip(fragments, offsets, strict=False)]),
+            np.concatenate([f.finals.envs + o for f, o in zip(fragments, offsets, strict=False)]),
             np.concatenate([f.finals.steps for f in fragments]),
             {name: np.concatenate([obs[name] for obs in ended]) for name in (*ended, {})[0]},
         )
@@ -123,8 +89,8 @@ class Intake:
             _check_arrays(part, dict(specs), (num, steps))
         for num, obs in zip(rows, self.last or [], strict=self.last is not None):
             _check_arrays(obs, seen, (num,))
-        if len(self.ends.rows):
-            _check_arrays(self.ends.obs, seen, (len(self.ends.rows),))
+        if len(self.ends.envs):
+            _check_arrays(self.ends.obs, seen, (len(self.ends.envs),))
 
     def first(self, name: str) -> Array:
         """A field at the first step, [lanes, ...]."""
