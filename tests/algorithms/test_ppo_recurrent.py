@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from etude.core.contracts import Array, Fragment
-from etude.models.cores import CORES
 from etude.models.policies import ActorCritic, Memory, PolicyConfig
+from etude.models.recurrent import CORES
 from toys import ACTIONS, Trainer, make_trainer
 
 KINDS = tuple(CORES)

@@ -228,7 +228,7 @@ class OffPolicyConfig(DatasetConfig):
     def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
         """About what a gradient step keeps for its backward pass, and the most of IRCR's best
         episodes."""
-        layers = 32 * self.batch_size * sum(run.recipe.policy.hidden) * 4
+        layers = 32 * self.batch_size * sum(run.deployed.config.hidden) * 4  # type: ignore[attr-defined]
         best = num_bytes(training["rewards"].get("best", {}))
         return {"workspace": layers, **({"best_episodes": best} if best else {})}
 

@@ -351,7 +351,7 @@ class Algorithm(Protocol):
         ...
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
-        """One gradient step at a time. The loop does not call it in iterations that only collect."""
+        """One gradient step at a time; not called in iterations that only collect."""
         ...
 
     def end_iteration(self) -> dict[str, float]:

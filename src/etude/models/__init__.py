@@ -8,4 +8,4 @@ CLASSES = {
     "deterministic": "etude.models.actors:DeterministicPolicy",
 }
 """What each kind of policy is; all of them have one config."""
-POLICIES = dict.fromkeys(CLASSES, "etude.models.actor_critic:PolicyConfig")
+POLICIES = dict.fromkeys(CLASSES, "etude.models.policies:PolicyConfig")

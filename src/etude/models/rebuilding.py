@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from pydantic import BeforeValidator, SerializeAsAny, ValidationError
 from torch import nn
 
+from etude.core import trust
 from etude.core.config import Config
 from etude.core.contracts import ActionSpec, ArraySpec
 from etude.core.errors import EtudeError, UsageError
@@ -22,6 +24,7 @@ from etude.core.explain import explain
 from etude.core.imports import describe
 from etude.core.trees import Tree, is_array
 from etude.models.networks import MOST_UNITS
+from etude.models.policies import CONTRACT_FORMAT, POLICIES, BasePolicy, BasePolicyConfig
 
 
 class Contract(Config):
@@ -96,3 +99,27 @@ def _compare(described: Tree, arrays: Tree) -> None:
 
 def _dtype(array: torch.Tensor | np.ndarray) -> str:
     return str(array.dtype).removeprefix("torch.")
+
+
+class PolicyContract(Contract):
+    """What `BasePolicy.contract` gives."""
+
+    policy: Annotated[SerializeAsAny[BasePolicyConfig], BeforeValidator(POLICIES.validate)]
+
+
+def policy_from_contract(contract: Tree, arrays: Tree) -> BasePolicy:
+    """The policy a checkpoint's `policy/` holds."""
+    if contract.get("format") != CONTRACT_FORMAT:
+        raise UsageError(
+            f"This policy has format {str(contract.get('format'))[:60]}; this version of etude "
+            f"reads format {CONTRACT_FORMAT}."
+        )
+    kind = contract["policy"].get("kind") if isinstance(contract.get("policy"), dict) else None
+    if isinstance(kind, str):  # A file must not choose which code runs.
+        trust.doubt([kind], Path("contract.json"), trust=False)
+    return rebuild(
+        PolicyContract,
+        contract,
+        arrays,
+        lambda said: said.policy.build(said.observations, said.action, None),
+    )
