@@ -33,7 +33,8 @@ import torch
 
 from command import CommandFailed, record, started
 from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.reward_model import evaluate, make_reward_only
+from etude.algorithms.reward_only import make_reward_only
+from etude.algorithms.rrd import evaluate
 from etude.api import Run
 from etude.experience.store.episodes import EpisodeStore
 from etude.planning.loading import policy_parts

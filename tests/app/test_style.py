@@ -116,7 +116,7 @@ def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch
         (windows * np.float32(np.nan), "finite"),
     ):
         monkeypatch.setattr(
-            "etude.algorithms.amp_reference._reference",
+            "etude.algorithms.amp._reference",
             lambda config, wrong=wrong: (wrong, None),
         )
         with pytest.raises(UsageError, match=why):

@@ -42,7 +42,6 @@ class FollowsCurriculum(Protocol):
         given "weights" [motions]; in evaluation row r plays motion r modulo their number, from its
         first frame.
         """
-        ...
 
 
 @runtime_checkable
@@ -51,7 +50,6 @@ class Restarts(Protocol):
 
     def restart(self) -> Observations:
         """Every row leaves its episode, unreported, and begins its next one."""
-        ...
 
 
 @runtime_checkable
@@ -64,7 +62,6 @@ class StyleReference(Protocol):
 
     def style_windows(self) -> Array:
         """[n, frames, features] float32: all windows of the reference."""
-        ...
 
 
 @runtime_checkable
@@ -74,7 +71,6 @@ class StyleMotions(Protocol):
 
     def style_motions(self) -> Array:
         """[n] int64: the motion that each window of the reference is of."""
-        ...
 
 
 class EnvWrapper:

@@ -170,19 +170,15 @@ class BatchEnv(Protocol):
 
     def reset(self, key: Key) -> Observations:
         """Every row at the start of its episode 0."""
-        ...
 
     def step(self, actions: Array) -> StepResult:
         """`actions`: as `spec.action.to_env` gives them."""
-        ...
 
     def snapshot(self) -> Tree:
         """A copy of everything that decides the future: arrays with a leading row axis."""
-        ...
 
     def restore(self, snapshot: Tree, key: Key) -> None:
         """Continue from a snapshot, on any instance with as many rows."""
-        ...
 
     def close(self) -> None: ...
 
@@ -269,32 +265,26 @@ class Policy(Protocol):
     @property
     def observations(self) -> dict[str, ArraySpec]:
         """What it reads to act or to learn; environments may give more."""
-        ...
 
     @property
     def actor_observations(self) -> dict[str, ArraySpec]:
         """What it needs to act: a critic may read more."""
-        ...
 
     @property
     def state_specs(self) -> dict[str, ArraySpec]:
         """Recurrent state of one row, {} for a memoryless policy."""
-        ...
 
     def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
         """All the randomness of a rollout, [steps, rows, n] float32."""
-        ...
 
     def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
         """[steps, rows]: log-probabilities of the actions that noise [steps, rows, n] leads to.
 
         None where they depend on the observations as well, and `act` gives them step by step.
         """
-        ...
 
     def initial_state(self, rows: int) -> dict[str, Array]:
         """Recurrent state at an episode's start, {name: [rows, ...]}."""
-        ...
 
     def act(
         self,
@@ -303,7 +293,6 @@ class Policy(Protocol):
         noise: torch.Tensor | None,
     ) -> Action:
         """The action for raw observations; without noise, the most likely one."""
-        ...
 
     def state_dict(self) -> Tree: ...
 
@@ -315,15 +304,12 @@ class Collector(Protocol):
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         """The next fragment of every group."""
-        ...
 
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
         """Where to tell a person what happens on the way, and why the run is not exact any more."""
-        ...
 
     def status(self) -> dict[str, float]:
         """Its `system/` columns of a log row, since the last look. Decides nothing."""
-        ...
 
     def state_dict(self) -> Tree: ...
 
@@ -344,27 +330,21 @@ class Algorithm(Protocol):
 
     def broadcast(self, clock: Clock) -> Broadcast:
         """What the next rollout acts with."""
-        ...
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Take in what was collected; metrics about it."""
-        ...
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """One gradient step at a time; not called in iterations that only collect."""
-        ...
 
     def end_iteration(self) -> dict[str, float]:
         """What happens after the update: the normaliser takes in what was collected."""
-        ...
 
     def policy_parts(self) -> tuple[Tree, Tree]:
         """(arrays, contract): all that is needed to act, for a checkpoint's `policy/`."""
-        ...
 
     def load_policy(self, arrays: Tree) -> None:
         """Put back the arrays of `policy_parts`."""
-        ...
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         """Begin a new run with what another one learned.
@@ -372,12 +352,10 @@ class Algorithm(Protocol):
         arrays: those of its `policy_parts`. training: its `state_dict` at that time; None where
         only the policy was kept, and then whatever else is learned begins anew.
         """
-        ...
 
     def retire(self, states: list[Tree]) -> None:
         """Give up files that none of these states needs: what `state_dict` gave, without arrays,
         to every checkpoint that can still be resumed."""
-        ...
 
     def close(self) -> None: ...
 
@@ -391,7 +369,6 @@ class LogWriter(Protocol):
 
     def begin(self, history: list[dict[str, Any]]) -> None:
         """The rows a resumed run keeps, [] for a new one; what was written after them is void."""
-        ...
 
     def write(self, row: dict[str, Any]) -> None: ...
 

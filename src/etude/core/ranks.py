@@ -67,22 +67,18 @@ class Ranks(Protocol):
     @property
     def is_first(self) -> bool:
         """Whether this one writes, tests and decides."""
-        ...
 
     def part(self, count: int) -> range:
         """This rank's of `count` shards or groups, which the ranks divide."""
-        ...
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What `make` gives on the first rank, the only one to call it.
 
         Plain data: dicts, lists, numbers, strings, arrays; tuples arrive as lists.
         """
-        ...
 
     def gather(self, parts: list[T]) -> list[T]:
         """The parts of all ranks, in their order; plain data."""
-        ...
 
     def ordered_sum(self, totals: Sequence[torch.Tensor], shards: Sequence[T]) -> Iterator[T]:
         """Yields each of this rank's `shards`; the caller adds its part to `totals`.
@@ -90,22 +86,18 @@ class Ranks(Protocol):
         `totals` are zeroed before. Once the caller has asked for all shards, `totals` are the sums
         over those of all ranks, in shard order.
         """
-        ...
 
     def differing(self, make: Callable[[], str]) -> list[int]:
         """The ranks on which `make` gives something else than on the first."""
-        ...
 
     def owner(self, index: int, count: int) -> str:
         """Who has one of `count` shards, as the end of a sentence: ", on rank 1"."""
-        ...
 
     def adding(self, exactly: bool, patience: Callable[[], float]) -> Ranks:
         """The same ranks, whose sums are taken in shard order, or in whichever is fastest.
 
         `patience`: the seconds for which they wait for one that gives no sign of life.
         """
-        ...
 
 
 @runtime_checkable
@@ -114,7 +106,6 @@ class Shared(Protocol):
 
     def gather(self) -> None:
         """Brings the other ranks' parts here, for `state_dict`; all ranks call it together."""
-        ...
 
 
 class Alone:

@@ -8,35 +8,30 @@ import numpy as np
 
 from etude.core.contracts import KINDS, Array
 from etude.core.trees import Tree
+from etude.metrics.declared import COUNTERS, EPISODES, Metrics
 
-REDUCERS = {
-    "train/n_updates": "last",
-    "train/learning_rate": "last",
-    "train/std": "last",
-    "eval/": "last",
-    "curriculum/": "last",
-    "dataset/": "last",
-}
-"""How a metric's values become one, by name or by prefix; a mean unless listed."""
+REDUCERS = {m.name: m.reduce for m in (*COUNTERS, *EPISODES) if m.reduce != "mean"}
+"""How the values of a metric become one, by name or prefix; the mean, if it is not listed."""
 
 FEWEST = 100
 """Episodes that are averaged where so many have finished at all."""
 
 
-def reducer_of(name: str) -> str:
-    prefix = name.split("/")[0] + "/"
-    return REDUCERS.get(name) or REDUCERS.get(prefix) or "mean"
+def reducer_of(name: str, reducers: Mapping[str, str] = REDUCERS) -> str:
+    """How the values of a metric become one: "mean", "last", "sum" or "max"."""
+    return reducers.get(name) or reducers.get(name.split("/")[0] + "/") or "mean"
 
 
 class Aggregator:
     """Values of one level, reduced as they come: sums and counts, so nothing grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, reducers: Mapping[str, str] = REDUCERS) -> None:
+        self._reducers = reducers
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: float) -> None:
-        kind = reducer_of(name)
+        kind = reducer_of(name, self._reducers)
         if kind == "last" or name not in self._sums:
             self._sums[name], self._counts[name] = value, 1
         elif kind == "max":
@@ -140,8 +135,8 @@ def epoch_means(summary: Mapping[str, float]) -> dict[str, float]:
 class Level:
     """The metrics and episodes of a cycle, or of an epoch."""
 
-    def __init__(self, statistics: Sequence[str]) -> None:
-        self.metrics = Aggregator()
+    def __init__(self, statistics: Sequence[str], reducers: Mapping[str, str]) -> None:
+        self.metrics = Aggregator(reducers)
         self.episodes = EpisodeWindow(statistics)
 
     def read(self) -> dict[str, float]:
@@ -162,9 +157,13 @@ class Level:
 class Board:
     """Where metrics are recorded; a row is read at a cycle's end and a summary at an epoch's."""
 
-    def __init__(self, statistics: Sequence[str] = ()) -> None:
-        """`statistics`: what the environment reports of an episode, besides return and length."""
-        self.cycle, self.epoch = Level(statistics), Level(statistics)
+    def __init__(self, statistics: Sequence[str] = (), metrics: Metrics = ()) -> None:
+        """statistics: what the environment reports of an episode, besides return and length.
+
+        metrics: those that the kinds of the recipe declare.
+        """
+        declared = {m.name: m.reduce for m in metrics if m.reduce != "mean"}
+        self.cycle, self.epoch = (Level(statistics, REDUCERS | declared) for _ in range(2))
 
     def record(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():

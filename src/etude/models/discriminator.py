@@ -20,10 +20,7 @@ class Discriminator(nn.Module):
     """
 
     def __init__(
-        self,
-        window: tuple[int, int],
-        hidden: tuple[int, ...],
-        generator: torch.Generator | None,
+        self, window: tuple[int, int], hidden: tuple[int, ...], generator: torch.Generator | None
     ) -> None:
         """Without a generator the weights are about to be loaded (or on the meta device)."""
         super().__init__()

@@ -19,7 +19,6 @@ class Distribution(Protocol):
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [..., n] and their log-probabilities [...]."""
-        ...
 
     def mode(self) -> torch.Tensor: ...
 
@@ -27,11 +26,9 @@ class Distribution(Protocol):
 
     def entropy(self) -> torch.Tensor:
         """[...], or [] where it is the same for every row."""
-        ...
 
     def excess(self) -> torch.Tensor:
         """[...] how far the action's mean leaves its bounds, or [] where it never does."""
-        ...
 
 
 class DiagonalGaussian:

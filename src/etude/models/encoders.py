@@ -59,10 +59,7 @@ class ImageEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        config: EncoderConfig,
-        generator: torch.Generator | None,
+        self, shape: tuple[int, int, int], config: EncoderConfig, generator: torch.Generator | None
     ) -> None:
         """`shape` is (h, w, c). Without a generator the weights are about to be loaded."""
         super().__init__()

@@ -211,10 +211,7 @@ def reward_network_from_contract(contract: Tree, arrays: Tree) -> RewardNetwork:
 
 
 def rewards_of(
-    network: RewardNetwork,
-    obs: dict[str, Array],
-    actions: Array,
-    next_obs: dict[str, Array],
+    network: RewardNetwork, obs: dict[str, Array], actions: Array, next_obs: dict[str, Array]
 ) -> Array:
     """r(s, a, s') of steps as they are stored, [n] float64; obs may hold more than is read.
 

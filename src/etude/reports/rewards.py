@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.reward_model import RewardOnly, episode_rewards, make_reward_only
-from etude.algorithms.reward_only import RewardOnlyConfig, open_data
+from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only, open_data
+from etude.algorithms.rrd import episode_rewards
 from etude.core.contracts import Array
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
