@@ -312,7 +312,7 @@ def make_trainer(
     envs: list[Any] | None = None,
     iterations: int = 10,
     policy: PolicyConfig | None = None,
-    rows: int = 8,
+    num_envs: int = 8,
     steps: int = 16,
     envs_per_group: int = 2,
     rewards: RewardSource = GIVEN,
@@ -321,11 +321,11 @@ def make_trainer(
     """8 rows in 4 groups of 2, 16 steps each, unless told otherwise."""
     ppo = {"update_epochs": 2, **ppo}
     config = PPOConfig(rollout_steps=steps, horizon=horizon, minibatch_size=minibatch, **ppo)
-    cut = SegmentGeometry(rows, steps, horizon, minibatch, shards, envs_per_group)
+    cut = SegmentGeometry(num_envs, steps, horizon, minibatch, shards, envs_per_group)
     envs = envs or [ToyEnv(envs_per_group, action) for _ in range(cut.num_groups)]
     spec, small, key = envs[0].spec, policy or PolicyConfig(hidden=(16,)), Key(5)
     own = make_policy(small, spec, None)
-    buffer = SegmentBuffer(BufferSpec(spec, own.state_specs, rows, steps, horizon))
+    buffer = SegmentBuffer(BufferSpec(spec, own.state_specs, num_envs, steps, horizon))
     actor_critic = make_policy(small, spec, key.child("policy"))
     algorithm = PPO(config, actor_critic, cut, [buffer], torch.device("cpu"), rewards)
     views = [

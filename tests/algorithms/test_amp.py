@@ -62,7 +62,7 @@ def parts_of(trainer: Trainer) -> list[Fragment]:
     cut, fragments = trainer.ppo.geometry, trainer.collect()
     per = len(fragments) // cut.shards
     return [
-        join(fragments[s * per : (s + 1) * per], trainer.ppo.buffers[0], cut.shard_rows(s))
+        join(fragments[s * per : (s + 1) * per], trainer.ppo.buffers[0], cut.shard_envs(s))
         for s in range(cut.shards)
     ]
 
@@ -96,7 +96,7 @@ def test_a_style_reward_lands_on_the_step_that_led_to_its_window(shards: int) ->
         for s, (part, rewards) in enumerate(zip(parts, found, strict=True)):
             assert part.terminated[:, :-1].any()
             assert part.truncated[:, :-1].any()
-            windows = windows_led_to(part, trainer.ppo.geometry.shard_rows(s).start)
+            windows = windows_led_to(part, trainer.ppo.geometry.shard_envs(s).start)
             styles.append(style_of(amp, windows))
             expected = 0.25 * part.rewards + 2.0 * styles[s]
             np.testing.assert_allclose(rewards, expected, rtol=1e-4, atol=1e-4)
@@ -387,7 +387,7 @@ def test_what_is_not_finite_is_named_before_it_is_learned() -> None:
     with pytest.raises(NonFinite, match="the logit of a window of the policy"):
         amp.learn([Drawn(good + 1.0, good)])
     trainer = make_styled(amp)
-    with pytest.raises(NonFinite, match=r"the style reward of row \d, step \d"):
+    with pytest.raises(NonFinite, match=r"the style reward of environment \d, step \d"):
         trainer.ingest()
 
 

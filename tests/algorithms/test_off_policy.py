@@ -416,7 +416,7 @@ def test_collected_numbers_are_checked_before_they_are_stored(
     learner = make_learner(tmp_path, kind, envs=envs)
     error = refused(learner, learner.iterate)
     # An actor that clips nothing turns a bad observation into a bad action at once.
-    assert "row 5" in error.where or "row 1 of its group" in error.where or where == "final"
+    assert "environment 5" in error.where or "row 1 of its group" in error.where or where == "final"
     assert where in error.where
     assert learner.agent.stores[0].num_transitions == 0
 

@@ -63,7 +63,7 @@ from etude.planning.resolve import Resolved
 STYLE = "style"
 """The observation that the discriminator sees, [frames, features] float32, newest frame last."""
 MOTION = "motion"
-"""The observation that says which motion of the reference a row practises, [1] float32."""
+"""The observation that says which motion of the reference is practised, [1] float32."""
 LARGEST = -math.log(1e-4)
 """The style reward of a window that D is sure of."""
 JUDGED_AT_ONCE = 4096
@@ -294,7 +294,7 @@ class AMP(RewardSource):
         for part in rollouts:
             if not part.present.all():
                 raise UsageError(
-                    "rewards.kind amp judges the motion of rows that are always there, and in this "
+                    "rewards.kind amp needs agents that are always there, and in this "
                     "environment some come and go: use rewards.kind given."
                 )
         self._windows = [StepWindows(part, STYLE) for part in rollouts]
@@ -311,7 +311,7 @@ class AMP(RewardSource):
         return mixed, {"amp/style_reward": sum(means) / len(means)}
 
     def style(self, part: Fragment) -> Array:
-        """[rows, steps] float32: the style reward of the window each step led to."""
+        """[num_envs, steps] float32: the style reward of the window each step led to."""
         logits = values_after(
             part, self._logits(part.obs[STYLE]), lambda obs, _: self._logits(obs[STYLE])
         )
@@ -424,11 +424,11 @@ class AMP(RewardSource):
 
 
 def _fault(shard: int, style: Array) -> NonFinite | None:
-    """What is wrong with a shard's style rewards [rows, steps], if anything."""
+    """What is wrong with a shard's style rewards [num_envs, steps], if anything."""
     if np.isfinite(style.sum(dtype=np.float64)):
         return None
-    row, step = np.argwhere(~np.isfinite(style))[0].tolist()
-    return NonFinite(f"the style reward of row {row}, step {step} (shard {shard})")
+    env, step = np.argwhere(~np.isfinite(style))[0].tolist()
+    return NonFinite(f"the style reward of environment {env}, step {step} (shard {shard})")
 
 
 def bytes_by_part(amp: AMP) -> dict[str, int]:

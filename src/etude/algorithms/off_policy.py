@@ -154,10 +154,10 @@ class OffPolicy(PolicyAlgorithm, ABC):
         "replay/transitions": those held. "dataset/passes": how often a transition of the dataset
         has been drawn, on average, after this iteration.
         """
-        first_row = 0
+        first_env = 0
         for fragment in fragments:
-            check_finite(fragment, first_row)
-            first_row += len(fragment.rewards)
+            check_finite(fragment, first_env)
+            first_env += len(fragment.rewards)
         per_shard = len(fragments) // len(self.stores)
         for s, store in enumerate(self.stores if fragments else ()):
             store.append(fragments[s * per_shard : (s + 1) * per_shard])

@@ -15,9 +15,9 @@ An iteration, top to bottom:
 The ratio compares the policy with the proximal one, the weights at the start of the update. With a
 collector that lags, an older policy has acted, and enters the policy loss as an importance weight.
 
-The buffer is divided into shards of fixed rows. Every sum over it (moments, advantage statistics,
-gradients) is taken in shard order, so one process with all shards and several ranks that share
-them agree bit for bit. `learning/optimizer.py` sums, checks, clips and applies gradients.
+The buffer is divided into shards of fixed environments. Every sum over it (moments, advantage
+statistics, gradients) is taken in shard order, so one process with all shards and several ranks
+that share them agree bit for bit. `learning/optimizer.py` sums, checks and applies gradients.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class PPO(PolicyAlgorithm):
         rewards: RewardSource = GIVEN,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`buffers` are filled in turn and hold the rows of this rank's shards.
+        """`buffers` are filled in turn and hold the environments of this rank's shards.
 
         A second one is filled while this one trains, so its steps are those of an older policy.
         """
@@ -177,17 +177,17 @@ class PPO(PolicyAlgorithm):
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Turns what was collected into shards with values, advantages and returns."""
         buffer = self.buffers[clock.now.iterations % len(self.buffers)]
-        rows = [self.geometry.shard_rows(s) for s in self.local_shards]
-        size = len(fragments) // len(rows)
-        rollouts = [join(fragments[i * size :][:size], buffer, r) for i, r in enumerate(rows)]
-        faults = [non_finite(part, r.start) for part, r in zip(rollouts, rows, strict=True)]
+        envs = [self.geometry.shard_envs(s) for s in self.local_shards]
+        size = len(fragments) // len(envs)
+        rollouts = [join(fragments[i * size :][:size], buffer, e) for i, e in enumerate(envs)]
+        faults = [non_finite(part, e.start) for part, e in zip(rollouts, envs, strict=True)]
         raise_first(self.ranks, faults)
         self._moments = merge_all(self.ranks.gather([fragment.moments for fragment in fragments]))
         rewards, metrics = self.rewards.relabel_rollouts(rollouts)
         if self.config.normalise_rewards:
             moments = [
-                self.scaler.observe(r, x, p.terminated | p.truncated, p.present, p.restarted)
-                for r, x, p in zip(rows, rewards, rollouts, strict=True)
+                self.scaler.observe(e, x, p.terminated | p.truncated, p.present, p.restarted)
+                for e, x, p in zip(envs, rewards, rollouts, strict=True)
             ]
             for of_shard in self.ranks.gather(moments):
                 self.scaler.absorb(of_shard)
@@ -200,9 +200,9 @@ class PPO(PolicyAlgorithm):
 
     @torch.no_grad()
     def make_shard(self, rollout: Fragment, rewards: Array) -> Shard:
-        """Values and advantages of a rollout [rows, steps], divided into segments.
+        """Values and advantages of a rollout [num_envs, steps], divided into segments.
 
-        rewards: [rows, steps], as the values are to predict them.
+        rewards: [num_envs, steps], as the values are to predict them.
         """
         config, policy, horizon = self.config, self.policy, self.geometry.horizon
 
@@ -420,9 +420,9 @@ class PPO(PolicyAlgorithm):
         return metrics
 
     def gather(self) -> None:
-        """Each rank has followed the returns of its own rows: now all ranks know all of them."""
-        rows = [self.geometry.shard_rows(s) for s in self.local_shards]
-        running = self.ranks.gather([self.scaler.running[r] for r in rows])
+        """Each rank has followed the returns of its own environments: now all ranks know all."""
+        envs = [self.geometry.shard_envs(s) for s in self.local_shards]
+        running = self.ranks.gather([self.scaler.running[e] for e in envs])
         self.scaler.running = np.concatenate(running)
         self.rewards.gather()
 

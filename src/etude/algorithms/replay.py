@@ -274,7 +274,7 @@ def _refuse(run: Resolved) -> None:
         )
     if run.spec.agents > 1:
         raise UsageError(
-            f"{kind} keeps whole episodes of rows that are always there, and agents come and go: "
+            f"{kind} keeps whole episodes, and agents of this environment come and go: "
             "use algorithm ppo."
         )
 

@@ -46,7 +46,7 @@ class RewardSource:
     def relabel_rollouts(
         self, rollouts: Sequence[Fragment]
     ) -> tuple[list[Array], dict[str, float]]:
-        """Rewards [rows, steps] float32 of every shard's rollout; and metrics about them.
+        """Rewards [num_envs, steps] float32 of every shard's rollout; and metrics about them.
 
         They come before anything that is made of them: scaling, returns, advantages.
         """

@@ -58,13 +58,13 @@ def advantages_and_targets(
     lam: float,
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and value targets, [rows, steps] each: GAE, or with `weights` V-trace.
+    """Advantages and value targets, [num_envs, steps] each: GAE, or with `weights` V-trace.
 
-    `next_values` [rows, steps] is V of the observation each step led to, *before* any reset:
+    `next_values` [num_envs, steps] is V of the observation each step led to, *before* any reset:
     on a truncated step V(final observation), elsewhere V of the next step's observation. A
     termination makes the future worth nothing; either end cuts the lambda trace.
 
-    `weights` [rows, steps] are importance weights, at most 1, of the actions (see
+    `weights` [num_envs, steps] are importance weights, at most 1, of the actions (see
     `importance_weights`). They enter the value targets and all that an advantage takes from later
     steps, but not a step's own advantage: the policy loss multiplies that by its weight, once.
     Where all weights are 1 the result is GAE.
@@ -102,9 +102,9 @@ def next_values(
     final_envs: torch.Tensor,
     final_steps: torch.Tensor,
 ) -> torch.Tensor:
-    """[rows, steps]: V of what each step led to.
+    """[num_envs, steps]: V of what each step led to.
 
-    values [rows, steps] of the observations acted on, last_values [rows] of the observation
+    values [num_envs, steps] of the observations acted on, last_values [num_envs] of the observation
     after the last step, final_values [k] of the observations episodes ended on, which stand at
     (final_envs [k], final_steps [k]).
     """

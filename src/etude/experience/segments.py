@@ -1,7 +1,7 @@
-"""The segment buffer: all rows of an iteration in preallocated arrays, filled in place.
+"""The segment buffer: all environments of an iteration in preallocated arrays, filled in place.
 
-A row's steps are contiguous, so `[rows, steps, ...]` seen as `[rows * k, horizon, ...]` is the
-same memory: a segment never mixes two rows.
+An environment's steps are contiguous, so `[num_envs, steps, ...]` seen as
+`[num_envs * k, horizon, ...]` is the same memory: a segment never mixes two environments.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SegmentGeometry:
     def segments_per_minibatch(self) -> int:
         return self.minibatch // self.horizon
 
-    def shard_rows(self, shard: int) -> slice:
+    def shard_envs(self, shard: int) -> slice:
         size = self.num_envs // self.shards
         return slice(shard * size, (shard + 1) * size)
 
@@ -131,7 +131,7 @@ def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:
 
 
 ALIGNMENT = 64
-"""Bytes; and so many rows of anything are a multiple of it."""
+"""Bytes; and so many of anything are a multiple of it."""
 
 
 def aligned(shape: tuple[int, ...], dtype: str) -> Array:
@@ -179,19 +179,19 @@ class BufferSpec:
 class SegmentBuffer:
     """Preallocated memory for one iteration; a group writes straight into its own part."""
 
-    def __init__(self, spec: BufferSpec, rows: range | None = None) -> None:
-        """rows: those of the buffer that are needed here; all if left out.
+    def __init__(self, spec: BufferSpec, envs: range | None = None) -> None:
+        """envs: those of the buffer that are needed here; all if left out.
 
-        Some before them are held as well, so that every row is aligned as in a whole buffer.
+        Some before them are held as well, so that each is aligned as in a whole buffer.
         """
-        rows = range(spec.num_envs) if rows is None else rows
-        self._first = rows.start - rows.start % ALIGNMENT
-        self.spec = replace(spec, num_envs=rows.stop - self._first)
+        envs = range(spec.num_envs) if envs is None else envs
+        self._first = envs.start - envs.start % ALIGNMENT
+        self.spec = replace(spec, num_envs=envs.stop - self._first)
         self.arrays = {n: aligned(s.shape, s.dtype) for n, s in self.spec.shapes().items()}
 
-    def part(self, rows: slice) -> Fragment:
-        """An empty fragment whose arrays are views of these rows."""
-        held = slice(rows.start - self._first, rows.stop - self._first)
+    def part(self, envs: slice) -> Fragment:
+        """An empty fragment whose arrays are views of these environments."""
+        held = slice(envs.start - self._first, envs.stop - self._first)
         view = {name: array[held] for name, array in self.arrays.items()}
         nothing: Array = np.zeros(0, np.int64)
         return Fragment(
@@ -208,7 +208,7 @@ class SegmentBuffer:
             finals=Finals(nothing, nothing, {}, {}),
             episodes={},
             moments={},
-            restarted=np.zeros(rows.stop - rows.start, np.bool_),
+            restarted=np.zeros(envs.stop - envs.start, np.bool_),
         )
 
 
@@ -229,12 +229,12 @@ def episode_starts(part: Fragment, horizon: int) -> Array:
     return starts
 
 
-def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragment:
-    """Consecutive groups' fragments as one, over the buffer rows they fill.
+def join(fragments: list[Fragment], buffer: SegmentBuffer, envs: slice) -> Fragment:
+    """Consecutive groups' fragments as one, over the environments of the buffer that they fill.
 
     A fragment that was written elsewhere (on another machine) is copied to its place.
     """
-    joined, start = buffer.part(rows), 0
+    joined, start = buffer.part(envs), 0
     for fragment in fragments:
         end = start + len(fragment.rewards)
         for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
@@ -288,13 +288,13 @@ def _concatenate(parts: list[Observations]) -> Observations:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def check_finite(fragment: Fragment, first_row: int) -> None:
+def check_finite(fragment: Fragment, first_env: int) -> None:
     """Refuse experience with a NaN or infinity in it, naming the first in time."""
-    if fault := non_finite(fragment, first_row):
+    if fault := non_finite(fragment, first_env):
         raise fault
 
 
-def non_finite(fragment: Fragment, first_row: int) -> NonFinite | None:
+def non_finite(fragment: Fragment, first_env: int) -> NonFinite | None:
     """The first NaN or infinity in time, if there is one."""
     named = {f"observation '{name}'": array for name, array in fragment.obs.items()}
     named |= {"action": fragment.actions, "log-probability": fragment.log_probs}
@@ -306,29 +306,29 @@ def non_finite(fragment: Fragment, first_row: int) -> NonFinite | None:
         for name, array in named.items()
         if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64))
     ]
-    return _first_of(fragment, named, bad, first_row) if bad else None
+    return _first_of(fragment, named, bad, first_env) if bad else None
 
 
-def _first_of(fragment: Fragment, named: Observations, bad: list[str], first_row: int) -> NonFinite:
+def _first_of(fragment: Fragment, named: Observations, bad: list[str], first_env: int) -> NonFinite:
     """The first of the bad arrays' bad numbers, by step and then by the order of `named`."""
     found: list[tuple[int, int, str]] = []
     for name in bad:
         where = np.argwhere(~np.isfinite(named[name]))
         if not len(where):  # Finite numbers whose sum is not: still no basis for an update.
             return NonFinite(f"the sum of all {name}s of an iteration (values too large)")
-        rows, steps = _when(name, where, fragment)
+        envs, steps = _when(name, where, fragment)
         first = int(np.argmin(steps))
         column = f", column {where[first][-1]}" if "observation" in name or name == "action" else ""
-        text = f"{name} of row {first_row + rows[first]}, step {steps[first]}{column}"
-        found.append((int(steps[first]), int(rows[first]), text))
-    _, row, text = min(found, key=lambda item: item[0])
-    mine = {n: fragment.finals.envs == row if n.startswith("final") else [row] for n in named}
+        text = f"{name} of environment {first_env + envs[first]}, step {steps[first]}{column}"
+        found.append((int(steps[first]), int(envs[first]), text))
+    _, env, text = min(found, key=lambda item: item[0])
+    mine = {n: fragment.finals.envs == env if n.startswith("final") else [env] for n in named}
     arrays = {n.replace("'", "").replace(" ", "_"): a[mine[n]] for n, a in named.items()}
     return NonFinite(text, arrays)
 
 
 def _when(name: str, where: Array, fragment: Fragment) -> tuple[Array, Array]:
-    """Rows [k] and steps [k] of the positions `where` [k, axes] in one of a fragment's arrays."""
+    """Environments [k] and steps [k] of positions `where` [k, axes] in an array of a fragment."""
     if name.startswith("final"):
         return fragment.finals.envs[where[:, 0]], fragment.finals.steps[where[:, 0]]
     if name.startswith("last"):

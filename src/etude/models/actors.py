@@ -66,14 +66,14 @@ class Actor(BasePolicy):
         width, config = self._width(self._critic_names()), self.config
         return TwinCritics(width, self.num_actions, config.hidden, config.activation, generator)
 
-    def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
-        return DiagonalGaussian.noise(generator, steps, rows, self.num_actions)
+    def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
+        return DiagonalGaussian.noise(generator, steps, num_envs, self.num_actions)
 
     @abstractmethod
     def _choose(
         self, features: torch.Tensor, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [rows, dims] and log-probabilities [rows] at features [rows, n]."""
+        """Actions [num_envs, dims] and log-probabilities [num_envs] at features [num_envs, n]."""
 
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
         if noise is not None and bool(self.explore):

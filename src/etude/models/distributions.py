@@ -25,7 +25,7 @@ class Distribution(Protocol):
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor: ...
 
     def entropy(self) -> torch.Tensor:
-        """[...], or [] where it is the same for every row."""
+        """[...], or [] where it is the same for every observation."""
 
     def excess(self) -> torch.Tensor:
         """[...] how far the action's mean leaves its bounds, or [] where it never does."""
@@ -39,8 +39,8 @@ class DiagonalGaussian:
         self.log_std = log_std
 
     @staticmethod
-    def noise(generator: np.random.Generator, steps: int, rows: int, size: int) -> Array:
-        return generator.standard_normal((steps, rows, size), dtype=np.float32)
+    def noise(generator: np.random.Generator, steps: int, num_envs: int, size: int) -> Array:
+        return generator.standard_normal((steps, num_envs, size), dtype=np.float32)
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # The noise is the standardised action: the density needs no way back from the action.
@@ -64,7 +64,7 @@ class DiagonalGaussian:
         return -_HALF_LOG_TWO_PI * z.shape[-1] - exponents
 
     def entropy(self) -> torch.Tensor:
-        """[] the same for every row: the spread does not depend on the observation."""
+        """[] the same everywhere: the spread does not depend on the observation."""
         return self.log_std.sum() + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.numel()
 
     def excess(self) -> torch.Tensor:
@@ -79,8 +79,8 @@ class Categoricals:
         self.log_probs = [part.log_softmax(-1) for part in torch.split(logits, list(sizes), dim=-1)]
 
     @staticmethod
-    def noise(generator: np.random.Generator, steps: int, rows: int, choices: int) -> Array:
-        return generator.random((steps, rows, choices), dtype=np.float32)
+    def noise(generator: np.random.Generator, steps: int, num_envs: int, choices: int) -> Array:
+        return generator.random((steps, num_envs, choices), dtype=np.float32)
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Inverse of the cumulative distribution at uniform noise [..., choices]."""

@@ -158,7 +158,7 @@ class BasePolicy(nn.Module, ABC):
 
     normaliser: ClassVar[type[Normaliser]] = Normaliser
     state_specs: dict[str, ArraySpec]
-    """Recurrent state of one row, {} for a memoryless policy."""
+    """Recurrent state of one environment, {} for a memoryless policy."""
 
     def __init__(
         self,
@@ -188,25 +188,25 @@ class BasePolicy(nn.Module, ABC):
         return {name: self.observations[name] for name in self.config.actor_reads}
 
     @abstractmethod
-    def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
-        """All the randomness of a rollout, [steps, rows, n] float32."""
+    def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
+        """All the randomness of a rollout, [steps, num_envs, n] float32."""
 
     @abstractmethod
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
-        """obs: {name: [rows, ...]} raw; state: {name: [rows, units]} tensors, {} without memory.
+        """obs: {name: [num_envs, ...]} raw; state: {name: [num_envs, units]}, {} without memory.
 
-        noise: [rows, n] or None for the most likely action.
+        noise: [num_envs, n] or None for the most likely action.
         """
 
     def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
-        """[steps, rows]: of the actions that noise [steps, rows, n] leads to, where nothing else
+        """[steps, num_envs]: of the actions from noise [steps, num_envs, n], where nothing else
         decides them; else None, and `act` gives them step by step."""
         return None
 
-    def initial_state(self, rows: int) -> Tree:
-        """Recurrent state at an episode's start, {name: [rows, units]} float32 zeros."""
+    def initial_state(self, num_envs: int) -> Tree:
+        """Recurrent state at an episode's start, {name: [num_envs, units]} float32 zeros."""
         return {
-            name: np.zeros((rows, *spec.shape), spec.dtype)
+            name: np.zeros((num_envs, *spec.shape), spec.dtype)
             for name, spec in self.state_specs.items()
         }
 
@@ -262,7 +262,7 @@ class ActorCritic(BasePolicy):
     def _step(
         self, features: torch.Tensor, state: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The actor's outputs [rows, num_outputs] at features [rows, n], and the next state."""
+        """The actor's outputs [num_envs, num_outputs] at features [num_envs, n]; the next state."""
 
     @abstractmethod
     def _forward(
@@ -287,9 +287,9 @@ class ActorCritic(BasePolicy):
             return DiagonalGaussian(outputs, self.log_std)
         return Categoricals(outputs, self.action.sizes)
 
-    def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
+    def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
         kind = DiagonalGaussian if self.action.kind == "box" else Categoricals
-        return kind.noise(generator, steps, rows, self.action.array.shape[0])
+        return kind.noise(generator, steps, num_envs, self.action.array.shape[0])
 
     def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
         # The spread of a box action is the same for every observation.

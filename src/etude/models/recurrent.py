@@ -24,7 +24,7 @@ class Core(nn.Module, ABC):
     """A recurrent layer with torch's parameter layout, [gates * units, inputs] and so on."""
 
     names: ClassVar[tuple[str, ...]]
-    """The state's arrays, [rows, units] each; the first is the output."""
+    """The state's arrays, [num_envs, units] each; the first is the output."""
     resets: ClassVar[tuple[float, ...]]
     """Per gate, in torch's order, what empties the state in one step without input."""
 
@@ -52,7 +52,7 @@ class Core(nn.Module, ABC):
 
     @abstractmethod
     def step(self, x: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """One step of every row: x [rows, inputs] -> (out [rows, units], next state)."""
+        """One step: x [num_envs, inputs] -> (out [num_envs, units], next state)."""
 
     @abstractmethod
     def _run(self, x: torch.Tensor, state: State, weights: list[torch.Tensor]) -> torch.Tensor:

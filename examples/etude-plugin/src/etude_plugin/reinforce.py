@@ -84,7 +84,7 @@ class Reinforce(PolicyAlgorithm):
         """Turns a rollout [num_envs, steps] into advantages and returns."""
         self.moments = merge_all([fragment.moments for fragment in fragments])
         rollout = join(fragments, self.buffers[0], slice(0, self.geometry.num_envs))
-        check_finite(rollout, first_row=0)
+        check_finite(rollout, first_env=0)
         (rewards,), metrics = self.rewards.relabel_rollouts([rollout])
         # With lambda 1, generalised advantages are returns less values.
         advantages, returns = rollout_advantages(

@@ -6,7 +6,7 @@
     store.json         fields and sizes; sealed.json: positions and hashes of a finished dataset
     labels.json        of a finished dataset: what is known of each episode, see `Labels`
 
-Rows of environments advance in lockstep, so a step's place is known from its time and its lane:
+Environments advance in lockstep, so a step's place is known from its time and its lane:
 `slot = time * lanes + lane`. Hence
 
 - a step's next observation is the record `lanes` further on, and no observation is stored twice.
@@ -21,8 +21,8 @@ Rows of environments advance in lockstep, so a step's place is known from its ti
 
 The observation after the newest step is written to its successor's slot in advance: a transition
 can be sampled as soon as it is appended. The next append must begin with it, and is refused if
-not; unless it says that its rows began anew (`restarted`), as those of an environment that cannot
-be restored do after a resume. What was open there is closed as truncated, on that observation.
+not; unless it says that its environments began anew (`restarted`), as those that cannot be
+restored do after a resume. What was open there is closed as truncated, on that observation.
 
 Evicting only moves the front of that range. Files are never reused, and deleted only by
 `delete_garbage`, which is told what resumable checkpoints still need.
@@ -185,10 +185,10 @@ class EpisodeStore:
         return self._index.lengths
 
     def append(self, fragments: Sequence[Fragment]) -> None:
-        """The next steps of all lanes: the rows of the fragments, one after the other.
+        """The next steps of all lanes: the environments of the fragments, in order.
 
         They can be sampled at once. Then the oldest episodes go, if there are too many. Where a
-        fragment has restarted, the open episodes of its rows are closed as truncated first.
+        fragment has restarted, the open episodes of its environments are closed as truncated first.
         """
         self._take_in(Intake.of_fragments(self.geometry, fragments))
 

@@ -50,7 +50,7 @@ class StoreGeometry:
     specs: Mapping[str, ArraySpec]
     """Per step: "obs/<name>", "actions", "rewards", "terminated", "truncated"."""
     lanes: int
-    """Environment rows that advance together; 1 for a dataset."""
+    """Environments that advance together; 1 for a dataset."""
     max_episode_steps: int
     """No episode is longer. It bounds how far back an open episode can reach."""
     capacity: int | None = None

@@ -31,18 +31,18 @@ class Intake:
 
     geometry: StoreGeometry
     parts: list[Observations]
-    """Every field of the geometry: {"obs/<name>": [rows, steps, ...], "actions": ...}."""
+    """Every field of the geometry: {"obs/<name>": [num_envs, steps, ...], "actions": ...}."""
     ends: _Ends
     last: list[Observations] | None
-    """{"obs/<name>": [rows, ...]} after the last step; None when no episode is left open."""
+    """{"obs/<name>": [num_envs, ...]} after the last step; None when no episode is left open."""
     restarted: Array
     """[lanes] bool: the first step begins a new episode, whatever was open before."""
 
     @classmethod
     def of_fragments(cls, geometry: StoreGeometry, fragments: Sequence[Fragment]) -> Intake:
-        """The rows of the fragments, one after the other, are the lanes."""
+        """The environments of the fragments, in order, are the lanes."""
         if not all(f.present.all() for f in fragments):
-            raise UsageError("An episode store takes no rows without an agent; use PPO for these.")
+            raise UsageError("An episode store takes no steps without an agent: use algorithm ppo.")
         parts = [_prefixed(f.obs) | {n: getattr(f, n) for n in _FIELDS} for f in fragments]
         offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
         ended = [_prefixed(f.finals.obs) for f in fragments if len(f.finals.envs)]
@@ -80,14 +80,16 @@ class Intake:
 
     def check(self) -> None:
         """Refuse arrays that are not what the store holds."""
-        rows = [len(part["rewards"]) for part in self.parts]
+        sizes = [len(part["rewards"]) for part in self.parts]
         steps, lanes, specs = self.num_steps, self.geometry.lanes, self.geometry.specs
-        if sum(rows) != lanes or steps < 1:
-            raise ValueError(f"{sum(rows)} rows of {steps} steps for a store of {lanes} lanes")
+        if sum(sizes) != lanes or steps < 1:
+            raise ValueError(
+                f"{sum(sizes)} environments of {steps} steps for a store of {lanes} lanes"
+            )
         seen = {name: spec for name, spec in specs.items() if name.startswith(OBS)}
-        for num, part in zip(rows, self.parts, strict=True):
+        for num, part in zip(sizes, self.parts, strict=True):
             _check_arrays(part, dict(specs), (num, steps))
-        for num, obs in zip(rows, self.last or [], strict=self.last is not None):
+        for num, obs in zip(sizes, self.last or [], strict=self.last is not None):
             _check_arrays(obs, seen, (num,))
         if len(self.ends.envs):
             _check_arrays(self.ends.obs, seen, (len(self.ends.envs),))
@@ -126,10 +128,10 @@ class Intake:
 
     def final_records(self) -> Array:
         """What the episodes ended on, in the order they did."""
-        rows, steps, obs = self.ends
-        order = np.lexsort((rows, steps))
+        envs, steps, obs = self.ends
+        order = np.lexsort((envs, steps))
         expected = np.stack(self.done().T.nonzero())
-        if not np.array_equal(np.stack((steps[order], rows[order])), expected):
+        if not np.array_equal(np.stack((steps[order], envs[order])), expected):
             raise ValueError("final observations do not belong to the steps that ended an episode")
         records = np.zeros(len(order), self.geometry.final_record)
         for name, array in obs.items():
@@ -148,14 +150,14 @@ class Intake:
             ahead = int(self.last is not None and stop == self.num_steps)
             # Zeros, since unused bytes are hashed too.
             staged = np.zeros((stop - start + ahead, lanes), record)
-            row = 0
+            first = 0
             for i, part in enumerate(self.parts):
-                rows = slice(row, row + len(part["rewards"]))
+                lane = slice(first, first + len(part["rewards"]))
                 for name, array in part.items():
-                    staged[name][: stop - start, rows] = array[:, start:stop].swapaxes(0, 1)
+                    staged[name][: stop - start, lane] = array[:, start:stop].swapaxes(0, 1)
                 for name, array in self.last[i].items() if self.last and ahead else ():
-                    staged[name][-1, rows] = array
-                row = rows.stop
+                    staged[name][-1, lane] = array
+                first = lane.stop
             yield staged.reshape(-1), ahead * lanes
 
 
