@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,6 @@ import torch
 
 from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split_store
 from etude.algorithms.rrd import EVAL_LOSS, RRD, evaluate
-from etude.core.clock import Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -194,33 +193,20 @@ def learner(run: Resolved, algorithm: OffPolicy) -> Learner:
 def plan(config: OffPolicyConfig, run: Resolved) -> PlanSection:
     """The plan of a learner whose experience is a dataset."""
     data: Data = run.data
-    store, loops = data.store, run.loops
     training, rewards = config.planned(run, data.shards(run.recipe.learner.shards))
-    num_passes = passes(data.training, loops, config.batch_size)
-    return PlanSection(
-        geometry={
-            "batch_size": config.batch_size,
-            "train_batches": config.train_batches,
-            **rewards.geometry,
-            "episodes": store.num_episodes,
-            "steps": store.num_transitions,
-        },
+    sizes = {"batch_size": config.batch_size, "train_batches": config.train_batches}
+    return dataset_section(
+        run,
+        data.store,
+        data.reads,
+        (data.training, data.held_out),
+        config.batch_size,
+        {**sizes, **rewards.geometry},
+        _notes(config, run.recipe, data),
         lines=config.update_lines(rewards),
-        shapes=shapes(store, data.reads, config.batch_size),
-        title=TITLE,
-        usage=usage(num_passes),
-        data={
-            "passes": num_passes,
-            "gradient_samples": float(loops.total.updates * config.batch_size),
-        },
         memory=config.learner_bytes(run, training),
         estimates=config.estimates(run, training),
         training=training,
-        disk=disk(store),
-        notes=[
-            *dataset_notes(store, data.reads, data.training, data.held_out),
-            *_notes(config, run.recipe, data),
-        ],
     )
 
 
@@ -255,41 +241,24 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
     return notes
 
 
-def shapes(store: EpisodeStore, reads: Collection[str], batch: int) -> dict[str, Any]:
-    """What is drawn of a dataset, `batch` steps at a time."""
-    return {
-        name: {
-            "dtype": spec.dtype,
-            "buffer": [store.num_transitions, *spec.shape],
-            "minibatch": [batch, *spec.shape],
-        }
-        for name, spec in store.geometry.specs_read(reads).items()
-    }
+def dataset_section(
+    run: Resolved,
+    store: EpisodeStore,
+    reads: Collection[str],
+    sides: tuple[EpisodesOf, EpisodesOf],
+    batch: int,
+    sizes: dict[str, int],
+    notes: Sequence[str] = (),
+    **learner: Any,
+) -> PlanSection:
+    """The plan of learning from a dataset, `batch` steps at a time.
 
-
-TITLE = "Dataset: [steps, ...]"
-
-
-def passes(training: EpisodesOf, loops: Loops, batch: int) -> float:
-    """How often a run sees every step that is not held out, on average, in batches of a size."""
-    return loops.total.updates * batch / training.num_transitions
-
-
-def usage(num_passes: float) -> str:
-    """The same in words."""
-    return f"every step that is not held out is used {num_passes:,.1f} times in all, on average"
-
-
-def disk(store: EpisodeStore) -> dict[str, int]:
-    """Bytes of the dataset."""
-    return {"dataset": store.geometry.dataset_bytes(store.num_transitions, store.num_episodes)}
-
-
-def dataset_notes(
-    store: EpisodeStore, reads: Collection[str], training: EpisodesOf, held_out: EpisodesOf
-) -> list[str]:
-    """What the plan says of the dataset."""
-    unread = sorted(store.geometry.observations.keys() - set(reads))
+    sides: the episodes to learn from and those held out. sizes: those of the learner; learner:
+    the other fields of its `PlanSection`.
+    """
+    training, held_out = sides
+    drawn, geometry = run.loops.total.updates * batch, store.geometry
+    passes, num_steps = drawn / training.num_transitions, store.num_transitions
     said = [
         f"{held_out.num_whole:,} of {store.num_episodes:,} episodes are held out for tests.",
         "Curves are over gradient updates: nothing is collected.",
@@ -301,10 +270,26 @@ def dataset_notes(
             f"{clips:,} clips that end before their episode does are added as failures{why} "
             "(algorithm.add_truncated)."
         )
-    if unread:
+    if unread := sorted(geometry.observations.keys() - set(reads)):
         names = ", ".join(f"'{name}'" for name in unread)
         said.append(f"Nothing reads {names} of the dataset: that stays on the disk.")
-    return said
+    return PlanSection(
+        geometry={**sizes, "episodes": store.num_episodes, "steps": num_steps},
+        shapes={
+            name: {
+                "dtype": spec.dtype,
+                "buffer": [num_steps, *spec.shape],
+                "minibatch": [batch, *spec.shape],
+            }
+            for name, spec in geometry.specs_read(reads).items()
+        },
+        title="Dataset: [steps, ...]",
+        usage=f"every step that is not held out is used {passes:,.1f} times in all, on average",
+        data={"passes": passes, "gradient_samples": float(drawn)},
+        disk={"dataset": geometry.dataset_bytes(num_steps, store.num_episodes)},
+        notes=[*said, *notes],
+        **learner,
+    )
 
 
 def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, float]:

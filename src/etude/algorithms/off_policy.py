@@ -21,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -34,7 +35,7 @@ from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.division import check_division
+from etude.experience.division import Ratio, check_division
 from etude.experience.segments import check_finite
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
@@ -42,7 +43,7 @@ from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import NetworkOptimizer, TargetNetwork
 from etude.learning.sampling import Batch
 from etude.models.actors import Actor
-from etude.models.normalise import merge_moments, moments
+from etude.models.normalise import merge_all, moments
 
 if TYPE_CHECKING:
     from etude.algorithms.replay import OffPolicyConfig
@@ -80,15 +81,13 @@ class ReplayGeometry:
         return StoreGeometry(store_specs(env), lanes, longest, own)
 
 
-def _ratios(
-    num_envs: int, steps: int, batch_size: int, shards: int, envs_per_group: int
-) -> tuple[tuple[str, int, str, int], ...]:
-    """Every (name, whole, name, part) of which the part must divide the whole."""
+def _ratios(sizes: SimpleNamespace) -> tuple[Ratio, ...]:
+    num_envs, group, shards = sizes.num_envs, sizes.envs_per_group, sizes.shards
     groups = "the number of groups (collector.num_envs / collector.envs_per_group)"
     return (
-        ("collector.num_envs", num_envs, "collector.envs_per_group", envs_per_group),
-        (groups, num_envs // envs_per_group, "learner.shards", shards),
-        ("algorithm.batch_size", batch_size, "learner.shards", shards),
+        ("collector.num_envs", num_envs, "collector.envs_per_group", group),
+        (groups, num_envs // group, "learner.shards", shards),
+        ("algorithm.batch_size", sizes.batch_size, "learner.shards", shards),
     )
 
 
@@ -154,18 +153,13 @@ class OffPolicy(PolicyAlgorithm, ABC):
         "replay/transitions": those held. "dataset/passes": how often a transition of the dataset
         has been drawn, on average, after this iteration.
         """
-        first_env = 0
-        for fragment in fragments:
-            check_finite(fragment, first_env)
-            first_env += len(fragment.rewards)
+        for group, fragment in enumerate(fragments):
+            check_finite(fragment, group * len(fragment.rewards))
         per_shard = len(fragments) // len(self.stores)
         for s, store in enumerate(self.stores if fragments else ()):
             store.append(fragments[s * per_shard : (s + 1) * per_shard])
-        self._moments = {}
-        for fragment in fragments if self.config.normalise_observations else ():
-            for name, some in fragment.moments.items():
-                known = self._moments.get(name)
-                self._moments[name] = some if known is None else merge_moments(known, some)
+        normalises = self.config.normalise_observations and fragments
+        self._moments = merge_all([f.moments for f in fragments]) if normalises else {}
         held = float(sum(store.num_transitions for store in self.stores))
         if self.config.dataset:
             updates = clock.now.updates + self.config.train_batches

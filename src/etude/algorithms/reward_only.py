@@ -107,42 +107,33 @@ class RewardOnlyConfig(DatasetConfig):
         return Learner(algorithm, dataset=counts, evaluator=held_out)
 
     def plan(self, run: Resolved) -> PlanSection:
-        (config, store), loops = run.data, run.loops
+        config, store = run.data
         with torch.device("meta"):
             algorithm = make_reward_only(config, store, torch.device("meta"), None)
-        rrd = config.rrd
-        num_passes = from_dataset.passes(algorithm.training, loops, rrd.rrd_batch_size)
-        subsets = rrd.rrd_batch_size // rrd.rrd_sample_size
+        rrd, network = config.rrd, algorithm.rrd.network
+        batch, sample = rrd.rrd_batch_size, rrd.rrd_sample_size
         model = sum(p.nbytes for p in run.deployed.parameters())
-        read = algorithm.rrd.network.observations.values()
+        read = network.observations.values()
         images = sum(spec.num_bytes for spec in read if len(spec.shape) == 3)
-        return PlanSection(
-            geometry={
+        return from_dataset.dataset_section(
+            run,
+            store,
+            config.read_names,
+            (algorithm.training, algorithm.held_out),
+            batch,
+            {
                 "train_batches": config.train_batches,
-                "rrd_batch_size": rrd.rrd_batch_size,
-                "rrd_sample_size": rrd.rrd_sample_size,
-                "episodes": store.num_episodes,
-                "steps": store.num_transitions,
+                "rrd_batch_size": batch,
+                "rrd_sample_size": sample,
             },
             lines=[
-                f"update: {config.train_batches:,} batches of {subsets:,} episodes x "
-                f"{rrd.rrd_sample_size:,} of their steps = {rrd.rrd_batch_size:,}"
+                f"update: {config.train_batches:,} batches of {batch // sample:,} episodes x "
+                f"{sample:,} of their steps = {batch:,}"
             ],
-            shapes=from_dataset.shapes(store, config.read_names, rrd.rrd_batch_size),
-            title=from_dataset.TITLE,
-            usage=from_dataset.usage(num_passes),
-            data={
-                "passes": num_passes,
-                "gradient_samples": float(loops.total.updates * rrd.rrd_batch_size),
-            },
             memory={"model": model, "gradient": model, "optimizer": 2 * model},
             # What the layers of an encoder keep, in float32, over the pictures themselves.
-            estimates={"workspace": num_bytes(rrd, algorithm.rrd.network) + 16 * images},
+            estimates={"workspace": num_bytes(rrd, network) + 16 * images},
             training=algorithm.state_dict(),
-            disk=from_dataset.disk(store),
-            notes=from_dataset.dataset_notes(
-                store, config.read_names, algorithm.training, algorithm.held_out
-            ),
         )
 
 

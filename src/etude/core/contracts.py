@@ -299,7 +299,7 @@ class Policy(Protocol):
     def load_state_dict(self, state: Tree) -> Any: ...
 
 
-class Collector(Protocol):
+class Collector(Stateful, Protocol):
     """Runs groups somewhere and gives their results in group order, whoever finished first."""
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
@@ -311,10 +311,6 @@ class Collector(Protocol):
     def status(self) -> dict[str, float]:
         """Its `system/` columns of a log row, since the last look. Decides nothing."""
 
-    def state_dict(self) -> Tree: ...
-
-    def load_state_dict(self, state: Tree) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -325,7 +321,7 @@ class BatchMetrics:
     values: dict[str, float]
 
 
-class Algorithm(Protocol):
+class Algorithm(Stateful, Protocol):
     """Learns from fragments. PPO, SAC and reward models share the loop through this."""
 
     def broadcast(self, clock: Clock) -> Broadcast:
@@ -358,10 +354,6 @@ class Algorithm(Protocol):
         to every checkpoint that can still be resumed."""
 
     def close(self) -> None: ...
-
-    def state_dict(self) -> Tree: ...
-
-    def load_state_dict(self, state: Tree) -> None: ...
 
 
 class LogWriter(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch
 from etude.core.contracts import Array, ArraySpec, EnvSpec, Finals, Fragment, Observations
 from etude.core.errors import NonFinite
 from etude.core.trees import copy_arrays
-from etude.experience.division import check_division, nearest_divisor
+from etude.experience.division import Ratio, check_division, nearest_divisor
 
 
 @dataclass(frozen=True)
@@ -59,38 +60,19 @@ class SegmentGeometry:
         return slice(shard * size, (shard + 1) * size)
 
 
-def _ratios(
-    num_envs: int,
-    steps: int,
-    horizon: int,
-    minibatch: int,
-    shards: int,
-    envs_per_group: int,
-    agents: int,
-) -> tuple[tuple[str, int, str, int], ...]:
-    """Every (name, whole, name, part) of which the part must divide the whole."""
+def _ratios(sizes: SimpleNamespace) -> tuple[Ratio, ...]:
+    num_envs, steps, group = sizes.num_envs, sizes.steps, sizes.envs_per_group
+    horizon, minibatch, shards = sizes.horizon, sizes.minibatch, sizes.shards
+    groups = "the number of groups (collector.num_envs / collector.envs_per_group)"
+    unit = "algorithm.horizon x learner.shards"
+    buffer = "the buffer (collector.num_envs x algorithm.rollout_steps)"
     return (
-        ("collector.envs_per_group", envs_per_group, "the number of agents", agents),
-        ("collector.num_envs", num_envs, "collector.envs_per_group", envs_per_group),
-        (
-            "the number of groups (collector.num_envs / collector.envs_per_group)",
-            num_envs // envs_per_group,
-            "learner.shards",
-            shards,
-        ),
+        ("collector.envs_per_group", group, "the number of agents", sizes.agents),
+        ("collector.num_envs", num_envs, "collector.envs_per_group", group),
+        (groups, num_envs // group, "learner.shards", shards),
         ("algorithm.rollout_steps", steps, "algorithm.horizon", horizon),
-        (
-            "algorithm.minibatch_size",
-            minibatch,
-            "algorithm.horizon x learner.shards",
-            horizon * shards,
-        ),
-        (
-            "the buffer (collector.num_envs x algorithm.rollout_steps)",
-            num_envs * steps,
-            "algorithm.minibatch_size",
-            minibatch,
-        ),
+        ("algorithm.minibatch_size", minibatch, unit, horizon * shards),
+        (buffer, num_envs * steps, "algorithm.minibatch_size", minibatch),
     )
 
 
