@@ -66,7 +66,7 @@ MOTION = "motion"
 """The observation that says which motion of the reference is practised, [1] float32."""
 LARGEST = -math.log(1e-4)
 """The style reward of a window that D is sure of."""
-JUDGED_AT_ONCE = 4096
+WINDOWS_AT_ONCE = 4096
 """Windows the discriminator is asked about at a time."""
 
 
@@ -181,7 +181,14 @@ class AMPConfig(RewardsConfig):
         }
         units = frames * features + sum(self.hidden)
         workspace = 4 * _KEPT_PER_UNIT * units * 2 * self.batch_size // source.shards
-        return RewardsSection([line], sizes, bytes_by_part(source), workspace)
+        state = num_bytes(source.optimizer.state_dict())
+        learned = source.flat.data.nbytes + source.flat.grad.nbytes + state
+        memory = {
+            "discriminator": learned + sum(buffer.nbytes for buffer in source.network.buffers()),
+            "replay_windows": sum(ring.windows.nbytes for ring in source.rings),
+            "reference_windows": source.reference.nbytes,
+        }
+        return RewardsSection([line], sizes, memory, workspace)
 
 
 class Drawn(NamedTuple):
@@ -323,8 +330,8 @@ class AMP(RewardSource):
         flat = windows.reshape(-1, *windows.shape[-2:])
         logits = torch.empty(len(flat), device=self.device)
         with torch.no_grad():
-            for start in range(0, len(flat), JUDGED_AT_ONCE):
-                some = slice(start, start + JUDGED_AT_ONCE)
+            for start in range(0, len(flat), WINDOWS_AT_ONCE):
+                some = slice(start, start + WINDOWS_AT_ONCE)
                 logits[some] = self.network(torch.from_numpy(flat[some]).to(self.device))
         return logits.reshape(windows.shape[:-2])
 
@@ -429,16 +436,6 @@ def _fault(shard: int, style: Array) -> NonFinite | None:
         return None
     env, step = np.argwhere(~np.isfinite(style))[0].tolist()
     return NonFinite(f"the style reward of environment {env}, step {step} (shard {shard})")
-
-
-def bytes_by_part(amp: AMP) -> dict[str, int]:
-    """Memory of a discriminator, by what it is for; it can be on the meta device."""
-    learned = amp.flat.data.nbytes + amp.flat.grad.nbytes + num_bytes(amp.optimizer.state_dict())
-    return {
-        "discriminator": learned + sum(buffer.nbytes for buffer in amp.network.buffers()),
-        "replay_windows": sum(ring.windows.nbytes for ring in amp.rings),
-        "reference_windows": amp.reference.nbytes,
-    }
 
 
 def reference_windows(config: EnvConfig, env: EnvSpec) -> tuple[Array, Array | None]:

@@ -64,12 +64,6 @@ def dataset_geometry(config: DatasetConfig) -> StoreGeometry:
     return read_geometry(Path(name))
 
 
-def open_dataset(config: DatasetConfig, reads: Collection[str]) -> EpisodeStore:
-    """The dataset a config names, of whose steps only these observations are read."""
-    dataset_geometry(config)
-    return EpisodeStore.open(Path(config.dataset), reads)
-
-
 def refuse_collection(recipe: Recipe) -> None:
     """Refuse what only makes sense where something is collected."""
     if recipe.collector.lag:
@@ -107,7 +101,7 @@ def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
     recipe.rewards.require_replay(recipe.algorithm.kind)
     there, rewards = dataset_geometry(config).observations, recipe.rewards
     reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *rewards.reads(there)}
-    store = open_dataset(config, reads)
+    store = EpisodeStore.open(Path(config.dataset), reads)
     if not store.num_episodes:
         raise UsageError(f"{store.path} holds no episode to learn from.")
     action = _bounds(store) if recipe.env is None else _fits(recipe, store)

@@ -98,20 +98,9 @@ class OnPolicyConfig(AlgorithmConfig):
         contents, lag = _contents(run), run.recipe.collector.lag
         local = ranks.part(contents.num_envs)
         buffers = [SegmentBuffer(contents, local) for _ in range(1 + lag)]
-        return Learner(self._made(run, policy, buffers, key, run.device, ranks), buffers)
-
-    def _made(
-        self,
-        run: Resolved,
-        policy: Any,
-        buffers: Sequence[SegmentBuffer],
-        key: Key | None,
-        device: torch.device,
-        ranks: Ranks = ALONE,
-    ) -> Algorithm:
-        rewards_key = None if key is None else key.child("rewards")
-        rewards = run.recipe.rewards.for_rollouts(run, rewards_key, device, ranks)
-        return self.make(policy, run.geometry, buffers, device, rewards, ranks)
+        source = run.recipe.rewards.for_rollouts(run, key.child("rewards"), run.device, ranks)
+        algorithm = self.make(policy, run.geometry, buffers, run.device, source, ranks)  # type: ignore[arg-type]
+        return Learner(algorithm, buffers)
 
     def plan(self, run: Resolved) -> PlanSection:
         recipe, geometry, policy = run.recipe, run.geometry, run.deployed

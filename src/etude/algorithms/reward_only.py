@@ -7,6 +7,7 @@ the reward network stands in a checkpoint's `policy/`. `held_out.py` says what i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -140,7 +141,7 @@ class RewardOnlyConfig(DatasetConfig):
 def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, EpisodeStore]:
     """The dataset, and the config with the observations that are read of it."""
     config = config.found_in(from_dataset.dataset_geometry(config))
-    return config, from_dataset.open_dataset(config, config.read_names)
+    return config, EpisodeStore.open(Path(config.dataset), config.read_names)
 
 
 class RewardOnly:

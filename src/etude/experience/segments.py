@@ -6,9 +6,10 @@ An environment's steps are contiguous, so `[num_envs, steps, ...]` seen as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,6 +113,9 @@ def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:
     return specs
 
 
+_STEPS = ("actions", "log_probs", "rewards", "terminated", "truncated", "present")
+_NAMED = {"obs": "obs/", "states": "state/", "last_obs": "last_obs/", "last_state": "last_state/"}
+"""Arrays of a fragment, and dicts of arrays with the prefix of their names in a buffer."""
 ALIGNMENT = 64
 """Bytes; and so many of anything are a multiple of it."""
 
@@ -176,17 +180,9 @@ class SegmentBuffer:
         held = slice(envs.start - self._first, envs.stop - self._first)
         view = {name: array[held] for name, array in self.arrays.items()}
         nothing: Array = np.zeros(0, np.int64)
+        arrays: dict[str, Any] = {name: view[name] for name in _STEPS}
         return Fragment(
-            obs=_under("obs/", view),
-            actions=view["actions"],
-            log_probs=view["log_probs"],
-            rewards=view["rewards"],
-            terminated=view["terminated"],
-            truncated=view["truncated"],
-            present=view["present"],
-            states=_under("state/", view),
-            last_obs=_under("last_obs/", view),
-            last_state=_under("last_state/", view),
+            **arrays | {name: _under(prefix, view) for name, prefix in _NAMED.items()},
             finals=Finals(nothing, nothing, {}, {}),
             episodes={},
             moments={},
@@ -219,11 +215,8 @@ def join(fragments: list[Fragment], buffer: SegmentBuffer, envs: slice) -> Fragm
     joined, start = buffer.part(envs), 0
     for fragment in fragments:
         end = start + len(fragment.rewards)
-        for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
-            _place(getattr(joined, name)[start:end], getattr(fragment, name))
-        for name in ("obs", "states", "last_obs", "last_state"):
-            for key, target in getattr(joined, name).items():
-                _place(target[start:end], getattr(fragment, name)[key])
+        for target, source in _pairs(joined, fragment):
+            _place(target[start:end], source)
         start = end
     offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
     joined.finals = Finals(
@@ -243,13 +236,9 @@ def fill(part: Fragment, fragment: Fragment) -> int:
     Nothing of `part` shares memory with `fragment` afterwards.
     """
     count = 0
-    for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
-        getattr(part, name)[...] = getattr(fragment, name)
-        count += getattr(fragment, name).nbytes
-    for name in ("obs", "states", "last_obs", "last_state"):
-        for key, array in getattr(fragment, name).items():
-            getattr(part, name)[key][...] = array
-            count += array.nbytes
+    for target, source in _pairs(part, fragment):
+        target[...] = source
+        count += source.nbytes
     ends = fragment.finals
     part.finals = Finals(
         ends.envs.copy(), ends.steps.copy(), copy_arrays(ends.obs), copy_arrays(ends.state)
@@ -259,6 +248,15 @@ def fill(part: Fragment, fragment: Fragment) -> int:
     part.restarted = fragment.restarted.copy()
     part.seconds = dict(fragment.seconds)
     return count
+
+
+def _pairs(target: Fragment, source: Fragment) -> Iterator[tuple[Array, Array]]:
+    """The arrays of two fragments that hold the same, [num_envs, ...] each."""
+    for name in _STEPS:
+        yield getattr(target, name), getattr(source, name)
+    for name in _NAMED:
+        for key, array in getattr(target, name).items():
+            yield array, getattr(source, name)[key]
 
 
 def _place(target: Array, source: Array) -> None:

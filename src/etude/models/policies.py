@@ -62,6 +62,9 @@ class BasePolicyConfig(Config):
         """About how many float32 numbers a gradient keeps per step."""
 
     @abstractmethod
+    def policy_class(self) -> type[BasePolicy]:
+        """The class of its policy."""
+
     def build(
         self,
         observations: dict[str, ArraySpec],
@@ -69,6 +72,7 @@ class BasePolicyConfig(Config):
         generator: torch.Generator | None,
     ) -> BasePolicy:
         """A new policy. Its weights are drawn from the generator; None when they are loaded."""
+        return self.policy_class()(self, observations, action, generator)
 
 
 class PolicyConfig(BasePolicyConfig):
@@ -97,19 +101,14 @@ class PolicyConfig(BasePolicyConfig):
         layers = 2 * sum(self.hidden) + 2 * action_size
         return layers + _RECURRENT * self.units if self.is_recurrent else 2 * layers
 
-    def build(
-        self,
-        observations: dict[str, ArraySpec],
-        action: ActionSpec,
-        generator: torch.Generator | None,
-    ) -> BasePolicy:
+    def policy_class(self) -> type[BasePolicy]:
         if self.kind not in CLASSES:
             raise UsageError(
                 f"policy.kind {self.kind} does not say what it builds: derive its class from "
-                "etude.models.policies.ModulePolicyConfig, or define `build`."
+                "etude.models.policies.ModulePolicyConfig, or define `policy_class`."
             )
-        made: BasePolicy = attribute(CLASSES[self.kind])(self, observations, action, generator)
-        return made
+        found: type[BasePolicy] = attribute(CLASSES[self.kind])
+        return found
 
 
 class EvaluatedActions(NamedTuple):
@@ -379,13 +378,8 @@ class ModulePolicyConfig(BasePolicyConfig):
             networks = nn.ModuleList([self.network(1, action_size), self.network(1, 1)])
         return 2 * sum(p.shape[0] for p in networks.parameters() if p.ndim > 1)
 
-    def build(
-        self,
-        observations: dict[str, ArraySpec],
-        action: ActionSpec,
-        generator: torch.Generator | None,
-    ) -> ModulePolicy:
-        return ModulePolicy(self, observations, action, generator)
+    def policy_class(self) -> type[ModulePolicy]:
+        return ModulePolicy
 
 
 POLICIES: Registry[BasePolicyConfig] = Registry(

@@ -213,7 +213,13 @@ class EpisodeStore:
         ended, starts, returns = intake.finish_episodes(self.time, starts, returns)
         ended = np.concatenate((closed, ended))
         open_steps = self.time + intake.num_steps - int(starts.min())
-        self._check_length(max(open_steps, int(ended["length"].max(initial=0))))
+        most = self.geometry.max_episode_steps
+        longest = max(open_steps, int(ended["length"].max(initial=0)))
+        if longest > most:
+            raise UsageError(
+                f"An episode has {longest:,} steps, but {self.path} takes up to {most:,}; "
+                "raise max_episode_steps."
+            )
         finals = intake.final_records()
         self._failed = True  # until all of it is written: half an append must not be named
         for records, ahead in intake.step_records():
@@ -268,14 +274,6 @@ class EpisodeStore:
             oldest = min(oldest, max(0, end - self.geometry.max_episode_steps))
         first = self._index.first
         return {"steps": oldest * self.lanes, "finals": first, "episodes": first}
-
-    def _check_length(self, longest: int) -> None:
-        most = self.geometry.max_episode_steps
-        if longest > most:
-            raise UsageError(
-                f"An episode has {longest:,} steps, but {self.path} takes up to {most:,}; "
-                "raise max_episode_steps."
-            )
 
     def _check_continues(self, intake: Intake) -> None:
         """What was stored as an open step's next observation must be the next observation."""
@@ -432,19 +430,18 @@ class EpisodeStore:
             return f"steps {start // self.lanes:,} to {stop // self.lanes:,}"
         return f"episodes {found[0]:,} to {found[-1]:,}"
 
-    def garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
-        """Block files that neither this store nor any of these states (`state_dict`) needs."""
-        found = []
-        for name, first in self._firsts().items():
-            firsts = [first, *(state[name]["first"] for state in needed_by)]
-            found += self._logs[name].garbage(min(firsts))
-        return [] if self._seal else found
-
     def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
-        """Delete it. Pass the states of all resumable checkpoints, just after one was saved."""
-        found = self.garbage(needed_by)
-        for name, log in self._logs.items():
-            log.delete([path for path in found if path.name.startswith(f"{name}-")])
+        """Delete block files that neither this store nor any of these states (`state_dict`) needs.
+
+        Pass the states of all resumable checkpoints, just after one was saved.
+        """
+        found: list[Path] = []
+        for name, first in {} if self._seal else self._firsts().items():
+            log = self._logs[name]
+            oldest = min([first, *(state[name]["first"] for state in needed_by)])
+            gone = log.files(range(oldest // log.block_records).__contains__)
+            log.delete(gone)
+            found += gone
         return found
 
     def seal(self, labels: Labels | None = None) -> EpisodeStore:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.experience.store.geometry import INDEX
 
 
 class EpisodeIndex:
@@ -72,12 +71,6 @@ class EpisodeIndex:
             excess -= int(self._before[self._low + 1] - self._before[self._low]) + 1
             self._low += 1
             self.first += 1
-
-    def table(self) -> Array:
-        """The finished episodes held, as `INDEX` records."""
-        table = np.empty(len(self), INDEX)
-        table["start"], table["length"], table["return"] = self.starts, self.lengths, self.returns
-        return table
 
     def locate(self, steps: Array) -> tuple[Array, Array]:
         """Places [n] and offsets [n] of the `steps`-th of all steps held; O(log episodes) each.

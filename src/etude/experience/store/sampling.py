@@ -30,8 +30,6 @@ class Transitions(NamedTuple):
 
     def folded(self, shape: tuple[int, ...]) -> Transitions:
         """The same with the leading axis [m] as `shape`."""
-        if len(shape) == 1:
-            return self
         return Transitions(*(_folded(arrays, shape) for arrays in self))
 
     def flat(self) -> Transitions:
