@@ -34,7 +34,7 @@ from etude.models.policies import PolicyConfig
 from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer
 
 FIELDS = {
-    "collector.num_envs": "rows",
+    "collector.num_envs": "num_envs",
     "collector.envs_per_group": "envs_per_group",
     "algorithm.rollout_steps": "steps",
     "algorithm.horizon": "horizon",

@@ -117,21 +117,23 @@ class AMPConfig(RewardsConfig):
     task_weight: float = Field(0.5, ge=0, description="Weight of the environment's reward.")
     style_weight: float = Field(1.0, ge=0, description="Weight of the style reward.")
     gradient_penalty: float = Field(
-        5.0, ge=0, description="Weight of the squared slope at the reference's windows."
+        5.0, ge=0, description="Weight of the gradient penalty, at windows of the reference."
     )
-    logit_penalty: float = Field(0.01, ge=0, description="Weight of the last layer's squares.")
-    weight_decay: float = Field(1e-4, ge=0, description="Weight of all weights' squares.")
-    learning_rate: float = Field(1e-4, gt=0, description="Adam's step size.")
+    logit_penalty: float = Field(0.01, ge=0, description="L2 penalty on the last layer's weights.")
+    weight_decay: float = Field(1e-4, ge=0, description="L2 penalty on all weights.")
+    learning_rate: float = Field(1e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     hidden: tuple[PositiveInt, ...] = Field((256, 128), description="Units of each hidden layer.")
     updates: int = Field(4, ge=1, description="Gradient steps of the discriminator per iteration.")
     batch_size: int = Field(
         512,
         ge=2,
-        description="Policy windows of a gradient, half of them replayed, and as many of the "
-        "reference.",
+        description="Windows of the policy in a minibatch, half of them replayed; and as many of "
+        "the reference.",
     )
-    replay_capacity: int = Field(16_384, ge=1, description="Older policy windows that are kept.")
+    replay_capacity: int = Field(
+        16_384, ge=1, description="Windows of earlier iterations kept for replay."
+    )
     replay_per_iteration: int = Field(
         1_024, ge=1, description="Windows of an iteration that enter the replay."
     )

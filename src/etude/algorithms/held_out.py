@@ -31,16 +31,19 @@ class DatasetConfig(AlgorithmConfig):
         "", description="Folder of a finished dataset to learn from; see `etude data`."
     )
     held_out: float = Field(
-        0.1, ge=0, le=0.5, description="Part of a dataset's episodes kept for tests; 0 keeps none."
+        0.1,
+        ge=0,
+        le=0.5,
+        description="Fraction of a dataset's episodes that are held out for evaluation.",
     )
     add_truncated: int | None = Field(
         None,
         ge=0,
-        description="Clips that end before their episode does, added to learn a reward from. None "
-        "adds one per episode of a dataset whose returns are all equal.",
+        description="Clips (episodes cut short) that are added to learn a reward from. None adds "
+        "one per episode if all returns of the dataset are equal, otherwise no clips.",
     )
     allow_equal_returns: bool = Field(
-        False, description="Go on with a dataset whose returns teach no reward."
+        False, description="Allow a dataset whose returns are too alike to learn a reward from."
     )
 
     @field_validator("dataset")

@@ -37,7 +37,9 @@ class IRCRConfig(RewardsConfig):
     from_returns: ClassVar[bool] = True
 
     kind: Literal["ircr"] = Field("ircr", description="Normalised return of the episode.")
-    best: int = Field(10, ge=1, description="Episodes that half of each batch is drawn from.")
+    best: int = Field(
+        10, ge=1, description="Best episodes so far, from which half of each minibatch is drawn."
+    )
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> IRCR:
         source = IRCR(self, run.recipe.learner.shards, device)

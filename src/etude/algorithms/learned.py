@@ -31,7 +31,7 @@ from etude.runs import checkpoint
 class LearnedConfig(RewardsConfig):
     """The reward that an earlier run learned."""
 
-    kind: Literal["learned"] = Field("learned", description="By a reward network that is there.")
+    kind: Literal["learned"] = Field("learned", description="A reward network of an earlier run.")
     run: str = Field("", description="A reward-only run, or a run that learned rewards by rrd.")
 
     @field_validator("run")

@@ -38,10 +38,12 @@ class OnPolicyConfig(AlgorithmConfig):
     kind: str
     rollout_steps: int = Field(32, ge=1, description="Steps of every environment in an iteration.")
     horizon: int = Field(
-        1, ge=1, description="Steps of a segment, the unit minibatches are drawn in; 1 for an MLP."
+        1,
+        ge=1,
+        description="Consecutive steps that stay together in a minibatch, for recurrent policies.",
     )
-    minibatch_size: int = Field(512, ge=1, description="Steps of one gradient, over all shards.")
-    update_epochs: int = Field(8, ge=1, description="Times an update visits the whole buffer.")
+    minibatch_size: int = Field(512, ge=1, description="Steps of one minibatch, over all shards.")
+    update_epochs: int = Field(8, ge=1, description="Passes over the rollout buffer in an update.")
 
     @abstractmethod
     def make(

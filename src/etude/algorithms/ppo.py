@@ -61,12 +61,14 @@ class PPOConfig(OnPolicyConfig):
     metrics: ClassVar[Metrics] = METRICS
 
     kind: Literal["ppo"] = Field("ppo", description="Proximal policy optimisation.")
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size at the start.")
+    learning_rate: float = Field(
+        3e-4, gt=0, description="Learning rate of Adam at the start of the run."
+    )
     final_learning_rate: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Fraction of it left at the end; linear between, 1 is constant.",
+        description="Learning rate at the end as a fraction of learning_rate; linear in between.",
     )
     sampling: Literal["uniform", "prioritised"] = Field(
         "uniform",
@@ -84,15 +86,21 @@ class PPOConfig(OnPolicyConfig):
         "the start; it rises linearly to 1 at the end.",
     )
     adam_epsilon: float = Field(1e-5, gt=0, description="Adam's epsilon.")
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the advantage trace.")
+    gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
+    gae_lambda: float = Field(
+        0.95, ge=0, le=1, description="Lambda of generalised advantage estimation."
+    )
     advantages: Literal["gae", "vtrace"] = Field(
         "vtrace",
         description="vtrace corrects value targets and traces by importance weights where "
         "collector.lag makes experience stale; without lag it equals gae.",
     )
-    clip: float = Field(0.2, gt=0, description="How far the probability ratio may move.")
-    value_clip: float | None = Field(None, gt=0, description="How far a value may move.")
+    clip: float = Field(0.2, gt=0, description="Clip range of the probability ratio around 1.")
+    value_clip: float | None = Field(
+        None,
+        gt=0,
+        description="Clip range of a value around the one before the update; None does not clip.",
+    )
     value_coef: float = Field(
         1.0,
         ge=0,
@@ -106,11 +114,16 @@ class PPOConfig(OnPolicyConfig):
     anchor_coef: float = Field(
         0.0, ge=0, description="Weight of the squared distance to the run's initial parameters."
     )
-    max_grad_norm: float = Field(0.5, gt=0, description="Longest gradient that is applied.")
+    max_grad_norm: float = Field(0.5, gt=0, description="Norm that gradients are clipped to.")
     target_kl: float | None = Field(
-        None, gt=0, description="An update stops before a batch whose KL is 1.5 times this."
+        None,
+        gt=0,
+        description="An update ends before a minibatch whose approximate KL is 1.5 times this.",
     )
-    normalise_rewards: bool = Field(True, description="Divide by the spread of the return.")
+    normalise_rewards: bool = Field(
+        True,
+        description="Divide rewards by the running standard deviation of the discounted return.",
+    )
 
     def schedules(self, progress: float) -> dict[str, float]:
         """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""

@@ -53,22 +53,29 @@ class OffPolicyConfig(DatasetConfig):
 
     rollout_steps: int = Field(100, ge=1, description="Steps of every environment in an iteration.")
     train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")
-    batch_size: int = Field(256, ge=1, description="Transitions of one gradient, over all shards.")
+    batch_size: int = Field(256, ge=1, description="Transitions of one minibatch, over all shards.")
     warmup_steps: int = Field(
         10_000, ge=0, description="Environment steps of random actions before the first gradient."
     )
     capacity: int = Field(
-        1_000_000, ge=1, description="Observations the replay holds before old episodes go."
+        1_000_000,
+        ge=1,
+        description="Observations that the replay buffer holds; the oldest episodes are evicted.",
     )
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
-    polyak: float = Field(0.995, ge=0, le=1, description="What targets keep of themselves.")
+    gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
+    polyak: float = Field(
+        0.995,
+        ge=0,
+        le=1,
+        description="Weight of a target network's old parameters in its update: 1 - tau.",
+    )
     target_interval: int = Field(
-        1, ge=1, description="Gradient steps from one move of the targets to the next."
+        1, ge=1, description="Gradient steps between updates of the target networks."
     )
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
+    learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     normalise_observations: bool = Field(
-        False, description="Shift and scale observations by what has been seen of them."
+        False, description="Normalise observations by their running mean and standard deviation."
     )
 
     @abstractmethod

@@ -58,10 +58,10 @@ class RewardOnlyConfig(DatasetConfig):
     train_batches: int = Field(50, ge=1, description="Gradient steps of an iteration.")
     rrd: RRDConfig = Field(RRDConfig.image(reads=()), description="Return decomposition.")
     progress: str | None = Field(
-        None, description="Observation of one number a step that says how far the task is."
+        None, description="Observation (one number per step) that measures progress in the task."
     )
     action_sizes: tuple[PositiveInt, ...] = Field(
-        (), description="Choices of each discrete action; box actions have none."
+        (), description="Number of choices of each discrete action; empty if continuous."
     )
 
     def found_in(self, store: StoreGeometry) -> Self:

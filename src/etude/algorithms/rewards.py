@@ -72,7 +72,7 @@ GIVEN = RewardSource()
 class GivenConfig(RewardsConfig):
     """The environment's own rewards."""
 
-    kind: Literal["given"] = Field("given", description="As the environment gives them.")
+    kind: Literal["given"] = Field("given", description="Rewards of the environment.")
 
     @property
     def uses_stored(self) -> bool:

@@ -79,20 +79,22 @@ class RRDConfig(RewardsConfig):
 
     kind: Literal["rrd"] = Field("rrd", description="Randomised return decomposition.")
     loss: Literal["unbiased", "biased"] = Field(
-        "biased", description="unbiased takes the variance of the drawn mean out of the loss."
+        "biased", description="unbiased subtracts the variance of the mean over the drawn steps."
     )
     rrd_batch_size: int = Field(
-        256, ge=1, description="Steps of one reward gradient, all subsets together."
+        256, ge=1, description="Steps in a minibatch of the reward network, over all episodes."
     )
-    rrd_sample_size: int = Field(64, ge=1, description="Steps K drawn of one episode.")
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
+    rrd_sample_size: int = Field(64, ge=1, description="Steps drawn from each episode (K).")
+    learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     normalise_targets: bool = Field(
         False,
-        description="Learn R/T in units of its spread at the first update; for datasets, where "
-        "it is known. A success spread over many steps is too small to learn otherwise.",
+        description="Standardise the targets R/T (return per step) by their spread at the first "
+        "update. For datasets: a success spread over many steps is too small otherwise.",
     )
-    network: RewardNetworkConfig = Field(RewardNetworkConfig(), description="r(s, a, s').")
+    network: RewardNetworkConfig = Field(
+        RewardNetworkConfig(), description="Network of r(s, a, s')."
+    )
 
     @classmethod
     def vector(cls) -> RRDConfig:

@@ -51,18 +51,16 @@ class SACConfig(OffPolicyConfig):
     )
 
     kind: Literal["sac"] = Field("sac", description="Soft actor-critic.")
-    alpha: float | None = Field(
-        None, gt=0, description="Price of entropy; learned where not given."
-    )
+    alpha: float | None = Field(None, gt=0, description="Entropy coefficient; None learns it.")
     initial_alpha: float = Field(
         1.0,
         gt=0,
-        description="Where a learned price starts. It falls by a quarter in 1,000 steps: below the "
-        "worth of a step, or it is all that is learned from for long.",
+        description="Initial value of a learned entropy coefficient. It falls by about a quarter "
+        "in 1,000 gradient steps: start below the reward of a step, or entropy outweighs rewards.",
     )
     target_entropy: float | None = Field(
         None,
-        description="Entropy a learned price holds; minus the action's dimensions if not given.",
+        description="Entropy that a learned coefficient aims at; None: minus the action dimension.",
     )
 
     def make(self, *parts: Any, **named: Any) -> SAC:

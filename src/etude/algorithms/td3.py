@@ -54,18 +54,24 @@ class TD3Config(OffPolicyConfig):
     )
 
     kind: Literal["td3"] = Field("td3", description="Twin delayed DDPG.")
-    exploration: float = Field(0.1, ge=0, description="Spread of the noise actions explore with.")
-    target_noise: float = Field(0.2, ge=0, description="Spread of the noise on target actions.")
-    target_noise_clip: float = Field(0.5, ge=0, description="The most that noise may be.")
-    delay: int = Field(2, ge=1, description="Gradient steps of the critics to one of the actor.")
+    exploration: float = Field(
+        0.1, ge=0, description="Standard deviation of the exploration noise."
+    )
+    target_noise: float = Field(
+        0.2, ge=0, description="Standard deviation of noise on target actions."
+    )
+    target_noise_clip: float = Field(
+        0.5, ge=0, description="Clip range of the noise on target actions."
+    )
+    delay: int = Field(2, ge=1, description="Gradient steps of the critics per step of the actor.")
     behaviour_coef: float | None = Field(
         None,
         gt=0,
-        description="Weight of imitating replayed actions, for datasets: 1 / alpha of TD3+BC, "
-        "whose 2.5 is 0.4. Large is imitation alone; None is none.",
+        description="Weight of imitating the actions of a dataset: 1 / alpha of TD3+BC, whose "
+        "default 2.5 is 0.4 here. None trains without imitation.",
     )
     target_interval: int = Field(
-        2, ge=1, description="Gradient steps from one move of the targets to the next."
+        2, ge=1, description="Gradient steps between updates of the target networks."
     )
 
     @property

@@ -40,11 +40,11 @@ class RewardNetworkConfig(Config):
 
     reads: tuple[str, ...] = Field(
         ("state",),
-        description="Observations it reads; uint8 [h, w, c] are images. Empty: all images and all "
-        "proprioceptive vectors.",
+        description="Observations that the network reads; uint8 [h, w, c] are images. Empty: all "
+        "images and all proprioceptive vectors.",
     )
     hidden: Layers = Field((256, 256), description="Units of each hidden layer.")
-    encoder: EncoderConfig = Field(EncoderConfig(), description="In front of each image.")
+    encoder: EncoderConfig = Field(EncoderConfig(), description="Encoder of each image.")
 
     def found_in(self, observations: Mapping[str, ArraySpec], but: str | None = None) -> Self:
         """With `reads` chosen from what there is, all but one, where none are given."""
