@@ -148,7 +148,7 @@ def test_a_refusal_names_the_nearest_sizes_that_work_alone(
 
 
 def _sizes(fields: dict[str, int]) -> list[int]:
-    names = ("rows", "steps", "horizon", "minibatch", "shards", "envs_per_group")
+    names = ("num_envs", "steps", "horizon", "minibatch", "shards", "envs_per_group")
     return [fields[name] for name in names]
 
 
