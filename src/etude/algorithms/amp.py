@@ -25,7 +25,7 @@ so that D does not forget what the policy has left behind.
 
 *What inputs are normalised by*: running moments of the policy's windows and, in equal parts, of
 the reference's. The reference alone would do for its own windows, but a feature that hardly
-moves in it would be blown up until any policy is told apart by it alone. They are merged at the
+moves in it would be blown up until it alone gives any policy away. They are merged at the
 start of an update and frozen until the next, so D is asked about rewards as it was trained.
 
 Every shard has its own windows, ring and random streams; sums are taken in shard order.
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from statistics import fmean
 from typing import ClassVar, Literal, NamedTuple
 
@@ -99,10 +100,10 @@ METRICS: Metrics = (
     ),
     Metric(
         "amp/agent_accuracy",
-        "told agent",
+        "agent acc.",
         ".0%",
         Column(11, 11),
-        Curve(51, "magenta", (0, 1), "told apart"),
+        Curve(51, "magenta", (0, 1), "accuracy"),
     ),
     Metric("amp/demo_accuracy", "demo", ".0%", Column(12, 6)),
 )
@@ -212,11 +213,11 @@ def discriminator_loss(
     agent = network(drawn.agent)
     demo, slopes = network.slopes(network.inputs(drawn.demo))
     # BCE(D, 0) = log(1 + e^D) and BCE(D, 1) = log(1 + e^-D).
-    told = 0.5 * (functional.softplus(agent).mean() + functional.softplus(-demo).mean())
+    error = 0.5 * (functional.softplus(agent).mean() + functional.softplus(-demo).mean())
     squares = [weight.square().sum() for weight in network.weights()]
     steepness = slopes.mean()
     loss = (
-        told
+        error
         + config.gradient_penalty * steepness
         + config.logit_penalty * squares[-1]
         + config.weight_decay * torch.stack(squares).sum()
@@ -333,8 +334,8 @@ class AMP(RewardSource):
         logits = torch.empty(len(flat), device=self.device)
         with torch.no_grad():
             for start in range(0, len(flat), WINDOWS_AT_ONCE):
-                some = slice(start, start + WINDOWS_AT_ONCE)
-                logits[some] = self.network(torch.from_numpy(flat[some]).to(self.device))
+                part = slice(start, start + WINDOWS_AT_ONCE)
+                logits[part] = self.network(torch.from_numpy(flat[part]).to(self.device))
         return logits.reshape(windows.shape[:-2])
 
     def batches(self, key: Key) -> Iterator[BatchMetrics]:
@@ -356,10 +357,12 @@ class AMP(RewardSource):
 
     def _update_normaliser(self, windows: Sequence[Array]) -> None:
         """The normaliser takes in policy windows, and the reference with the same weight."""
-        seen, count = no_moments(self.reference.shape[-1]), 0
-        for number, some in self.ranks.gather([(len(some), moments(some)) for some in windows]):
-            seen, count = merge_moments(seen, some), count + number
-        self.network.normaliser.absorb(merge_moments(seen, self._reference_moments(count)))
+        parts = self.ranks.gather([(len(x), moments(x)) for x in windows])
+        merged = reduce(
+            merge_moments, [part for _, part in parts], no_moments(self.reference.shape[-1])
+        )
+        reference = self._reference_moments(sum(number for number, _ in parts))
+        self.network.normaliser.absorb(merge_moments(merged, reference))
 
     def _reference_moments(self, num_windows: int) -> Tree:
         """The reference's moments with the weight of so many windows."""
@@ -450,13 +453,13 @@ def reference_windows(config: EnvConfig, env: EnvSpec) -> tuple[Array, Array | N
             f"needs an observation '{STYLE}' and the method style_windows(). Use rewards.kind "
             "given."
         )
-    seen = env.observations[STYLE]
-    if windows.shape[1:] != seen.shape or len(windows) == 0 or len(seen.shape) != 2:
+    spec = env.observations[STYLE]
+    if windows.shape[1:] != spec.shape or len(windows) == 0 or len(spec.shape) != 2:
         raise UsageError(
             f"style_windows() gives {list(windows.shape)}, and the observation '{STYLE}' is "
-            f"{list(seen.shape)}: they must be [n, frames, features] and [frames, features]."
+            f"{list(spec.shape)}: they must be [n, frames, features] and [frames, features]."
         )
-    if (windows.dtype, seen.dtype) != (np.float32, "float32") or not np.isfinite(windows).all():
+    if (windows.dtype, spec.dtype) != (np.float32, "float32") or not np.isfinite(windows).all():
         raise UsageError(
             f"style_windows() and the observation '{STYLE}' must be finite numbers of float32."
         )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from etude.algorithms.replay import OffPolicyConfig
 
 _PROBE = 16_384
-"""Steps whose actions are looked at where no environment says what they may be."""
+"""Steps that the range of actions is taken from where there is no environment."""
 
 
 class Data(NamedTuple):
@@ -38,7 +38,7 @@ class Data(NamedTuple):
     spec: EnvSpec
     """The dataset as an environment would describe itself."""
     reads: set[str]
-    """Observations that something looks at."""
+    """Observations that policy and rewards read."""
     training: EpisodesOf
     held_out: EpisodesOf
 
@@ -229,7 +229,7 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
         )
     if recipe.env is None:
         notes.append(
-            "No environment is named: the policy is judged on the episodes held out, and the "
+            "No environment is named: the policy is evaluated on the episodes held out, and the "
             "newest is taken for the best."
         )
     return notes
@@ -266,7 +266,7 @@ def dataset_section(
         )
     if unread := sorted(geometry.observations.keys() - set(reads)):
         names = ", ".join(f"'{name}'" for name in unread)
-        said.append(f"Nothing reads {names} of the dataset: that stays on the disk.")
+        said.append(f"Nothing reads {names} of the dataset: it stays on the disk.")
     return PlanSection(
         geometry={**sizes, "episodes": store.num_episodes, "steps": num_steps},
         shapes={
@@ -290,8 +290,8 @@ def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, floa
     """Metrics on whole episodes that were not learned from; {} if there are none.
 
     "eval/action_error": mean square of the policy's most likely action less the one that was
-    taken, per dimension in [-1, 1]. "eval/q_mean": what the critics say the policy's actions are
-    worth, "eval/q_data" the same of those that were taken; the former far above the latter, and
+    taken, per dimension in [-1, 1]. "eval/q_mean": the critics' value of the policy's actions,
+    "eval/q_data" of those that were taken; the former far above the latter, and
     above any return, is a critic that believes in what nobody tried. With a reward that is learned
     at the same time, "eval/R_loss" and "eval/return_correlation" as for reward-only.
     """
@@ -303,12 +303,12 @@ def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, floa
         for number in range(held_out.num_whole):  # they come first; clips repeat their steps
             steps, _ = held_out.episode(number)
             obs = {n: torch.from_numpy(steps.obs[n]).to(device) for n in policy.observations}
-            theirs = torch.from_numpy(steps.actions).to(device)
-            ours = policy.act(obs, {}, None).actions
+            taken_actions = torch.from_numpy(steps.actions).to(device)
+            actions = policy.act(obs, {}, None).actions
             critic = policy.prepare(obs)["critic"]
-            errors.append((ours - theirs).square().mean(1).cpu().numpy())
-            chosen.append(learner.critics.min_q(critic, ours).cpu().numpy())
-            taken.append(learner.critics.min_q(critic, theirs).cpu().numpy())
+            errors.append((actions - taken_actions).square().mean(1).cpu().numpy())
+            chosen.append(learner.critics.min_q(critic, actions).cpu().numpy())
+            taken.append(learner.critics.min_q(critic, taken_actions).cpu().numpy())
     metrics = {
         "eval/action_error": float(np.concatenate(errors).mean(dtype=np.float64)),
         "eval/q_mean": float(np.concatenate(chosen).mean(dtype=np.float64)),

@@ -79,8 +79,8 @@ def split_store(
     for side in (kept, held_out):
         among = np.isin(clips, side)
         numbers = np.concatenate((side, clips[among]))
-        cuts = np.concatenate((store.lengths[side], steps[among]))
-        sides.append(EpisodesOf(store, numbers, action, cuts))
+        lengths = np.concatenate((store.lengths[side], steps[among]))
+        sides.append(EpisodesOf(store, numbers, action, lengths))
     found = contrast(sides[0].returns, sides[0].lengths)
     if not found.enough and not config.allow_equal_returns:
         raise UsageError(
@@ -132,17 +132,17 @@ class EpisodesOf:
         store: EpisodeStore,
         numbers: Array,
         action: ActionSpec | None = None,
-        cuts: Array | None = None,
+        lengths: Array | None = None,
     ) -> None:
         """numbers: [n] int64, counted from the oldest held; the store no longer changes.
 
         action: what the stored actions are for. Those drawn are then a policy's, in [-1, 1].
-        cuts: [n] int64, how many of its first steps each has; None for all of them.
+        lengths: [n] int64, how many of its first steps each has; None for all of them.
         """
         self._store, self.numbers, self._action = store, numbers, action
         self.path, self.time, self.lanes = store.path, store.time, store.lanes
         whole = store.lengths[numbers]
-        self.lengths: Array = whole if cuts is None else cuts
+        self.lengths: Array = whole if lengths is None else lengths
         """[n]: steps of each episode or clip."""
         self._is_clip = self.lengths < whole
         clips = np.flatnonzero(self._is_clip)

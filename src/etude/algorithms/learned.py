@@ -1,4 +1,4 @@
-"""Rewards of an earlier run, as they are: a network that says what steps are worth, not trained."""
+"""Rewards by the reward network of an earlier run, which is not trained further."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class LoadedReward:
         self.network, self.action = network, action
 
     def rewards(self, obs: Any, actions: Any, next_obs: Any) -> Array:
-        """What each of n steps is worth, [n] float64.
+        """The reward of each of n steps, [n] float64.
 
         obs, next_obs: {name: [n, ...]} before and after the step, or the array alone where one
         observation is read; actions: [n, dims] as the environment takes them.

@@ -4,13 +4,13 @@ An iteration, top to bottom:
 
 1. `ingest`: what was collected is appended to the episode stores, one per shard.
 2. `batches`: nothing while the warm-up lasts, in which actions are uniformly random. Then
-   `train_batches` gradient steps. Each first lets the reward source take one of its own. Then every
+   `train_batches` gradient steps. Before each, the reward source takes one. Then every
    shard's part of a batch is sampled from that shard's store and relabelled by the reward source;
    `learn` makes targets, losses and the step.
 3. `end_iteration`: the observation normaliser, where one is wanted, takes in what was collected.
 
 With a dataset in place of the replay nothing is collected and there is no warm-up: the first
-iteration looks at a sample of the dataset for the normaliser, which stays as it is from then on.
+iteration fits the normaliser to a sample of the dataset, and it stays as it is from then on.
 
 Gradients are summed in shard order. All noise is drawn from the key that is handed in, so a run
 that is killed and resumed takes the same steps.
@@ -44,6 +44,7 @@ from etude.learning.optimizer import NetworkOptimizer, TargetNetwork
 from etude.learning.sampling import Batch
 from etude.models.actors import Actor
 from etude.models.normalise import merge_all, moments
+from etude.models.policies import Features
 
 if TYPE_CHECKING:
     from etude.algorithms.replay import OffPolicyConfig
@@ -68,9 +69,9 @@ class ReplayGeometry:
 
     def store(self, env: EnvSpec, capacity: int) -> StoreGeometry:
         """What one shard's store holds, when all of them together hold `capacity`."""
-        lanes, own = self.num_envs // self.shards, capacity // self.shards
+        lanes, share = self.num_envs // self.shards, capacity // self.shards
         # Where episodes have no limit, the longest that a store of this capacity takes.
-        longest = env.max_episode_steps or max(1, own // (2 * lanes) - 1)
+        longest = env.max_episode_steps or max(1, share // (2 * lanes) - 1)
         least = 2 * self.num_envs * (longest + 1)
         if capacity < least:
             raise UsageError(
@@ -78,7 +79,7 @@ class ReplayGeometry:
                 f"with episodes of up to {longest:,} steps, since those in progress could fill "
                 f"half of it: use {least:,} or more, or fewer collector.num_envs."
             )
-        return StoreGeometry(store_specs(env), lanes, longest, own)
+        return StoreGeometry(store_specs(env), lanes, longest, share)
 
 
 def _ratios(sizes: SimpleNamespace) -> tuple[Ratio, ...]:
@@ -191,7 +192,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
             yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
 
     def _fit_normaliser(self, key: Key) -> None:
-        """Normalise by a sample of the dataset; a policy that was begun with keeps its own."""
+        """Normalise by a sample of the dataset; an earlier run's policy keeps its statistics."""
         if any(float(n.count) for n in self.policy.normalisers.values()):  # type: ignore[arg-type]
             return
         for s, store in enumerate(self.stores):
@@ -199,8 +200,8 @@ class OffPolicy(PolicyAlgorithm, ABC):
             while left > 0:
                 # Images may come along: never more of them at a time than a gradient step takes.
                 num = min(left, self.config.batch_size)
-                seen = store.sample_transitions(generator, num).obs
-                self.policy.absorb({n: moments(seen[n]) for n in self.policy.observations})
+                obs = store.sample_transitions(generator, num).obs
+                self.policy.absorb({n: moments(obs[n]) for n in self.policy.observations})
                 left -= num
 
     def _noise(self, generator: np.random.Generator, size: int) -> torch.Tensor:
@@ -209,16 +210,29 @@ class OffPolicy(PolicyAlgorithm, ABC):
         generator.standard_normal(dtype=np.float32, out=noise.numpy())
         return noise.to(self.device)
 
-    def _critic_errors(
-        self, features: torch.Tensor, batch: Batch, target: torch.Tensor
+    def critic_gradient(
+        self,
+        features: Sequence[Features],
+        batches: Sequence[Batch],
+        targets: Sequence[torch.Tensor],
+        weight: float = 1.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of both critics' mean squared errors [], and the mean of their values []."""
-        first, second = self.critics(features, batch.actions)
-        value = torch.stack([first.detach(), second.detach()]).mean()
-        if batch.weights is None:
-            return mse_loss(first, target) + mse_loss(second, target), value
-        errors = (first - target).square() + (second - target).square()
-        return (batch.weights * errors).mean(), value
+        """The loss [] whose gradient the critics' optimizer then holds, and the mean Q value [].
+
+        The loss is `weight` times the sum of both critics' mean squared errors. Per shard:
+        features, transitions, and targets [n] of Q.
+        """
+        values, losses = [], []
+        for x, batch, target in zip(features, batches, targets, strict=True):
+            first, second = self.critics(x["critic"], batch.actions)
+            values.append(torch.stack([first.detach(), second.detach()]).mean())
+            if batch.weights is None:
+                error = mse_loss(first, target) + mse_loss(second, target)
+            else:
+                errors = (first - target).square() + (second - target).square()
+                error = (batch.weights * errors).mean()
+            losses.append(weight * error)
+        return self.critic_optimizer.mean_gradient(losses), torch.stack(values).mean()
 
     @property
     def _targets_are_due(self) -> bool:

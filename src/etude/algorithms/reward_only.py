@@ -71,7 +71,7 @@ class RewardOnlyConfig(DatasetConfig):
 
     @property
     def read_names(self) -> set[str]:
-        """The observations that are looked at."""
+        """The observations that reward network and evaluation read."""
         return {*self.rrd.network.reads, *([self.progress] if self.progress else [])}
 
     def loops(self, recipe: Recipe, geometry: None) -> Loops:
@@ -196,7 +196,7 @@ class RewardOnly:
         self.store.close()
 
     def state_dict(self) -> Tree:
-        """The network's own arrays are kept beside this, in `policy/`."""
+        """The network's arrays are kept beside this, in `policy/`."""
         return {"dataset": self.training.state_dict(), **self.rrd.learner_state()}
 
     def load_state_dict(self, state: Tree) -> None:

@@ -186,7 +186,7 @@ class RRD(RewardSource):
         self.optimizer = NetworkOptimizer("reward network", self.network, config.adam_epsilon)
         self.flat = self.optimizer.flat
         self.seen: Array = np.zeros(shards, np.int64)
-        """Steps each shard's store had been given when it was last looked at."""
+        """Steps each shard's store had been given at the last update of the normaliser."""
 
     @torch.no_grad()
     def relabel(self, batch: Batch) -> Batch:
@@ -269,7 +269,7 @@ class RRD(RewardSource):
         given = [store.time * store.lanes for store in stores]
         if given == self.seen.tolist():
             return
-        seen = no_moments(self.network.num_vectors)
+        new = no_moments(self.network.num_vectors)
         for s, store in enumerate(stores):
             left = min(given[s] - int(self.seen[s]), MOST_MOMENTS)
             generator = key.child(s).generator()
@@ -277,10 +277,10 @@ class RRD(RewardSource):
                 # Images come along: never more of them at a time than a gradient step takes.
                 num = min(left, self.config.rrd_batch_size)
                 steps = store.sample_subsets(generator, num, 1).steps
-                seen = merge_moments(seen, self._moments(steps))
+                new = merge_moments(new, self._moments(steps))
                 left -= num
-        if float(seen["count"]):
-            self.network.normaliser.absorb(seen)
+        if float(new["count"]):
+            self.network.normaliser.absorb(new)
         self.seen[:] = given
 
     def _moments(self, steps: Transitions) -> Tree:
@@ -370,7 +370,7 @@ def episode_rewards(rrd: RRD, steps: Transitions) -> Array:
 
 
 def evaluate(rrd: RRD, episodes: EpisodesOf, progress: str | None) -> dict[str, float]:
-    """Judge the learned reward on episodes with all their steps.
+    """Evaluates the learned reward on episodes with all their steps.
 
     "eval/R_loss": mean of (mean r - R / T)^2; all steps leave no sampling variance to correct.
     "eval/return_correlation": Spearman's, between the sums of the learned reward and the returns;

@@ -79,7 +79,7 @@ class ClockConfig(Config):
 
 @dataclass(frozen=True)
 class Loops:
-    """The nest of loops in whole numbers: what the plan prints and the clock follows."""
+    """The loops of a run in whole numbers: what the plan prints and the clock follows."""
 
     iterations: int
     iterations_per_cycle: int

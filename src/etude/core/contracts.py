@@ -146,9 +146,9 @@ class StepResult:
     reward: Array
     """[num_envs] float32."""
     terminated: Array
-    """[num_envs] bool: the task ended here; the future is worth nothing."""
+    """[num_envs] bool: the task ended here; the value of the future is 0."""
     truncated: Array
-    """[num_envs] bool: time ran out; the future is worth V(final observation)."""
+    """[num_envs] bool: time ran out; the value of the future is V(final observation)."""
     final_envs: Array
     """[k] int64, ascending: environments that finished."""
     final_obs: Observations
@@ -309,7 +309,7 @@ class Collector(Stateful, Protocol):
         """Where to tell a person what happens on the way, and why the run is not exact any more."""
 
     def status(self) -> dict[str, float]:
-        """Its `system/` columns of a log row, since the last look. Decides nothing."""
+        """Its `system/` columns of a log row, since they were last read. Decides nothing."""
 
     def close(self) -> None: ...
 

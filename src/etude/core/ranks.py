@@ -1,7 +1,7 @@
 """Learner processes that share a run's shards: what each may ask of the others.
 
 Of R ranks, rank r has shards r * S / R up to (r + 1) * S / R and the groups that fill them. What
-goes over all shards is told to every rank in shard order and added up there in that order, so that
+goes over all shards is sent to every rank in shard order and added up there in that order, so that
 the result does not depend on R. The first rank alone writes, tests and decides.
 """
 
@@ -144,14 +144,14 @@ ALONE = Alone()
 
 def raise_first(ranks: Ranks, faults: Sequence[NonFinite | None]) -> None:
     """Raise the first shard's fault, on every rank; `faults` are those of this rank's shards."""
-    told = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
-    for index, fault in enumerate(told):
+    gathered = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
+    for index, fault in enumerate(gathered):
         if fault is not None:
             where, arrays = fault
-            raise NonFinite(f"{where}{ranks.owner(index, len(told))}", arrays)
+            raise NonFinite(f"{where}{ranks.owner(index, len(gathered))}", arrays)
 
 
 def named(ranks: Sequence[int]) -> str:
     """ "rank 1", or "ranks 1 and 3"."""
-    *some, last = map(str, ranks)
-    return f"ranks {', '.join(some)} and {last}" if some else f"rank {last}"
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"

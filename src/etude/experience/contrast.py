@@ -91,9 +91,9 @@ def draw_clips(lengths: Array, num: int, key: Key) -> tuple[Array, Array]:
         for episode in generator.permutation(long)[: num - len(episodes)].tolist():
             length = int(lengths[episode])
             least = max(1, round(SHORTEST * length))
-            cut = int(generator.integers(least, max(least, length - least) + 1))
+            length_of_clip = int(generator.integers(least, max(least, length - least) + 1))
             episodes.append(episode)
-            steps.append(min(cut, length - 1))
+            steps.append(min(length_of_clip, length - 1))
     return np.array(episodes, np.int64), np.array(steps, np.int64)
 
 

@@ -62,7 +62,7 @@ def advantages_and_targets(
 
     `next_values` [num_envs, steps] is V of the observation each step led to, *before* any reset:
     on a truncated step V(final observation), elsewhere V of the next step's observation. A
-    termination makes the future worth nothing; either end cuts the lambda trace.
+    termination makes the value of the future 0; either end stops the lambda trace.
 
     `weights` [num_envs, steps] are importance weights, at most 1, of the actions (see
     `importance_weights`). They enter the value targets and all that an advantage takes from later

@@ -19,7 +19,7 @@ from etude.experience.store.episodes import Subsets, Transitions
 
 
 class Experience(Protocol):
-    """What is sampled from: a shard's `EpisodeStore`, or some episodes of a dataset."""
+    """What is sampled from: a shard's `EpisodeStore`, or episodes of a dataset."""
 
     @property
     def time(self) -> int: ...

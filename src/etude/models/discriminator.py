@@ -15,8 +15,8 @@ class Discriminator(nn.Module):
     """A logit for a window [frames, features]: above 0 it is taken for the reference's.
 
     A feature is normalised in the same way in every frame of a window, so that its change from
-    one frame to the next keeps its meaning. At the start the logit is about 0: a network that was
-    told nothing says nothing.
+    one frame to the next keeps its meaning. At the start the logit is about 0: an untrained
+    network prefers neither.
     """
 
     def __init__(

@@ -84,8 +84,8 @@ class Normaliser(nn.Module):
 
     def absorb(self, moments: Tree) -> None:
         """Take in the moments of newly collected observations."""
-        own = {name: getattr(self, name).cpu().numpy() for name in ("count", "mean", "m2")}
-        for name, value in merge_moments(own, moments).items():
+        known = {name: getattr(self, name).cpu().numpy() for name in ("count", "mean", "m2")}
+        for name, value in merge_moments(known, moments).items():
             getattr(self, name).copy_(torch.as_tensor(value))
         self._refresh()
 

@@ -112,7 +112,7 @@ class PolicyConfig(BasePolicyConfig):
 
 
 class EvaluatedActions(NamedTuple):
-    """What a policy thinks of actions that were taken."""
+    """Actions that were taken, evaluated by a policy."""
 
     log_probs: torch.Tensor
     """[...]"""
@@ -147,7 +147,7 @@ class Memory(NamedTuple):
     """[segments, horizon] bool: an episode begins at this step; the state is zeroed before it."""
 
     def at(self, segments: torch.Tensor | slice) -> Memory:
-        """That of some of the segments."""
+        """The memory of these segments."""
         state = {name: x[segments] for name, x in self.state.items()}
         return Memory(state, self.starts[segments])
 
@@ -308,7 +308,7 @@ class ActorCritic(BasePolicy):
     def evaluate(
         self, features: Features, actions: torch.Tensor, memory: Memory | None
     ) -> EvaluatedActions:
-        """Judge actions [segments, horizon, n] taken at prepared features.
+        """Evaluates actions [segments, horizon, n] taken at prepared features.
 
         A memoryless policy takes any leading shape, and its memory is None.
         """

@@ -45,12 +45,12 @@ def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]
     make: builds without drawing weights, on the meta device too.
     """
     try:
-        said = model.model_validate(contract)
-        _check(said)
+        parsed = model.model_validate(contract)
+        _check(parsed)
         with torch.device("meta"):
-            described = make(said).state_dict()
+            described = make(parsed).state_dict()
         _compare(described, arrays)
-        network = make(said)
+        network = make(parsed)
         network.load_state_dict({name: torch.as_tensor(x) for name, x in arrays.items()})
     except EtudeError:
         raise
@@ -61,14 +61,14 @@ def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]
     return network
 
 
-def _check(said: Contract) -> None:
+def _check(parsed: Contract) -> None:
     """What types do not say of shapes and bounds."""
-    for name, spec in said.observations.items():
+    for name, spec in parsed.observations.items():
         if not spec.shape or not all(1 <= n <= MOST_UNITS for n in spec.shape):
             raise UsageError(f"The contract gives '{name[:60]}' an impossible shape.")
         if spec.dtype[:60] not in ("float32", "float64", "uint8", "int32", "int64", "bool"):
             raise UsageError(f"The contract gives '{name[:60]}' an unknown type.")
-    action = said.action
+    action = parsed.action
     if action.kind == "box":
         whole = len(action.low) == len(action.high) > 0 and not action.sizes
         sound = whole and all(map(math.isfinite, (*action.low, *action.high)))
@@ -121,5 +121,5 @@ def policy_from_contract(contract: Tree, arrays: Tree) -> BasePolicy:
         PolicyContract,
         contract,
         arrays,
-        lambda said: said.policy.build(said.observations, said.action, None),
+        lambda parsed: parsed.policy.build(parsed.observations, parsed.action, None),
     )

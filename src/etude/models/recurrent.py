@@ -198,7 +198,7 @@ class RecurrentPolicy(ActorCritic):
     def _unroll(self, features: Features, memory: Memory | None) -> torch.Tensor:
         """The core's output [segments, horizon, units]."""
         if memory is None:
-            raise ValueError("a recurrent policy is judged from the memory it acted with")
+            raise ValueError("a recurrent policy is evaluated from the memory it acted with")
         return self.core.unroll(self._encode(features["actor"]), memory.state, memory.starts)
 
     def _values(self, out: torch.Tensor, features: Features) -> torch.Tensor:

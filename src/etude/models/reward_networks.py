@@ -1,4 +1,4 @@
-"""Networks that say what a step was worth, r(s, a, s'), from vectors and images."""
+"""Networks of the reward of a step, r(s, a, s'), from vectors and images."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"
 RESOLUTION = 1e-6
 """Spreads below this part of the numbers they come from are taken for rounding of float32."""
 Named = dict[str, torch.Tensor]
-_TOLD = ("progress", "critic", "style")
-"""Observations to judge by, or of others than the policy: never read unless they are asked for."""
+_PRIVILEGED = ("progress", "critic", "style")
+"""Observations for evaluation, critic or discriminator: read only if they are named."""
 _SIMULATED = ("states", "object")
 """How the names begin of what only a simulator knows."""
 _CHUNK = 64
-"""Steps that are judged at a time."""
+"""Steps of one forward pass."""
 
 
 class RewardNetworkConfig(Config):
@@ -53,7 +53,7 @@ class RewardNetworkConfig(Config):
         least = smallest_image(self.encoder)
         images = [n for n, s in observations.items() if _is_image(s) and min(s.shape[:2]) >= least]
         vectors = [n for n, s in observations.items() if len(s.shape) == 1]
-        hidden = {*_TOLD, but}
+        hidden = {*_PRIVILEGED, but}
         if images:  # they show the task; without one its state has to be read
             hidden |= {n for n in vectors if n.startswith(_SIMULATED)}
             hidden |= {"state"} if "proprio" in vectors else set()
@@ -69,7 +69,7 @@ class RewardNetworkConfig(Config):
 class StepNormaliser(Normaliser):
     """Scales each column of [s, s - s', a] by its own spread, however small that is.
 
-    The change of a step may be a millionth of the state and still tell what the step was worth; a
+    The change of a step may be a millionth of the state and still decide its reward; a
     spread that counts as none in an observation of about unit size is then all there is to see. A
     column is left unscaled only where its spread is within the rounding of the numbers it was
     computed from. For s - s' these are the numbers of s.
@@ -107,7 +107,7 @@ class RewardNetwork(nn.Module):
 
     The layers give y; the reward is `shift + scale * y`. Both are 0 and 1 unless whoever trains
     it learns in other units; they are buffers, so that the arrays of the network are all there
-    is. At the start y is about 0: a network that was told nothing says nothing.
+    is. At the start y is about 0: an untrained network gives no reward.
     """
 
     shift: torch.Tensor
@@ -204,8 +204,8 @@ def reward_network_from_contract(contract: Tree, arrays: Tree) -> RewardNetwork:
             "learned a reward, or train it again if it is older than this version."
         )
 
-    def make(said: RewardContract) -> RewardNetwork:
-        return RewardNetwork(said.network, said.observations, said.action, None)
+    def make(contract: RewardContract) -> RewardNetwork:
+        return RewardNetwork(contract.network, contract.observations, contract.action, None)
 
     return rebuild(RewardContract, contract, arrays, make)
 
@@ -220,12 +220,12 @@ def rewards_of(
     device, parts = network.shift.device, []
     with torch.no_grad():
         for start in range(0, len(actions), _CHUNK):
-            some = slice(start, start + _CHUNK)
+            part = slice(start, start + _CHUNK)
             here, after = (
-                {n: torch.from_numpy(o[n][some]).to(device) for n in network.observations}
+                {n: torch.from_numpy(o[n][part]).to(device) for n in network.observations}
                 for o in (obs, next_obs)
             )
-            taken = torch.from_numpy(actions[some]).to(device)
+            taken = torch.from_numpy(actions[part]).to(device)
             parts.append(network(here, taken, after).double().cpu().numpy())
     return np.concatenate(parts) if parts else np.empty(0)
 

@@ -85,11 +85,11 @@ class EpisodeStore:
         self._logs = dict(zip(_LOGS, (self._steps, self._finals, self._episodes), strict=True))
         self._steps.holds = self._episodes_of
         fields = geometry.specs_read(reads)
-        seen = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
-        self._columns, self._seen = Columns(fields), Columns(seen)
-        self._names = [name.removeprefix(OBS) for name in seen]
+        observed = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
+        self._columns, self._observed = Columns(fields), Columns(observed)
+        self._names = [name.removeprefix(OBS) for name in observed]
         whole = len(fields) == len(geometry.specs)
-        self._parts = (None, None) if whole else (record_of(fields), record_of(seen))
+        self._parts = (None, None) if whole else (record_of(fields), record_of(observed))
         self._disk, self._seal, self._failed = disk, "", False
         self.labels = Labels()
         """What a sealed dataset says of its episodes; empty until it is sealed."""
@@ -354,15 +354,15 @@ class EpisodeStore:
         step, final = self._parts
         records = self._steps.gather(np.concatenate((slots, after)), step)
         flat = self._columns.fill(records[: len(slots)])
-        seen = self._seen.fill(records[len(slots) :])
+        following = self._observed.fill(records[len(slots) :])
         if len(last):
             finals = self._finals.gather(places[last] + self._index.first, final)
-            for name, array in seen.items():
+            for name, array in following.items():
                 array[last] = finals[name]
         # One that was closed when its lane began anew was not yet over when this step was written.
         flat["truncated"][last] |= ~flat["terminated"][last]
         obs = {name: flat.pop(OBS + name) for name in self._names}
-        next_obs = {name: seen[OBS + name] for name in obs}
+        next_obs = {name: following[OBS + name] for name in obs}
         return Transitions(obs=obs, next_obs=next_obs, **flat)
 
     def sync(self) -> None:

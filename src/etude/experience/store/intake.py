@@ -86,13 +86,13 @@ class Intake:
             raise ValueError(
                 f"{sum(sizes)} environments of {steps} steps for a store of {lanes} lanes"
             )
-        seen = {name: spec for name, spec in specs.items() if name.startswith(OBS)}
+        observed = {name: spec for name, spec in specs.items() if name.startswith(OBS)}
         for num, part in zip(sizes, self.parts, strict=True):
             _check_arrays(part, dict(specs), (num, steps))
         for num, obs in zip(sizes, self.last or [], strict=self.last is not None):
-            _check_arrays(obs, seen, (num,))
+            _check_arrays(obs, observed, (num,))
         if len(self.ends.envs):
-            _check_arrays(self.ends.obs, seen, (len(self.ends.envs),))
+            _check_arrays(self.ends.obs, observed, (len(self.ends.envs),))
 
     def first(self, name: str) -> Array:
         """A field at the first step, [lanes, ...]."""

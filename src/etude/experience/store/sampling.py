@@ -19,12 +19,11 @@ class Transitions(NamedTuple):
     obs: Observations
     actions: Array
     rewards: Array
-    """float32, as the environment gave them: learned ones are put in their place by whoever
-    learned them."""
+    """float32, as the environment gave them: a reward source may relabel them later."""
     terminated: Array
-    """bool: the future is worth nothing."""
+    """bool: the value of the future is 0."""
     truncated: Array
-    """bool: the episode was cut short here, and the future is worth V(next_obs)."""
+    """bool: time ran out; the value of the future is V(next_obs)."""
     next_obs: Observations
     """What the step led to; where an episode ended, what it ended on and not the reset."""
 
@@ -38,7 +37,7 @@ class Transitions(NamedTuple):
 
 
 class Subsets(NamedTuple):
-    """Some steps of each of some finished episodes."""
+    """Steps drawn from finished episodes."""
 
     steps: Transitions
     """Leading axes [subsets, steps]."""
