@@ -56,7 +56,8 @@ from etude.experience.returns import values_after
 from etude.experience.windows import StepWindows, WindowRing
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
-from etude.models.discriminator import Discriminator, make_discriminator, window_shape
+from etude.models.discriminator import Discriminator
+from etude.models.networks import generator_of
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.planning.kinds import RewardsConfig, RewardsSection
 from etude.planning.resolve import Resolved
@@ -165,11 +166,11 @@ class AMPConfig(RewardsConfig):
     ) -> AMP:
         windows, motions = reference_windows(run.recipe.task, run.spec)
         with torch.device("meta" if key is None else "cpu"):
-            network = make_discriminator(window_shape(windows), self.hidden, key)
+            network = Discriminator(windows.shape[1:], self.hidden, generator_of(key))
         return AMP(self, network, windows, run.recipe.learner.shards, device, ranks, motions)
 
     def plan(self, source: AMP) -> RewardsSection:
-        frames, features = window_shape(source.reference)
+        frames, features = source.reference.shape[1:]
         line = (
             f"before it, {self.updates:,} of the discriminator: {self.batch_size:,} windows of the "
             f"policy, half of them replayed, against {self.batch_size:,} of the reference's "
@@ -286,7 +287,7 @@ class AMP(RewardSource):
         self.flat = self.optimizer.flat
         self.reference = reference
         meta = device if device.type == "meta" else None
-        sizes = (config.replay_capacity // shards, window_shape(reference))
+        sizes = (config.replay_capacity // shards, reference.shape[1:])
         self.rings = [WindowRing(*sizes, meta) for _ in self.local_shards]
         self._other_rings: dict[int, Tree] = {}
         self._windows: list[StepWindows] = []

@@ -173,7 +173,16 @@ class OffPolicyConfig(DatasetConfig):
         if run.data is not None:
             return from_dataset.plan(self, run)
         geometry, total, env = run.geometry, run.loops.total, run.spec
-        _refuse(run)
+        if run.recipe.motions.enabled:
+            raise UsageError(
+                f"{self.kind} keeps whole episodes, and motions.enabled ends them at every epoch's "
+                "end: use algorithm ppo, or practise all motions evenly with --motions.no-enabled."
+            )
+        if run.spec.agents > 1:
+            raise UsageError(
+                f"{self.kind} keeps whole episodes, and agents of this environment come and go: "
+                "use algorithm ppo."
+            )
         shape = geometry.store(env, self.capacity)
         steps = total.timesteps // geometry.shards
         planned = [PlannedStore(shape, steps) for _ in range(geometry.shards)]
@@ -269,21 +278,6 @@ class OffPolicyConfig(DatasetConfig):
                 f"{self.warmup_steps:,} steps."
             )
         return notes
-
-
-def _refuse(run: Resolved) -> None:
-    """What cannot be kept as whole episodes."""
-    kind = run.recipe.algorithm.kind
-    if run.recipe.motions.enabled:
-        raise UsageError(
-            f"{kind} keeps whole episodes, and motions.enabled cuts them at every epoch's end: use "
-            "algorithm ppo, or practise all motions evenly with --motions.no-enabled."
-        )
-    if run.spec.agents > 1:
-        raise UsageError(
-            f"{kind} keeps whole episodes, and agents of this environment come and go: "
-            "use algorithm ppo."
-        )
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from etude.core.contracts import Array
-from etude.core.keys import Key
 from etude.models.networks import Mlp
 from etude.models.normalise import Normaliser
 
@@ -50,17 +48,3 @@ class Discriminator(nn.Module):
     def weights(self) -> list[torch.Tensor]:
         """The matrices, without biases; the last one makes the logit."""
         return [p for name, p in self.layers.named_parameters() if name.startswith("weight")]
-
-
-def make_discriminator(
-    window: tuple[int, int], hidden: tuple[int, ...], key: Key | None
-) -> Discriminator:
-    """A new network, its weights drawn from `key`; None when they are loaded, or only counted."""
-    generator = None if key is None else torch.Generator().manual_seed(key.integer())
-    return Discriminator(window, hidden, generator)
-
-
-def window_shape(windows: Array) -> tuple[int, int]:
-    """(frames, features) of windows [n, frames, features]."""
-    _, frames, features = windows.shape
-    return frames, features

@@ -12,6 +12,8 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
+from etude.core.keys import Key
+
 MOST_UNITS = 1 << 20
 Units = Annotated[int, Field(ge=1, le=MOST_UNITS)]
 """Of one layer."""
@@ -22,6 +24,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "elu": functional.elu,
     "silu": functional.silu,
 }
+
+
+def generator_of(key: Key | None) -> torch.Generator | None:
+    """Where initial weights are drawn from; None when they are loaded, or only counted."""
+    return None if key is None else torch.Generator().manual_seed(key.integer())
 
 
 class Mlp(nn.Module):

@@ -21,7 +21,7 @@ from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.models import CLASSES
 from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
-from etude.models.networks import Layers, Mlp, Units
+from etude.models.networks import Layers, Mlp, Units, generator_of
 from etude.models.normalise import Normaliser
 
 CONTRACT_FORMAT = 1
@@ -389,8 +389,7 @@ POLICIES: Registry[BasePolicyConfig] = Registry(
 
 def make_policy(config: BasePolicyConfig, env: EnvSpec, key: Key | None) -> BasePolicy:
     """A new policy for an environment, its weights drawn from `key`; None when they are loaded."""
-    generator = None if key is None else torch.Generator().manual_seed(key.integer())
-    return config.build(env.observations, env.action, generator)
+    return config.build(env.observations, env.action, generator_of(key))
 
 
 def _vector(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:

@@ -18,7 +18,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, stack_channels
-from etude.models.networks import Layers, Mlp
+from etude.models.networks import Layers, Mlp, generator_of
 from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Contract, rebuild
 
@@ -183,8 +183,7 @@ def make_reward_network(
     key: Key | None,
 ) -> RewardNetwork:
     """A new network, its weights drawn from `key`; None when they are loaded, or only counted."""
-    generator = None if key is None else torch.Generator().manual_seed(key.integer())
-    return RewardNetwork(config, observations, action, generator)
+    return RewardNetwork(config, observations, action, generator_of(key))
 
 
 class RewardContract(Contract):

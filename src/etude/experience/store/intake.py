@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from etude.core.contracts import Array, ArraySpec, Fragment, Observations
+from etude.core.contracts import Array, ArraySpec, Finals, Fragment, Observations
 from etude.core.errors import UsageError
 from etude.experience.store.geometry import INDEX, OBS, StoreGeometry
 
 _FIELDS = ("actions", "rewards", "terminated", "truncated")
 _STAGING = 4 << 20
 """Bytes of records put together at a time; images of many lanes and steps are many times this."""
-
-
-class _Ends(NamedTuple):
-    """Lanes [k], steps [k] and final observations {"obs/<name>": [k, ...]}."""
-
-    envs: Array
-    steps: Array
-    obs: Observations
 
 
 @dataclass(frozen=True)
@@ -32,7 +23,8 @@ class Intake:
     geometry: StoreGeometry
     parts: list[Observations]
     """Every field of the geometry: {"obs/<name>": [num_envs, steps, ...], "actions": ...}."""
-    ends: _Ends
+    ends: Finals
+    """With observations {"obs/<name>": [k, ...]}; `envs` are lanes."""
     last: list[Observations] | None
     """{"obs/<name>": [num_envs, ...]} after the last step; None when no episode is left open."""
     restarted: Array
@@ -46,10 +38,11 @@ class Intake:
         parts = [_prefixed(f.obs) | {n: getattr(f, n) for n in _FIELDS} for f in fragments]
         offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
         ended = [_prefixed(f.finals.obs) for f in fragments if len(f.finals.envs)]
-        ends = _Ends(
+        ends = Finals(
             np.concatenate([f.finals.envs + o for f, o in zip(fragments, offsets, strict=False)]),
             np.concatenate([f.finals.steps for f in fragments]),
             {name: np.concatenate([obs[name] for obs in ended]) for name in (*ended, {})[0]},
+            {},
         )
         restarted = np.concatenate([f.restarted for f in fragments])
         return cls(geometry, parts, ends, [_prefixed(f.last_obs) for f in fragments], restarted)
@@ -71,7 +64,7 @@ class Intake:
         part |= {"actions": actions[None], "rewards": rewards[None]}
         part |= {"terminated": last & terminated, "truncated": last & (not terminated)}
         end = _prefixed({name: array[-1:] for name, array in obs.items()})
-        ends = _Ends(np.array([0]), np.array([steps - 1]), end)
+        ends = Finals(np.array([0]), np.array([steps - 1]), end, {})
         return cls(geometry, [part], ends, None, np.zeros(1, bool))
 
     @property
@@ -128,7 +121,7 @@ class Intake:
 
     def final_records(self) -> Array:
         """What the episodes ended on, in the order they did."""
-        envs, steps, obs = self.ends
+        envs, steps, obs, _ = self.ends
         order = np.lexsort((envs, steps))
         expected = np.stack(self.done().T.nonzero())
         if not np.array_equal(np.stack((steps[order], envs[order])), expected):
