@@ -25,9 +25,9 @@ from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.experience.segments import join
 from etude.experience.windows import StepWindows, WindowRing
-from etude.models.discriminator import Discriminator
 from etude.models.networks import generator_of
 from etude.models.policies import PolicyConfig
+from etude.models.reward_networks import Discriminator
 from etude.tasks.imitation.task import Imitation, ImitationConfig
 from toys import StyleEnv, Trainer, TwoRanks, make_trainer
 

@@ -56,9 +56,9 @@ from etude.experience.returns import values_after
 from etude.experience.windows import StepWindows, WindowRing
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
-from etude.models.discriminator import Discriminator
-from etude.models.networks import generator_of
+from etude.models.networks import generator_of, load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
+from etude.models.reward_networks import Discriminator
 from etude.planning.kinds import RewardsConfig, RewardsSection
 from etude.planning.resolve import Resolved
 
@@ -429,8 +429,7 @@ class AMP(RewardSource):
                 "The reference motion is not the one this run began with: put the clips back, or "
                 "start a new run."
             )
-        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
-        self.network.load_state_dict(arrays)
+        load_arrays(self.network, state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for s, ring in zip(self.local_shards, self.rings, strict=True):
             ring.load_state_dict(state["rings"][f"{s:06d}"])

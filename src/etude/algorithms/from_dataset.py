@@ -18,7 +18,7 @@ from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.files import DESCRIPTION, read_geometry
 from etude.models.policies import make_policy
-from etude.planning.kinds import Inputs, Learner, PlanSection
+from etude.planning.kinds import Inputs, Learner, PlanSection, array_shapes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
 from etude.training.evaluation import HeldOutEvaluator
@@ -269,14 +269,7 @@ def dataset_section(
         said.append(f"Nothing reads {names} of the dataset: it stays on the disk.")
     return PlanSection(
         geometry={**sizes, "episodes": store.num_episodes, "steps": num_steps},
-        shapes={
-            name: {
-                "dtype": spec.dtype,
-                "buffer": [num_steps, *spec.shape],
-                "minibatch": [batch, *spec.shape],
-            }
-            for name, spec in geometry.specs_read(reads).items()
-        },
+        shapes=array_shapes(geometry.specs_read(reads), [num_steps], [batch]),
         title="Dataset: [steps, ...]",
         usage=f"every step that is not held out is used {passes:,.1f} times in all, on average",
         data={"passes": passes, "gradient_samples": float(drawn)},

@@ -16,6 +16,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.learning.sampling import Batch
+from etude.models.networks import load_arrays
 from etude.models.reward_networks import (
     CONTRACT_KIND,
     RewardNetwork,
@@ -78,8 +79,7 @@ class LearnedRewards(RewardSource):
         return {"network": dict(self.network.state_dict()), "contract": self.network.contract()}
 
     def load_state_dict(self, state: Tree) -> None:
-        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
-        self.network.load_state_dict(arrays)
+        load_arrays(self.network, state["network"])
 
 
 def load_reward(path: str | Path) -> LoadedReward:

@@ -19,7 +19,7 @@ from etude.core.trees import num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.policies import ActorCritic, make_policy
 from etude.planning import memory
-from etude.planning.kinds import AlgorithmConfig, Learner, PlanSection
+from etude.planning.kinds import AlgorithmConfig, Learner, PlanSection, array_shapes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, check_policy
 from etude.runs.folder import RunFolder
@@ -182,18 +182,13 @@ def _contents(run: Resolved) -> BufferSpec:
 
 def _shapes(run: Resolved) -> dict[str, Any]:
     """Buffer and minibatch shapes of every stored array."""
-    geometry, contents = run.geometry, _contents(run)
-    arrays = {f"obs/{name}": (o, [geometry.horizon]) for name, o in run.spec.observations.items()}
-    arrays["actions"] = (run.spec.action.array, [geometry.horizon])
-    arrays |= {f"state/{name}": (state, []) for name, state in contents.states.items()}
-    return {
-        name: {
-            "dtype": array.dtype,
-            "buffer": [geometry.num_segments, *steps, *array.shape],
-            "minibatch": [geometry.segments_per_minibatch, *steps, *array.shape],
-        }
-        for name, (array, steps) in arrays.items()
-    }
+    geometry, horizon = run.geometry, run.geometry.horizon
+    num, drawn = geometry.num_segments, geometry.segments_per_minibatch
+    arrays = {f"obs/{name}": spec for name, spec in run.spec.observations.items()}
+    arrays["actions"] = run.spec.action.array
+    states = {f"state/{name}": spec for name, spec in _contents(run).states.items()}
+    steps = array_shapes(arrays, [num, horizon], [drawn, horizon])
+    return steps | array_shapes(states, [num], [drawn])
 
 
 def _notes(recipe: Recipe, coverage: float) -> list[str]:

@@ -25,7 +25,7 @@ from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.policies import make_policy
 from etude.planning import memory
-from etude.planning.kinds import Inputs, Learner, PlanSection, RewardsSection
+from etude.planning.kinds import Inputs, Learner, PlanSection, RewardsSection, array_shapes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, check_policy
 from etude.runs import files
@@ -188,6 +188,8 @@ class OffPolicyConfig(DatasetConfig):
         planned = [PlannedStore(shape, steps) for _ in range(geometry.shards)]
         training, rewards = self.planned(run, cast(list[EpisodeStore], planned))
         staging = BufferSpec(env, {}, geometry.num_envs, geometry.steps, geometry.steps).num_bytes
+        arrays = {f"obs/{name}": spec for name, spec in env.observations.items()}
+        arrays["actions"] = env.action.array
         samples = self.train_batches * self.batch_size / geometry.steps_per_iteration
         return PlanSection(
             geometry={
@@ -199,7 +201,7 @@ class OffPolicyConfig(DatasetConfig):
                 **rewards.geometry,
             },
             lines=self.update_lines(rewards),
-            shapes=self._shapes(run),
+            shapes=array_shapes(arrays, [self.capacity], [self.batch_size]),
             title="Replay: [transitions, ...]",
             usage=f"every step is used {samples:g} times, on average; {geometry.shards} shard(s)",
             data={
@@ -247,18 +249,6 @@ class OffPolicyConfig(DatasetConfig):
         layers = 32 * self.batch_size * sum(run.deployed.config.hidden) * 4  # type: ignore[attr-defined]
         best = num_bytes(training["rewards"].get("best", {}))
         return {"workspace": layers, **({"best_episodes": best} if best else {})}
-
-    def _shapes(self, run: Resolved) -> dict[str, Any]:
-        arrays = {f"obs/{name}": spec for name, spec in run.spec.observations.items()}
-        arrays["actions"] = run.spec.action.array
-        return {
-            name: {
-                "dtype": spec.dtype,
-                "buffer": [self.capacity, *spec.shape],
-                "minibatch": [self.batch_size, *spec.shape],
-            }
-            for name, spec in arrays.items()
-        }
 
     def _notes(self, run: Resolved) -> list[str]:
         notes = [

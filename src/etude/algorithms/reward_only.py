@@ -24,6 +24,7 @@ from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.learning.base import PolicyAlgorithm
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.reward_networks import RewardNetwork, make_reward_network
 from etude.planning.kinds import Inputs, Learner, PlanSection
@@ -144,8 +145,10 @@ def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, EpisodeStore]
     return config, EpisodeStore.open(Path(config.dataset), config.read_names)
 
 
-class RewardOnly:
-    """An `Algorithm` on a sealed dataset; see the module's text."""
+class RewardOnly(PolicyAlgorithm):
+    """See the module's text. Its `policy` is the reward network."""
+
+    policy: RewardNetwork  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class RewardOnly:
         device: torch.device,
     ) -> None:
         _check_progress(config.progress, store)
-        self.config, self.store = config, store
+        self.config, self.store, self.policy = config, store, network
         self.rrd = RRD(config.rrd, network, 1, device)
         self.training, self.held_out = split_store(store, config)
 
@@ -179,18 +182,6 @@ class RewardOnly:
     def evaluate(self) -> dict[str, float]:
         """How good the reward is on the episodes held out; {} if there are none."""
         return evaluate(self.rrd, self.held_out, self.config.progress)
-
-    def policy_parts(self) -> tuple[Tree, Tree]:
-        return dict(self.rrd.network.state_dict()), self.rrd.network.contract()
-
-    def load_policy(self, arrays: Tree) -> None:
-        self.rrd.network.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
-
-    def start_from(self, arrays: Tree, training: Tree | None) -> None:
-        self.load_policy(arrays)
-
-    def retire(self, states: list[Tree]) -> None:
-        """A finished dataset is nobody's to delete."""
 
     def close(self) -> None:
         self.store.close()

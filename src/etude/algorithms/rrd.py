@@ -49,6 +49,7 @@ from etude.experience.store.episodes import Subsets, Transitions
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.learning.sampling import Batch, Experience
 from etude.metrics.declared import Column, Metric, Metrics
+from etude.models.networks import load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import (
     RewardNetwork,
@@ -335,8 +336,7 @@ class RRD(RewardSource):
         return {**network, **self.learner_state()}
 
     def load_state_dict(self, state: Tree) -> None:
-        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
-        self.network.load_state_dict(arrays)
+        load_arrays(self.network, state["network"])
         self.load_learner_state(state)
 
 

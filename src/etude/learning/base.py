@@ -9,6 +9,7 @@ import torch
 from etude.core.clock import Clock
 from etude.core.contracts import Array, Broadcast, Observations
 from etude.core.trees import Tree, copy_arrays
+from etude.models.networks import load_arrays
 from etude.models.policies import BasePolicy, Features
 
 
@@ -34,7 +35,7 @@ class PolicyAlgorithm:
         return dict(self.policy.state_dict()), self.policy.contract()
 
     def load_policy(self, arrays: Tree) -> None:
-        self.policy.load_state_dict({k: torch.as_tensor(v) for k, v in arrays.items()})
+        load_arrays(self.policy, arrays)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         """Begins with another run's policy; an algorithm may take over more of its state."""

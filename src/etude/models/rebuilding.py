@@ -23,7 +23,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe
 from etude.core.trees import Tree, is_array
-from etude.models.networks import MOST_UNITS
+from etude.models.networks import MOST_UNITS, load_arrays
 from etude.models.policies import CONTRACT_FORMAT, POLICIES, BasePolicy, BasePolicyConfig
 
 
@@ -51,7 +51,7 @@ def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]
             described = make(parsed).state_dict()
         _compare(described, arrays)
         network = make(parsed)
-        network.load_state_dict({name: torch.as_tensor(x) for name, x in arrays.items()})
+        load_arrays(network, arrays)
     except EtudeError:
         raise
     except ValidationError as error:

@@ -54,11 +54,10 @@ from etude.experience.store.files import (
     write_json,
 )
 from etude.experience.store.geometry import INDEX, OBS, StoreGeometry, record_of
-from etude.experience.store.index import EpisodeIndex
 from etude.experience.store.intake import Intake
 from etude.experience.store.labels import LABELS, Labels
 from etude.experience.store.log import DamagedStore, Disk, RecordLog
-from etude.experience.store.sampling import Columns, Subsets, Transitions, choose
+from etude.experience.store.sampling import Columns, EpisodeIndex, Subsets, Transitions, choose
 
 __all__ = ["DamagedStore", "EpisodeStore", "StoreGeometry", "Subsets", "Transitions"]
 
