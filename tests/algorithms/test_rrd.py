@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.held_out import EpisodesOf, split
+from etude.algorithms.held_out import split
 from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
 from etude.algorithms.rrd import (
     RRD,
@@ -35,6 +35,7 @@ from etude.experience.store.episodes import (
     Transitions,
 )
 from etude.experience.store.geometry import store_specs
+from etude.experience.store.views import EpisodesOf
 from etude.models.reward_networks import (
     RewardNetworkConfig,
     make_reward_network,

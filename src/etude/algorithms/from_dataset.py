@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split_store
+from etude.algorithms.held_out import DatasetConfig, split_store
 from etude.algorithms.rrd import EVAL_LOSS, RRD, evaluate
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
@@ -17,6 +17,7 @@ from etude.core.keys import Key
 from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.files import DESCRIPTION, read_geometry
+from etude.experience.store.views import EpisodesOf
 from etude.models.policies import make_policy
 from etude.planning.kinds import Inputs, Learner, PlanSection, array_shapes
 from etude.planning.recipe import Recipe

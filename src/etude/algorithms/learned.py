@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from etude.algorithms.rewards import RewardSource
+from etude.core.config import AbsolutePath
 from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -33,13 +34,9 @@ class LearnedConfig(RewardsConfig):
     """The reward that an earlier run learned."""
 
     kind: Literal["learned"] = Field("learned", description="A reward network of an earlier run.")
-    run: str = Field("", description="A reward-only run, or a run that learned rewards by rrd.")
-
-    @field_validator("run")
-    @classmethod
-    def _whole_path(cls, run: str) -> str:
-        """The run is found again from another folder, and so must be this one."""
-        return str(Path(run).absolute()) if run else run
+    run: AbsolutePath = Field(
+        "", description="A reward-only run, or a run that learned rewards by rrd."
+    )
 
     def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
         return load_reward(self.run).network.config.reads if self.run else ()

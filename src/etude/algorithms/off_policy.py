@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
-from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
@@ -37,11 +36,11 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.division import Ratio, check_division
 from etude.experience.segments import check_finite
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.episodes import StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import NetworkOptimizer, TargetNetwork
-from etude.learning.sampling import Batch
+from etude.learning.sampling import Batch, Experience
 from etude.models.actors import Actor
 from etude.models.normalise import merge_all, moments
 from etude.models.policies import Features
@@ -111,7 +110,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self,
         config: OffPolicyConfig,
         policy: Actor,
-        stores: Sequence[EpisodeStore | EpisodesOf],
+        stores: Sequence[Experience],
         rewards: RewardSource,
         key: Key,
         device: torch.device,

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from etude.algorithms import from_dataset
-from etude.algorithms.held_out import DatasetConfig, EpisodesOf
+from etude.algorithms.held_out import DatasetConfig
 from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
 from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Loops
@@ -22,6 +22,7 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.learning.sampling import Experience
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.policies import make_policy
 from etude.planning import memory
@@ -82,7 +83,7 @@ class OffPolicyConfig(DatasetConfig):
     def make(
         self,
         policy: Any,
-        stores: Sequence[EpisodeStore | EpisodesOf],
+        stores: Sequence[Experience],
         rewards: RewardSource,
         key: Key,
         device: torch.device,
@@ -160,7 +161,7 @@ class OffPolicyConfig(DatasetConfig):
         self,
         run: Resolved,
         policy: Any,
-        stores: Sequence[EpisodeStore | EpisodesOf],
+        stores: Sequence[Experience],
         key: Key | None,
         device: torch.device,
     ) -> OffPolicy:
@@ -221,9 +222,7 @@ class OffPolicyConfig(DatasetConfig):
             notes=self._notes(run),
         )
 
-    def planned(
-        self, run: Resolved, stores: Sequence[EpisodeStore | EpisodesOf]
-    ) -> tuple[Tree, RewardsSection]:
+    def planned(self, run: Resolved, stores: Sequence[Experience]) -> tuple[Tree, RewardsSection]:
         """The shape of the learner's state in a checkpoint, and the reward source's plan."""
         algorithm = self._made(run, run.deployed, stores, None, torch.device("meta"))
         return algorithm.state_dict(), run.recipe.rewards.plan(algorithm.rewards)

@@ -38,7 +38,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.rewards import RewardSource
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import NonFinite, UsageError
@@ -46,6 +45,7 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.contrast import SAME
 from etude.experience.store.episodes import Subsets, Transitions
+from etude.experience.store.views import EpisodesOf
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.learning.sampling import Batch, Experience
 from etude.metrics.declared import Column, Metric, Metrics

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only, open_data
 from etude.algorithms.rrd import episode_rewards
 from etude.core.contracts import Array
+from etude.experience.store.views import EpisodesOf
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
 from etude.reports.evaluation import new_folder
