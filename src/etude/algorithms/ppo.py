@@ -213,9 +213,9 @@ class PPO(PolicyAlgorithm):
 
     @torch.no_grad()
     def make_shard(self, rollout: Fragment, rewards: Array) -> Shard:
-        """Values and advantages of a rollout [num_envs, steps], divided into segments.
+        """Values and advantages of a rollout, divided into segments.
 
-        rewards: [num_envs, steps], as the values are to predict them.
+        rewards: [num_envs, steps] that the values are to predict, scaled.
         """
         config, policy, horizon = self.config, self.policy, self.geometry.horizon
 
@@ -238,11 +238,16 @@ class PPO(PolicyAlgorithm):
                 weights = importance.reshape(rewards.shape)
         else:
             values, _ = self._evaluate(features, memory)
-        discount, along = (config.gamma, config.gae_lambda), values.reshape(rewards.shape)
-        found = returns.rollout_advantages(
-            rollout, rewards, along, self._value_of, *discount, weights
+        advantages, targets = returns.rollout_advantages(
+            rollout,
+            rewards,
+            values.reshape(rewards.shape),
+            self._value_of,
+            config.gamma,
+            config.gae_lambda,
+            weights,
         )
-        advantages, targets = map(segments, found)
+        advantages, targets = segments(advantages), segments(targets)
         present = segments(self.put(rollout.present))
         priorities = None
         if config.sampling == "prioritised":
@@ -266,11 +271,9 @@ class PPO(PolicyAlgorithm):
         """[k]: the values of single observations, each met with its recurrent state."""
         features = map_features(self.prepare(obs), lambda x: x.unsqueeze(1))
         starts = torch.zeros(features["actor"].shape[:2], dtype=torch.bool, device=self.device)
-        memory = (
-            Memory({name: self.put(x) for name, x in state.items()}, starts)
-            if self.policy.state_specs
-            else None
-        )
+        memory = None
+        if self.policy.state_specs:
+            memory = Memory({name: self.put(x) for name, x in state.items()}, starts)
         return self._evaluate(features, memory)[0].squeeze(1)
 
     def _evaluate(

@@ -124,18 +124,16 @@ class Loops:
 
     def at(self, iterations: int, updates: int | None = None) -> Counters:
         """All counters after so many iterations; the last cycle and epoch may be short."""
-        done = iterations >= self.iterations
-        cycles = (
-            -(-iterations // self.iterations_per_cycle)
-            if done
-            else (iterations // self.iterations_per_cycle)
-        )
-        epochs = -(-cycles // self.cycles_per_epoch) if done else cycles // self.cycles_per_epoch
+
+        def completed(count: int, size: int) -> int:
+            return -(-count // size) if iterations >= self.iterations else count // size
+
+        cycles = completed(iterations, self.iterations_per_cycle)
         most = max(iterations - self.idle_iterations, 0) * self.batches_per_iteration
         return Counters(
             iterations=iterations,
             cycles=cycles,
-            epochs=epochs,
+            epochs=completed(cycles, self.cycles_per_epoch),
             timesteps=iterations * self.steps_per_iteration,
             updates=most if updates is None else updates,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,7 @@ def merge_moments(left: Tree, right: Tree) -> Tree:
 
 def merge_all(parts: Sequence[dict[str, Tree]]) -> dict[str, Tree]:
     """The moments of several samples of named arrays together, {name: moments}, in order."""
-    merged = parts[0]
-    for part in parts[1:]:
-        merged = {name: merge_moments(merged[name], part[name]) for name in merged}
-    return merged
+    return {name: reduce(merge_moments, [part[name] for part in parts]) for name in parts[0]}
 
 
 def no_moments(size: int) -> Tree:

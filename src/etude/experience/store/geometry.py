@@ -76,7 +76,7 @@ class StoreGeometry:
             )
         if not self.block_steps:
             object.__setattr__(self, "block_steps", self._default_block_steps())
-        if self.block_steps < 1 or self.block_bytes > _MOST_BLOCK:
+        if self.block_steps < 1 or self.block_slots * self.step_record.itemsize > _MOST_BLOCK:
             raise UsageError(f"block_steps {self.block_steps:,} of an episode store is impossible.")
 
     def _default_block_steps(self) -> int:
@@ -114,10 +114,6 @@ class StoreGeometry:
     def block_episodes(self) -> int:
         """Episodes in one block file of the finals and of the index."""
         return max(16, self.block_slots // 4)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.block_slots * self.step_record.itemsize
 
     @cached_property
     def num_bytes(self) -> int:
