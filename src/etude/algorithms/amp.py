@@ -133,9 +133,7 @@ class AMPConfig(RewardsConfig):
         description="Windows of the policy in a minibatch, half of them replayed; and as many of "
         "the reference.",
     )
-    replay_capacity: int = Field(
-        16_384, ge=1, description="Windows of earlier iterations kept for replay."
-    )
+    replay_capacity: int = Field(16_384, ge=1, description="Older windows kept for replay.")
     replay_per_iteration: int = Field(
         1_024, ge=1, description="Windows of an iteration that enter the replay."
     )

@@ -37,9 +37,7 @@ class IRCRConfig(RewardsConfig):
     from_returns: ClassVar[bool] = True
 
     kind: Literal["ircr"] = Field("ircr", description="Normalised return of the episode.")
-    best: int = Field(
-        10, ge=1, description="Best episodes so far, from which half of each minibatch is drawn."
-    )
+    best: int = Field(10, ge=1, description="Best episodes, the source of half of each batch.")
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> IRCR:
         source = IRCR(self, run.recipe.learner.shards, device)

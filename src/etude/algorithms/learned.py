@@ -34,9 +34,7 @@ class LearnedConfig(RewardsConfig):
     """The reward that an earlier run learned."""
 
     kind: Literal["learned"] = Field("learned", description="A reward network of an earlier run.")
-    run: AbsolutePath = Field(
-        "", description="A reward-only run, or a run that learned rewards by rrd."
-    )
+    run: AbsolutePath = Field("", description="A reward-only run, or a run that learned by rrd.")
 
     def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
         return load_reward(self.run).network.config.reads if self.run else ()

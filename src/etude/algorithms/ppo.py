@@ -61,9 +61,7 @@ class PPOConfig(OnPolicyConfig):
     metrics: ClassVar[Metrics] = METRICS
 
     kind: Literal["ppo"] = Field("ppo", description="Proximal policy optimisation.")
-    learning_rate: float = Field(
-        3e-4, gt=0, description="Learning rate of Adam at the start of the run."
-    )
+    learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam at the start.")
     final_learning_rate: float = Field(
         1.0,
         ge=0,
@@ -87,20 +85,14 @@ class PPOConfig(OnPolicyConfig):
     )
     adam_epsilon: float = Field(1e-5, gt=0, description="Adam's epsilon.")
     gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
-    gae_lambda: float = Field(
-        0.95, ge=0, le=1, description="Lambda of generalised advantage estimation."
-    )
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE.")
     advantages: Literal["gae", "vtrace"] = Field(
         "vtrace",
         description="vtrace corrects value targets and traces by importance weights where "
         "collector.lag makes experience stale; without lag it equals gae.",
     )
     clip: float = Field(0.2, gt=0, description="Clip range of the probability ratio around 1.")
-    value_clip: float | None = Field(
-        None,
-        gt=0,
-        description="Clip range of a value around the one before the update; None does not clip.",
-    )
+    value_clip: float | None = Field(None, gt=0, description="Clip range of value changes, if any.")
     value_coef: float = Field(
         1.0,
         ge=0,
@@ -120,10 +112,7 @@ class PPOConfig(OnPolicyConfig):
         gt=0,
         description="An update ends before a minibatch whose approximate KL is 1.5 times this.",
     )
-    normalise_rewards: bool = Field(
-        True,
-        description="Divide rewards by the running standard deviation of the discounted return.",
-    )
+    normalise_rewards: bool = Field(True, description="Divide rewards by the std of returns.")
 
     def schedules(self, progress: float) -> dict[str, float]:
         """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""

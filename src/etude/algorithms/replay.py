@@ -64,12 +64,7 @@ class OffPolicyConfig(DatasetConfig):
         description="Observations that the replay buffer holds; the oldest episodes are evicted.",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
-    polyak: float = Field(
-        0.995,
-        ge=0,
-        le=1,
-        description="Weight of a target network's old parameters in its update: 1 - tau.",
-    )
+    polyak: float = Field(0.995, ge=0, le=1, description="1 - tau of the target networks' updates.")
     target_interval: int = Field(
         1, ge=1, description="Gradient steps between updates of the target networks."
     )

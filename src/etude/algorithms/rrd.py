@@ -93,9 +93,7 @@ class RRDConfig(RewardsConfig):
         description="Standardise the targets R/T (return per step) by their spread at the first "
         "update. For datasets: a success spread over many steps is too small otherwise.",
     )
-    network: RewardNetworkConfig = Field(
-        RewardNetworkConfig(), description="Network of r(s, a, s')."
-    )
+    network: RewardNetworkConfig = Field(RewardNetworkConfig(), description="Reward network.")
 
     @classmethod
     def vector(cls) -> RRDConfig:

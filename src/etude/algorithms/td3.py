@@ -54,15 +54,9 @@ class TD3Config(OffPolicyConfig):
     )
 
     kind: Literal["td3"] = Field("td3", description="Twin delayed DDPG.")
-    exploration: float = Field(
-        0.1, ge=0, description="Standard deviation of the exploration noise."
-    )
-    target_noise: float = Field(
-        0.2, ge=0, description="Standard deviation of noise on target actions."
-    )
-    target_noise_clip: float = Field(
-        0.5, ge=0, description="Clip range of the noise on target actions."
-    )
+    exploration: float = Field(0.1, ge=0, description="Std of the exploration noise.")
+    target_noise: float = Field(0.2, ge=0, description="Std of the noise on target actions.")
+    target_noise_clip: float = Field(0.5, ge=0, description="Clip range of the target noise.")
     delay: int = Field(2, ge=1, description="Gradient steps of the critics per step of the actor.")
     behaviour_coef: float | None = Field(
         None,

@@ -64,9 +64,7 @@ class ClockConfig(Config):
     total_timesteps: int | None = Field(
         None, ge=1, description="Environment steps of the run, rounded down to whole iterations."
     )
-    epochs: int | None = Field(
-        None, ge=1, description="Length in epochs, instead of total_timesteps."
-    )
+    epochs: int | None = Field(None, ge=1, description="Epochs, instead of total_timesteps.")
     cycles: int = Field(5, ge=1, description="Cycles in an epoch.")
     iterations: int = Field(1, ge=1, description="Iterations in a cycle; a cycle is one log row.")
 

@@ -286,12 +286,7 @@ class Policy(Protocol):
     def initial_state(self, num_envs: int) -> dict[str, Array]:
         """Recurrent state at an episode's start, {name: [num_envs, ...]}."""
 
-    def act(
-        self,
-        obs: dict[str, torch.Tensor],
-        state: dict[str, torch.Tensor],
-        noise: torch.Tensor | None,
-    ) -> Action:
+    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
         """The action for raw observations; without noise, the most likely one."""
 
     def state_dict(self) -> Tree: ...

@@ -15,13 +15,9 @@ from etude.core.errors import UsageError
 class LearnerConfig(Config):
     """How learning is spread out. Shards and threads are part of a run's geometry."""
 
-    shards: int = Field(
-        1, ge=1, description="Parts of the buffer; gradients are summed in this order."
-    )
+    shards: int = Field(1, ge=1, description="Buffer parts, whose gradients are summed in order.")
     threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device that gradients are computed on."
-    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the learner.")
     reduce: Literal["exact", "fast"] = Field(
         "exact",
         description="How ranks sum gradients: in shard order, with the same bits on any number of "

@@ -33,12 +33,8 @@ class BasePolicyConfig(Config):
     """What a policy reads, and how much it explores at the start."""
 
     kind: str
-    init_std: float = Field(
-        1.0, gt=0, description="Initial standard deviation of Gaussian actions (continuous only)."
-    )
-    learn_std: bool = Field(
-        True, description="Whether the standard deviation is learned; if not, it stays at init_std."
-    )
+    init_std: float = Field(1.0, gt=0, description="Initial standard deviation of box actions.")
+    learn_std: bool = Field(True, description="Learn the standard deviation; off keeps init_std.")
     actor_reads: tuple[str, ...] = Field(
         ("state",), min_length=1, description="Observations that the actor reads."
     )
