@@ -238,6 +238,7 @@ COUNTERS: Metrics = (
     Metric("train/n_updates", "updates", ",.0f", reduce="last"),
     Metric("train/learning_rate", "learning rate", reduce="last"),
     Metric("eval/", "evaluation", reduce="last"),
+    Metric("curriculum/", "curriculum", reduce="last"),
 )
 """What every run logs."""
 

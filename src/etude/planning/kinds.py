@@ -9,7 +9,7 @@ package.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -71,6 +71,20 @@ class Learner(NamedTuple):
     """Where an evaluation is no episodes in an environment."""
 
 
+def array_shapes(
+    specs: dict[str, ArraySpec], buffer: list[int], minibatch: list[int]
+) -> dict[str, Any]:
+    """A plan's `shapes` of arrays with these leading axes in the buffer and in a minibatch."""
+    return {
+        name: {
+            "dtype": spec.dtype,
+            "buffer": [*buffer, *spec.shape],
+            "minibatch": [*minibatch, *spec.shape],
+        }
+        for name, spec in specs.items()
+    }
+
+
 @dataclass(frozen=True)
 class PlanSection:
     """What an algorithm adds to a plan."""
@@ -96,20 +110,6 @@ class PlanSection:
     at_most: str | None = None
     """Why the number of updates is a maximum, if it is one."""
     notes: list[str] = field(default_factory=list)
-
-
-def array_shapes(
-    specs: Mapping[str, ArraySpec], buffer: list[int], minibatch: list[int]
-) -> dict[str, Any]:
-    """A plan's `shapes` of arrays with these leading axes in the buffer and in a minibatch."""
-    return {
-        name: {
-            "dtype": spec.dtype,
-            "buffer": [*buffer, *spec.shape],
-            "minibatch": [*minibatch, *spec.shape],
-        }
-        for name, spec in specs.items()
-    }
 
 
 class AlgorithmConfig(Config):

@@ -16,7 +16,7 @@ from etude.metrics.declared import Curve, Metric, Metrics
 class CurriculumConfig(Config):
     """How training widens; tasks that have areas to start in scale them by the level."""
 
-    metrics: ClassVar[Metrics] = (Metric("curriculum/level", "level", reduce="last"),)
+    metrics: ClassVar[Metrics] = (Metric("curriculum/level", "level"),)
     enabled: bool = Field(False, description="Start narrow; off trains at full width throughout.")
     start: float = Field(0.25, gt=0, le=1, description="Level at the start; 1 is the whole task.")
     step: float = Field(0.25, gt=0, le=1, description="What is added when success allows.")
@@ -28,21 +28,10 @@ class MotionCurriculumConfig(Config):
     """How often each motion is practised: more often the more it fails in evaluation."""
 
     metrics: ClassVar[Metrics] = (
+        Metric("curriculum/failing", "motions failing", ".0f", curve=Curve(5, "yellow", (0, None))),
         Metric(
-            "curriculum/failing",
-            "motions failing",
-            ".0f",
-            curve=Curve(5, "yellow", (0, None)),
-            reduce="last",
+            "curriculum/largest_weight", "largest weight", ".1%", curve=Curve(6, "yellow", (0, 1))
         ),
-        Metric(
-            "curriculum/largest_weight",
-            "largest weight",
-            ".1%",
-            curve=Curve(6, "yellow", (0, 1)),
-            reduce="last",
-        ),
-        Metric("curriculum/round", "round", reduce="last"),
     )
     enabled: bool = Field(False, description="Go by failures; off practises all motions evenly.")
     mix: float = Field(
