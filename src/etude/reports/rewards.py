@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only, open_data
-from etude.algorithms.rrd import episode_rewards
 from etude.core.contracts import Array
 from etude.experience.store.views import EpisodesOf
+from etude.models.reward_networks import rewards_of
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
 from etude.reports.evaluation import new_folder
@@ -74,7 +74,7 @@ def _chart(learner: RewardOnly, index: int) -> str:
     """An SVG: the reward of every step, and its running sum beside the progress."""
     number = learner.held_out.numbers[index]
     steps, whole = learner.held_out.episode(index)
-    rewards = episode_rewards(learner.rrd, steps)
+    rewards = rewards_of(learner.rrd.network, steps.obs, steps.actions, steps.next_obs)
     running = [Line("running sum", rewards.cumsum(), "#c0392b")]
     progress = learner.config.progress
     if progress is not None:
