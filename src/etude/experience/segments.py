@@ -281,36 +281,25 @@ def non_finite(fragment: Fragment, first_env: int) -> NonFinite | None:
     named |= {"reward": fragment.rewards}
     named |= {f"final observation '{n}'": array for n, array in fragment.finals.obs.items()}
     named |= {f"last observation '{n}'": array for n, array in fragment.last_obs.items()}
-    bad = [
-        name
-        for name, array in named.items()
-        if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64))
-    ]
-    return _first_of(fragment, named, bad, first_env) if bad else None
-
-
-def _first_of(fragment: Fragment, named: Observations, bad: list[str], first_env: int) -> NonFinite:
-    """The first of the bad arrays' bad numbers, by step and then by the order of `named`."""
     found: list[tuple[int, int, str]] = []
-    for name in bad:
-        where = np.argwhere(~np.isfinite(named[name]))
+    for name, array in named.items():
+        if array.dtype.kind != "f" or np.isfinite(array.sum(dtype=np.float64)):
+            continue
+        where = np.argwhere(~np.isfinite(array))
         if not len(where):  # Finite numbers whose sum is not: still no basis for an update.
             return NonFinite(f"the sum of all {name}s of an iteration (values too large)")
-        envs, steps = _when(name, where, fragment)
+        envs, steps = where[:, 0], where[:, 1] if where.shape[1] > 1 else where[:, 0]
+        if name.startswith("final"):
+            envs, steps = fragment.finals.envs[envs], fragment.finals.steps[envs]
+        elif name.startswith("last"):
+            steps = np.full(len(where), fragment.rewards.shape[1])
         first = int(np.argmin(steps))
         column = f", column {where[first][-1]}" if "observation" in name or name == "action" else ""
         text = f"{name} of environment {first_env + envs[first]}, step {steps[first]}{column}"
         found.append((int(steps[first]), int(envs[first]), text))
-    _, env, text = min(found, key=lambda item: item[0])
+    if not found:
+        return None
+    _, env, text = min(found, key=lambda item: item[0])  # The first in time, then in `named`.
     mine = {n: fragment.finals.envs == env if n.startswith("final") else [env] for n in named}
     arrays = {n.replace("'", "").replace(" ", "_"): a[mine[n]] for n, a in named.items()}
     return NonFinite(text, arrays)
-
-
-def _when(name: str, where: Array, fragment: Fragment) -> tuple[Array, Array]:
-    """Environments [k] and steps [k] of positions `where` [k, axes] in an array of a fragment."""
-    if name.startswith("final"):
-        return fragment.finals.envs[where[:, 0]], fragment.finals.steps[where[:, 0]]
-    if name.startswith("last"):
-        return where[:, 0], np.full(len(where), fragment.rewards.shape[1])
-    return where[:, 0], where[:, 1]

@@ -132,28 +132,6 @@ def epoch_means(summary: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-class Level:
-    """The metrics and episodes of a cycle, or of an epoch."""
-
-    def __init__(self, statistics: Sequence[str], reducers: Mapping[str, str]) -> None:
-        self.metrics = Aggregator(reducers)
-        self.episodes = EpisodeWindow(statistics)
-
-    def read(self) -> dict[str, float]:
-        """All of it reduced; then it starts again."""
-        row = {**self.episodes.read(), **self.metrics.read()}
-        self.metrics.reset()
-        self.episodes.reset()
-        return row
-
-    def state_dict(self) -> Tree:
-        return {"metrics": self.metrics.state_dict(), "episodes": self.episodes.state_dict()}
-
-    def load_state_dict(self, state: Tree) -> None:
-        self.metrics.load_state_dict(state["metrics"])
-        self.episodes.load_state_dict(state["episodes"])
-
-
 class Board:
     """Where metrics are recorded; a row is read at a cycle's end and a summary at an epoch's."""
 
@@ -162,30 +140,44 @@ class Board:
 
         metrics: those that the kinds of the recipe declare.
         """
-        declared = {m.name: m.reduce for m in metrics if m.reduce != "mean"}
-        self.cycle, self.epoch = (Level(statistics, REDUCERS | declared) for _ in range(2))
+        reducers = REDUCERS | {m.name: m.reduce for m in metrics if m.reduce != "mean"}
+        self._levels = {
+            name: (Aggregator(reducers), EpisodeWindow(statistics)) for name in ("cycle", "epoch")
+        }
 
     def record(self, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self.cycle.metrics.add(name, value)
-            self.epoch.metrics.add(name, value)
+        """One value of each of these metrics."""
+        for metrics, _ in self._levels.values():
+            for name, value in values.items():
+                metrics.add(name, value)
 
     def record_episodes(self, episodes: Mapping[str, Array]) -> None:
         """Finished episodes {name: [k]}, with every statistic of the environment."""
-        self.cycle.episodes.add(episodes)
-        self.epoch.episodes.add(episodes)
+        for _, window in self._levels.values():
+            window.add(episodes)
 
     def read_cycle(self) -> dict[str, float]:
         """One row's metrics; the cycle starts again."""
-        return self.cycle.read()
+        return self._read("cycle")
 
     def read_epoch(self) -> dict[str, float]:
         """An epoch's metrics; the epoch starts again."""
-        return self.epoch.read()
+        return self._read("epoch")
+
+    def _read(self, level: str) -> dict[str, float]:
+        metrics, window = self._levels[level]
+        row = {**window.read(), **metrics.read()}
+        metrics.reset()
+        window.reset()
+        return row
 
     def state_dict(self) -> Tree:
-        return {"cycle": self.cycle.state_dict(), "epoch": self.epoch.state_dict()}
+        return {
+            level: {"metrics": metrics.state_dict(), "episodes": window.state_dict()}
+            for level, (metrics, window) in self._levels.items()
+        }
 
     def load_state_dict(self, state: Tree) -> None:
-        self.cycle.load_state_dict(state["cycle"])
-        self.epoch.load_state_dict(state["epoch"])
+        for level, (metrics, window) in self._levels.items():
+            metrics.load_state_dict(state[level]["metrics"])
+            window.load_state_dict(state[level]["episodes"])

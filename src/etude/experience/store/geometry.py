@@ -75,15 +75,12 @@ class StoreGeometry:
                 f"fill half of it. Use {least:,} or more."
             )
         if not self.block_steps:
-            object.__setattr__(self, "block_steps", self._default_block_steps())
+            chosen = max(1, BLOCK_BYTES // (self.lanes * self.step_record.itemsize))
+            if self.capacity is not None:
+                chosen = min(chosen, max(1, math.ceil(self.capacity / self.lanes / BLOCKS)))
+            object.__setattr__(self, "block_steps", chosen)
         if self.block_steps < 1 or self.block_slots * self.step_record.itemsize > _MOST_BLOCK:
             raise UsageError(f"block_steps {self.block_steps:,} of an episode store is impossible.")
-
-    def _default_block_steps(self) -> int:
-        largest = max(1, BLOCK_BYTES // (self.lanes * self.step_record.itemsize))
-        if self.capacity is None:
-            return largest
-        return min(largest, max(1, math.ceil(self.capacity / self.lanes / BLOCKS)))
 
     @cached_property
     def observations(self) -> dict[str, ArraySpec]:
