@@ -84,8 +84,8 @@ def _saturated(health: Health) -> Warning | None:
         return None
     return Warning(
         "discriminator saturated",
-        f"it tells {fmean([agent[-1], demo[-1]]):.0%} of all motion from the reference and the "
-        f"style reward is {style[-1]:.3f}, so nothing says which motion is nearer: raise "
+        f"it classifies {fmean([agent[-1], demo[-1]]):.0%} of all windows correctly and the style "
+        f"reward is {style[-1]:.3f}, so no motion is rewarded more than another: raise "
         "rewards.gradient_penalty, or lower rewards.learning_rate or rewards.updates",
     )
 
@@ -170,9 +170,10 @@ class AMPConfig(RewardsConfig):
     def plan(self, source: AMP) -> RewardsSection:
         frames, features = source.reference.shape[1:]
         line = (
-            f"before it, {self.updates:,} of the discriminator: {self.batch_size:,} windows of the "
-            f"policy, half of them replayed, against {self.batch_size:,} of the reference's "
-            f"{len(source.reference):,}; a window is {frames:,} frames x {features:,} features"
+            f"before it, {self.updates:,} gradient steps of the discriminator: {self.batch_size:,} "
+            f"windows of the policy, half of them replayed, against {self.batch_size:,} of the "
+            f"reference's {len(source.reference):,}; a window is {frames:,} frames x "
+            f"{features:,} features"
         )
         sizes = {
             "discriminator_batches": self.updates,

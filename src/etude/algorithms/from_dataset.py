@@ -225,8 +225,8 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
         )
     if not config.imitates:
         notes.append(
-            "Nothing holds the policy to what is in the dataset: critics tend to believe in "
-            "actions nobody took. algorithm td3 with --algorithm.behaviour-coef 0.4 does."
+            "Critics overestimate actions that are not in the dataset, and nothing keeps the "
+            "policy from them: algorithm td3 with --algorithm.behaviour-coef 0.4 imitates."
         )
     if recipe.env is None:
         notes.append(

@@ -121,8 +121,8 @@ class OffPolicyConfig(DatasetConfig):
         )
         if self.imitates:
             raise UsageError(
-                "algorithm.behaviour_coef holds a policy to a dataset, and there is none: name one "
-                "with --algorithm.dataset FOLDER, or set it to None."
+                "algorithm.behaviour_coef imitates the actions of a dataset, and there is none: "
+                "name one with --algorithm.dataset FOLDER, or set behaviour_coef to None."
             )
         return geometry
 

@@ -121,7 +121,7 @@ class RRDConfig(RewardsConfig):
     def plan(self, source: RRD) -> RewardsSection:
         subsets = self.rrd_batch_size // self.rrd_sample_size
         line = (
-            f"before each, one of the reward model: {subsets:,} episodes x "
+            f"before each, a gradient step of the reward model: {subsets:,} episodes x "
             f"{self.rrd_sample_size:,} of their steps = {self.rrd_batch_size:,}"
         )
         names = ("rrd_batch_size", "rrd_sample_size")
