@@ -111,7 +111,7 @@ def child(recipe_name: str, changes: list[str], iterations: int, folder: Path) -
                 report(f"first batch {i}")
         report(f"batches {i}")
         loop.algorithm.end_iteration()
-        loop.clock.advance(updates, sum(len(f.finals.rows) for f in fragments))
+        loop.clock.advance(updates, sum(len(f.finals.envs) for f in fragments))
     report("end")
     parts.close()
     report("close")

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from etude.algorithms.reward_model import RewardOnly, make_reward_only
-from etude.algorithms.reward_only import RewardOnlyConfig
+from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
 from etude.algorithms.rrd import RRDConfig
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec

@@ -32,10 +32,11 @@ from pathlib import Path
 import torch
 
 from command import CommandFailed, record, started
-from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.reward_model import evaluate, make_reward_only
+from etude.algorithms.reward_only import make_reward_only
+from etude.algorithms.rrd import evaluate
 from etude.api import Run
 from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.views import EpisodesOf
 from etude.planning.loading import policy_parts
 from machine import report_load
 from report import Gate, parse

@@ -42,7 +42,8 @@ def modules_of_kinds() -> set[str]:
     """Where the configs of built-in kinds are; the base of a section is for all to import."""
     places = {place for registry in REGISTRIES for place in registry.built_in().values()}
     bases = {registry._base for registry in REGISTRIES}
-    return {place.partition(":")[0] for place in places - bases}
+    kinds, based = ({place.partition(":")[0] for place in group} for group in (places, bases))
+    return kinds - based
 
 
 def strangers(kind: str, importers: dict[str, set[str]]) -> list[str]:

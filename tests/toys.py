@@ -36,6 +36,7 @@ from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk
+from etude.training.loop import gradient_steps
 
 BOX = ActionSpec("box", low=(-2.0, 0.0), high=(2.0, 1.0))
 DISCRETE = ActionSpec("discrete", sizes=(3,))
@@ -278,7 +279,7 @@ class Trainer:
 
     def update(self) -> list[BatchMetrics]:
         key = self.key.child("update", self.clock.now.iterations)
-        return list(self.ppo.batches(self.clock, key))
+        return list(gradient_steps(self.ppo, self.clock, key))
 
     def iterate(self) -> list[BatchMetrics]:
         self.ingest()
@@ -311,7 +312,7 @@ def make_trainer(
     envs: list[Any] | None = None,
     iterations: int = 10,
     policy: PolicyConfig | None = None,
-    rows: int = 8,
+    num_envs: int = 8,
     steps: int = 16,
     envs_per_group: int = 2,
     rewards: RewardSource = GIVEN,
@@ -320,11 +321,11 @@ def make_trainer(
     """8 rows in 4 groups of 2, 16 steps each, unless told otherwise."""
     ppo = {"update_epochs": 2, **ppo}
     config = PPOConfig(rollout_steps=steps, horizon=horizon, minibatch_size=minibatch, **ppo)
-    cut = SegmentGeometry(rows, steps, horizon, minibatch, shards, envs_per_group)
+    cut = SegmentGeometry(num_envs, steps, horizon, minibatch, shards, envs_per_group)
     envs = envs or [ToyEnv(envs_per_group, action) for _ in range(cut.num_groups)]
     spec, small, key = envs[0].spec, policy or PolicyConfig(hidden=(16,)), Key(5)
     own = make_policy(small, spec, None)
-    buffer = SegmentBuffer(BufferSpec(spec, own.state_specs, rows, steps, horizon))
+    buffer = SegmentBuffer(BufferSpec(spec, own.state_specs, num_envs, steps, horizon))
     actor_critic = make_policy(small, spec, key.child("policy"))
     algorithm = PPO(config, actor_critic, cut, [buffer], torch.device("cpu"), rewards)
     views = [

@@ -25,8 +25,9 @@ from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.experience.segments import join
 from etude.experience.windows import StepWindows, WindowRing
-from etude.models.discriminator import Discriminator, make_discriminator
+from etude.models.networks import generator_of
 from etude.models.policies import PolicyConfig
+from etude.models.reward_networks import Discriminator
 from etude.tasks.imitation.task import Imitation, ImitationConfig
 from toys import StyleEnv, Trainer, TwoRanks, make_trainer
 
@@ -44,7 +45,7 @@ def make_amp(shards: int = 1, reference: Array | None = None, **config: Any) -> 
     if reference is None:
         reference = np.random.default_rng(0).normal(3.0, 2.0, (50, 3, 3)).astype(np.float32)
     chosen = AMPConfig(**{**SMALL, **config})
-    network = make_discriminator(reference.shape[1:], chosen.hidden, Key(3))
+    network = Discriminator(reference.shape[1:], chosen.hidden, generator_of(Key(3)))
     with torch.no_grad():
         network.weights()[-1].mul_(300.0)
     return AMP(chosen, network, reference, shards, torch.device("cpu"))
@@ -62,7 +63,7 @@ def parts_of(trainer: Trainer) -> list[Fragment]:
     cut, fragments = trainer.ppo.geometry, trainer.collect()
     per = len(fragments) // cut.shards
     return [
-        join(fragments[s * per : (s + 1) * per], trainer.ppo.buffers[0], cut.shard_rows(s))
+        join(fragments[s * per : (s + 1) * per], trainer.ppo.buffers[0], cut.shard_envs(s))
         for s in range(cut.shards)
     ]
 
@@ -96,7 +97,7 @@ def test_a_style_reward_lands_on_the_step_that_led_to_its_window(shards: int) ->
         for s, (part, rewards) in enumerate(zip(parts, found, strict=True)):
             assert part.terminated[:, :-1].any()
             assert part.truncated[:, :-1].any()
-            windows = windows_led_to(part, trainer.ppo.geometry.shard_rows(s).start)
+            windows = windows_led_to(part, trainer.ppo.geometry.shard_envs(s).start)
             styles.append(style_of(amp, windows))
             expected = 0.25 * part.rewards + 2.0 * styles[s]
             np.testing.assert_allclose(rewards, expected, rtol=1e-4, atol=1e-4)
@@ -146,7 +147,7 @@ def test_rewards_are_finite_where_the_logit_is_not_small() -> None:
 def small_case() -> tuple[Discriminator, Drawn]:
     """A network and windows in float64, with a normaliser that does something."""
     stream = np.random.default_rng(4)
-    network = make_discriminator((2, 3), (5, 4), Key(1))
+    network = Discriminator((2, 3), (5, 4), generator_of(Key(1)))
     seen = {"count": np.asarray(10.0), "mean": stream.normal(size=3), "m2": stream.uniform(5, 9, 3)}
     network.normaliser.absorb(seen)
     network.double()
@@ -387,7 +388,7 @@ def test_what_is_not_finite_is_named_before_it_is_learned() -> None:
     with pytest.raises(NonFinite, match="the logit of a window of the policy"):
         amp.learn([Drawn(good + 1.0, good)])
     trainer = make_styled(amp)
-    with pytest.raises(NonFinite, match=r"the style reward of row \d, step \d"):
+    with pytest.raises(NonFinite, match=r"the style reward of environment \d, step \d"):
         trainer.ingest()
 
 

@@ -151,7 +151,7 @@ def test_open_episodes_are_drawn_only_while_there_is_nothing_else(tmp_path: Path
         ended[:] = False
         ended[ends, -1] = True
         finals = SimpleNamespace(
-            rows=np.array(ends, np.int64),
+            envs=np.array(ends, np.int64),
             steps=np.full(len(ends), 3),
             obs={"state": state[ends, -1]},
         )

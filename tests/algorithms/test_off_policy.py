@@ -27,6 +27,7 @@ from etude.rollout.group import evaluate
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from etude.runs.files import Disk
 from etude.tasks.seek import Seek
+from etude.training.loop import gradient_steps
 from toys import PoisonedEnv, ToyEnv, fragment_bits, toy_buffer
 
 CPU = torch.device("cpu")
@@ -120,7 +121,7 @@ class Learner:
 
     def update(self) -> list[BatchMetrics]:
         key = Key(5).child("update", self.clock.now.iterations)
-        return list(self.agent.batches(self.clock, key))
+        return list(gradient_steps(self.agent, self.clock, key))
 
     def iterate(self) -> list[BatchMetrics]:
         self.agent.ingest(self.collect(), self.clock)
@@ -415,7 +416,7 @@ def test_collected_numbers_are_checked_before_they_are_stored(
     learner = make_learner(tmp_path, kind, envs=envs)
     error = refused(learner, learner.iterate)
     # An actor that clips nothing turns a bad observation into a bad action at once.
-    assert "row 5" in error.where or "row 1 of its group" in error.where or where == "final"
+    assert "environment 5" in error.where or "row 1 of its group" in error.where or where == "final"
     assert where in error.where
     assert learner.agent.stores[0].num_transitions == 0
 

@@ -189,7 +189,7 @@ def test_advantages_and_returns_are_those_of_the_fragment() -> None:
     finals = {
         (g * 2 + int(row), int(step)): f.finals.obs["state"][k]
         for g, f in enumerate(fragments)
-        for k, (row, step) in enumerate(zip(f.finals.rows, f.finals.steps, strict=True))
+        for k, (row, step) in enumerate(zip(f.finals.envs, f.finals.steps, strict=True))
     }
     ppo.ingest(fragments, trainer.clock)
     arrays, gamma, lam = ppo.buffers[0].arrays, ppo.config.gamma, ppo.config.gae_lambda

@@ -49,7 +49,7 @@ def holds_it(error: NonFinite, value: float) -> bool:
 def test_an_observation(value: float) -> None:
     error = refused(poisoned("observation", value))
     # A NaN reaches the action and is stopped in the rollout, an infinity is clipped on its way.
-    row = "row 1 of its group" if np.isnan(value) else "row 5"
+    row = "row 1 of its group" if np.isnan(value) else "environment 5"
     assert f"observation 'state' of {row}, step 2, column 2" in error.where
     assert holds_it(error, value)
 
@@ -57,7 +57,7 @@ def test_an_observation(value: float) -> None:
 @pytest.mark.parametrize("value", BAD)
 def test_a_final_observation(value: float) -> None:
     error = refused(poisoned("final", value))
-    assert "final observation 'state' of row" in error.where
+    assert "final observation 'state' of environment" in error.where
     assert "column 2" in error.where
     assert holds_it(error, value)
 
@@ -65,7 +65,7 @@ def test_a_final_observation(value: float) -> None:
 @pytest.mark.parametrize("value", BAD)
 def test_a_reward(value: float) -> None:
     error = refused(poisoned("reward", value))
-    assert "reward of row 5, step 1" in error.where
+    assert "reward of environment 5, step 1" in error.where
     assert holds_it(error, value)
 
 
@@ -73,7 +73,7 @@ def test_a_reward(value: float) -> None:
 def test_the_observation_after_the_last_step(value: float) -> None:
     """It is acted on only in the next iteration, but its value is used in this one."""
     error = refused(poisoned("observation", value, at=16))
-    assert "last observation 'state' of row 5, step 16, column 2" in error.where
+    assert "last observation 'state' of environment 5, step 16, column 2" in error.where
     assert holds_it(error, value)
 
 
@@ -81,7 +81,7 @@ def test_it_is_caught_in_a_later_iteration_too() -> None:
     trainer = poisoned("reward", float("nan"), at=40)
     trainer.iterate()
     trainer.iterate()
-    assert "reward of row 5, step 7" in refused(trainer).where
+    assert "reward of environment 5, step 7" in refused(trainer).where
 
 
 @pytest.mark.parametrize("kind", ["box", "discrete"])
@@ -91,7 +91,8 @@ def test_an_action(kind: str) -> None:
     with torch.no_grad():
         next(iter(trainer.ppo.policy.actor.parameters()))[0, 0] = float("nan")
     error = refused(trainer)
-    expected = "action of row 0 of its group" if kind == "box" else "log-probability of row 0"
+    log_prob = "log-probability of environment 0"
+    expected = "action of row 0 of its group" if kind == "box" else log_prob
     assert f"{expected}, step 0" in error.where
 
 

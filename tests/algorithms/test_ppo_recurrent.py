@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from etude.core.contracts import Array, Fragment
-from etude.models.cores import CORES
 from etude.models.policies import ActorCritic, Memory, PolicyConfig
+from etude.models.recurrent import CORES
 from toys import ACTIONS, Trainer, make_trainer
 
 KINDS = tuple(CORES)
@@ -111,7 +111,7 @@ def finals_of(fragments: list[Fragment]) -> dict[tuple[int, int], Array]:
     return {
         (g * len(f.rewards) + int(row), int(step)): f.finals.obs["state"][k]
         for g, f in enumerate(fragments)
-        for k, (row, step) in enumerate(zip(f.finals.rows, f.finals.steps, strict=True))
+        for k, (row, step) in enumerate(zip(f.finals.envs, f.finals.steps, strict=True))
     }
 
 

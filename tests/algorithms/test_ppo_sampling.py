@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from etude.core.contracts import Array
-from etude.experience.sampling import Draw, prioritised
 from etude.learning import shard as shards
-from etude.learning.shard import Minibatch
+from etude.learning.shard import Draw, Minibatch, prioritised
 from toys import ACTIONS, Trainer, make_trainer
 
 PRIORITISED = {"sampling": "prioritised", "horizon": 4}

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.held_out import EpisodesOf, split
-from etude.algorithms.reward_model import (
-    RewardOnly,
+from etude.algorithms.held_out import split
+from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
+from etude.algorithms.rrd import (
+    RRD,
+    RRDConfig,
     episode_rewards,
     evaluate,
-    make_reward_only,
+    num_bytes,
     spearman,
+    squared_errors,
+    variance_terms,
 )
-from etude.algorithms.reward_only import RewardOnlyConfig
-from etude.algorithms.rrd import RRD, RRDConfig, num_bytes, squared_errors, variance_terms
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, NonFinite, UsageError
@@ -33,6 +35,7 @@ from etude.experience.store.episodes import (
     Transitions,
 )
 from etude.experience.store.geometry import store_specs
+from etude.experience.store.views import EpisodesOf
 from etude.models.reward_networks import (
     RewardNetworkConfig,
     make_reward_network,

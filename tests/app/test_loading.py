@@ -9,7 +9,8 @@ import pytest
 
 import etude
 import short_recipes
-from etude.algorithms.reward_model import episode_rewards, make_reward_only
+from etude.algorithms.reward_only import make_reward_only
+from etude.algorithms.rrd import episode_rewards
 from etude.api import train
 from etude.core.errors import UsageError
 from etude.core.keys import Key

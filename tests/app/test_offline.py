@@ -108,7 +108,7 @@ def test_a_run_does_what_its_plan_says(kind: str, tmp_path: Path) -> None:
     assert ("eval/R_loss" in rows[-1]) == (kind in ("rrd", "sac", "shards"))
     saved = sum(f.stat().st_size for f in (run.path / "checkpoints/latest/").rglob("*.safetensors"))
     assert saved < plan.bytes["checkpoint"] < 1.2 * saved + 20_000
-    note = any("Nothing holds the policy" in text for text in plan.notes)
+    note = any("Critics overestimate" in text for text in plan.notes)
     assert note == (kind == "sac")
 
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
         etude.plan(small(data, learner={"shards": 3}))
     with pytest.raises(UsageError, match="nothing to collect ahead"):
         etude.plan(small(data, collector={"lag": 1}))
-    with pytest.raises(UsageError, match="holds a policy to a dataset, and there is none"):
+    with pytest.raises(UsageError, match="imitates the actions of a dataset, and there is none"):
         etude.plan(small(data, algorithm={"dataset": ""}).model_copy(update={"env": ReachConfig()}))
     equal_dataset(tmp_path / "equal", data)
     with pytest.raises(UsageError, match="teaches no reward: all 5 returns are 1"):

@@ -71,7 +71,7 @@ def test_a_run_does_what_its_plan_says(tmp_path: Path) -> None:
     on_disk = sum(file.stat().st_size for file in final.rglob("*") if file.is_file())
     assert plan.bytes["checkpoint"] == pytest.approx(on_disk, rel=0.01)
     text = " ".join(render(plan).replace("│", " ").split())
-    assert "before it, 3 of the discriminator: 32 windows of the policy" in text
+    assert "before it, 3 gradient steps of the discriminator: 32 windows of the policy" in text
     assert "4 frames x 1 features" in text
     names = {f"amp/{n}" for n in ("loss", "style_reward", "agent_accuracy", "demo_accuracy")}
     assert names | {"amp/agent_logit", "amp/demo_logit", "amp/gradient_penalty"} <= set(
@@ -116,7 +116,7 @@ def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch
         (windows * np.float32(np.nan), "finite"),
     ):
         monkeypatch.setattr(
-            "etude.algorithms.amp_reference._reference",
+            "etude.algorithms.amp._reference",
             lambda config, wrong=wrong: (wrong, None),
         )
         with pytest.raises(UsageError, match=why):

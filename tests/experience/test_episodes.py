@@ -72,7 +72,7 @@ class World:
             truncated=truncated,
             present=np.ones(shape, bool),
             last_obs=self._last,
-            finals=SimpleNamespace(rows=rows, steps=steps, obs=self._observe(len(rows))),
+            finals=SimpleNamespace(envs=rows, steps=steps, obs=self._observe(len(rows))),
             restarted=np.zeros(self.lanes, bool),
         )
 
@@ -82,11 +82,11 @@ def split(fragment: SimpleNamespace, at: int) -> list[SimpleNamespace]:
     parts = []
     for rows in (slice(0, at), slice(at, None)):
         low, high, _ = rows.indices(len(fragment.rewards))
-        mine = (fragment.finals.rows >= low) & (fragment.finals.rows < high)
+        mine = (fragment.finals.envs >= low) & (fragment.finals.envs < high)
         cut = {n: getattr(fragment, n)[rows] for n in ("actions", "rewards", "present")}
         cut |= {n: getattr(fragment, n)[rows] for n in ("terminated", "truncated")}
         finals = SimpleNamespace(
-            rows=fragment.finals.rows[mine] - low,
+            envs=fragment.finals.envs[mine] - low,
             steps=fragment.finals.steps[mine],
             obs={n: a[mine] for n, a in fragment.finals.obs.items()},
         )
@@ -125,7 +125,7 @@ class Reference:
                 taken = {n: getattr(fragment, n)[lane, step] for n in fields}
                 self.open[lane].append({"obs": row, **taken})
                 if taken["terminated"] or taken["truncated"]:
-                    (k,) = ((finals.rows == lane) & (finals.steps == step)).nonzero()[0]
+                    (k,) = ((finals.envs == lane) & (finals.steps == step)).nonzero()[0]
                     self.open[lane][-1]["next"] = {n: a[k] for n, a in finals.obs.items()}
                     self.episodes.append(self.open[lane])
                     self.open[lane] = []
@@ -242,7 +242,7 @@ def test_the_cuts_do_not_matter(tmp_path: Path) -> None:
                 obs={n: a[:, part] for n, a in whole.obs.items()},
                 last_obs=ahead,
                 finals=SimpleNamespace(
-                    rows=whole.finals.rows[now],
+                    envs=whole.finals.envs[now],
                     steps=whole.finals.steps[now] - start,
                     obs={n: a[now] for n, a in whole.finals.obs.items()},
                 ),

@@ -34,7 +34,7 @@ from etude.models.policies import PolicyConfig
 from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer
 
 FIELDS = {
-    "collector.num_envs": "rows",
+    "collector.num_envs": "num_envs",
     "collector.envs_per_group": "envs_per_group",
     "algorithm.rollout_steps": "steps",
     "algorithm.horizon": "horizon",
@@ -148,7 +148,7 @@ def test_a_refusal_names_the_nearest_sizes_that_work_alone(
 
 
 def _sizes(fields: dict[str, int]) -> list[int]:
-    names = ("rows", "steps", "horizon", "minibatch", "shards", "envs_per_group")
+    names = ("num_envs", "steps", "horizon", "minibatch", "shards", "envs_per_group")
     return [fields[name] for name in names]
 
 
@@ -176,10 +176,10 @@ def test_counts_of_a_legal_geometry(geometry: SegmentGeometry) -> None:
     assert cut.num_segments * cut.horizon == cut.buffer_steps
     assert cut.num_minibatches * cut.minibatch == cut.buffer_steps
     assert cut.segments_per_minibatch * cut.horizon == cut.minibatch
-    rows = [r for s in range(cut.shards) for r in range(cut.num_envs)[cut.shard_rows(s)]]
+    rows = [r for s in range(cut.shards) for r in range(cut.num_envs)[cut.shard_envs(s)]]
     assert rows == list(range(cut.num_envs))
     # A shard owns whole groups.
-    assert all(cut.shard_rows(s).start % cut.envs_per_group == 0 for s in range(cut.shards))
+    assert all(cut.shard_envs(s).start % cut.envs_per_group == 0 for s in range(cut.shards))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_every_step_is_used_once_per_epoch_and_rows_do_not_mix(
     steps = ppo.geometry.steps
     # Old log-probabilities are read by nothing before the loss: they carry a number per step.
     for s, shard in enumerate(ppo.shards):
-        first = ppo.geometry.shard_rows(s).start * steps
+        first = ppo.geometry.shard_envs(s).start * steps
         marks = first + np.arange(shard.log_probs.numel())
         shard.log_probs = shard.log_probs.new_tensor(marks).reshape(shard.log_probs.shape)
     seen: list[np.ndarray] = []
@@ -339,7 +339,7 @@ def test_every_collected_step_is_in_exactly_one_place(
                 rows, at = where[..., 0], where[..., 1]
                 # One row and one stretch of time to a segment, of the shard's own rows.
                 assert (rows == rows[:, :1]).all()
-                assert set(rows[:, 0]) <= set(range(cut.num_envs)[cut.shard_rows(s)])
+                assert set(rows[:, 0]) <= set(range(cut.num_envs)[cut.shard_envs(s)])
                 assert (np.diff(at, axis=1) == 1).all()
                 assert (at[:, 0] % cut.horizon == 0).all()
                 places = list(zip(rows.reshape(-1).tolist(), at.reshape(-1).tolist(), strict=True))
@@ -458,7 +458,7 @@ def test_join_copies_what_was_made_elsewhere() -> None:
     assert buffer.arrays["terminated"][2:].all()
     assert np.shares_memory(joined.rewards, buffer.arrays["rewards"])
     # Finals are counted from the joined part's first row.
-    assert joined.finals.rows.tolist() == [0, 2, 2, 4, 4, 4]
+    assert joined.finals.envs.tolist() == [0, 2, 2, 4, 4, 4]
     assert joined.finals.steps.tolist() == [0, 0, 1, 0, 1, 2]
     assert joined.finals.obs["state"][:, 0].tolist() == [1, 2, 2, 3, 3, 3]
     assert joined.episodes["return"].tolist() == [1, 2, 2, 3, 3, 3]

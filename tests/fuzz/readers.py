@@ -31,7 +31,7 @@ from etude.datasets import child as datasets_child
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import StoreGeometry
 from etude.models.policies import PolicyConfig, make_policy
-from etude.models.restoring import policy_from_contract
+from etude.models.rebuilding import policy_from_contract
 from etude.models.reward_networks import (
     CONTRACT_KIND,
     RewardNetworkConfig,

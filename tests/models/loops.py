@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from etude.models.cores import Core
+from etude.models.recurrent import Core
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

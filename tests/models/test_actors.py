@@ -15,7 +15,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.actors import SQUASH_EPSILON
 from etude.models.policies import PolicyConfig, make_policy
-from etude.models.restoring import policy_from_contract
+from etude.models.rebuilding import policy_from_contract
 from etude.rollout.group import moments
 from toys import DISCRETE, MULTI
 

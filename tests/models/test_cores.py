@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import jolt, loop, normal
 
-from etude.models.cores import CORES, Core
+from etude.models.recurrent import CORES, Core
 
 KINDS = tuple(CORES)
 

@@ -16,7 +16,7 @@ from etude.core.keys import Key
 from etude.learning.optimizer import Adam, FlatParameters
 from etude.models.distributions import DiagonalGaussian
 from etude.models.policies import ActorCritic, PolicyConfig, make_policy
-from etude.models.restoring import policy_from_contract
+from etude.models.rebuilding import policy_from_contract
 from etude.rollout.group import moments
 from toys import ACTIONS, BOX, ToyEnv
 

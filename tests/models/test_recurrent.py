@@ -13,7 +13,6 @@ from loops import jolt, loop, normal
 from etude.core.contracts import Action, ArraySpec, EnvSpec
 from etude.core.keys import Key
 from etude.learning.optimizer import FlatParameters
-from etude.models.cores import CORES, Core
 from etude.models.networks import ACTIVATIONS, Mlp
 from etude.models.policies import (
     ActorCritic,
@@ -22,7 +21,8 @@ from etude.models.policies import (
     PolicyConfig,
     make_policy,
 )
-from etude.models.restoring import policy_from_contract
+from etude.models.rebuilding import policy_from_contract
+from etude.models.recurrent import CORES, Core
 from etude.rollout.group import moments
 from toys import ACTIONS, BOX
 

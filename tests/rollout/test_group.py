@@ -127,7 +127,7 @@ def test_a_fragment_holds_what_happened(kind: str) -> None:
                 returns[row] = lengths[row] = 0.0
             obs = answer.obs["state"]
         assert part.last_obs["state"].tolist() == obs.tolist()
-        found = zip(*(part.finals.rows, part.finals.steps), strict=True)
+        found = zip(*(part.finals.envs, part.finals.steps), strict=True)
         assert [(int(r), int(s)) for r, s in found] == [(r, s) for r, s, _ in finals]
         assert part.finals.obs["state"].tolist() == [final for _, _, final in finals]
         names = ("return", "length", "level")

@@ -57,7 +57,7 @@ def test_a_run_stops_and_keeps_what_was_good(
     shown = capsys.readouterr()
     assert "Traceback" not in shown.err
     assert f"{where}" in shown.err
-    assert "row 3" in shown.err
+    assert "environment 3" in shown.err
     # The last good checkpoint is the latest, verifies, and holds finite numbers only.
     latest = (folder / "checkpoints" / "latest").resolve()
     assert checkpoint.verify(latest) == 3 * 256

@@ -25,7 +25,7 @@ so that D does not forget what the policy has left behind.
 
 *What inputs are normalised by*: running moments of the policy's windows and, in equal parts, of
 the reference's. The reference alone would do for its own windows, but a feature that hardly
-moves in it would be blown up until any policy is told apart by it alone. They are merged at the
+moves in it would be blown up until it alone gives any policy away. They are merged at the
 start of an update and frozen until the next, so D is asked about rewards as it was trained.
 
 Every shard has its own windows, ring and random streams; sums are taken in shard order.
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from statistics import fmean
 from typing import ClassVar, Literal, NamedTuple
 
@@ -43,25 +44,31 @@ import torch
 from pydantic import Field, PositiveInt
 from torch.nn import functional
 
-from etude.algorithms.amp_reference import MOTION, STYLE, reference_windows
 from etude.algorithms.rewards import RewardSource
-from etude.core.contracts import Array, BatchMetrics, Fragment
+from etude.core.abilities import StyleMotions, StyleReference, ability
+from etude.core.contracts import Array, BatchMetrics, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree, digest, num_bytes
-from etude.experience.returns import next_values
+from etude.envs.config import EnvConfig
+from etude.experience.returns import values_after
 from etude.experience.windows import StepWindows, WindowRing
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
-from etude.models.discriminator import Discriminator, make_discriminator, window_shape
+from etude.models.networks import generator_of, load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
+from etude.models.reward_networks import Discriminator
 from etude.planning.kinds import RewardsConfig, RewardsSection
 from etude.planning.resolve import Resolved
 
+STYLE = "style"
+"""The observation that the discriminator sees, [frames, features] float32, newest frame last."""
+MOTION = "motion"
+"""The observation that says which motion of the reference is practised, [1] float32."""
 LARGEST = -math.log(1e-4)
 """The style reward of a window that D is sure of."""
-JUDGED_AT_ONCE = 4096
+WINDOWS_AT_ONCE = 4096
 """Windows the discriminator is asked about at a time."""
 
 
@@ -77,8 +84,8 @@ def _saturated(health: Health) -> Warning | None:
         return None
     return Warning(
         "discriminator saturated",
-        f"it tells {fmean([agent[-1], demo[-1]]):.0%} of all motion from the reference and the "
-        f"style reward is {style[-1]:.3f}, so nothing says which motion is nearer: raise "
+        f"it classifies {fmean([agent[-1], demo[-1]]):.0%} of all windows correctly and the style "
+        f"reward is {style[-1]:.3f}, so no motion is rewarded more than another: raise "
         "rewards.gradient_penalty, or lower rewards.learning_rate or rewards.updates",
     )
 
@@ -94,10 +101,10 @@ METRICS: Metrics = (
     ),
     Metric(
         "amp/agent_accuracy",
-        "told agent",
+        "agent acc.",
         ".0%",
         Column(11, 11),
-        Curve(51, "magenta", (0, 1), "told apart"),
+        Curve(51, "magenta", (0, 1), "accuracy"),
     ),
     Metric("amp/demo_accuracy", "demo", ".0%", Column(12, 6)),
 )
@@ -112,21 +119,21 @@ class AMPConfig(RewardsConfig):
     task_weight: float = Field(0.5, ge=0, description="Weight of the environment's reward.")
     style_weight: float = Field(1.0, ge=0, description="Weight of the style reward.")
     gradient_penalty: float = Field(
-        5.0, ge=0, description="Weight of the squared slope at the reference's windows."
+        5.0, ge=0, description="Weight of the gradient penalty, at windows of the reference."
     )
-    logit_penalty: float = Field(0.01, ge=0, description="Weight of the last layer's squares.")
-    weight_decay: float = Field(1e-4, ge=0, description="Weight of all weights' squares.")
-    learning_rate: float = Field(1e-4, gt=0, description="Adam's step size.")
+    logit_penalty: float = Field(0.01, ge=0, description="L2 penalty on the last layer's weights.")
+    weight_decay: float = Field(1e-4, ge=0, description="L2 penalty on all weights.")
+    learning_rate: float = Field(1e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     hidden: tuple[PositiveInt, ...] = Field((256, 128), description="Units of each hidden layer.")
     updates: int = Field(4, ge=1, description="Gradient steps of the discriminator per iteration.")
     batch_size: int = Field(
         512,
         ge=2,
-        description="Policy windows of a gradient, half of them replayed, and as many of the "
-        "reference.",
+        description="Windows of the policy in a minibatch, half of them replayed; and as many of "
+        "the reference.",
     )
-    replay_capacity: int = Field(16_384, ge=1, description="Older policy windows that are kept.")
+    replay_capacity: int = Field(16_384, ge=1, description="Older windows kept for replay.")
     replay_per_iteration: int = Field(
         1_024, ge=1, description="Windows of an iteration that enter the replay."
     )
@@ -157,15 +164,16 @@ class AMPConfig(RewardsConfig):
     ) -> AMP:
         windows, motions = reference_windows(run.recipe.task, run.spec)
         with torch.device("meta" if key is None else "cpu"):
-            network = make_discriminator(window_shape(windows), self.hidden, key)
+            network = Discriminator(windows.shape[1:], self.hidden, generator_of(key))
         return AMP(self, network, windows, run.recipe.learner.shards, device, ranks, motions)
 
     def plan(self, source: AMP) -> RewardsSection:
-        frames, features = window_shape(source.reference)
+        frames, features = source.reference.shape[1:]
         line = (
-            f"before it, {self.updates:,} of the discriminator: {self.batch_size:,} windows of the "
-            f"policy, half of them replayed, against {self.batch_size:,} of the reference's "
-            f"{len(source.reference):,}; a window is {frames:,} frames x {features:,} features"
+            f"before it, {self.updates:,} gradient steps of the discriminator: {self.batch_size:,} "
+            f"windows of the policy, half of them replayed, against {self.batch_size:,} of the "
+            f"reference's {len(source.reference):,}; a window is {frames:,} frames x "
+            f"{features:,} features"
         )
         sizes = {
             "discriminator_batches": self.updates,
@@ -176,7 +184,14 @@ class AMPConfig(RewardsConfig):
         }
         units = frames * features + sum(self.hidden)
         workspace = 4 * _KEPT_PER_UNIT * units * 2 * self.batch_size // source.shards
-        return RewardsSection([line], sizes, bytes_by_part(source), workspace)
+        state = num_bytes(source.optimizer.state_dict())
+        learned = source.flat.data.nbytes + source.flat.grad.nbytes + state
+        memory = {
+            "discriminator": learned + sum(buffer.nbytes for buffer in source.network.buffers()),
+            "replay_windows": sum(ring.windows.nbytes for ring in source.rings),
+            "reference_windows": source.reference.nbytes,
+        }
+        return RewardsSection([line], sizes, memory, workspace)
 
 
 class Drawn(NamedTuple):
@@ -198,11 +213,11 @@ def discriminator_loss(
     agent = network(drawn.agent)
     demo, slopes = network.slopes(network.inputs(drawn.demo))
     # BCE(D, 0) = log(1 + e^D) and BCE(D, 1) = log(1 + e^-D).
-    told = 0.5 * (functional.softplus(agent).mean() + functional.softplus(-demo).mean())
+    error = 0.5 * (functional.softplus(agent).mean() + functional.softplus(-demo).mean())
     squares = [weight.square().sum() for weight in network.weights()]
     steepness = slopes.mean()
     loss = (
-        told
+        error
         + config.gradient_penalty * steepness
         + config.logit_penalty * squares[-1]
         + config.weight_decay * torch.stack(squares).sum()
@@ -271,7 +286,7 @@ class AMP(RewardSource):
         self.flat = self.optimizer.flat
         self.reference = reference
         meta = device if device.type == "meta" else None
-        sizes = (config.replay_capacity // shards, window_shape(reference))
+        sizes = (config.replay_capacity // shards, reference.shape[1:])
         self.rings = [WindowRing(*sizes, meta) for _ in self.local_shards]
         self._other_rings: dict[int, Tree] = {}
         self._windows: list[StepWindows] = []
@@ -289,7 +304,7 @@ class AMP(RewardSource):
         for part in rollouts:
             if not part.present.all():
                 raise UsageError(
-                    "rewards.kind amp judges the motion of rows that are always there, and in this "
+                    "rewards.kind amp needs agents that are always there, and in this "
                     "environment some come and go: use rewards.kind given."
                 )
         self._windows = [StepWindows(part, STYLE) for part in rollouts]
@@ -306,13 +321,9 @@ class AMP(RewardSource):
         return mixed, {"amp/style_reward": sum(means) / len(means)}
 
     def style(self, part: Fragment) -> Array:
-        """[rows, steps] float32: the style reward of the window each step led to."""
-        logits = next_values(
-            self._logits(part.obs[STYLE]),
-            self._logits(part.last_obs[STYLE]),
-            self._logits(part.finals.obs[STYLE]),
-            torch.from_numpy(part.finals.rows).to(self.device),
-            torch.from_numpy(part.finals.steps).to(self.device),
+        """[num_envs, steps] float32: the style reward of the window each step led to."""
+        logits = values_after(
+            part, self._logits(part.obs[STYLE]), lambda obs, _: self._logits(obs[STYLE])
         )
         rewards: Array = style_rewards(logits).cpu().numpy()
         return rewards
@@ -322,9 +333,9 @@ class AMP(RewardSource):
         flat = windows.reshape(-1, *windows.shape[-2:])
         logits = torch.empty(len(flat), device=self.device)
         with torch.no_grad():
-            for start in range(0, len(flat), JUDGED_AT_ONCE):
-                some = slice(start, start + JUDGED_AT_ONCE)
-                logits[some] = self.network(torch.from_numpy(flat[some]).to(self.device))
+            for start in range(0, len(flat), WINDOWS_AT_ONCE):
+                part = slice(start, start + WINDOWS_AT_ONCE)
+                logits[part] = self.network(torch.from_numpy(flat[part]).to(self.device))
         return logits.reshape(windows.shape[:-2])
 
     def batches(self, key: Key) -> Iterator[BatchMetrics]:
@@ -346,10 +357,12 @@ class AMP(RewardSource):
 
     def _update_normaliser(self, windows: Sequence[Array]) -> None:
         """The normaliser takes in policy windows, and the reference with the same weight."""
-        seen, count = no_moments(self.reference.shape[-1]), 0
-        for number, some in self.ranks.gather([(len(some), moments(some)) for some in windows]):
-            seen, count = merge_moments(seen, some), count + number
-        self.network.normaliser.absorb(merge_moments(seen, self._reference_moments(count)))
+        parts = self.ranks.gather([(len(x), moments(x)) for x in windows])
+        merged = reduce(
+            merge_moments, [part for _, part in parts], no_moments(self.reference.shape[-1])
+        )
+        reference = self._reference_moments(sum(number for number, _ in parts))
+        self.network.normaliser.absorb(merge_moments(merged, reference))
 
     def _reference_moments(self, num_windows: int) -> Tree:
         """The reference's moments with the weight of so many windows."""
@@ -415,26 +428,61 @@ class AMP(RewardSource):
                 "The reference motion is not the one this run began with: put the clips back, or "
                 "start a new run."
             )
-        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
-        self.network.load_state_dict(arrays)
+        load_arrays(self.network, state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for s, ring in zip(self.local_shards, self.rings, strict=True):
             ring.load_state_dict(state["rings"][f"{s:06d}"])
 
 
 def _fault(shard: int, style: Array) -> NonFinite | None:
-    """What is wrong with a shard's style rewards [rows, steps], if anything."""
+    """What is wrong with a shard's style rewards [num_envs, steps], if anything."""
     if np.isfinite(style.sum(dtype=np.float64)):
         return None
-    row, step = np.argwhere(~np.isfinite(style))[0].tolist()
-    return NonFinite(f"the style reward of row {row}, step {step} (shard {shard})")
+    env, step = np.argwhere(~np.isfinite(style))[0].tolist()
+    return NonFinite(f"the style reward of environment {env}, step {step} (shard {shard})")
 
 
-def bytes_by_part(amp: AMP) -> dict[str, int]:
-    """Memory of a discriminator, by what it is for; it can be on the meta device."""
-    learned = amp.flat.data.nbytes + amp.flat.grad.nbytes + num_bytes(amp.optimizer.state_dict())
-    return {
-        "discriminator": learned + sum(buffer.nbytes for buffer in amp.network.buffers()),
-        "replay_windows": sum(ring.windows.nbytes for ring in amp.rings),
-        "reference_windows": amp.reference.nbytes,
-    }
+def reference_windows(config: EnvConfig, env: EnvSpec) -> tuple[Array, Array | None]:
+    """[n, frames, features]: what the environment's motion is to be like; and the motion [n] that
+    each window is of, where several are practised."""
+    windows, motions = _reference(config) if STYLE in env.observations else (None, None)
+    if windows is None or env.agents > 1:
+        raise UsageError(
+            "rewards.kind amp compares motion with a reference, and this environment has none: it "
+            f"needs an observation '{STYLE}' and the method style_windows(). Use rewards.kind "
+            "given."
+        )
+    spec = env.observations[STYLE]
+    if windows.shape[1:] != spec.shape or len(windows) == 0 or len(spec.shape) != 2:
+        raise UsageError(
+            f"style_windows() gives {list(windows.shape)}, and the observation '{STYLE}' is "
+            f"{list(spec.shape)}: they must be [n, frames, features] and [frames, features]."
+        )
+    if (windows.dtype, spec.dtype) != (np.float32, "float32") or not np.isfinite(windows).all():
+        raise UsageError(
+            f"style_windows() and the observation '{STYLE}' must be finite numbers of float32."
+        )
+    if MOTION not in env.observations or motions is None:
+        return windows, None
+    known, shape = set(range(max(len(env.motions), 1))), env.observations[MOTION].shape
+    if motions.shape != windows.shape[:1] or set(motions.tolist()) != known or shape != (1,):
+        raise UsageError(
+            f"style_motions() must say of each of the {len(windows):,} windows which of the "
+            f"environment's {len(known):,} motions it is of (0, 1, ...), with at least one window "
+            f"of each; and the observation '{MOTION}' must be one number."
+        )
+    return windows, motions.astype(np.int64)
+
+
+def _reference(config: EnvConfig) -> tuple[Array | None, Array | None]:
+    """All windows [n, frames, features] of the environment's reference, if it has one; and the
+    motion [n] int64 that each is of, where the environment says so."""
+    env = config.build_unchecked(config.num_agents)
+    try:
+        reference, motions = ability(env, StyleReference), ability(env, StyleMotions)
+        return (
+            None if reference is None else reference.style_windows(),
+            None if motions is None else motions.style_motions(),
+        )
+    finally:
+        env.close()

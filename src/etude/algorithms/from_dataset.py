@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from etude.algorithms.held_out import DatasetConfig, EpisodesOf, split_store
-from etude.algorithms.offline import evaluate_offline
-from etude.core.clock import Loops
+from etude.algorithms.held_out import DatasetConfig, split_store
+from etude.algorithms.rrd import EVAL_LOSS, RRD, evaluate
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.files import DESCRIPTION, read_geometry
+from etude.experience.store.views import EpisodesOf
 from etude.models.policies import make_policy
-from etude.planning.kinds import Inputs, Learner, PlanSection
+from etude.planning.kinds import Inputs, Learner, PlanSection, array_shapes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
 from etude.training.evaluation import HeldOutEvaluator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from etude.algorithms.replay import OffPolicyConfig
 
 _PROBE = 16_384
-"""Steps whose actions are looked at where no environment says what they may be."""
+"""Steps that the range of actions is taken from where there is no environment."""
 
 
 class Data(NamedTuple):
@@ -39,7 +39,7 @@ class Data(NamedTuple):
     spec: EnvSpec
     """The dataset as an environment would describe itself."""
     reads: set[str]
-    """Observations that something looks at."""
+    """Observations that policy and rewards read."""
     training: EpisodesOf
     held_out: EpisodesOf
 
@@ -63,12 +63,6 @@ def dataset_geometry(config: DatasetConfig) -> StoreGeometry:
             "`etude data record` makes one, `etude data import` reads those of others."
         )
     return read_geometry(Path(name))
-
-
-def open_dataset(config: DatasetConfig, reads: Collection[str]) -> EpisodeStore:
-    """The dataset a config names, of whose steps only these observations are read."""
-    dataset_geometry(config)
-    return EpisodeStore.open(Path(config.dataset), reads)
 
 
 def refuse_collection(recipe: Recipe) -> None:
@@ -108,7 +102,7 @@ def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
     recipe.rewards.require_replay(recipe.algorithm.kind)
     there, rewards = dataset_geometry(config).observations, recipe.rewards
     reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *rewards.reads(there)}
-    store = open_dataset(config, reads)
+    store = EpisodeStore.open(Path(config.dataset), reads)
     if not store.num_episodes:
         raise UsageError(f"{store.path} holds no episode to learn from.")
     action = _bounds(store) if recipe.env is None else _fits(recipe, store)
@@ -184,7 +178,9 @@ def learner(run: Resolved, algorithm: OffPolicy) -> Learner:
     if run.recipe.env is not None:
         return Learner(algorithm, dataset=counts)
     held_out = HeldOutEvaluator(
-        lambda: evaluate_offline(algorithm, data.held_out), None, data.held_out.num_episodes
+        lambda: evaluate_offline(algorithm, data.held_out),
+        data.held_out.num_episodes,
+        loss=EVAL_LOSS,
     )
     return Learner(algorithm, dataset=counts, evaluator=held_out)
 
@@ -192,33 +188,20 @@ def learner(run: Resolved, algorithm: OffPolicy) -> Learner:
 def plan(config: OffPolicyConfig, run: Resolved) -> PlanSection:
     """The plan of a learner whose experience is a dataset."""
     data: Data = run.data
-    store, loops = data.store, run.loops
     training, rewards = config.planned(run, data.shards(run.recipe.learner.shards))
-    num_passes = passes(data.training, loops, config.batch_size)
-    return PlanSection(
-        geometry={
-            "batch_size": config.batch_size,
-            "train_batches": config.train_batches,
-            **rewards.geometry,
-            "episodes": store.num_episodes,
-            "steps": store.num_transitions,
-        },
+    sizes = {"batch_size": config.batch_size, "train_batches": config.train_batches}
+    return dataset_section(
+        run,
+        data.store,
+        data.reads,
+        (data.training, data.held_out),
+        config.batch_size,
+        {**sizes, **rewards.geometry},
+        _notes(config, run.recipe, data),
         lines=config.update_lines(rewards),
-        shapes=shapes(store, data.reads, config.batch_size),
-        title=TITLE,
-        usage=usage(num_passes),
-        data={
-            "passes": num_passes,
-            "gradient_samples": float(loops.total.updates * config.batch_size),
-        },
         memory=config.learner_bytes(run, training),
         estimates=config.estimates(run, training),
         training=training,
-        disk=disk(store),
-        notes=[
-            *dataset_notes(store, data.reads, data.training, data.held_out),
-            *_notes(config, run.recipe, data),
-        ],
     )
 
 
@@ -242,52 +225,35 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
         )
     if not config.imitates:
         notes.append(
-            "Nothing holds the policy to what is in the dataset: critics tend to believe in "
-            "actions nobody took. algorithm td3 with --algorithm.behaviour-coef 0.4 does."
+            "Critics overestimate actions that are not in the dataset, and nothing keeps the "
+            "policy from them: algorithm td3 with --algorithm.behaviour-coef 0.4 imitates."
         )
     if recipe.env is None:
         notes.append(
-            "No environment is named: the policy is judged on the episodes held out, and the "
+            "No environment is named: the policy is evaluated on the episodes held out, and the "
             "newest is taken for the best."
         )
     return notes
 
 
-def shapes(store: EpisodeStore, reads: Collection[str], batch: int) -> dict[str, Any]:
-    """What is drawn of a dataset, `batch` steps at a time."""
-    return {
-        name: {
-            "dtype": spec.dtype,
-            "buffer": [store.num_transitions, *spec.shape],
-            "minibatch": [batch, *spec.shape],
-        }
-        for name, spec in store.geometry.specs_read(reads).items()
-    }
+def dataset_section(
+    run: Resolved,
+    store: EpisodeStore,
+    reads: Collection[str],
+    sides: tuple[EpisodesOf, EpisodesOf],
+    batch: int,
+    sizes: dict[str, int],
+    notes: Sequence[str] = (),
+    **learner: Any,
+) -> PlanSection:
+    """The plan of learning from a dataset, `batch` steps at a time.
 
-
-TITLE = "Dataset: [steps, ...]"
-
-
-def passes(training: EpisodesOf, loops: Loops, batch: int) -> float:
-    """How often a run sees every step that is not held out, on average, in batches of a size."""
-    return loops.total.updates * batch / training.num_transitions
-
-
-def usage(num_passes: float) -> str:
-    """The same in words."""
-    return f"every step that is not held out is used {num_passes:,.1f} times in all, on average"
-
-
-def disk(store: EpisodeStore) -> dict[str, int]:
-    """Bytes of the dataset."""
-    return {"dataset": store.geometry.dataset_bytes(store.num_transitions, store.num_episodes)}
-
-
-def dataset_notes(
-    store: EpisodeStore, reads: Collection[str], training: EpisodesOf, held_out: EpisodesOf
-) -> list[str]:
-    """What the plan says of the dataset."""
-    unread = sorted(store.geometry.observations.keys() - set(reads))
+    sides: the episodes to learn from and those held out. sizes: those of the learner; learner:
+    the other fields of its `PlanSection`.
+    """
+    training, held_out = sides
+    drawn, geometry = run.loops.total.updates * batch, store.geometry
+    passes, num_steps = drawn / training.num_transitions, store.num_transitions
     said = [
         f"{held_out.num_whole:,} of {store.num_episodes:,} episodes are held out for tests.",
         "Curves are over gradient updates: nothing is collected.",
@@ -299,7 +265,49 @@ def dataset_notes(
             f"{clips:,} clips that end before their episode does are added as failures{why} "
             "(algorithm.add_truncated)."
         )
-    if unread:
+    if unread := sorted(geometry.observations.keys() - set(reads)):
         names = ", ".join(f"'{name}'" for name in unread)
-        said.append(f"Nothing reads {names} of the dataset: that stays on the disk.")
-    return said
+        said.append(f"Nothing reads {names} of the dataset: it stays on the disk.")
+    return PlanSection(
+        geometry={**sizes, "episodes": store.num_episodes, "steps": num_steps},
+        shapes=array_shapes(geometry.specs_read(reads), [num_steps], [batch]),
+        title="Dataset: [steps, ...]",
+        usage=f"every step that is not held out is used {passes:,.1f} times in all, on average",
+        data={"passes": passes, "gradient_samples": float(drawn)},
+        disk={"dataset": geometry.dataset_bytes(num_steps, store.num_episodes)},
+        notes=[*said, *notes],
+        **learner,
+    )
+
+
+def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, float]:
+    """Metrics on whole episodes that were not learned from; {} if there are none.
+
+    "eval/action_error": mean square of the policy's most likely action less the one that was
+    taken, per dimension in [-1, 1]. "eval/q_mean": the critics' value of the policy's actions,
+    "eval/q_data" of those that were taken; the former far above the latter, and
+    above any return, is a critic that believes in what nobody tried. With a reward that is learned
+    at the same time, "eval/R_loss" and "eval/return_correlation" as for reward-only.
+    """
+    if not held_out.num_episodes:
+        return {}
+    errors, chosen, taken = [], [], []
+    policy, device = learner.policy, learner.device
+    with torch.no_grad():
+        for number in range(held_out.num_whole):  # they come first; clips repeat their steps
+            steps, _ = held_out.episode(number)
+            obs = {n: torch.from_numpy(steps.obs[n]).to(device) for n in policy.observations}
+            taken_actions = torch.from_numpy(steps.actions).to(device)
+            actions = policy.act(obs, {}, None).actions
+            critic = policy.prepare(obs)["critic"]
+            errors.append((actions - taken_actions).square().mean(1).cpu().numpy())
+            chosen.append(learner.critics.min_q(critic, actions).cpu().numpy())
+            taken.append(learner.critics.min_q(critic, taken_actions).cpu().numpy())
+    metrics = {
+        "eval/action_error": float(np.concatenate(errors).mean(dtype=np.float64)),
+        "eval/q_mean": float(np.concatenate(chosen).mean(dtype=np.float64)),
+        "eval/q_data": float(np.concatenate(taken).mean(dtype=np.float64)),
+    }
+    if isinstance(learner.rewards, RRD):
+        metrics |= evaluate(learner.rewards, held_out, None)
+    return metrics

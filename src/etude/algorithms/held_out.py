@@ -7,48 +7,40 @@ clips that are added here are views of an episode and take no room.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
+from etude.core.config import AbsolutePath
 from etude.core.contracts import ActionSpec, Array
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.core.trees import Tree
 from etude.experience.contrast import contrast, draw_clips
-from etude.experience.store.episodes import EpisodeStore, Subsets, Transitions
-from etude.experience.store.intake import Steps
-from etude.experience.store.sampling import choose
+from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.views import EpisodesOf
 from etude.planning.kinds import AlgorithmConfig
 
 
 class DatasetConfig(AlgorithmConfig):
     """What is learned from a dataset, and what is kept from it."""
 
-    dataset: str = Field(
+    dataset: AbsolutePath = Field(
         "", description="Folder of a finished dataset to learn from; see `etude data`."
     )
     held_out: float = Field(
-        0.1, ge=0, le=0.5, description="Part of a dataset's episodes kept for tests; 0 keeps none."
+        0.1,
+        ge=0,
+        le=0.5,
+        description="Fraction of a dataset's episodes that are held out for evaluation.",
     )
     add_truncated: int | None = Field(
         None,
         ge=0,
-        description="Clips that end before their episode does, added to learn a reward from. None "
-        "adds one per episode of a dataset whose returns are all equal.",
+        description="Clips (episodes cut short) that are added to learn a reward from. None adds "
+        "one per episode if all returns of the dataset are equal, otherwise no clips.",
     )
     allow_equal_returns: bool = Field(
-        False, description="Go on with a dataset whose returns teach no reward."
+        False, description="Allow a dataset whose returns are too alike to learn a reward from."
     )
-
-    @field_validator("dataset")
-    @classmethod
-    def _whole_path(cls, dataset: str) -> str:
-        """A run is found again from another folder, and so must be what it learns from."""
-        return str(Path(dataset).absolute()) if dataset else dataset
 
 
 def split_store(
@@ -77,8 +69,8 @@ def split_store(
     for side in (kept, held_out):
         among = np.isin(clips, side)
         numbers = np.concatenate((side, clips[among]))
-        cuts = np.concatenate((store.lengths[side], steps[among]))
-        sides.append(EpisodesOf(store, numbers, action, cuts))
+        lengths = np.concatenate((store.lengths[side], steps[among]))
+        sides.append(EpisodesOf(store, numbers, action, lengths))
     found = contrast(sides[0].returns, sides[0].lengths)
     if not found.enough and not config.allow_equal_returns:
         raise UsageError(
@@ -120,125 +112,3 @@ def split(returns: Array, held_out: float, groups: Array | None = None) -> tuple
     middles = (np.arange(num) + 0.5) * total / max(num, 1)
     chosen[np.argsort(means, kind="stable")[middles.astype(np.int64)]] = True
     return np.flatnonzero(~chosen[place]), np.flatnonzero(chosen[place])
-
-
-class EpisodesOf:
-    """Some episodes of a sealed store and clips of them, drawn from as the store draws from all."""
-
-    def __init__(
-        self,
-        store: EpisodeStore,
-        numbers: Array,
-        action: ActionSpec | None = None,
-        cuts: Array | None = None,
-    ) -> None:
-        """numbers: [n] int64, counted from the oldest held; the store no longer changes.
-
-        action: what the stored actions are for. Those drawn are then a policy's, in [-1, 1].
-        cuts: [n] int64, how many of its first steps each has; None for all of them.
-        """
-        self._store, self.numbers, self._action = store, numbers, action
-        self.path, self.time, self.lanes = store.path, store.time, store.lanes
-        whole = store.lengths[numbers]
-        self.lengths: Array = whole if cuts is None else cuts
-        """[n]: steps of each episode or clip."""
-        self._is_clip = self.lengths < whole
-        clips = np.flatnonzero(self._is_clip)
-        self.returns: Array = store.returns[numbers]
-        self.returns[clips] = _sums(store, numbers[clips], self.lengths[clips])
-        self.num_episodes, self.num_clips = len(numbers), len(clips)
-        self.num_evicted = 0  # as a store that still grows counts them
-        self._ends: Array = np.cumsum(self.lengths)
-        self._whole = np.flatnonzero(~self._is_clip)
-        self._whole_ends: Array = np.cumsum(self.lengths[self._whole])
-        self.num_transitions = int(self.lengths[self._whole].sum())
-
-    @property
-    def num_whole(self) -> int:
-        """Episodes that are not clips."""
-        return self.num_episodes - self.num_clips
-
-    def part(self, chosen: slice) -> EpisodesOf:
-        """Some of these."""
-        return EpisodesOf(self._store, self.numbers[chosen], self._action, self.lengths[chosen])
-
-    def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
-        """`num` transitions, uniform and with replacement; a clip adds none to its episode's."""
-        return self._steps(*self._draw(generator, num))
-
-    def _draw(self, generator: np.random.Generator, num: int) -> tuple[Array, Array]:
-        """Places [num] and offsets [num] of steps of whole episodes."""
-        drawn = generator.integers(0, self.num_transitions, num)
-        among = self._whole_ends.searchsorted(drawn, "right")
-        places: Array = self._whole[among]
-        return places, drawn - (self._whole_ends[among] - self.lengths[places])
-
-    def sample_subsets(
-        self, generator: np.random.Generator, num_subsets: int, num_steps: int
-    ) -> Subsets:
-        drawn = generator.integers(0, self._ends[-1], num_subsets)
-        return self.subsets_of(generator, self._ends.searchsorted(drawn, "right"), num_steps)
-
-    def subsets_of(
-        self, generator: np.random.Generator, episodes: Array, num_steps: int
-    ) -> Subsets:
-        """The same from given ones of these episodes [subsets], counted among them."""
-        lengths = self.lengths[episodes]
-        offsets = choose(generator, lengths, num_steps)
-        steps = self._steps(episodes.repeat(num_steps), offsets.reshape(-1))
-        return Subsets(steps.folded(offsets.shape), self.returns[episodes], lengths)
-
-    def episode(self, number: int) -> tuple[Transitions, float]:
-        """One of these episodes, counted among them: its T transitions, its return."""
-        length = int(self.lengths[number])
-        steps = self._steps(np.full(length, number), np.arange(length))
-        return steps, float(self.returns[number])
-
-    def _steps(self, places: Array, offsets: Array) -> Transitions:
-        """Steps `offsets` [n] of the episodes `places` [n], counted among these."""
-        steps = self._store.transitions(self.numbers[places], offsets)
-        steps.truncated[self._is_clip[places] & (offsets == self.lengths[places] - 1)] = True
-        if self._action is not None:
-            self._action.from_env(steps.actions)
-        return steps
-
-    def sample_actions(self, generator: np.random.Generator, num: int) -> Array:
-        """Stored actions of `num` transitions, [num, n]; nothing else is read of them."""
-        places, offsets = self._draw(generator, num)
-        return self._store.column("actions", self.numbers[places], offsets)
-
-    def append(self, fragments: Sequence[Steps]) -> None:
-        """Refused: a dataset is finished."""
-        raise EtudeError(f"{self.path} cannot be appended to: it is sealed.")
-
-    def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
-        """A finished dataset is nobody's to delete."""
-        return []
-
-    def state_dict(self) -> Tree:
-        """The dataset's hash, and that of the choice of its episodes: neither grows with it."""
-        chosen = hashlib.sha256(self.numbers.astype("<i8").tobytes())
-        if self.num_clips:
-            chosen.update(self.lengths.astype("<i8").tobytes())
-        return {**self._store.state_dict(), "episodes_sha256": chosen.hexdigest()}
-
-    def load_state_dict(self, state: Tree) -> None:
-        """Refuses a state that was learned from other data, or from other episodes of it."""
-        self._store.load_state_dict(state)
-        if state.get("episodes_sha256") != self.state_dict()["episodes_sha256"]:
-            raise EtudeError(
-                f"This run held out other episodes of {self.path}: resume it with its own "
-                "held_out and add_truncated."
-            )
-
-    def close(self) -> None:
-        self._store.close()
-
-
-def _sums(store: EpisodeStore, episodes: Array, steps: Array) -> Array:
-    """[n] float64: what the first `steps` [n] of `episodes` [n] earn, added in their order."""
-    if not len(episodes):
-        return np.empty(0)
-    ends, of = np.cumsum(steps), np.arange(len(episodes)).repeat(steps)
-    offsets = np.arange(ends[-1]) - (ends - steps)[of]
-    return np.bincount(of, store.column("rewards", episodes[of], offsets))

@@ -1,8 +1,8 @@
-"""IRCR, a baseline without learning: a step is worth what its episode was worth.
+"""IRCR, a baseline without learning: the reward of a step is the return of its episode.
 
 The reward of a transition is its episode's return, scaled to [0, 1] by the least and the largest
 return among the episodes that are held. Half of each shard's batch is drawn from the best ten
-episodes that the run has seen, the other half from all finished episodes of the shard's store,
+episodes of the run so far, the other half from all finished episodes of the shard's store,
 each uniform over the transitions.
 
 The best episodes are copies, in memory and in the checkpoint, so they stay when the store evicts
@@ -37,7 +37,7 @@ class IRCRConfig(RewardsConfig):
     from_returns: ClassVar[bool] = True
 
     kind: Literal["ircr"] = Field("ircr", description="Normalised return of the episode.")
-    best: int = Field(10, ge=1, description="Episodes that half of each batch is drawn from.")
+    best: int = Field(10, ge=1, description="Best episodes, the source of half of each batch.")
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> IRCR:
         source = IRCR(self, run.recipe.learner.shards, device)
@@ -69,7 +69,7 @@ class Episodes(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Episodes]) -> Episodes:
-        """All of some, in their order."""
+        """Several one after the other."""
         returns, lengths, obs, actions, terminated = zip(*parts, strict=True)
         return cls(
             np.concatenate(returns),
@@ -82,8 +82,8 @@ class Episodes(NamedTuple):
     def at(self, index: int) -> Episodes:
         """One of them."""
         start, length = int(self.lengths[:index].sum()), int(self.lengths[index])
-        steps, seen = slice(start, start + length), slice(start + index, start + index + length + 1)
-        obs = {name: array[seen] for name, array in self.obs.items()}
+        first, steps = start + index, slice(start, start + length)
+        obs = {name: array[first : first + length + 1] for name, array in self.obs.items()}
         one = slice(index, index + 1)
         return Episodes(
             self.returns[one], self.lengths[one], obs, self.actions[steps], self.terminated[steps]
@@ -118,7 +118,7 @@ class IRCR(RewardSource):
         self._best: Episodes | None = None
         self._low, self._high = 0.0, 0.0
         self._seen: Array = np.zeros(shards, np.int64)
-        """Finished episodes of each shard that have been looked at."""
+        """Finished episodes of each shard that have competed."""
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         """The first size // 2 from the best episodes, the rest from all of the store's."""
@@ -150,15 +150,15 @@ class IRCR(RewardSource):
 
     def _admit(self, store: Experience, new: Array) -> None:
         """Let a store's episodes `new` [k] compete for the best, of which `best` remain."""
-        own = 0 if self._best is None else len(self._best.returns)
+        held = 0 if self._best is None else len(self._best.returns)
         returns = store.returns[new]
         if self._best is not None:
             returns = np.concatenate((self._best.returns, returns))
         chosen = np.sort(best_episodes(returns, self.config.best))
-        if not len(chosen) or chosen[-1] < own:
+        if not len(chosen) or chosen[-1] < held:
             return
-        kept = [] if self._best is None else [self._best.at(i) for i in chosen[chosen < own]]
-        taken = [Episodes.one(*store.episode(int(new[i - own]))) for i in chosen[chosen >= own]]
+        kept = [] if self._best is None else [self._best.at(i) for i in chosen[chosen < held]]
+        taken = [Episodes.one(*store.episode(int(new[i - held]))) for i in chosen[chosen >= held]]
         self._best = Episodes.joined([*kept, *taken])
 
     def plan(self, env: EnvSpec) -> None:

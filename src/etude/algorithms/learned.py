@@ -1,21 +1,23 @@
-"""Rewards of an earlier run, as they are: a network that says what steps are worth, not trained."""
+"""Rewards by the reward network of an earlier run, which is not trained further."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from etude.algorithms.rewards import RewardSource
+from etude.core.config import AbsolutePath
 from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.learning.sampling import Batch
+from etude.models.networks import load_arrays
 from etude.models.reward_networks import (
     CONTRACT_KIND,
     RewardNetwork,
@@ -31,28 +33,21 @@ from etude.runs import checkpoint
 class LearnedConfig(RewardsConfig):
     """The reward that an earlier run learned."""
 
-    kind: Literal["learned"] = Field("learned", description="By a reward network that is there.")
-    run: str = Field("", description="A reward-only run, or a run that learned rewards by rrd.")
-
-    @field_validator("run")
-    @classmethod
-    def _whole_path(cls, run: str) -> str:
-        """The run is found again from another folder, and so must be this one."""
-        return str(Path(run).absolute()) if run else run
+    kind: Literal["learned"] = Field("learned", description="A reward network of an earlier run.")
+    run: AbsolutePath = Field("", description="A reward-only run, or a run that learned by rrd.")
 
     def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
-        return load_reward_network(Path(self.run)).network.config.reads if self.run else ()
+        return load_reward(self.run).network.config.reads if self.run else ()
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> LearnedRewards:
         if not self.run:
             raise UsageError(
                 "rewards.kind learned needs a run that learned them: --rewards.run RUN."
             )
-        restored = load_reward_network(Path(self.run))
+        restored = load_reward(self.run)
         check_reads(restored.network, run.spec)
-        return LearnedRewards(
-            restored.network, None if restored.action else run.spec.action, device
-        )
+        action = None if restored.action else run.spec.action
+        return LearnedRewards(restored.network, action, device)
 
 
 class LearnedRewards(RewardSource):
@@ -79,31 +74,23 @@ class LearnedRewards(RewardSource):
         return {"network": dict(self.network.state_dict()), "contract": self.network.contract()}
 
     def load_state_dict(self, state: Tree) -> None:
-        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
-        self.network.load_state_dict(arrays)
+        load_arrays(self.network, state["network"])
 
 
-class RestoredReward(NamedTuple):
-    """A reward network, and what it was taught."""
-
-    network: RewardNetwork
-    action: ActionSpec | None
-    """What its actions are a policy's of, in [-1, 1]; None where they are a dataset's own."""
-
-
-def load_reward_network(path: Path) -> RestoredReward:
-    """The reward network of a reward-only run or of one that learned rewards by rrd."""
-    arrays, contract = policy_parts(path)
+def load_reward(path: str | Path) -> LoadedReward:
+    """The reward of a reward-only run (its best), of a run with rrd (its newest), or of one of
+    their checkpoints."""
+    arrays, contract = policy_parts(Path(path))
     if contract.get("kind") == CONTRACT_KIND:
-        return RestoredReward(reward_network_from_contract(contract, arrays), None)
-    state = _reward_state(path)
+        return LoadedReward(reward_network_from_contract(contract, arrays), None)
+    state = _reward_state(Path(path))
     if not all(isinstance(state.get(name), dict) for name in ("contract", "network")):
         raise UsageError(
             f"{path} learned no reward: give a reward-only run, a run with --rewards.kind rrd, or "
             "one of their checkpoints."
         )
     network = reward_network_from_contract(state["contract"], state["network"])
-    return RestoredReward(network, network.action)
+    return LoadedReward(network, network.action)
 
 
 def _reward_state(path: Path) -> Tree:
@@ -137,11 +124,13 @@ def check_reads(network: RewardNetwork, env: EnvSpec) -> None:
 class LoadedReward:
     """A learned reward: `load_reward(path).rewards(obs, actions, next_obs)`."""
 
-    def __init__(self, taught: RestoredReward) -> None:
-        self.network, self._action = taught
+    def __init__(self, network: RewardNetwork, action: ActionSpec | None) -> None:
+        """action: where the network reads actions of a policy, in [-1, 1], what these stand for;
+        None where it reads the environment's."""
+        self.network, self.action = network, action
 
     def rewards(self, obs: Any, actions: Any, next_obs: Any) -> Array:
-        """What each of n steps is worth, [n] float64.
+        """The reward of each of n steps, [n] float64.
 
         obs, next_obs: {name: [n, ...]} before and after the step, or the array alone where one
         observation is read; actions: [n, dims] as the environment takes them.
@@ -154,8 +143,8 @@ class LoadedReward:
         taken = np.array(actions, self.network.action.array.dtype).reshape(
             -1, *self.network.action.array.shape
         )
-        if self._action is not None:
-            taken = self._action.from_env(taken)
+        if self.action is not None:
+            taken = self.action.from_env(taken)
         return rewards_of(self.network, here, taken, after)
 
 
@@ -166,9 +155,3 @@ def _rows(array: Any, network: RewardNetwork, name: str) -> Array:
     if rows.shape[1:] != spec.shape:
         raise UsageError(f"The reward reads '{name}' as rows of {spec.shape}, not {rows.shape}.")
     return rows
-
-
-def load_reward(path: str | Path) -> LoadedReward:
-    """The reward of a reward-only run (its best), of a run with rrd (its newest), or of one of
-    their checkpoints."""
-    return LoadedReward(load_reward_network(Path(path)))

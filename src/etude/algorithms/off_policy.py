@@ -4,13 +4,13 @@ An iteration, top to bottom:
 
 1. `ingest`: what was collected is appended to the episode stores, one per shard.
 2. `batches`: nothing while the warm-up lasts, in which actions are uniformly random. Then
-   `train_batches` gradient steps. Each first lets the reward source take one of its own. Then every
+   `train_batches` gradient steps. Before each, the reward source takes one. Then every
    shard's part of a batch is sampled from that shard's store and relabelled by the reward source;
    `learn` makes targets, losses and the step.
 3. `end_iteration`: the observation normaliser, where one is wanted, takes in what was collected.
 
 With a dataset in place of the replay nothing is collected and there is no warm-up: the first
-iteration looks at a sample of the dataset for the normaliser, which stays as it is from then on.
+iteration fits the normaliser to a sample of the dataset, and it stays as it is from then on.
 
 Gradients are summed in shard order. All noise is drawn from the key that is handed in, so a run
 that is killed and resumed takes the same steps.
@@ -21,28 +21,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
-from etude.algorithms.held_out import EpisodesOf
 from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.division import check_division
+from etude.experience.division import Ratio, check_division
 from etude.experience.segments import check_finite
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.episodes import StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import NetworkOptimizer, TargetNetwork
-from etude.learning.sampling import Batch
+from etude.learning.sampling import Batch, Experience
 from etude.models.actors import Actor
-from etude.models.normalise import merge_moments, moments
+from etude.models.normalise import merge_all, moments
+from etude.models.policies import Features
 
 if TYPE_CHECKING:
     from etude.algorithms.replay import OffPolicyConfig
@@ -67,9 +68,9 @@ class ReplayGeometry:
 
     def store(self, env: EnvSpec, capacity: int) -> StoreGeometry:
         """What one shard's store holds, when all of them together hold `capacity`."""
-        lanes, own = self.num_envs // self.shards, capacity // self.shards
+        lanes, share = self.num_envs // self.shards, capacity // self.shards
         # Where episodes have no limit, the longest that a store of this capacity takes.
-        longest = env.max_episode_steps or max(1, own // (2 * lanes) - 1)
+        longest = env.max_episode_steps or max(1, share // (2 * lanes) - 1)
         least = 2 * self.num_envs * (longest + 1)
         if capacity < least:
             raise UsageError(
@@ -77,18 +78,16 @@ class ReplayGeometry:
                 f"with episodes of up to {longest:,} steps, since those in progress could fill "
                 f"half of it: use {least:,} or more, or fewer collector.num_envs."
             )
-        return StoreGeometry(store_specs(env), lanes, longest, own)
+        return StoreGeometry(store_specs(env), lanes, longest, share)
 
 
-def _ratios(
-    num_envs: int, steps: int, batch_size: int, shards: int, envs_per_group: int
-) -> tuple[tuple[str, int, str, int], ...]:
-    """Every (name, whole, name, part) of which the part must divide the whole."""
+def _ratios(sizes: SimpleNamespace) -> tuple[Ratio, ...]:
+    num_envs, group, shards = sizes.num_envs, sizes.envs_per_group, sizes.shards
     groups = "the number of groups (collector.num_envs / collector.envs_per_group)"
     return (
-        ("collector.num_envs", num_envs, "collector.envs_per_group", envs_per_group),
-        (groups, num_envs // envs_per_group, "learner.shards", shards),
-        ("algorithm.batch_size", batch_size, "learner.shards", shards),
+        ("collector.num_envs", num_envs, "collector.envs_per_group", group),
+        (groups, num_envs // group, "learner.shards", shards),
+        ("algorithm.batch_size", sizes.batch_size, "learner.shards", shards),
     )
 
 
@@ -111,7 +110,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self,
         config: OffPolicyConfig,
         policy: Actor,
-        stores: Sequence[EpisodeStore | EpisodesOf],
+        stores: Sequence[Experience],
         rewards: RewardSource,
         key: Key,
         device: torch.device,
@@ -154,18 +153,13 @@ class OffPolicy(PolicyAlgorithm, ABC):
         "replay/transitions": those held. "dataset/passes": how often a transition of the dataset
         has been drawn, on average, after this iteration.
         """
-        first_row = 0
-        for fragment in fragments:
-            check_finite(fragment, first_row)
-            first_row += len(fragment.rewards)
+        for group, fragment in enumerate(fragments):
+            check_finite(fragment, group * len(fragment.rewards))
         per_shard = len(fragments) // len(self.stores)
         for s, store in enumerate(self.stores if fragments else ()):
             store.append(fragments[s * per_shard : (s + 1) * per_shard])
-        self._moments = {}
-        for fragment in fragments if self.config.normalise_observations else ():
-            for name, some in fragment.moments.items():
-                known = self._moments.get(name)
-                self._moments[name] = some if known is None else merge_moments(known, some)
+        normalises = self.config.normalise_observations and fragments
+        self._moments = merge_all([f.moments for f in fragments]) if normalises else {}
         held = float(sum(store.num_transitions for store in self.stores))
         if self.config.dataset:
             updates = clock.now.updates + self.config.train_batches
@@ -175,8 +169,6 @@ class OffPolicy(PolicyAlgorithm, ABC):
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, once the warm-up is over."""
         config, shards = self.config, range(len(self.stores))
-        if clock.only_collects:
-            return
         if config.dataset and config.normalise_observations and not clock.now.iterations:
             self._fit_normaliser(key.child("moments"))
         size = config.batch_size // len(self.stores)
@@ -199,7 +191,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
             yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
 
     def _fit_normaliser(self, key: Key) -> None:
-        """Normalise by a sample of the dataset; a policy that was begun with keeps its own."""
+        """Normalise by a sample of the dataset; an earlier run's policy keeps its statistics."""
         if any(float(n.count) for n in self.policy.normalisers.values()):  # type: ignore[arg-type]
             return
         for s, store in enumerate(self.stores):
@@ -207,8 +199,8 @@ class OffPolicy(PolicyAlgorithm, ABC):
             while left > 0:
                 # Images may come along: never more of them at a time than a gradient step takes.
                 num = min(left, self.config.batch_size)
-                seen = store.sample_transitions(generator, num).obs
-                self.policy.absorb({n: moments(seen[n]) for n in self.policy.observations})
+                obs = store.sample_transitions(generator, num).obs
+                self.policy.absorb({n: moments(obs[n]) for n in self.policy.observations})
                 left -= num
 
     def _noise(self, generator: np.random.Generator, size: int) -> torch.Tensor:
@@ -217,16 +209,29 @@ class OffPolicy(PolicyAlgorithm, ABC):
         generator.standard_normal(dtype=np.float32, out=noise.numpy())
         return noise.to(self.device)
 
-    def _critic_errors(
-        self, features: torch.Tensor, batch: Batch, target: torch.Tensor
+    def critic_gradient(
+        self,
+        features: Sequence[Features],
+        batches: Sequence[Batch],
+        targets: Sequence[torch.Tensor],
+        weight: float = 1.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of both critics' mean squared errors [], and the mean of their values []."""
-        first, second = self.critics(features, batch.actions)
-        value = torch.stack([first.detach(), second.detach()]).mean()
-        if batch.weights is None:
-            return mse_loss(first, target) + mse_loss(second, target), value
-        errors = (first - target).square() + (second - target).square()
-        return (batch.weights * errors).mean(), value
+        """The loss [] whose gradient the critics' optimizer then holds, and the mean Q value [].
+
+        The loss is `weight` times the sum of both critics' mean squared errors. Per shard:
+        features, transitions, and targets [n] of Q.
+        """
+        values, losses = [], []
+        for x, batch, target in zip(features, batches, targets, strict=True):
+            first, second = self.critics(x["critic"], batch.actions)
+            values.append(torch.stack([first.detach(), second.detach()]).mean())
+            if batch.weights is None:
+                error = mse_loss(first, target) + mse_loss(second, target)
+            else:
+                errors = (first - target).square() + (second - target).square()
+                error = (batch.weights * errors).mean()
+            losses.append(weight * error)
+        return self.critic_optimizer.mean_gradient(losses), torch.stack(values).mean()
 
     @property
     def _targets_are_due(self) -> bool:

@@ -19,7 +19,7 @@ from etude.core.trees import num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.policies import ActorCritic, make_policy
 from etude.planning import memory
-from etude.planning.kinds import AlgorithmConfig, Learner, PlanSection
+from etude.planning.kinds import AlgorithmConfig, Learner, PlanSection, array_shapes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, check_policy
 from etude.runs.folder import RunFolder
@@ -38,10 +38,12 @@ class OnPolicyConfig(AlgorithmConfig):
     kind: str
     rollout_steps: int = Field(32, ge=1, description="Steps of every environment in an iteration.")
     horizon: int = Field(
-        1, ge=1, description="Steps of a segment, the unit minibatches are drawn in; 1 for an MLP."
+        1,
+        ge=1,
+        description="Consecutive steps that stay together in a minibatch, for recurrent policies.",
     )
-    minibatch_size: int = Field(512, ge=1, description="Steps of one gradient, over all shards.")
-    update_epochs: int = Field(8, ge=1, description="Times an update visits the whole buffer.")
+    minibatch_size: int = Field(512, ge=1, description="Steps of one minibatch, over all shards.")
+    update_epochs: int = Field(8, ge=1, description="Passes over the rollout buffer in an update.")
 
     @abstractmethod
     def make(
@@ -98,20 +100,9 @@ class OnPolicyConfig(AlgorithmConfig):
         contents, lag = _contents(run), run.recipe.collector.lag
         local = ranks.part(contents.num_envs)
         buffers = [SegmentBuffer(contents, local) for _ in range(1 + lag)]
-        return Learner(self._made(run, policy, buffers, key, run.device, ranks), buffers)
-
-    def _made(
-        self,
-        run: Resolved,
-        policy: Any,
-        buffers: Sequence[SegmentBuffer],
-        key: Key | None,
-        device: torch.device,
-        ranks: Ranks = ALONE,
-    ) -> Algorithm:
-        rewards_key = None if key is None else key.child("rewards")
-        rewards = run.recipe.rewards.for_rollouts(run, rewards_key, device, ranks)
-        return self.make(policy, run.geometry, buffers, device, rewards, ranks)
+        source = run.recipe.rewards.for_rollouts(run, key.child("rewards"), run.device, ranks)
+        algorithm = self.make(policy, run.geometry, buffers, run.device, source, ranks)  # type: ignore[arg-type]
+        return Learner(algorithm, buffers)
 
     def plan(self, run: Resolved) -> PlanSection:
         recipe, geometry, policy = run.recipe, run.geometry, run.deployed
@@ -191,18 +182,13 @@ def _contents(run: Resolved) -> BufferSpec:
 
 def _shapes(run: Resolved) -> dict[str, Any]:
     """Buffer and minibatch shapes of every stored array."""
-    geometry, contents = run.geometry, _contents(run)
-    arrays = {f"obs/{name}": (o, [geometry.horizon]) for name, o in run.spec.observations.items()}
-    arrays["actions"] = (run.spec.action.array, [geometry.horizon])
-    arrays |= {f"state/{name}": (state, []) for name, state in contents.states.items()}
-    return {
-        name: {
-            "dtype": array.dtype,
-            "buffer": [geometry.num_segments, *steps, *array.shape],
-            "minibatch": [geometry.segments_per_minibatch, *steps, *array.shape],
-        }
-        for name, (array, steps) in arrays.items()
-    }
+    geometry, horizon = run.geometry, run.geometry.horizon
+    num, drawn = geometry.num_segments, geometry.segments_per_minibatch
+    arrays = {f"obs/{name}": spec for name, spec in run.spec.observations.items()}
+    arrays["actions"] = run.spec.action.array
+    states = {f"state/{name}": spec for name, spec in _contents(run).states.items()}
+    steps = array_shapes(arrays, [num, horizon], [drawn, horizon])
+    return steps | array_shapes(states, [num], [drawn])
 
 
 def _notes(recipe: Recipe, coverage: float) -> list[str]:

@@ -15,9 +15,9 @@ An iteration, top to bottom:
 The ratio compares the policy with the proximal one, the weights at the start of the update. With a
 collector that lags, an older policy has acted, and enters the policy loss as an importance weight.
 
-The buffer is divided into shards of fixed rows. Every sum over it (moments, advantage statistics,
-gradients) is taken in shard order, so one process with all shards and several ranks that share
-them agree bit for bit. `learning/optimizer.py` sums, checks, clips and applies gradients.
+The buffer is divided into shards of fixed environments. Every sum over it (moments, advantage
+statistics, gradients) is taken in shard order, so one process with all shards and several ranks
+that share them agree bit for bit. `learning/optimizer.py` sums, checks and applies gradients.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class PPOConfig(OnPolicyConfig):
     metrics: ClassVar[Metrics] = METRICS
 
     kind: Literal["ppo"] = Field("ppo", description="Proximal policy optimisation.")
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size at the start.")
+    learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam at the start.")
     final_learning_rate: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Fraction of it left at the end; linear between, 1 is constant.",
+        description="Learning rate at the end as a fraction of learning_rate; linear in between.",
     )
     sampling: Literal["uniform", "prioritised"] = Field(
         "uniform",
@@ -84,15 +84,15 @@ class PPOConfig(OnPolicyConfig):
         "the start; it rises linearly to 1 at the end.",
     )
     adam_epsilon: float = Field(1e-5, gt=0, description="Adam's epsilon.")
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="Decay of the advantage trace.")
+    gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE.")
     advantages: Literal["gae", "vtrace"] = Field(
         "vtrace",
         description="vtrace corrects value targets and traces by importance weights where "
         "collector.lag makes experience stale; without lag it equals gae.",
     )
-    clip: float = Field(0.2, gt=0, description="How far the probability ratio may move.")
-    value_clip: float | None = Field(None, gt=0, description="How far a value may move.")
+    clip: float = Field(0.2, gt=0, description="Clip range of the probability ratio around 1.")
+    value_clip: float | None = Field(None, gt=0, description="Clip range of value changes, if any.")
     value_coef: float = Field(
         1.0,
         ge=0,
@@ -106,11 +106,13 @@ class PPOConfig(OnPolicyConfig):
     anchor_coef: float = Field(
         0.0, ge=0, description="Weight of the squared distance to the run's initial parameters."
     )
-    max_grad_norm: float = Field(0.5, gt=0, description="Longest gradient that is applied.")
+    max_grad_norm: float = Field(0.5, gt=0, description="Norm that gradients are clipped to.")
     target_kl: float | None = Field(
-        None, gt=0, description="An update stops before a batch whose KL is 1.5 times this."
+        None,
+        gt=0,
+        description="An update ends before a minibatch whose approximate KL is 1.5 times this.",
     )
-    normalise_rewards: bool = Field(True, description="Divide by the spread of the return.")
+    normalise_rewards: bool = Field(True, description="Divide rewards by the std of returns.")
 
     def schedules(self, progress: float) -> dict[str, float]:
         """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
@@ -159,7 +161,7 @@ class PPO(PolicyAlgorithm):
         rewards: RewardSource = GIVEN,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`buffers` are filled in turn and hold the rows of this rank's shards.
+        """`buffers` are filled in turn and hold the environments of this rank's shards.
 
         A second one is filled while this one trains, so its steps are those of an older policy.
         """
@@ -177,17 +179,17 @@ class PPO(PolicyAlgorithm):
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Turns what was collected into shards with values, advantages and returns."""
         buffer = self.buffers[clock.now.iterations % len(self.buffers)]
-        rows = [self.geometry.shard_rows(s) for s in self.local_shards]
-        size = len(fragments) // len(rows)
-        rollouts = [join(fragments[i * size :][:size], buffer, r) for i, r in enumerate(rows)]
-        faults = [non_finite(part, r.start) for part, r in zip(rollouts, rows, strict=True)]
+        envs = [self.geometry.shard_envs(s) for s in self.local_shards]
+        size = len(fragments) // len(envs)
+        rollouts = [join(fragments[i * size :][:size], buffer, e) for i, e in enumerate(envs)]
+        faults = [non_finite(part, e.start) for part, e in zip(rollouts, envs, strict=True)]
         raise_first(self.ranks, faults)
         self._moments = merge_all(self.ranks.gather([fragment.moments for fragment in fragments]))
         rewards, metrics = self.rewards.relabel_rollouts(rollouts)
         if self.config.normalise_rewards:
             moments = [
-                self.scaler.observe(r, x, p.terminated | p.truncated, p.present, p.restarted)
-                for r, x, p in zip(rows, rewards, rollouts, strict=True)
+                self.scaler.observe(e, x, p.terminated | p.truncated, p.present, p.restarted)
+                for e, x, p in zip(envs, rewards, rollouts, strict=True)
             ]
             for of_shard in self.ranks.gather(moments):
                 self.scaler.absorb(of_shard)
@@ -200,32 +202,42 @@ class PPO(PolicyAlgorithm):
 
     @torch.no_grad()
     def make_shard(self, rollout: Fragment, rewards: Array) -> Shard:
-        """Values and advantages of a rollout [rows, steps], divided into segments.
+        """Values and advantages of a rollout, divided into segments.
 
-        rewards: [rows, steps], as the values are to predict them.
+        rewards: [num_envs, steps] that the values are to predict, scaled.
         """
         config, policy, horizon = self.config, self.policy, self.geometry.horizon
 
         def segments(x: torch.Tensor) -> torch.Tensor:
             return x.reshape(-1, horizon, *x.shape[2:])
 
-        features = map_features(self._prepare(rollout.obs), segments)
-        actions, log_probs = (segments(self._put(x)) for x in (rollout.actions, rollout.log_probs))
+        features = map_features(self.prepare(rollout.obs), segments)
+        actions, log_probs = (segments(self.put(x)) for x in (rollout.actions, rollout.log_probs))
         memory = None
         if policy.state_specs:
-            state = {name: self._put(x).flatten(0, 1) for name, x in rollout.states.items()}
-            memory = Memory(state, self._put(episode_starts(rollout, horizon)))
-        importance, behaviour_kl = None, 0.0
+            state = {name: self.put(x).flatten(0, 1) for name, x in rollout.states.items()}
+            memory = Memory(state, self.put(episode_starts(rollout, horizon)))
+        importance, weights, behaviour_kl = None, None, 0.0
         if self.is_stale:
             behaviour = log_probs
             values, log_probs = self._evaluate(features, memory, actions)
             importance = returns.importance_weights(log_probs, behaviour)
             behaviour_kl = float(_kl(log_probs - behaviour).mean())
+            if config.advantages == "vtrace":
+                weights = importance.reshape(rewards.shape)
         else:
             values, _ = self._evaluate(features, memory)
-        corrections = importance if config.advantages == "vtrace" else None
-        advantages, targets = self._advantages(rollout, rewards, values, corrections)
-        present = segments(self._put(rollout.present))
+        advantages, targets = returns.rollout_advantages(
+            rollout,
+            rewards,
+            values.reshape(rewards.shape),
+            self._value_of,
+            config.gamma,
+            config.gae_lambda,
+            weights,
+        )
+        advantages, targets = segments(advantages), segments(targets)
+        present = segments(self.put(rollout.present))
         priorities = None
         if config.sampling == "prioritised":
             priorities = (advantages.abs() * present).sum(1).cpu().numpy()
@@ -244,41 +256,14 @@ class PPO(PolicyAlgorithm):
             priorities=priorities,
         )
 
-    def _advantages(
-        self, rollout: Fragment, rewards: Array, values: torch.Tensor, weights: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and value targets [n, horizon]: GAE, or with importance weights V-trace.
-
-        rewards: [rows, steps]; values, weights: [n, horizon].
-        """
-        shape = rewards.shape
-
-        def values_at(obs: Observations, state: Observations) -> torch.Tensor:
-            """[k]: the values of single observations, each met with its recurrent state."""
-            features = map_features(self._prepare(obs), lambda x: x.unsqueeze(1))
-            starts = torch.zeros(features["actor"].shape[:2], dtype=torch.bool, device=self.device)
-            tensors = {name: self._put(x) for name, x in state.items()}
-            memory = Memory(tensors, starts) if self.policy.state_specs else None
-            return self._evaluate(features, memory)[0].squeeze(1)
-
-        next_values = returns.next_values(
-            values.reshape(shape),
-            values_at(rollout.last_obs, rollout.last_state),
-            values_at(rollout.finals.obs, rollout.finals.state),
-            self._put(rollout.finals.rows),
-            self._put(rollout.finals.steps),
-        )
-        advantages, targets = returns.advantages_and_targets(
-            self._put(rewards),
-            values.reshape(shape),
-            next_values,
-            self._put(rollout.terminated),
-            self._put(rollout.truncated),
-            self.config.gamma,
-            self.config.gae_lambda,
-            None if weights is None else weights.reshape(shape),
-        )
-        return advantages.reshape(values.shape), targets.reshape(values.shape)
+    def _value_of(self, obs: Observations, state: Observations) -> torch.Tensor:
+        """[k]: the values of single observations, each met with its recurrent state."""
+        features = map_features(self.prepare(obs), lambda x: x.unsqueeze(1))
+        starts = torch.zeros(features["actor"].shape[:2], dtype=torch.bool, device=self.device)
+        memory = None
+        if self.policy.state_specs:
+            memory = Memory({name: self.put(x) for name, x in state.items()}, starts)
+        return self._evaluate(features, memory)[0].squeeze(1)
 
     def _evaluate(
         self, features: Features, memory: Memory | None, actions: torch.Tensor | None = None
@@ -299,13 +284,6 @@ class PPO(PolicyAlgorithm):
                 evaluated = self.policy.evaluate(chunk, actions[part], known)
                 values[part], log_probs[part] = evaluated.values, evaluated.log_probs
         return values, log_probs
-
-    def _put(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
-
-    def _prepare(self, obs: Observations) -> Features:
-        """Normalises the observations that the policy reads."""
-        return self.policy.prepare({n: self._put(obs[n]) for n in self.policy.observations})
 
     def _normalise_advantages(self) -> None:
         """To mean 0 and spread 1 over the whole buffer.
@@ -335,8 +313,6 @@ class PPO(PolicyAlgorithm):
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
-        if clock.only_collects:
-            return
         yield from self.rewards.batches(key.child("rewards"))
         config, count = self.config, self.geometry.num_minibatches
         size = self.geometry.segments_per_minibatch // self.geometry.shards
@@ -449,9 +425,9 @@ class PPO(PolicyAlgorithm):
         return metrics
 
     def gather(self) -> None:
-        """Each rank has followed the returns of its own rows: now all ranks know all of them."""
-        rows = [self.geometry.shard_rows(s) for s in self.local_shards]
-        running = self.ranks.gather([self.scaler.running[r] for r in rows])
+        """Each rank has followed the returns of its own environments: now all ranks know all."""
+        envs = [self.geometry.shard_envs(s) for s in self.local_shards]
+        running = self.ranks.gather([self.scaler.running[e] for e in envs])
         self.scaler.running = np.concatenate(running)
         self.rewards.gather()
 

@@ -64,6 +64,7 @@ METRICS: Metrics = (
         ".2f",
         Column(23, 6),
         check=_entropy_collapsed,
+        reduce="last",
         explored_by="policy.init_std, algorithm.entropy_coef",
     ),
     Metric(

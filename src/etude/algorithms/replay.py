@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from etude.algorithms import from_dataset
-from etude.algorithms.held_out import DatasetConfig, EpisodesOf
+from etude.algorithms.held_out import DatasetConfig
 from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
 from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Loops
@@ -22,10 +22,11 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.learning.sampling import Experience
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.policies import make_policy
 from etude.planning import memory
-from etude.planning.kinds import Inputs, Learner, PlanSection, RewardsSection
+from etude.planning.kinds import Inputs, Learner, PlanSection, RewardsSection, array_shapes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, check_policy
 from etude.runs import files
@@ -56,29 +57,31 @@ class OffPolicyConfig(DatasetConfig):
 
     rollout_steps: int = Field(100, ge=1, description="Steps of every environment in an iteration.")
     train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")
-    batch_size: int = Field(256, ge=1, description="Transitions of one gradient, over all shards.")
+    batch_size: int = Field(256, ge=1, description="Transitions of one minibatch, over all shards.")
     warmup_steps: int = Field(
         10_000, ge=0, description="Environment steps of random actions before the first gradient."
     )
     capacity: int = Field(
-        1_000_000, ge=1, description="Observations the replay holds before old episodes go."
+        1_000_000,
+        ge=1,
+        description="Observations that the replay buffer holds; the oldest episodes are evicted.",
     )
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a step.")
-    polyak: float = Field(0.995, ge=0, le=1, description="What targets keep of themselves.")
+    gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
+    polyak: float = Field(0.995, ge=0, le=1, description="1 - tau of the target networks' updates.")
     target_interval: int = Field(
-        1, ge=1, description="Gradient steps from one move of the targets to the next."
+        1, ge=1, description="Gradient steps between updates of the target networks."
     )
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
+    learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     normalise_observations: bool = Field(
-        False, description="Shift and scale observations by what has been seen of them."
+        False, description="Normalise observations by their running mean and standard deviation."
     )
 
     @abstractmethod
     def make(
         self,
         policy: Any,
-        stores: Sequence[EpisodeStore | EpisodesOf],
+        stores: Sequence[Experience],
         rewards: RewardSource,
         key: Key,
         device: torch.device,
@@ -121,8 +124,8 @@ class OffPolicyConfig(DatasetConfig):
         )
         if self.imitates:
             raise UsageError(
-                "algorithm.behaviour_coef holds a policy to a dataset, and there is none: name one "
-                "with --algorithm.dataset FOLDER, or set it to None."
+                "algorithm.behaviour_coef imitates the actions of a dataset, and there is none: "
+                "name one with --algorithm.dataset FOLDER, or set behaviour_coef to None."
             )
         return geometry
 
@@ -156,7 +159,7 @@ class OffPolicyConfig(DatasetConfig):
         self,
         run: Resolved,
         policy: Any,
-        stores: Sequence[EpisodeStore | EpisodesOf],
+        stores: Sequence[Experience],
         key: Key | None,
         device: torch.device,
     ) -> OffPolicy:
@@ -169,12 +172,23 @@ class OffPolicyConfig(DatasetConfig):
         if run.data is not None:
             return from_dataset.plan(self, run)
         geometry, total, env = run.geometry, run.loops.total, run.spec
-        _refuse(run)
+        if run.recipe.motions.enabled:
+            raise UsageError(
+                f"{self.kind} keeps whole episodes, and motions.enabled ends them at every epoch's "
+                "end: use algorithm ppo, or practise all motions evenly with --motions.no-enabled."
+            )
+        if run.spec.agents > 1:
+            raise UsageError(
+                f"{self.kind} keeps whole episodes, and agents of this environment come and go: "
+                "use algorithm ppo."
+            )
         shape = geometry.store(env, self.capacity)
         steps = total.timesteps // geometry.shards
         planned = [PlannedStore(shape, steps) for _ in range(geometry.shards)]
         training, rewards = self.planned(run, cast(list[EpisodeStore], planned))
         staging = BufferSpec(env, {}, geometry.num_envs, geometry.steps, geometry.steps).num_bytes
+        arrays = {f"obs/{name}": spec for name, spec in env.observations.items()}
+        arrays["actions"] = env.action.array
         samples = self.train_batches * self.batch_size / geometry.steps_per_iteration
         return PlanSection(
             geometry={
@@ -186,7 +200,7 @@ class OffPolicyConfig(DatasetConfig):
                 **rewards.geometry,
             },
             lines=self.update_lines(rewards),
-            shapes=self._shapes(run),
+            shapes=array_shapes(arrays, [self.capacity], [self.batch_size]),
             title="Replay: [transitions, ...]",
             usage=f"every step is used {samples:g} times, on average; {geometry.shards} shard(s)",
             data={
@@ -206,9 +220,7 @@ class OffPolicyConfig(DatasetConfig):
             notes=self._notes(run),
         )
 
-    def planned(
-        self, run: Resolved, stores: Sequence[EpisodeStore | EpisodesOf]
-    ) -> tuple[Tree, RewardsSection]:
+    def planned(self, run: Resolved, stores: Sequence[Experience]) -> tuple[Tree, RewardsSection]:
         """The shape of the learner's state in a checkpoint, and the reward source's plan."""
         algorithm = self._made(run, run.deployed, stores, None, torch.device("meta"))
         return algorithm.state_dict(), run.recipe.rewards.plan(algorithm.rewards)
@@ -231,21 +243,9 @@ class OffPolicyConfig(DatasetConfig):
     def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
         """About what a gradient step keeps for its backward pass, and the most of IRCR's best
         episodes."""
-        layers = 32 * self.batch_size * sum(run.recipe.policy.hidden) * 4
+        layers = 32 * self.batch_size * sum(run.deployed.config.hidden) * 4  # type: ignore[attr-defined]
         best = num_bytes(training["rewards"].get("best", {}))
         return {"workspace": layers, **({"best_episodes": best} if best else {})}
-
-    def _shapes(self, run: Resolved) -> dict[str, Any]:
-        arrays = {f"obs/{name}": spec for name, spec in run.spec.observations.items()}
-        arrays["actions"] = run.spec.action.array
-        return {
-            name: {
-                "dtype": spec.dtype,
-                "buffer": [self.capacity, *spec.shape],
-                "minibatch": [self.batch_size, *spec.shape],
-            }
-            for name, spec in arrays.items()
-        }
 
     def _notes(self, run: Resolved) -> list[str]:
         notes = [
@@ -265,21 +265,6 @@ class OffPolicyConfig(DatasetConfig):
                 f"{self.warmup_steps:,} steps."
             )
         return notes
-
-
-def _refuse(run: Resolved) -> None:
-    """What cannot be kept as whole episodes."""
-    kind = run.recipe.algorithm.kind
-    if run.recipe.motions.enabled:
-        raise UsageError(
-            f"{kind} keeps whole episodes, and motions.enabled cuts them at every epoch's end: use "
-            "algorithm ppo, or practise all motions evenly with --motions.no-enabled."
-        )
-    if run.spec.agents > 1:
-        raise UsageError(
-            f"{kind} keeps whole episodes of rows that are always there, and agents come and go: "
-            "use algorithm ppo."
-        )
 
 
 @dataclass(frozen=True)

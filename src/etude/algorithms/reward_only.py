@@ -1,24 +1,32 @@
-"""Reward-only learning: a dataset in place of environments, and its part of a plan."""
+"""Reward-only: a reward network learned from a dataset of episodes, without an environment.
+
+The loop, clock, checkpoints and logs are those of any other algorithm; nothing is collected, and
+the reward network stands in a checkpoint's `policy/`. `held_out.py` says what it is tested on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
 from etude.algorithms import from_dataset
 from etude.algorithms.held_out import DatasetConfig, split_store
-from etude.algorithms.reward_model import action_of, make_reward_only
-from etude.algorithms.rrd import METRICS, RRDConfig, num_bytes
-from etude.core.clock import Loops
-from etude.core.contracts import EnvSpec
+from etude.algorithms.rrd import EVAL_LOSS, METRICS, RRD, RRDConfig, evaluate, num_bytes
+from etude.core.clock import Clock, Loops
+from etude.core.contracts import ActionSpec, BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
+from etude.core.trees import Tree
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.learning.base import PolicyAlgorithm
 from etude.metrics.declared import Column, Metric, Metrics
-from etude.models.reward_networks import make_reward_network
+from etude.models.reward_networks import RewardNetwork, make_reward_network
 from etude.planning.kinds import Inputs, Learner, PlanSection
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
@@ -34,7 +42,7 @@ class RewardOnlyConfig(DatasetConfig):
         *METRICS,
         Metric("train/R_mean", "R mean", ".3g", Column(31, 10)),
         Metric("train/R_std", "R std", ".3g", Column(32, 10)),
-        Metric("eval/R_loss", "eval R loss", ".3g", Column(90, 12)),
+        Metric(EVAL_LOSS, "eval R loss", ".3g", Column(90, 12)),
         Metric(
             "eval/rank_correlation",
             "rank",
@@ -68,10 +76,10 @@ class RewardOnlyConfig(DatasetConfig):
     train_batches: int = Field(50, ge=1, description="Gradient steps of an iteration.")
     rrd: RRDConfig = Field(RRDConfig.image(reads=()), description="Return decomposition.")
     progress: str | None = Field(
-        None, description="Observation of one number a step that says how far the task is."
+        None, description="Observation (one number per step) that measures progress in the task."
     )
     action_sizes: tuple[PositiveInt, ...] = Field(
-        (), description="Choices of each discrete action; box actions have none."
+        (), description="Number of choices of each discrete action; empty if continuous."
     )
 
     def found_in(self, store: StoreGeometry) -> Self:
@@ -81,7 +89,7 @@ class RewardOnlyConfig(DatasetConfig):
 
     @property
     def read_names(self) -> set[str]:
-        """The observations that are looked at."""
+        """The observations that reward network and evaluation read."""
         return {*self.rrd.network.reads, *([self.progress] if self.progress else [])}
 
     def loops(self, recipe: Recipe, geometry: None) -> Loops:
@@ -112,51 +120,127 @@ class RewardOnlyConfig(DatasetConfig):
         config, store = run.data
         algorithm = make_reward_only(config, store, run.device, key.child("reward"))
         score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
-        held_out = HeldOutEvaluator(algorithm.evaluate, score, algorithm.held_out.num_episodes)
+        episodes = algorithm.held_out.num_episodes
+        held_out = HeldOutEvaluator(algorithm.evaluate, episodes, score, EVAL_LOSS)
         counts = algorithm.training.num_whole, algorithm.training.num_transitions
         return Learner(algorithm, dataset=counts, evaluator=held_out)
 
     def plan(self, run: Resolved) -> PlanSection:
-        (config, store), loops = run.data, run.loops
+        config, store = run.data
         with torch.device("meta"):
             algorithm = make_reward_only(config, store, torch.device("meta"), None)
-        rrd = config.rrd
-        num_passes = from_dataset.passes(algorithm.training, loops, rrd.rrd_batch_size)
-        subsets = rrd.rrd_batch_size // rrd.rrd_sample_size
+        rrd, network = config.rrd, algorithm.rrd.network
+        batch, sample = rrd.rrd_batch_size, rrd.rrd_sample_size
         model = sum(p.nbytes for p in run.deployed.parameters())
-        read = algorithm.rrd.network.observations.values()
+        read = network.observations.values()
         images = sum(spec.num_bytes for spec in read if len(spec.shape) == 3)
-        return PlanSection(
-            geometry={
+        return from_dataset.dataset_section(
+            run,
+            store,
+            config.read_names,
+            (algorithm.training, algorithm.held_out),
+            batch,
+            {
                 "train_batches": config.train_batches,
-                "rrd_batch_size": rrd.rrd_batch_size,
-                "rrd_sample_size": rrd.rrd_sample_size,
-                "episodes": store.num_episodes,
-                "steps": store.num_transitions,
+                "rrd_batch_size": batch,
+                "rrd_sample_size": sample,
             },
             lines=[
-                f"update: {config.train_batches:,} batches of {subsets:,} episodes x "
-                f"{rrd.rrd_sample_size:,} of their steps = {rrd.rrd_batch_size:,}"
+                f"update: {config.train_batches:,} batches of {batch // sample:,} episodes x "
+                f"{sample:,} of their steps = {batch:,}"
             ],
-            shapes=from_dataset.shapes(store, config.read_names, rrd.rrd_batch_size),
-            title=from_dataset.TITLE,
-            usage=from_dataset.usage(num_passes),
-            data={
-                "passes": num_passes,
-                "gradient_samples": float(loops.total.updates * rrd.rrd_batch_size),
-            },
             memory={"model": model, "gradient": model, "optimizer": 2 * model},
             # What the layers of an encoder keep, in float32, over the pictures themselves.
-            estimates={"workspace": num_bytes(rrd, algorithm.rrd.network) + 16 * images},
+            estimates={"workspace": num_bytes(rrd, network) + 16 * images},
             training=algorithm.state_dict(),
-            disk=from_dataset.disk(store),
-            notes=from_dataset.dataset_notes(
-                store, config.read_names, algorithm.training, algorithm.held_out
-            ),
         )
 
 
 def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, EpisodeStore]:
     """The dataset, and the config with the observations that are read of it."""
     config = config.found_in(from_dataset.dataset_geometry(config))
-    return config, from_dataset.open_dataset(config, config.read_names)
+    return config, EpisodeStore.open(Path(config.dataset), config.read_names)
+
+
+class RewardOnly(PolicyAlgorithm):
+    """See the module's text. Its `policy` is the reward network."""
+
+    policy: RewardNetwork  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        config: RewardOnlyConfig,
+        store: EpisodeStore,
+        network: RewardNetwork,
+        device: torch.device,
+    ) -> None:
+        _check_progress(config.progress, store)
+        self.config, self.store, self.policy = config, store, network
+        self.rrd = RRD(config.rrd, network, 1, device)
+        self.training, self.held_out = split_store(store, config)
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        """There is nobody to act."""
+        return Broadcast(clock.now.iterations, {})
+
+    def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
+        """ "dataset/passes": how often a step has been drawn, on average, after this iteration."""
+        updates = clock.now.updates + self.config.train_batches
+        drawn = updates * self.config.rrd.rrd_batch_size
+        return {"dataset/passes": drawn / self.training.num_transitions}
+
+    def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
+        for b in range(self.config.train_batches):
+            yield BatchMetrics(self.rrd.update([self.training], key.child("reward", b)))
+
+    def end_iteration(self) -> dict[str, float]:
+        return {}
+
+    def evaluate(self) -> dict[str, float]:
+        """How good the reward is on the episodes held out; {} if there are none."""
+        return evaluate(self.rrd, self.held_out, self.config.progress)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def state_dict(self) -> Tree:
+        """The network's arrays are kept beside this, in `policy/`."""
+        return {"dataset": self.training.state_dict(), **self.rrd.learner_state()}
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.training.load_state_dict(state["dataset"])
+        self.rrd.load_learner_state(state)
+
+
+def make_reward_only(
+    config: RewardOnlyConfig, store: EpisodeStore, device: torch.device, key: Key | None
+) -> RewardOnly:
+    """With a new network, its weights drawn from `key`; None when they are loaded."""
+    config, action = config.found_in(store.geometry), action_of(config, store)
+    network = make_reward_network(config.rrd.network, store.geometry.observations, action, key)
+    return RewardOnly(config, store, network, device)
+
+
+def action_of(config: RewardOnlyConfig, store: EpisodeStore) -> ActionSpec:
+    """What the actions of a dataset are; its own normaliser makes up for unknown bounds."""
+    spec, sizes = store.geometry.specs["actions"], config.action_sizes
+    num = spec.shape[0] if spec.shape else 0
+    if np.dtype(spec.dtype).kind == "f" and not sizes:
+        return ActionSpec("box", (-1.0,) * num, (1.0,) * num)
+    if np.dtype(spec.dtype).kind in "iu" and len(sizes) == num:
+        return ActionSpec("discrete" if num == 1 else "multi_discrete", sizes=sizes)
+    raise UsageError(
+        f"The actions of {store.path} are {spec.dtype} of shape {spec.shape}, and action_sizes "
+        f"names {len(sizes)}: whole numbers need one size each, others none."
+    )
+
+
+def _check_progress(progress: str | None, store: EpisodeStore) -> None:
+    if progress is None:
+        return
+    spec = store.geometry.observations.get(progress)
+    if spec is None or int(np.prod(spec.shape)) != 1:
+        raise UsageError(
+            f"progress '{progress}' is not one number a step of {store.path}; its observations "
+            f"are {', '.join(sorted(store.geometry.observations))}."
+        )

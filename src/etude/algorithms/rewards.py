@@ -46,7 +46,7 @@ class RewardSource:
     def relabel_rollouts(
         self, rollouts: Sequence[Fragment]
     ) -> tuple[list[Array], dict[str, float]]:
-        """Rewards [rows, steps] float32 of every shard's rollout; and metrics about them.
+        """Rewards [num_envs, steps] float32 of every shard's rollout; and metrics about them.
 
         They come before anything that is made of them: scaling, returns, advantages.
         """
@@ -72,7 +72,7 @@ GIVEN = RewardSource()
 class GivenConfig(RewardsConfig):
     """The environment's own rewards."""
 
-    kind: Literal["given"] = Field("given", description="As the environment gives them.")
+    kind: Literal["given"] = Field("given", description="Rewards of the environment.")
 
     @property
     def uses_stored(self) -> bool:

@@ -45,14 +45,17 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.contrast import SAME
 from etude.experience.store.episodes import Subsets, Transitions
+from etude.experience.store.views import EpisodesOf
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.learning.sampling import Batch, Experience
 from etude.metrics.declared import Column, Metric, Metrics
+from etude.models.networks import load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import (
     RewardNetwork,
     RewardNetworkConfig,
     make_reward_network,
+    rewards_of,
 )
 from etude.planning.kinds import RewardsConfig, RewardsSection
 from etude.planning.resolve import Resolved
@@ -61,6 +64,7 @@ MOST_MOMENTS = 4096
 """Steps of a shard that are drawn for the normaliser at a time; the mean of a column is
 then known to 1.6 % of its spread."""
 
+EVAL_LOSS = "eval/R_loss"
 METRICS: Metrics = (
     Metric("train/R_loss", "R loss", ".3g", Column(30, 9, "online"), epoch=2, losses=True),
     Metric("train/R_loss", "R loss", ".3g", Column(30, 10, "offline")),
@@ -82,20 +86,20 @@ class RRDConfig(RewardsConfig):
 
     kind: Literal["rrd"] = Field("rrd", description="Randomised return decomposition.")
     loss: Literal["unbiased", "biased"] = Field(
-        "biased", description="unbiased takes the variance of the drawn mean out of the loss."
+        "biased", description="unbiased subtracts the variance of the mean over the drawn steps."
     )
     rrd_batch_size: int = Field(
-        256, ge=1, description="Steps of one reward gradient, all subsets together."
+        256, ge=1, description="Steps in a minibatch of the reward network, over all episodes."
     )
-    rrd_sample_size: int = Field(64, ge=1, description="Steps K drawn of one episode.")
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size.")
+    rrd_sample_size: int = Field(64, ge=1, description="Steps drawn from each episode (K).")
+    learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     normalise_targets: bool = Field(
         False,
-        description="Learn R/T in units of its spread at the first update; for datasets, where "
-        "it is known. A success spread over many steps is too small to learn otherwise.",
+        description="Standardise the targets R/T (return per step) by their spread at the first "
+        "update. For datasets: a success spread over many steps is too small otherwise.",
     )
-    network: RewardNetworkConfig = Field(RewardNetworkConfig(), description="r(s, a, s').")
+    network: RewardNetworkConfig = Field(RewardNetworkConfig(), description="Reward network.")
 
     @classmethod
     def vector(cls) -> RRDConfig:
@@ -123,7 +127,7 @@ class RRDConfig(RewardsConfig):
     def plan(self, source: RRD) -> RewardsSection:
         subsets = self.rrd_batch_size // self.rrd_sample_size
         line = (
-            f"before each, one of the reward model: {subsets:,} episodes x "
+            f"before each, a gradient step of the reward model: {subsets:,} episodes x "
             f"{self.rrd_sample_size:,} of their steps = {self.rrd_batch_size:,}"
         )
         names = ("rrd_batch_size", "rrd_sample_size")
@@ -187,7 +191,7 @@ class RRD(RewardSource):
         self.optimizer = NetworkOptimizer("reward network", self.network, config.adam_epsilon)
         self.flat = self.optimizer.flat
         self.seen: Array = np.zeros(shards, np.int64)
-        """Steps each shard's store had been given when it was last looked at."""
+        """Steps each shard's store had been given at the last update of the normaliser."""
 
     @torch.no_grad()
     def relabel(self, batch: Batch) -> Batch:
@@ -270,7 +274,7 @@ class RRD(RewardSource):
         given = [store.time * store.lanes for store in stores]
         if given == self.seen.tolist():
             return
-        seen = no_moments(self.network.num_vectors)
+        new = no_moments(self.network.num_vectors)
         for s, store in enumerate(stores):
             left = min(given[s] - int(self.seen[s]), MOST_MOMENTS)
             generator = key.child(s).generator()
@@ -278,10 +282,10 @@ class RRD(RewardSource):
                 # Images come along: never more of them at a time than a gradient step takes.
                 num = min(left, self.config.rrd_batch_size)
                 steps = store.sample_subsets(generator, num, 1).steps
-                seen = merge_moments(seen, self._moments(steps))
+                new = merge_moments(new, self._moments(steps))
                 left -= num
-        if float(seen["count"]):
-            self.network.normaliser.absorb(seen)
+        if float(new["count"]):
+            self.network.normaliser.absorb(new)
         self.seen[:] = given
 
     def _moments(self, steps: Transitions) -> Tree:
@@ -336,8 +340,7 @@ class RRD(RewardSource):
         return {**network, **self.learner_state()}
 
     def load_state_dict(self, state: Tree) -> None:
-        arrays = {name: torch.as_tensor(array) for name, array in state["network"].items()}
-        self.network.load_state_dict(arrays)
+        load_arrays(self.network, state["network"])
         self.load_learner_state(state)
 
 
@@ -363,3 +366,73 @@ def _bad_input(steps: Transitions) -> str:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"{name} of a stored step"
     return ""
+
+
+def episode_rewards(rrd: RRD, steps: Transitions) -> Array:
+    """The learned reward of every step of an episode, [T] float64."""
+    return rewards_of(rrd.network, steps.obs, steps.actions, steps.next_obs)
+
+
+def evaluate(rrd: RRD, episodes: EpisodesOf, progress: str | None) -> dict[str, float]:
+    """Evaluates the learned reward on episodes with all their steps.
+
+    "eval/R_loss": mean of (mean r - R / T)^2; all steps leave no sampling variance to correct.
+    "eval/return_correlation": Spearman's, between the sums of the learned reward and the returns;
+    of clips too, where there are any.
+    With the name of a progress signal, read after each step:
+    "eval/rank_correlation": Spearman's, of the running sum of the learned reward with progress in
+    an episode, averaged over those in which there was any; "eval/time_correlation" is the same of
+    the time gone by. The latter is what any constant reward above 0 gets: compare.
+    "eval/pooled_correlation": over the steps of all episodes together, where it has to be known
+    which episode got further; "eval/pooled_time_correlation" is that of the time gone by.
+    """
+    losses, sums = [], []
+    followed: list[tuple[Array, Array, Array]] = []  # Running sum, time and progress, [T] each.
+    for number in range(episodes.num_episodes):
+        steps, whole = episodes.episode(number)
+        rewards = episode_rewards(rrd, steps)
+        sums.append(float(rewards.sum()))
+        if number >= episodes.num_whole:  # A clip's steps are those of an episode before it.
+            continue
+        losses.append(float(rewards.mean() - whole / len(rewards)) ** 2)
+        if progress is not None:
+            done = steps.next_obs[progress].reshape(len(rewards)).astype(np.float64)
+            followed.append((rewards.cumsum(), np.arange(len(done)), done))
+    if not losses:
+        return {}
+    metrics = {
+        EVAL_LOSS: float(np.mean(losses)),
+        "eval/return_correlation": spearman(np.array(sums), episodes.returns),
+        "eval/rank_correlation": _mean([spearman(running, done) for running, _, done in followed]),
+        "eval/time_correlation": _mean([spearman(time, done) for _, time, done in followed]),
+    }
+    if followed:
+        running, time, done = (np.concatenate(parts) for parts in zip(*followed, strict=True))
+        metrics["eval/pooled_correlation"] = spearman(running, done)
+        metrics["eval/pooled_time_correlation"] = spearman(time, done)
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def _mean(values: list[float]) -> float:
+    """Of those that exist; NaN if none does."""
+    there = [value for value in values if np.isfinite(value)]
+    return float(np.mean(there)) if there else float("nan")
+
+
+def spearman(x: Array, y: Array) -> float:
+    """Rank correlation of x [n] and y [n], equal values sharing their mean rank.
+
+    NaN where one of them is constant: it has no order to agree with.
+    """
+    a, b = _ranks(x), _ranks(y)
+    a, b = a - a.mean(), b - b.mean()
+    size = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / size if size > 0.0 else float("nan")
+
+
+def _ranks(values: Array) -> Array:
+    """[n] float64 from 0; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: Array = (ends - (counts + 1) / 2)[place]
+    return ranks

@@ -1,13 +1,13 @@
-"""Soft actor-critic: act for the sum of rewards and of the policy's own entropy.
+"""Soft actor-critic: maximise rewards and the entropy of the policy.
 
 One gradient step, top to bottom (`learn`):
 
 1. The policy says what it would do now in the replayed states, and how likely that was.
 2. Critics: both are drawn to  r + gamma * (min of the target critics - alpha * log-probability)
    of an action the policy takes in the next state; r alone where the episode terminated.
-3. Alpha, the price of entropy, rises while the policy is more certain than it should be.
-4. Actor: its own action, seen through the critics as they now are, is to be worth more:
-   alpha * log-probability - min of the critics  falls.
+3. Alpha, the entropy coefficient, rises while the policy is more certain than it should be.
+4. Actor: minimises  alpha * log-probability - min of the critics  of its action, with the critics
+   as they now are.
 5. The target critics follow the critics.
 
 Alpha is the one from before this step in all of them. `rewards.py` says what r is, `off_policy.py`
@@ -51,18 +51,16 @@ class SACConfig(OffPolicyConfig):
     )
 
     kind: Literal["sac"] = Field("sac", description="Soft actor-critic.")
-    alpha: float | None = Field(
-        None, gt=0, description="Price of entropy; learned where not given."
-    )
+    alpha: float | None = Field(None, gt=0, description="Entropy coefficient; None learns it.")
     initial_alpha: float = Field(
         1.0,
         gt=0,
-        description="Where a learned price starts. It falls by a quarter in 1,000 steps: below the "
-        "worth of a step, or it is all that is learned from for long.",
+        description="Initial value of a learned entropy coefficient. It falls by about a quarter "
+        "in 1,000 gradient steps: start below the reward of a step, or entropy outweighs rewards.",
     )
     target_entropy: float | None = Field(
         None,
-        description="Entropy a learned price holds; minus the action's dimensions if not given.",
+        description="Entropy that a learned coefficient aims at; None: minus the action dimension.",
     )
 
     def make(self, *parts: Any, **named: Any) -> SAC:
@@ -91,23 +89,18 @@ class SAC(OffPolicy):
     ) -> dict[str, torch.Tensor]:
         config, policy, critics = self.config, self.policy, self.critics
         alpha = self.log_alpha.exp()
-        seen = [policy.prepare(batch.obs) for batch in batches]
-        drawn = [policy.sample(x["actor"], noise[0]) for x, noise in zip(seen, noises, strict=True)]
+        features = [policy.prepare(batch.obs) for batch in batches]
+        drawn = [policy.sample(x["actor"], z[0]) for x, z in zip(features, noises, strict=True)]
 
-        values, critic_losses = [], []
-        for x, batch, noise in zip(seen, batches, noises, strict=True):
-            target = self.target(batch, noise[1], alpha)
-            error, value = self._critic_errors(x["critic"], batch, target)
-            values.append(value)
-            critic_losses.append(0.5 * error)
-        critic_loss = self.critic_optimizer.mean_gradient(critic_losses)
+        targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
+        critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight=0.5)
         alpha_loss = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
         if config.alpha is None:
             self.alpha_optimizer.step(config.learning_rate)
         self.critic_optimizer.step(config.learning_rate)
 
         actor_losses = []
-        for x, (actions, log_probs) in zip(seen, drawn, strict=True):
+        for x, (actions, log_probs) in zip(features, drawn, strict=True):
             min_q = critics.min_q(x["critic"], actions)
             actor_losses.append((alpha * log_probs - min_q).mean())
         actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
@@ -120,7 +113,7 @@ class SAC(OffPolicy):
             "train/critic_loss": critic_loss,
             "train/actor_loss": actor_loss,
             "train/ent_coef": alpha.squeeze(),
-            "train/q_mean": torch.stack(values).mean(),
+            "train/q_mean": q_mean,
         }
         return metrics | ({"train/ent_coef_loss": alpha_loss} if config.alpha is None else {})
 
@@ -148,8 +141,8 @@ class SAC(OffPolicy):
             self.log_alpha.copy_(torch.as_tensor(training["log_alpha"]))
 
     def state_dict(self) -> Tree:
-        own = {"log_alpha": self.log_alpha, "alpha_optimizer": self.alpha_optimizer.state_dict()}
-        return {**super().state_dict(), **own}
+        alpha = {"log_alpha": self.log_alpha, "alpha_optimizer": self.alpha_optimizer.state_dict()}
+        return {**super().state_dict(), **alpha}
 
     def load_state_dict(self, state: Tree) -> None:
         super().load_state_dict(state)

@@ -5,10 +5,10 @@ One gradient step, top to bottom (`learn`):
 1. Critics: both are drawn to  r + gamma * min of the target critics  at the action the target
    actor takes in the next state, blurred by clipped noise so that no sharp peak of a critic is
    believed; r alone where the episode terminated.
-2. Every `delay` steps, actor: its action, seen through the first critic, is to be worth more.
-   With `behaviour_coef` it is also drawn to the replayed action, for learning from a dataset,
-   where a critic's error about actions that nobody took is never found out (TD3+BC):
-   (action - replayed action)^2 - worth / (behaviour_coef * mean of |worth|)  falls.
+2. Every `delay` steps, actor: maximises Q, the first critic's value of its action. With
+   `behaviour_coef` it is also drawn to the replayed action, for learning from a dataset, where a
+   critic's error about actions that nobody took is never found out (TD3+BC): it minimises
+   (action - replayed action)^2 - Q / (behaviour_coef * mean of |Q|).
 3. Every `target_interval` steps the targets follow critics and actor.
 
 `rewards.py` says what r is, `off_policy.py` where the states come from. A test holds this update to
@@ -54,18 +54,18 @@ class TD3Config(OffPolicyConfig):
     )
 
     kind: Literal["td3"] = Field("td3", description="Twin delayed DDPG.")
-    exploration: float = Field(0.1, ge=0, description="Spread of the noise actions explore with.")
-    target_noise: float = Field(0.2, ge=0, description="Spread of the noise on target actions.")
-    target_noise_clip: float = Field(0.5, ge=0, description="The most that noise may be.")
-    delay: int = Field(2, ge=1, description="Gradient steps of the critics to one of the actor.")
+    exploration: float = Field(0.1, ge=0, description="Std of the exploration noise.")
+    target_noise: float = Field(0.2, ge=0, description="Std of the noise on target actions.")
+    target_noise_clip: float = Field(0.5, ge=0, description="Clip range of the target noise.")
+    delay: int = Field(2, ge=1, description="Gradient steps of the critics per step of the actor.")
     behaviour_coef: float | None = Field(
         None,
         gt=0,
-        description="Weight of imitating replayed actions, for datasets: 1 / alpha of TD3+BC, "
-        "whose 2.5 is 0.4. Large is imitation alone; None is none.",
+        description="Weight of imitating the actions of a dataset: 1 / alpha of TD3+BC, whose "
+        "default 2.5 is 0.4 here. None trains without imitation.",
     )
     target_interval: int = Field(
-        2, ge=1, description="Gradient steps from one move of the targets to the next."
+        2, ge=1, description="Gradient steps between updates of the target networks."
     )
 
     @property
@@ -95,24 +95,18 @@ class TD3(OffPolicy):
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         config, policy, critics = self.config, self.policy, self.critics
-        seen = [policy.prepare(batch.obs) for batch in batches]
+        features = [policy.prepare(batch.obs) for batch in batches]
 
-        values, critic_losses = [], []
-        for x, batch, noise in zip(seen, batches, noises, strict=True):
-            target = self.target(batch, noise[0])
-            error, value = self._critic_errors(x["critic"], batch, target)
-            values.append(value)
-            critic_losses.append(error)
-        metrics = {
-            "train/critic_loss": self.critic_optimizer.mean_gradient(critic_losses),
-            "train/q_mean": torch.stack(values).mean(),
-        }
+        targets = [self.target(batch, z[0]) for batch, z in zip(batches, noises, strict=True)]
+        critic_loss, q_mean = self.critic_gradient(features, batches, targets)
+        metrics = {"train/critic_loss": critic_loss, "train/q_mean": q_mean}
         self.critic_optimizer.step(config.learning_rate)
 
         self.num_updates += 1
         if self.num_updates % config.delay == 0:
-            chosen = [policy.actions(x["actor"]) for x in seen]
-            q_values = [critics.first_q(x["critic"], a) for x, a in zip(seen, chosen, strict=True)]
+            chosen = [policy.actions(x["actor"]) for x in features]
+            pairs = zip(features, chosen, strict=True)
+            q_values = [critics.first_q(x["critic"], actions) for x, actions in pairs]
             actor_losses = [-q.mean() for q in q_values]
             if config.behaviour_coef is not None:
                 errors = [

@@ -24,7 +24,7 @@ from etude.metrics.board import Board
 from etude.models.policies import BasePolicy, make_policy
 from etude.planning.checks import make_curriculum
 from etude.planning.kinds import Learner
-from etude.planning.recipe import Recipe
+from etude.planning.recipe import Recipe, metrics_of
 from etude.planning.resolve import Resolved
 from etude.rollout.local import NoCollector, Workers
 from etude.runs.checkpoint import fitting
@@ -94,7 +94,7 @@ def build(
     algorithm = learner.algorithm
     collector, evaluator = make_collection(run, learner, key, clock, ranks)
     collector.report_to(say, folder.mark_not_exact)
-    board = Board(spec.statistics)
+    board = Board(spec.statistics, metrics_of(recipe))
     curriculum = make_curriculum(recipe, spec)
     state: dict[str, Stateful] = {
         "clock": clock,

@@ -1,6 +1,6 @@
 """What only some environments can do, as protocols, and how wrappers pass it on.
 
-`ability(env, Restarts)` is the object that restarts the rows of `env`, or None where nothing can.
+`ability(env, Restarts)` is the object that restarts the episodes of `env`, or None.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class TimedPhysics(Protocol):
 
 @runtime_checkable
 class AbsentAgents(Protocol):
-    """Has rows that can be absent: agents that died or have not yet come."""
+    """Has agents that can be absent: they died or have not yet come."""
 
     present: Array
-    """[rows] bool, for the observation that was given last."""
+    """[num_envs] bool, for the observation that was given last."""
 
 
 @runtime_checkable
@@ -39,10 +39,9 @@ class FollowsCurriculum(Protocol):
 
         It decides how episodes begin from then on and changes none that is open. It is no part of
         a snapshot, as it comes with every broadcast. One whose `spec.motions` are imitated is
-        given "weights" [motions]; in evaluation row r plays motion r modulo their number, from its
-        first frame.
+        given "weights" [motions]; in evaluation environment i plays motion i modulo their number,
+        from its first frame.
         """
-        ...
 
 
 @runtime_checkable
@@ -50,8 +49,7 @@ class Restarts(Protocol):
     """Can leave all its episodes at once, which a curriculum in rounds asks for."""
 
     def restart(self) -> Observations:
-        """Every row leaves its episode, unreported, and begins its next one."""
-        ...
+        """Every environment leaves its episode, unreported, and begins its next one."""
 
 
 @runtime_checkable
@@ -64,17 +62,15 @@ class StyleReference(Protocol):
 
     def style_windows(self) -> Array:
         """[n, frames, features] float32: all windows of the reference."""
-        ...
 
 
 @runtime_checkable
 class StyleMotions(Protocol):
     """Has a reference of several motions, and the observation "motion", [1] float32: the number of
-    the motion that a row practises."""
+    the motion that is practised."""
 
     def style_motions(self) -> Array:
         """[n] int64: the motion that each window of the reference is of."""
-        ...
 
 
 class EnvWrapper:

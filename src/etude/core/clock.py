@@ -62,7 +62,7 @@ class ClockConfig(Config):
     """How long a run is: a budget of environment steps, or a number of epochs."""
 
     total_timesteps: int | None = Field(
-        None, ge=1, description="Budget of environment steps; whole iterations that fit are run."
+        None, ge=1, description="Environment steps of the run, rounded down to whole iterations."
     )
     epochs: int | None = Field(None, ge=1, description="Epochs, instead of total_timesteps.")
     cycles: int = Field(5, ge=1, description="Cycles in an epoch.")
@@ -77,7 +77,7 @@ class ClockConfig(Config):
 
 @dataclass(frozen=True)
 class Loops:
-    """The nest of loops in whole numbers: what the plan prints and the clock follows."""
+    """The loops of a run in whole numbers: what the plan prints and the clock follows."""
 
     iterations: int
     iterations_per_cycle: int
@@ -122,18 +122,16 @@ class Loops:
 
     def at(self, iterations: int, updates: int | None = None) -> Counters:
         """All counters after so many iterations; the last cycle and epoch may be short."""
-        done = iterations >= self.iterations
-        cycles = (
-            -(-iterations // self.iterations_per_cycle)
-            if done
-            else (iterations // self.iterations_per_cycle)
-        )
-        epochs = -(-cycles // self.cycles_per_epoch) if done else cycles // self.cycles_per_epoch
+
+        def completed(count: int, size: int) -> int:
+            return -(-count // size) if iterations >= self.iterations else count // size
+
+        cycles = completed(iterations, self.iterations_per_cycle)
         most = max(iterations - self.idle_iterations, 0) * self.batches_per_iteration
         return Counters(
             iterations=iterations,
             cycles=cycles,
-            epochs=epochs,
+            epochs=completed(cycles, self.cycles_per_epoch),
             timesteps=iterations * self.steps_per_iteration,
             updates=most if updates is None else updates,
         )

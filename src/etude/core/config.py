@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 
 class Config(BaseModel):
@@ -21,6 +22,12 @@ class Config(BaseModel):
         if not isinstance(given, dict) or cls.renamed.keys().isdisjoint(given):
             return given
         return {cls.renamed.get(name, name): value for name, value in given.items()}
+
+
+AbsolutePath = Annotated[
+    str, AfterValidator(lambda path: str(Path(path).absolute()) if path else path)
+]
+"""A path, or "": a run that is read from another folder must find what it names."""
 
 
 class KindError(ValueError):

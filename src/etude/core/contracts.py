@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Observations = dict[str, Array]
-"""Named observations, {name: [rows, ...]}: "state" float32, "image" uint8, "critic", ..."""
+"""Named observations, {name: [num_envs, ...]}: "state" float32, "image" uint8, "critic", ..."""
 
 
 @runtime_checkable
@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape (without the row axis) and dtype of one named array."""
+    """Shape (of one environment) and dtype of one named array."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -66,13 +66,13 @@ class ActionSpec:
 
     @property
     def array(self) -> ArraySpec:
-        """How one row's action is stored: float32 [dims] or int64 [choices]."""
+        """How one environment's action is stored: float32 [dims] or int64 [choices]."""
         if self.kind == "box":
             return ArraySpec((len(self.low),), "float32")
         return ArraySpec((len(self.sizes),), "int64")
 
     def to_env(self, actions: Array) -> Array:
-        """Policy actions [rows, n] as the environment takes them; discrete ones become [rows]."""
+        """Policy actions [num_envs, n] in the environment's units; a discrete one as [num_envs]."""
         if self.kind == "discrete":
             return np.asarray(actions[:, 0])
         if self.kind == "multi_discrete":
@@ -85,7 +85,7 @@ class ActionSpec:
         return scaled
 
     def from_env(self, actions: Array) -> Array:
-        """Actions [rows, n] of an environment's units as a policy takes them, in their place."""
+        """Actions [num_envs, n] in the environment's units as a policy's, changed in place."""
         if self.kind == "box":
             if self._scale is not None:
                 center, reach, _, _ = self._scale
@@ -127,7 +127,7 @@ class EnvSpec:
     """What can become of an episode, by the number in the statistic "outcome"; the first is
     success."""
     agents: int = 1
-    """Rows that share one environment: a step of the environment is so many agent steps."""
+    """Agents that share one environment; each counts as one of `num_envs`."""
     motions: tuple[str, ...] = ()
     """What is imitated, by the number in the statistic "motion"."""
 
@@ -139,18 +139,18 @@ no mean."""
 
 @dataclass
 class StepResult:
-    """One control step of all rows; finished rows have been reset in the same step."""
+    """One control step of all environments; those that finished have been reset in it."""
 
     obs: Observations
-    """{name: [rows, ...]}: what the next action is chosen from."""
+    """{name: [num_envs, ...]}: what the next action is chosen from."""
     reward: Array
-    """[rows] float32."""
+    """[num_envs] float32."""
     terminated: Array
-    """[rows] bool: the task ended here; the future is worth nothing."""
+    """[num_envs] bool: the task ended here; the value of the future is 0."""
     truncated: Array
-    """[rows] bool: time ran out; the future is worth V(final observation)."""
+    """[num_envs] bool: time ran out; the value of the future is V(final observation)."""
     final_envs: Array
-    """[k] int64, ascending: rows that finished."""
+    """[k] int64, ascending: environments that finished."""
     final_obs: Observations
     """{name: [k, ...]}: what they ended on, before the reset."""
     episodes: dict[str, Array] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class StepResult:
 
 
 class BatchEnv(Protocol):
-    """Many rows of one environment. A row's randomness is `key.episode(row, episode)`.
+    """Many copies of one environment, with randomness from `key.episode(env, episode)`.
 
     What only some environments can do is in `etude.core.abilities`. One whose `spec.motions` are
     imitated reports "motion" and "is_success" of every episode.
@@ -169,20 +169,16 @@ class BatchEnv(Protocol):
     spec: EnvSpec
 
     def reset(self, key: Key) -> Observations:
-        """Every row at the start of its episode 0."""
-        ...
+        """Every environment at the start of its episode 0."""
 
     def step(self, actions: Array) -> StepResult:
         """`actions`: as `spec.action.to_env` gives them."""
-        ...
 
     def snapshot(self) -> Tree:
-        """A copy of everything that decides the future: arrays with a leading row axis."""
-        ...
+        """A copy of everything that decides the future: arrays [num_envs, ...]."""
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot, on any instance with as many rows."""
-        ...
+        """Continue from a snapshot, on any instance with as many environments."""
 
     def close(self) -> None: ...
 
@@ -197,14 +193,14 @@ class Broadcast:
 
 
 Snapshot = Tree
-"""Everything one group of environments is: simulator rows, last observations, open episodes,
-recurrent state, arrays with a leading row axis; and the round of the curriculum they began in."""
+"""Everything one group of environments is: simulator state, last observations, open episodes,
+recurrent state, arrays [num_envs, ...]; and the round of the curriculum they began in."""
 
 
 class Finals(NamedTuple):
-    """The observations that finished episodes ended on: sparse, in (step, row) order."""
+    """The observations that finished episodes ended on: sparse, in (step, environment) order."""
 
-    rows: Array
+    envs: Array
     """[k] int64."""
     steps: Array
     """[k] int64."""
@@ -216,44 +212,44 @@ class Finals(NamedTuple):
 
 @dataclass
 class Fragment:
-    """What a rollout brings back: `steps` control steps of `rows` rows, observations raw."""
+    """The experience of a rollout: `steps` of each of `num_envs` environments, observations raw."""
 
     obs: Observations
-    """{name: [rows, steps, ...]}: what each action was chosen from."""
+    """{name: [num_envs, steps, ...]}: what each action was chosen from."""
     actions: Array
-    """[rows, steps, n] as the policy gave them, before clipping and scaling."""
+    """[num_envs, steps, n] as the policy gave them, before clipping and scaling."""
     log_probs: Array
-    """[rows, steps] float32."""
+    """[num_envs, steps] float32."""
     rewards: Array
-    """[rows, steps] float32."""
+    """[num_envs, steps] float32."""
     terminated: Array
-    """[rows, steps] bool."""
+    """[num_envs, steps] bool."""
     truncated: Array
-    """[rows, steps] bool."""
+    """[num_envs, steps] bool."""
     present: Array
-    """[rows, steps] bool: the row stood for an agent; what is elsewhere counts for nothing."""
+    """[num_envs, steps] bool: an agent was there; other steps count for nothing."""
     states: dict[str, Array]
-    """{name: [rows, segments, ...]}: the recurrent state every segment began with."""
+    """{name: [num_envs, segments, ...]}: the recurrent state every segment began with."""
     last_obs: Observations
-    """{name: [rows, ...]}: the observation after the last step."""
+    """{name: [num_envs, ...]}: the observation after the last step."""
     last_state: dict[str, Array]
-    """{name: [rows, ...]}: the recurrent state it was met with."""
+    """{name: [num_envs, ...]}: the recurrent state it was met with."""
     finals: Finals
     episodes: dict[str, Array]
     """{name: [k] float64}: statistics of finished episodes, in the order of `finals`."""
     moments: dict[str, Tree]
-    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all rows and steps of this fragment, for
+    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all steps of this fragment, for
     every observation that the policy reads."""
     restarted: Array
-    """[rows] bool: the row began a new episode before the first step, so that it does not continue
-    the fragment before, whose last episode was left open."""
+    """[num_envs] bool: it began a new episode before the first step, and so does not continue the
+    fragment before, whose last episode was left open."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: "physics", "environment" and "inference"; "transport" where it came
     from another process. Decides nothing."""
 
 
 class Action(NamedTuple):
-    """What a policy answers: actions [rows, n], their log-probabilities [rows], its next state.
+    """Actions [num_envs, n], their log-probabilities [num_envs], and the policy's next state.
 
     log_probs: None where `Policy.log_probs` gives those of a whole rollout at once.
     """
@@ -269,65 +265,46 @@ class Policy(Protocol):
     @property
     def observations(self) -> dict[str, ArraySpec]:
         """What it reads to act or to learn; environments may give more."""
-        ...
 
     @property
     def actor_observations(self) -> dict[str, ArraySpec]:
         """What it needs to act: a critic may read more."""
-        ...
 
     @property
     def state_specs(self) -> dict[str, ArraySpec]:
-        """Recurrent state of one row, {} for a memoryless policy."""
-        ...
+        """Recurrent state of one environment, {} for a memoryless policy."""
 
-    def noise(self, generator: np.random.Generator, steps: int, rows: int) -> Array:
-        """All the randomness of a rollout, [steps, rows, n] float32."""
-        ...
+    def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
+        """All the randomness of a rollout, [steps, num_envs, n] float32."""
 
     def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
-        """[steps, rows]: log-probabilities of the actions that noise [steps, rows, n] leads to.
+        """[steps, num_envs]: log-probabilities of the actions from noise [steps, num_envs, n].
 
         None where they depend on the observations as well, and `act` gives them step by step.
         """
-        ...
 
-    def initial_state(self, rows: int) -> dict[str, Array]:
-        """Recurrent state at an episode's start, {name: [rows, ...]}."""
-        ...
+    def initial_state(self, num_envs: int) -> dict[str, Array]:
+        """Recurrent state at an episode's start, {name: [num_envs, ...]}."""
 
-    def act(
-        self,
-        obs: dict[str, torch.Tensor],
-        state: dict[str, torch.Tensor],
-        noise: torch.Tensor | None,
-    ) -> Action:
+    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
         """The action for raw observations; without noise, the most likely one."""
-        ...
 
     def state_dict(self) -> Tree: ...
 
     def load_state_dict(self, state: Tree) -> Any: ...
 
 
-class Collector(Protocol):
+class Collector(Stateful, Protocol):
     """Runs groups somewhere and gives their results in group order, whoever finished first."""
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         """The next fragment of every group."""
-        ...
 
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
         """Where to tell a person what happens on the way, and why the run is not exact any more."""
-        ...
 
     def status(self) -> dict[str, float]:
-        """Its `system/` columns of a log row, since the last look. Decides nothing."""
-        ...
-
-    def state_dict(self) -> Tree: ...
-
-    def load_state_dict(self, state: Tree) -> None: ...
+        """Its `system/` columns of a log row, since they were last read. Decides nothing."""
 
     def close(self) -> None: ...
 
@@ -339,32 +316,26 @@ class BatchMetrics:
     values: dict[str, float]
 
 
-class Algorithm(Protocol):
+class Algorithm(Stateful, Protocol):
     """Learns from fragments. PPO, SAC and reward models share the loop through this."""
 
     def broadcast(self, clock: Clock) -> Broadcast:
         """What the next rollout acts with."""
-        ...
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
         """Take in what was collected; metrics about it."""
-        ...
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
-        """One gradient step at a time; none in a run's first iterations, `clock.only_collects`."""
-        ...
+        """One gradient step at a time; not called in iterations that only collect."""
 
     def end_iteration(self) -> dict[str, float]:
         """What happens after the update: the normaliser takes in what was collected."""
-        ...
 
     def policy_parts(self) -> tuple[Tree, Tree]:
         """(arrays, contract): all that is needed to act, for a checkpoint's `policy/`."""
-        ...
 
     def load_policy(self, arrays: Tree) -> None:
         """Put back the arrays of `policy_parts`."""
-        ...
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         """Begin a new run with what another one learned.
@@ -372,18 +343,12 @@ class Algorithm(Protocol):
         arrays: those of its `policy_parts`. training: its `state_dict` at that time; None where
         only the policy was kept, and then whatever else is learned begins anew.
         """
-        ...
 
     def retire(self, states: list[Tree]) -> None:
         """Give up files that none of these states needs: what `state_dict` gave, without arrays,
         to every checkpoint that can still be resumed."""
-        ...
 
     def close(self) -> None: ...
-
-    def state_dict(self) -> Tree: ...
-
-    def load_state_dict(self, state: Tree) -> None: ...
 
 
 class LogWriter(Protocol):
@@ -391,7 +356,6 @@ class LogWriter(Protocol):
 
     def begin(self, history: list[dict[str, Any]]) -> None:
         """The rows a resumed run keeps, [] for a new one; what was written after them is void."""
-        ...
 
     def write(self, row: dict[str, Any]) -> None: ...
 

@@ -36,7 +36,7 @@ class Damaged(EtudeError):
 class NonFinite(EtudeError):
     """A NaN or an infinity, caught before it could reach the weights.
 
-    `where` names the first culprit ("observation 'state', column 4 of row 17");
+    `where` names the first culprit ("observation 'state', column 4 of environment 17");
     `arrays` is a small flat tree that reproduces it.
     """
 

@@ -78,11 +78,11 @@ def _meant(path: str, owner: type[BaseModel] | None, model: type[BaseModel] | No
     if owner is None or model is None:
         return None
     section, dot, _ = path.rpartition(".")
-    own = [f"{section}{dot}{name}" for name in owner.model_fields]
+    inside = [f"{section}{dot}{name}" for name in owner.model_fields]
     elsewhere = [
         name for name in field_paths(model) if not (dot and name.startswith(section + dot))
     ]
-    return nearest(path, own) or nearest(path, elsewhere)
+    return nearest(path, inside) or nearest(path, elsewhere)
 
 
 def _sentence(problem: dict[str, Any], name: str) -> str:

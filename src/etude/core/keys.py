@@ -41,13 +41,13 @@ class Key:
         """A fresh generator at the start of this key's stream."""
         return np.random.Generator(np.random.Philox(key=self._bits))
 
-    def episode(self, row: int, episode: int) -> np.random.Generator:
-        """The stream of one episode of one environment row.
+    def episode(self, env: int, episode: int) -> np.random.Generator:
+        """The stream of one episode of one environment.
 
-        Row and episode are the high words of Philox's counter, so a stream costs no hash
+        Environment and episode are the high words of Philox's counter, so a stream costs no hash
         and cannot run into its neighbour. The word below keeps it apart from `generator`.
         """
-        return np.random.Generator(np.random.Philox(key=self._bits, counter=[0, 1, row, episode]))
+        return np.random.Generator(np.random.Philox(key=self._bits, counter=[0, 1, env, episode]))
 
     def integer(self) -> int:
         """A 63-bit seed for libraries that keep a generator of their own."""
@@ -55,7 +55,7 @@ class Key:
 
 
 class Streams:
-    """The generators `key.episode(row, episode)`, one per row, wound back instead of rebuilt.
+    """The generators `key.episode(env, episode)`, wound back instead of rebuilt.
 
     Building one takes as long as everything else a reset draws and writes.
     """
@@ -68,14 +68,14 @@ class Streams:
         """Draw from this key's episodes from now on."""
         self._state = dict(key.episode(0, 0).bit_generator.state)
 
-    def begin(self, rows: Sequence[int], episodes: Sequence[int]) -> list[np.random.Generator]:
-        """The streams of these rows' episodes, each at its start."""
+    def begin(self, envs: Sequence[int], episodes: Sequence[int]) -> list[np.random.Generator]:
+        """The streams of these environments' episodes, each at its start."""
         state = self._state
         if state is None:
             raise UsageError("reset or restore an environment before stepping it.")
         counter = state["state"]["counter"]
-        generators = [self._generators[row] for row in rows]
-        for generator, row, episode in zip(generators, rows, episodes, strict=True):
-            counter[2], counter[3] = row, episode
+        generators = [self._generators[env] for env in envs]
+        for generator, env, episode in zip(generators, envs, episodes, strict=True):
+            counter[2], counter[3] = env, episode
             generator.bit_generator.state = state
         return generators

@@ -1,7 +1,7 @@
 """Learner processes that share a run's shards: what each may ask of the others.
 
 Of R ranks, rank r has shards r * S / R up to (r + 1) * S / R and the groups that fill them. What
-goes over all shards is told to every rank in shard order and added up there in that order, so that
+goes over all shards is sent to every rank in shard order and added up there in that order, so that
 the result does not depend on R. The first rank alone writes, tests and decides.
 """
 
@@ -67,22 +67,18 @@ class Ranks(Protocol):
     @property
     def is_first(self) -> bool:
         """Whether this one writes, tests and decides."""
-        ...
 
     def part(self, count: int) -> range:
         """This rank's of `count` shards or groups, which the ranks divide."""
-        ...
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What `make` gives on the first rank, the only one to call it.
 
         Plain data: dicts, lists, numbers, strings, arrays; tuples arrive as lists.
         """
-        ...
 
     def gather(self, parts: list[T]) -> list[T]:
         """The parts of all ranks, in their order; plain data."""
-        ...
 
     def ordered_sum(self, totals: Sequence[torch.Tensor], shards: Sequence[T]) -> Iterator[T]:
         """Yields each of this rank's `shards`; the caller adds its part to `totals`.
@@ -90,22 +86,18 @@ class Ranks(Protocol):
         `totals` are zeroed before. Once the caller has asked for all shards, `totals` are the sums
         over those of all ranks, in shard order.
         """
-        ...
 
     def differing(self, make: Callable[[], str]) -> list[int]:
         """The ranks on which `make` gives something else than on the first."""
-        ...
 
     def owner(self, index: int, count: int) -> str:
         """Who has one of `count` shards, as the end of a sentence: ", on rank 1"."""
-        ...
 
     def adding(self, exactly: bool, patience: Callable[[], float]) -> Ranks:
         """The same ranks, whose sums are taken in shard order, or in whichever is fastest.
 
         `patience`: the seconds for which they wait for one that gives no sign of life.
         """
-        ...
 
 
 @runtime_checkable
@@ -114,7 +106,6 @@ class Shared(Protocol):
 
     def gather(self) -> None:
         """Brings the other ranks' parts here, for `state_dict`; all ranks call it together."""
-        ...
 
 
 class Alone:
@@ -153,14 +144,14 @@ ALONE = Alone()
 
 def raise_first(ranks: Ranks, faults: Sequence[NonFinite | None]) -> None:
     """Raise the first shard's fault, on every rank; `faults` are those of this rank's shards."""
-    told = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
-    for index, fault in enumerate(told):
+    gathered = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
+    for index, fault in enumerate(gathered):
         if fault is not None:
             where, arrays = fault
-            raise NonFinite(f"{where}{ranks.owner(index, len(told))}", arrays)
+            raise NonFinite(f"{where}{ranks.owner(index, len(gathered))}", arrays)
 
 
 def named(ranks: Sequence[int]) -> str:
     """ "rank 1", or "ranks 1 and 3"."""
-    *some, last = map(str, ranks)
-    return f"ranks {', '.join(some)} and {last}" if some else f"rank {last}"
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"

@@ -43,7 +43,15 @@ def contrast(returns: Array, lengths: Array) -> Contrast:
         return Contrast(False, "there is no episode", "There is no episode.")
     per_step = returns / lengths
     if _spread(returns) < SAME:
-        return _equal_returns(returns)
+        value = float(returns.mean())
+        advice = "Add successes, such as `etude data record` makes."
+        if value:
+            advice = (
+                "Learning a reward adds clips that end before their episode does; failures, such "
+                "as `etude data record` makes, teach more."
+            )
+        reason = f"all {len(returns):,} returns are {value:.6g}"
+        return Contrast(False, reason, f"Every return is {value:g}: {_NOTHING}. {advice}")
     if _spread(per_step) < SAME:
         each = f"{float(per_step.mean()):.6g} per step, whatever is done"
         sentence = (
@@ -51,33 +59,18 @@ def contrast(returns: Array, lengths: Array) -> Contrast:
             "time, such as `etude data record` makes."
         )
         return Contrast(False, f"all {len(returns):,} episodes give {each}", sentence)
-    return Contrast(True, "returns differ", _differ(returns))
-
-
-def _equal_returns(returns: Array) -> Contrast:
-    value = float(returns.mean())
-    missing = "Add successes, such as `etude data record` makes."
-    if value:
-        missing = (
-            "Learning a reward adds clips that end before their episode does; failures, such as "
-            "`etude data record` makes, teach more."
-        )
-    reason = f"all {len(returns):,} returns are {value:.6g}"
-    return Contrast(False, reason, f"Every return is {value:g}: {_NOTHING}. {missing}")
-
-
-def _differ(returns: Array) -> str:
     common = float(np.isclose(returns, np.median(returns)).mean())
+    sentence = (
+        f"Returns differ ({returns.min():g} to {returns.max():g}, standard deviation "
+        f"{returns.std():.3g}): a return decomposition has something to learn from."
+    )
     if common > 0.95:
-        return (
+        sentence = (
             f"Returns differ, but {common:.0%} of them are {np.median(returns):g}: few episodes "
             "carry all there is to learn. More failures would help: `etude data import "
             "--add-truncated N`, or --algorithm.add-truncated N when a reward is learned."
         )
-    return (
-        f"Returns differ ({returns.min():g} to {returns.max():g}, standard deviation "
-        f"{returns.std():.3g}): a return decomposition has something to learn from."
-    )
+    return Contrast(True, "returns differ", sentence)
 
 
 def draw_clips(lengths: Array, num: int, key: Key) -> tuple[Array, Array]:
@@ -91,9 +84,9 @@ def draw_clips(lengths: Array, num: int, key: Key) -> tuple[Array, Array]:
         for episode in generator.permutation(long)[: num - len(episodes)].tolist():
             length = int(lengths[episode])
             least = max(1, round(SHORTEST * length))
-            cut = int(generator.integers(least, max(least, length - least) + 1))
+            length_of_clip = int(generator.integers(least, max(least, length - least) + 1))
             episodes.append(episode)
-            steps.append(min(cut, length - 1))
+            steps.append(min(length_of_clip, length - 1))
     return np.array(episodes, np.int64), np.array(steps, np.int64)
 
 

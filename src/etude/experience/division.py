@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 from etude.core.errors import UsageError
 
@@ -15,51 +16,34 @@ _FARTHEST = 1 << 16
 
 def check_division(
     sizes: Sizes,
-    ratios: Callable[..., tuple[Ratio, ...]],
+    ratios: Callable[[SimpleNamespace], tuple[Ratio, ...]],
     options: Mapping[str, str],
     otherwise: Callable[[Sizes], str],
 ) -> None:
     """Raise `UsageError` at the first part that does not divide its whole.
 
-    ratios: called with the sizes by name. options: what a person calls the sizes that may be
+    ratios: called with the sizes as attributes. options: what a person calls the sizes that may be
     changed. otherwise: what to say where no change of a single one is enough.
     """
-    for whole_name, whole, part_name, part in ratios(**sizes):
+
+    def nearest(field: str, direction: int) -> list[int]:
+        """The nearest size below or above the given one with which everything divides, if any."""
+        given = sizes[field]
+        for distance in range(1, min(max(given, 64), _FARTHEST) + 1):
+            size = given + direction * distance
+            tried = ratios(SimpleNamespace(**{**sizes, field: size})) if size > 0 else ()
+            if tried and all(whole and whole % part == 0 for _, whole, _, part in tried):
+                return [size]
+        return []
+
+    for whole_name, whole, part_name, part in ratios(SimpleNamespace(**sizes)):
         if whole % part:
+            found = {option: nearest(n, -1) + nearest(n, 1) for n, option in options.items()}
+            clauses = [f"{o} {' or '.join(map('{:,}'.format, n))}" for o, n in found.items() if n]
+            works = f"Sizes that work: {'; or '.join(clauses)}." if clauses else otherwise(sizes)
             raise UsageError(
-                f"{part_name} {part:,} does not divide {whole_name} {whole:,}. "
-                f"{_way_out(sizes, ratios, options) or otherwise(sizes)}"
+                f"{part_name} {part:,} does not divide {whole_name} {whole:,}. {works}"
             )
-
-
-def _way_out(
-    sizes: Sizes, ratios: Callable[..., tuple[Ratio, ...]], options: Mapping[str, str]
-) -> str:
-    """For each size, the nearest ones that make everything divide if only it is changed."""
-    clauses = []
-    for field, option in options.items():
-        near = _nearest_working(sizes, field, ratios)
-        if near:
-            clauses.append(f"{option} {' or '.join(f'{size:,}' for size in near)}")
-    return f"Sizes that work: {'; or '.join(clauses)}." if clauses else ""
-
-
-def _nearest_working(
-    sizes: Sizes, field: str, ratios: Callable[..., tuple[Ratio, ...]]
-) -> list[int]:
-    """The nearest below and the nearest above the given size."""
-    found = []
-    given = sizes[field]
-    reach = min(max(given, 64), _FARTHEST)
-    for candidates in (
-        range(given - 1, max(given - reach, 0), -1),
-        range(given + 1, given + reach + 1),
-    ):
-        for size in candidates:
-            if all(w and w % part == 0 for _, w, _, part in ratios(**{**sizes, field: size})):
-                found.append(size)
-                break
-    return found
 
 
 def nearest_divisor(whole: int, part: int) -> int:

@@ -1,11 +1,51 @@
-"""Advantages along each row of a fragment, and how well values explain returns."""
+"""Advantages along each environment's steps, and how well values explain returns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from etude.core.contracts import Array, Fragment, Observations
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
+
+ValueOf = Callable[[Observations, Observations], torch.Tensor]
+"""Values [k] of observations {name: [k, ...]} that were met with a recurrent state."""
+
+
+def rollout_advantages(
+    rollout: Fragment,
+    rewards: Array,
+    values: torch.Tensor,
+    value_of: ValueOf,
+    gamma: float,
+    lam: float,
+    weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and value targets of a rollout, see `advantages_and_targets`.
+
+    rewards: [num_envs, steps] that are learned from; values: [num_envs, steps] of `rollout.obs`.
+    """
+    device = values.device
+    return advantages_and_targets(
+        torch.from_numpy(rewards).to(device),
+        values,
+        values_after(rollout, values, value_of),
+        torch.from_numpy(rollout.terminated).to(device),
+        torch.from_numpy(rollout.truncated).to(device),
+        gamma,
+        lam,
+        weights,
+    )
+
+
+def values_after(rollout: Fragment, values: torch.Tensor, value_of: ValueOf) -> torch.Tensor:
+    """[num_envs, steps]: the value of the observation that each step of a rollout led to."""
+    finals = rollout.finals
+    at = (torch.from_numpy(x).to(values.device) for x in (finals.envs, finals.steps))
+    last = value_of(rollout.last_obs, rollout.last_state)
+    return next_values(values, last, value_of(finals.obs, finals.state), *at)
 
 
 def advantages_and_targets(
@@ -18,13 +58,13 @@ def advantages_and_targets(
     lam: float,
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and value targets, [rows, steps] each: GAE, or with `weights` V-trace.
+    """Advantages and value targets, [num_envs, steps] each: GAE, or with `weights` V-trace.
 
-    `next_values` [rows, steps] is V of the observation each step led to, *before* any reset:
+    `next_values` [num_envs, steps] is V of the observation each step led to, *before* any reset:
     on a truncated step V(final observation), elsewhere V of the next step's observation. A
-    termination makes the future worth nothing; either end cuts the lambda trace.
+    termination makes the value of the future 0; either end stops the lambda trace.
 
-    `weights` [rows, steps] are importance weights, at most 1, of the actions (see
+    `weights` [num_envs, steps] are importance weights, at most 1, of the actions (see
     `importance_weights`). They enter the value targets and all that an advantage takes from later
     steps, but not a step's own advantage: the policy loss multiplies that by its weight, once.
     Where all weights are 1 the result is GAE.
@@ -62,9 +102,9 @@ def next_values(
     final_envs: torch.Tensor,
     final_steps: torch.Tensor,
 ) -> torch.Tensor:
-    """[rows, steps]: V of what each step led to.
+    """[num_envs, steps]: V of what each step led to.
 
-    values [rows, steps] of the observations acted on, last_values [rows] of the observation
+    values [num_envs, steps] of the observations acted on, last_values [num_envs] of the observation
     after the last step, final_values [k] of the observations episodes ended on, which stand at
     (final_envs [k], final_steps [k]).
     """

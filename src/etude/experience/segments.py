@@ -1,13 +1,15 @@
-"""The segment buffer: all rows of an iteration in preallocated arrays, filled in place.
+"""The segment buffer: all environments of an iteration in preallocated arrays, filled in place.
 
-A row's steps are contiguous, so `[rows, steps, ...]` seen as `[rows * k, horizon, ...]` is the
-same memory: a segment never mixes two rows.
+An environment's steps are contiguous, so `[num_envs, steps, ...]` seen as
+`[num_envs * k, horizon, ...]` is the same memory: a segment never mixes two environments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ import torch
 from etude.core.contracts import Array, ArraySpec, EnvSpec, Finals, Fragment, Observations
 from etude.core.errors import NonFinite
 from etude.core.trees import copy_arrays
-from etude.experience.division import check_division, nearest_divisor
+from etude.experience.division import Ratio, check_division, nearest_divisor
 
 
 @dataclass(frozen=True)
@@ -54,43 +56,24 @@ class SegmentGeometry:
     def segments_per_minibatch(self) -> int:
         return self.minibatch // self.horizon
 
-    def shard_rows(self, shard: int) -> slice:
+    def shard_envs(self, shard: int) -> slice:
         size = self.num_envs // self.shards
         return slice(shard * size, (shard + 1) * size)
 
 
-def _ratios(
-    num_envs: int,
-    steps: int,
-    horizon: int,
-    minibatch: int,
-    shards: int,
-    envs_per_group: int,
-    agents: int,
-) -> tuple[tuple[str, int, str, int], ...]:
-    """Every (name, whole, name, part) of which the part must divide the whole."""
+def _ratios(sizes: SimpleNamespace) -> tuple[Ratio, ...]:
+    num_envs, steps, group = sizes.num_envs, sizes.steps, sizes.envs_per_group
+    horizon, minibatch, shards = sizes.horizon, sizes.minibatch, sizes.shards
+    groups = "the number of groups (collector.num_envs / collector.envs_per_group)"
+    unit = "algorithm.horizon x learner.shards"
+    buffer = "the buffer (collector.num_envs x algorithm.rollout_steps)"
     return (
-        ("collector.envs_per_group", envs_per_group, "the number of agents", agents),
-        ("collector.num_envs", num_envs, "collector.envs_per_group", envs_per_group),
-        (
-            "the number of groups (collector.num_envs / collector.envs_per_group)",
-            num_envs // envs_per_group,
-            "learner.shards",
-            shards,
-        ),
+        ("collector.envs_per_group", group, "the number of agents", sizes.agents),
+        ("collector.num_envs", num_envs, "collector.envs_per_group", group),
+        (groups, num_envs // group, "learner.shards", shards),
         ("algorithm.rollout_steps", steps, "algorithm.horizon", horizon),
-        (
-            "algorithm.minibatch_size",
-            minibatch,
-            "algorithm.horizon x learner.shards",
-            horizon * shards,
-        ),
-        (
-            "the buffer (collector.num_envs x algorithm.rollout_steps)",
-            num_envs * steps,
-            "algorithm.minibatch_size",
-            minibatch,
-        ),
+        ("algorithm.minibatch_size", minibatch, unit, horizon * shards),
+        (buffer, num_envs * steps, "algorithm.minibatch_size", minibatch),
     )
 
 
@@ -130,8 +113,11 @@ def step_specs(env: EnvSpec) -> dict[str, ArraySpec]:
     return specs
 
 
+_STEPS = ("actions", "log_probs", "rewards", "terminated", "truncated", "present")
+_NAMED = {"obs": "obs/", "states": "state/", "last_obs": "last_obs/", "last_state": "last_state/"}
+"""Arrays of a fragment, and dicts of arrays with the prefix of their names in a buffer."""
 ALIGNMENT = 64
-"""Bytes; and so many rows of anything are a multiple of it."""
+"""Bytes; and so many of anything are a multiple of it."""
 
 
 def aligned(shape: tuple[int, ...], dtype: str) -> Array:
@@ -179,36 +165,28 @@ class BufferSpec:
 class SegmentBuffer:
     """Preallocated memory for one iteration; a group writes straight into its own part."""
 
-    def __init__(self, spec: BufferSpec, rows: range | None = None) -> None:
-        """rows: those of the buffer that are needed here; all if left out.
+    def __init__(self, spec: BufferSpec, envs: range | None = None) -> None:
+        """envs: those of the buffer that are needed here; all if left out.
 
-        Some before them are held as well, so that every row is aligned as in a whole buffer.
+        Some before them are held as well, so that each is aligned as in a whole buffer.
         """
-        rows = range(spec.num_envs) if rows is None else rows
-        self._first = rows.start - rows.start % ALIGNMENT
-        self.spec = replace(spec, num_envs=rows.stop - self._first)
+        envs = range(spec.num_envs) if envs is None else envs
+        self._first = envs.start - envs.start % ALIGNMENT
+        self.spec = replace(spec, num_envs=envs.stop - self._first)
         self.arrays = {n: aligned(s.shape, s.dtype) for n, s in self.spec.shapes().items()}
 
-    def part(self, rows: slice) -> Fragment:
-        """An empty fragment whose arrays are views of these rows."""
-        held = slice(rows.start - self._first, rows.stop - self._first)
+    def part(self, envs: slice) -> Fragment:
+        """An empty fragment whose arrays are views of these environments."""
+        held = slice(envs.start - self._first, envs.stop - self._first)
         view = {name: array[held] for name, array in self.arrays.items()}
         nothing: Array = np.zeros(0, np.int64)
+        arrays: dict[str, Any] = {name: view[name] for name in _STEPS}
         return Fragment(
-            obs=_under("obs/", view),
-            actions=view["actions"],
-            log_probs=view["log_probs"],
-            rewards=view["rewards"],
-            terminated=view["terminated"],
-            truncated=view["truncated"],
-            present=view["present"],
-            states=_under("state/", view),
-            last_obs=_under("last_obs/", view),
-            last_state=_under("last_state/", view),
+            **arrays | {name: _under(prefix, view) for name, prefix in _NAMED.items()},
             finals=Finals(nothing, nothing, {}, {}),
             episodes={},
             moments={},
-            restarted=np.zeros(rows.stop - rows.start, np.bool_),
+            restarted=np.zeros(envs.stop - envs.start, np.bool_),
         )
 
 
@@ -229,23 +207,20 @@ def episode_starts(part: Fragment, horizon: int) -> Array:
     return starts
 
 
-def join(fragments: list[Fragment], buffer: SegmentBuffer, rows: slice) -> Fragment:
-    """Consecutive groups' fragments as one, over the buffer rows they fill.
+def join(fragments: list[Fragment], buffer: SegmentBuffer, envs: slice) -> Fragment:
+    """Consecutive groups' fragments as one, over the environments of the buffer that they fill.
 
     A fragment that was written elsewhere (on another machine) is copied to its place.
     """
-    joined, start = buffer.part(rows), 0
+    joined, start = buffer.part(envs), 0
     for fragment in fragments:
         end = start + len(fragment.rewards)
-        for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
-            _place(getattr(joined, name)[start:end], getattr(fragment, name))
-        for name in ("obs", "states", "last_obs", "last_state"):
-            for key, target in getattr(joined, name).items():
-                _place(target[start:end], getattr(fragment, name)[key])
+        for target, source in _pairs(joined, fragment):
+            _place(target[start:end], source)
         start = end
     offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
     joined.finals = Finals(
-        np.concatenate([f.finals.rows + o for f, o in zip(fragments, offsets, strict=False)]),
+        np.concatenate([f.finals.envs + o for f, o in zip(fragments, offsets, strict=False)]),
         np.concatenate([f.finals.steps for f in fragments]),
         _concatenate([f.finals.obs for f in fragments]),
         _concatenate([f.finals.state for f in fragments]),
@@ -261,22 +236,27 @@ def fill(part: Fragment, fragment: Fragment) -> int:
     Nothing of `part` shares memory with `fragment` afterwards.
     """
     count = 0
-    for name in ("actions", "log_probs", "rewards", "terminated", "truncated", "present"):
-        getattr(part, name)[...] = getattr(fragment, name)
-        count += getattr(fragment, name).nbytes
-    for name in ("obs", "states", "last_obs", "last_state"):
-        for key, array in getattr(fragment, name).items():
-            getattr(part, name)[key][...] = array
-            count += array.nbytes
+    for target, source in _pairs(part, fragment):
+        target[...] = source
+        count += source.nbytes
     ends = fragment.finals
     part.finals = Finals(
-        ends.rows.copy(), ends.steps.copy(), copy_arrays(ends.obs), copy_arrays(ends.state)
+        ends.envs.copy(), ends.steps.copy(), copy_arrays(ends.obs), copy_arrays(ends.state)
     )
     part.episodes = {name: array.copy() for name, array in fragment.episodes.items()}
     part.moments = {name: copy_arrays(moments) for name, moments in fragment.moments.items()}
     part.restarted = fragment.restarted.copy()
     part.seconds = dict(fragment.seconds)
     return count
+
+
+def _pairs(target: Fragment, source: Fragment) -> Iterator[tuple[Array, Array]]:
+    """The arrays of two fragments that hold the same, [num_envs, ...] each."""
+    for name in _STEPS:
+        yield getattr(target, name), getattr(source, name)
+    for name in _NAMED:
+        for key, array in getattr(target, name).items():
+            yield array, getattr(source, name)[key]
 
 
 def _place(target: Array, source: Array) -> None:
@@ -288,49 +268,38 @@ def _concatenate(parts: list[Observations]) -> Observations:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def check_finite(fragment: Fragment, first_row: int) -> None:
+def check_finite(fragment: Fragment, first_env: int) -> None:
     """Refuse experience with a NaN or infinity in it, naming the first in time."""
-    if fault := non_finite(fragment, first_row):
+    if fault := non_finite(fragment, first_env):
         raise fault
 
 
-def non_finite(fragment: Fragment, first_row: int) -> NonFinite | None:
+def non_finite(fragment: Fragment, first_env: int) -> NonFinite | None:
     """The first NaN or infinity in time, if there is one."""
     named = {f"observation '{name}'": array for name, array in fragment.obs.items()}
     named |= {"action": fragment.actions, "log-probability": fragment.log_probs}
     named |= {"reward": fragment.rewards}
     named |= {f"final observation '{n}'": array for n, array in fragment.finals.obs.items()}
     named |= {f"last observation '{n}'": array for n, array in fragment.last_obs.items()}
-    bad = [
-        name
-        for name, array in named.items()
-        if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64))
-    ]
-    return _first_of(fragment, named, bad, first_row) if bad else None
-
-
-def _first_of(fragment: Fragment, named: Observations, bad: list[str], first_row: int) -> NonFinite:
-    """The first of the bad arrays' bad numbers, by step and then by the order of `named`."""
     found: list[tuple[int, int, str]] = []
-    for name in bad:
-        where = np.argwhere(~np.isfinite(named[name]))
+    for name, array in named.items():
+        if array.dtype.kind != "f" or np.isfinite(array.sum(dtype=np.float64)):
+            continue
+        where = np.argwhere(~np.isfinite(array))
         if not len(where):  # Finite numbers whose sum is not: still no basis for an update.
             return NonFinite(f"the sum of all {name}s of an iteration (values too large)")
-        rows, steps = _when(name, where, fragment)
+        envs, steps = where[:, 0], where[:, 1] if where.shape[1] > 1 else where[:, 0]
+        if name.startswith("final"):
+            envs, steps = fragment.finals.envs[envs], fragment.finals.steps[envs]
+        elif name.startswith("last"):
+            steps = np.full(len(where), fragment.rewards.shape[1])
         first = int(np.argmin(steps))
         column = f", column {where[first][-1]}" if "observation" in name or name == "action" else ""
-        text = f"{name} of row {first_row + rows[first]}, step {steps[first]}{column}"
-        found.append((int(steps[first]), int(rows[first]), text))
-    _, row, text = min(found, key=lambda item: item[0])
-    mine = {n: fragment.finals.rows == row if n.startswith("final") else [row] for n in named}
+        text = f"{name} of environment {first_env + envs[first]}, step {steps[first]}{column}"
+        found.append((int(steps[first]), int(envs[first]), text))
+    if not found:
+        return None
+    _, env, text = min(found, key=lambda item: item[0])  # The first in time, then in `named`.
+    mine = {n: fragment.finals.envs == env if n.startswith("final") else [env] for n in named}
     arrays = {n.replace("'", "").replace(" ", "_"): a[mine[n]] for n, a in named.items()}
     return NonFinite(text, arrays)
-
-
-def _when(name: str, where: Array, fragment: Fragment) -> tuple[Array, Array]:
-    """Rows [k] and steps [k] of the positions `where` [k, axes] in one of a fragment's arrays."""
-    if name.startswith("final"):
-        return fragment.finals.rows[where[:, 0]], fragment.finals.steps[where[:, 0]]
-    if name.startswith("last"):
-        return where[:, 0], np.full(len(where), fragment.rewards.shape[1])
-    return where[:, 0], where[:, 1]

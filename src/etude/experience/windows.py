@@ -10,7 +10,7 @@ from etude.core.trees import Tree
 
 
 class StepWindows:
-    """For every step of a fragment [rows, steps] the window it led to, gathered when asked for.
+    """For every step of a fragment [num_envs, steps] the window it led to, gathered when asked for.
 
     That is the observation of the next step; where the episode ended, what it ended on (and not
     the window of the episode that began); after the last step, what comes after it.
@@ -22,15 +22,15 @@ class StepWindows:
         self.shape: tuple[int, int] = part.rewards.shape
         """(rows, steps)."""
         self._final_of: Array = np.full(self.shape, -1, np.int64)
-        self._final_of[part.finals.rows, part.finals.steps] = np.arange(len(part.finals.rows))
+        self._final_of[part.finals.envs, part.finals.steps] = np.arange(len(part.finals.envs))
 
-    def at(self, rows: Array, steps: Array) -> Array:
-        """[n, frames, features], a copy: what steps (rows [n], steps [n]) led to."""
+    def at(self, envs: Array, steps: Array) -> Array:
+        """[n, frames, features], a copy: what the steps (envs [n], steps [n]) led to."""
         end = self.shape[1] - 1
-        windows: Array = self._obs[rows, np.minimum(steps + 1, end)]
+        windows: Array = self._obs[envs, np.minimum(steps + 1, end)]
         after = steps == end
-        windows[after] = self._last[rows[after]]
-        final = self._final_of[rows, steps]
+        windows[after] = self._last[envs[after]]
+        final = self._final_of[envs, steps]
         over = final >= 0
         windows[over] = self._finals[final[over]]
         return windows

@@ -15,19 +15,20 @@ from etude.core.errors import UsageError
 class LearnerConfig(Config):
     """How learning is spread out. Shards and threads are part of a run's geometry."""
 
-    shards: int = Field(1, ge=1, description="Parts of the buffer whose sums are taken in order.")
+    shards: int = Field(1, ge=1, description="Buffer parts, whose gradients are summed in order.")
     threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where learning happens.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the learner.")
     reduce: Literal["exact", "fast"] = Field(
         "exact",
-        description="How ranks add gradients: in shard order, or as their number makes fastest.",
+        description="How ranks sum gradients: in shard order, with the same bits on any number of "
+        "ranks, or as fast as possible.",
     )
     timeout: float = Field(
-        120.0, gt=3, description="Seconds without a sign of life until a rank is given up."
+        120.0, gt=3, description="Seconds without a heartbeat after which a rank counts as lost."
     )
     compare_every: IntervalText = Field(
         "10 iterations",
-        description="How often ranks compare their weights; before a save they always do.",
+        description="How often ranks compare their weights; they also do so before every save.",
     )
 
     def torch_device(self) -> torch.device:

@@ -153,7 +153,7 @@ class NetworkOptimizer(Adam):
     ) -> float:
         """The gradient's norm. Raises `NonFinite` where it or `loss` is not finite.
 
-        `inspect` then looks at each of the shards; it may overwrite the gradient.
+        `inspect` then finds the fault of each shard; it may overwrite the gradient.
         """
         norm = float(self.flat.grad.norm())
         if math.isfinite(loss) and math.isfinite(norm):
@@ -161,8 +161,8 @@ class NetworkOptimizer(Adam):
         gradient = self.bad_gradient() or f"the norm of the gradient of the {self.name}"
         arrays: dict[str, Any] = {}
         findings = self.ranks.gather([inspect(shard) for shard in shards])
-        for s, (what, own) in enumerate(findings):
-            arrays |= {f"shard{s}_{name}": array for name, array in own.items()}
+        for s, (what, found) in enumerate(findings):
+            arrays |= {f"shard{s}_{name}": array for name, array in found.items()}
             if what:
                 owner = self.ranks.owner(s, len(findings))
                 raise NonFinite(f"{what} (shard {s}{owner})", arrays)

@@ -9,40 +9,17 @@ nothing of the others, so that a mixture of replays, priorities or longer return
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from etude.core.contracts import Array, Observations
-from etude.experience.store.episodes import Subsets, Transitions
+from etude.experience.store.episodes import EpisodeStore, Transitions
+from etude.experience.store.views import EpisodesOf
 
-
-class Experience(Protocol):
-    """What is sampled from: a shard's `EpisodeStore`, or some episodes of a dataset."""
-
-    @property
-    def time(self) -> int: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def num_transitions(self) -> int: ...
-    @property
-    def num_episodes(self) -> int: ...
-    @property
-    def num_evicted(self) -> int: ...
-    @property
-    def returns(self) -> Array: ...
-    @property
-    def lengths(self) -> Array: ...
-
-    def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions: ...
-
-    def sample_subsets(
-        self, generator: np.random.Generator, num_subsets: int, num_steps: int
-    ) -> Subsets: ...
-
-    def episode(self, number: int) -> tuple[Transitions, float]: ...
+Experience = EpisodeStore | EpisodesOf
+"""What is sampled from: a shard's replay, or episodes of a dataset."""
 
 
 class Sample(NamedTuple):

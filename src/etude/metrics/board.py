@@ -8,35 +8,30 @@ import numpy as np
 
 from etude.core.contracts import KINDS, Array
 from etude.core.trees import Tree
+from etude.metrics.declared import COUNTERS, EPISODES, Metrics
 
-REDUCERS = {
-    "train/n_updates": "last",
-    "train/learning_rate": "last",
-    "train/std": "last",
-    "eval/": "last",
-    "curriculum/": "last",
-    "dataset/": "last",
-}
-"""How a metric's values become one, by name or by prefix; a mean unless listed."""
+REDUCERS = {m.name: m.reduce for m in (*COUNTERS, *EPISODES) if m.reduce != "mean"}
+"""How the values of a metric become one, by name or prefix; the mean, if it is not listed."""
 
 FEWEST = 100
 """Episodes that are averaged where so many have finished at all."""
 
 
-def reducer_of(name: str) -> str:
-    prefix = name.split("/")[0] + "/"
-    return REDUCERS.get(name) or REDUCERS.get(prefix) or "mean"
+def reducer_of(name: str, reducers: Mapping[str, str] = REDUCERS) -> str:
+    """How the values of a metric become one: "mean", "last", "sum" or "max"."""
+    return reducers.get(name) or reducers.get(name.split("/")[0] + "/") or "mean"
 
 
 class Aggregator:
     """Values of one level, reduced as they come: sums and counts, so nothing grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, reducers: Mapping[str, str] = REDUCERS) -> None:
+        self._reducers = reducers
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: float) -> None:
-        kind = reducer_of(name)
+        kind = reducer_of(name, self._reducers)
         if kind == "last" or name not in self._sums:
             self._sums[name], self._counts[name] = value, 1
         elif kind == "max":
@@ -137,56 +132,52 @@ def epoch_means(summary: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-class Level:
-    """The metrics and episodes of a cycle, or of an epoch."""
-
-    def __init__(self, statistics: Sequence[str]) -> None:
-        self.metrics = Aggregator()
-        self.episodes = EpisodeWindow(statistics)
-
-    def read(self) -> dict[str, float]:
-        """All of it reduced; then it starts again."""
-        row = {**self.episodes.read(), **self.metrics.read()}
-        self.metrics.reset()
-        self.episodes.reset()
-        return row
-
-    def state_dict(self) -> Tree:
-        return {"metrics": self.metrics.state_dict(), "episodes": self.episodes.state_dict()}
-
-    def load_state_dict(self, state: Tree) -> None:
-        self.metrics.load_state_dict(state["metrics"])
-        self.episodes.load_state_dict(state["episodes"])
-
-
 class Board:
     """Where metrics are recorded; a row is read at a cycle's end and a summary at an epoch's."""
 
-    def __init__(self, statistics: Sequence[str] = ()) -> None:
-        """`statistics`: what the environment reports of an episode, besides return and length."""
-        self.cycle, self.epoch = Level(statistics), Level(statistics)
+    def __init__(self, statistics: Sequence[str] = (), metrics: Metrics = ()) -> None:
+        """statistics: what the environment reports of an episode, besides return and length.
+
+        metrics: those that the kinds of the recipe declare.
+        """
+        reducers = REDUCERS | {m.name: m.reduce for m in metrics if m.reduce != "mean"}
+        self._levels = {
+            name: (Aggregator(reducers), EpisodeWindow(statistics)) for name in ("cycle", "epoch")
+        }
 
     def record(self, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self.cycle.metrics.add(name, value)
-            self.epoch.metrics.add(name, value)
+        """One value of each of these metrics."""
+        for metrics, _ in self._levels.values():
+            for name, value in values.items():
+                metrics.add(name, value)
 
     def record_episodes(self, episodes: Mapping[str, Array]) -> None:
         """Finished episodes {name: [k]}, with every statistic of the environment."""
-        self.cycle.episodes.add(episodes)
-        self.epoch.episodes.add(episodes)
+        for _, window in self._levels.values():
+            window.add(episodes)
 
     def read_cycle(self) -> dict[str, float]:
         """One row's metrics; the cycle starts again."""
-        return self.cycle.read()
+        return self._read("cycle")
 
     def read_epoch(self) -> dict[str, float]:
         """An epoch's metrics; the epoch starts again."""
-        return self.epoch.read()
+        return self._read("epoch")
+
+    def _read(self, level: str) -> dict[str, float]:
+        metrics, window = self._levels[level]
+        row = {**window.read(), **metrics.read()}
+        metrics.reset()
+        window.reset()
+        return row
 
     def state_dict(self) -> Tree:
-        return {"cycle": self.cycle.state_dict(), "epoch": self.epoch.state_dict()}
+        return {
+            level: {"metrics": metrics.state_dict(), "episodes": window.state_dict()}
+            for level, (metrics, window) in self._levels.items()
+        }
 
     def load_state_dict(self, state: Tree) -> None:
-        self.cycle.load_state_dict(state["cycle"])
-        self.epoch.load_state_dict(state["epoch"])
+        for level, (metrics, window) in self._levels.items():
+            metrics.load_state_dict(state[level]["metrics"])
+            window.load_state_dict(state[level]["episodes"])

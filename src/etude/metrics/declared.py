@@ -79,6 +79,8 @@ class Metric:
     """The phase of training that the metric's values, oldest first, show."""
     check: Callable[[Health], Warning | None] | None = None
     """Gives a warning when the run looks wrong by this metric."""
+    reduce: Literal["mean", "last", "sum", "max"] = "mean"
+    """How its values in a cycle, and in an epoch, become one."""
     explored_by: str = ""
     """The fields of the recipe that set how much the policy explores, for hints in warnings."""
 
@@ -232,10 +234,14 @@ COUNTERS: Metrics = (
     Metric("updates", "updates", ",.0f", Column(0, 11, "offline")),
     Metric("cycle", "cycle", ".0f", Column(1, 6)),
     Metric("updates", "updates", ",.0f", Column(2, 9, "online")),
-    Metric("dataset/passes", "passes", ",.1f", Column(2, 9, "offline")),
+    Metric("dataset/passes", "passes", ",.1f", Column(2, 9, "offline"), reduce="last"),
     Metric(
         "time/fps", "fps", ",.0f", Column(3, 8, "online"), Curve(60, "blue", (0, None), "steps/s")
     ),
+    Metric("train/n_updates", "updates", ",.0f", reduce="last"),
+    Metric("train/learning_rate", "learning rate", reduce="last"),
+    Metric("eval/", "evaluation", reduce="last"),
+    Metric("curriculum/", "curriculum", reduce="last"),
 )
 """What every run logs."""
 

@@ -16,4 +16,4 @@ PURPOSES = {
     "deterministic": "For TD3: one action per state; noise is added to explore.",
 }
 """What each kind is for, as `etude list --kinds` says it."""
-POLICIES = dict.fromkeys(CLASSES, "etude.models.actor_critic:PolicyConfig")
+POLICIES = dict.fromkeys(CLASSES, "etude.models.policies:PolicyConfig")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,38 +13,18 @@ from etude.core.contracts import Array
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class Distribution(Protocol):
-    """Actions [..., n] given parameters; batch shapes are whatever the parameters have."""
-
-    def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [..., n] and their log-probabilities [...]."""
-        ...
-
-    def mode(self) -> torch.Tensor: ...
-
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor: ...
-
-    def entropy(self) -> torch.Tensor:
-        """[...], or [] where it is the same for every row."""
-        ...
-
-    def excess(self) -> torch.Tensor:
-        """[...] how far the action's mean leaves its bounds, or [] where it never does."""
-        ...
-
-
 class DiagonalGaussian:
     """Independent normals around `mean` [..., n] with shared `log_std` [n]."""
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor) -> None:
-        self.mean = mean
-        self.log_std = log_std
+        self.mean, self.log_std = mean, log_std
 
     @staticmethod
-    def noise(generator: np.random.Generator, steps: int, rows: int, size: int) -> Array:
-        return generator.standard_normal((steps, rows, size), dtype=np.float32)
+    def noise(generator: np.random.Generator, steps: int, num_envs: int, size: int) -> Array:
+        return generator.standard_normal((steps, num_envs, size), dtype=np.float32)
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions [..., n] and their log-probabilities [...]."""
         # The noise is the standardised action: the density needs no way back from the action.
         return self.actions(noise), self.log_density(noise, self.log_std)
 
@@ -67,7 +46,7 @@ class DiagonalGaussian:
         return -_HALF_LOG_TWO_PI * z.shape[-1] - exponents
 
     def entropy(self) -> torch.Tensor:
-        """[] the same for every row: the spread does not depend on the observation."""
+        """[] the same everywhere: the spread does not depend on the observation."""
         return self.log_std.sum() + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.numel()
 
     def excess(self) -> torch.Tensor:
@@ -82,11 +61,12 @@ class Categoricals:
         self.log_probs = [part.log_softmax(-1) for part in torch.split(logits, list(sizes), dim=-1)]
 
     @staticmethod
-    def noise(generator: np.random.Generator, steps: int, rows: int, choices: int) -> Array:
-        return generator.random((steps, rows, choices), dtype=np.float32)
+    def noise(generator: np.random.Generator, steps: int, num_envs: int, choices: int) -> Array:
+        return generator.random((steps, num_envs, choices), dtype=np.float32)
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inverse of the cumulative distribution at uniform noise [..., choices]."""
+        """Actions and their log-probabilities, by the inverse cumulative distribution at uniform
+        noise [..., choices]."""
         picks = []
         for i, part in enumerate(self.log_probs):
             sums = part.exp().cumsum(-1)
@@ -115,3 +95,7 @@ class Categoricals:
     def excess(self) -> torch.Tensor:
         """[] nothing: a choice has no bounds to leave."""
         return torch.zeros((), device=self.log_probs[0].device)
+
+
+Distribution = DiagonalGaussian | Categoricals
+"""Actions [..., n] given parameters; batch shapes are whatever the parameters have."""

@@ -24,7 +24,7 @@ class EncoderConfig(Config):
     channels: Layers = Field(
         (16, 32, 32, 32), description="Filters of each 3x3 convolution; each halves the image."
     )
-    features: Units = Field(64, description="Numbers an image becomes.")
+    features: Units = Field(64, description="Features of an image.")
 
 
 def smallest_image(config: EncoderConfig) -> int:
@@ -59,10 +59,7 @@ class ImageEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        config: EncoderConfig,
-        generator: torch.Generator | None,
+        self, shape: tuple[int, int, int], config: EncoderConfig, generator: torch.Generator | None
     ) -> None:
         """`shape` is (h, w, c). Without a generator the weights are about to be loaded."""
         super().__init__()

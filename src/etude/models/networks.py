@@ -12,6 +12,9 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
+from etude.core.keys import Key
+from etude.core.trees import Tree
+
 MOST_UNITS = 1 << 20
 Units = Annotated[int, Field(ge=1, le=MOST_UNITS)]
 """Of one layer."""
@@ -22,6 +25,16 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "elu": functional.elu,
     "silu": functional.silu,
 }
+
+
+def generator_of(key: Key | None) -> torch.Generator | None:
+    """Where initial weights are drawn from; None when they are loaded, or only counted."""
+    return None if key is None else torch.Generator().manual_seed(key.integer())
+
+
+def load_arrays(module: nn.Module, arrays: Tree) -> None:
+    """Gives a module the arrays {name: array or tensor} of its `state_dict`."""
+    module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
 
 
 class Mlp(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,7 @@ def merge_moments(left: Tree, right: Tree) -> Tree:
 
 def merge_all(parts: Sequence[dict[str, Tree]]) -> dict[str, Tree]:
     """The moments of several samples of named arrays together, {name: moments}, in order."""
-    merged = parts[0]
-    for part in parts[1:]:
-        merged = {name: merge_moments(merged[name], part[name]) for name in merged}
-    return merged
+    return {name: reduce(merge_moments, [part[name] for part in parts]) for name in parts[0]}
 
 
 def no_moments(size: int) -> Tree:
@@ -84,8 +82,8 @@ class Normaliser(nn.Module):
 
     def absorb(self, moments: Tree) -> None:
         """Take in the moments of newly collected observations."""
-        own = {name: getattr(self, name).cpu().numpy() for name in ("count", "mean", "m2")}
-        for name, value in merge_moments(own, moments).items():
+        known = {name: getattr(self, name).cpu().numpy() for name in ("count", "mean", "m2")}
+        for name, value in merge_moments(known, moments).items():
             getattr(self, name).copy_(torch.as_tensor(value))
         self._refresh()
 
@@ -104,30 +102,30 @@ class Normaliser(nn.Module):
 class RewardScaler:
     """Divides rewards by the standard deviation of the discounted return; no mean, clip 10.
 
-    Its memory is the moments of the running return and, per row, the running return itself.
+    Its memory is the moments of the running return and, per environment, the running return itself.
     """
 
-    def __init__(self, rows: int, gamma: float) -> None:
+    def __init__(self, num_envs: int, gamma: float) -> None:
         self.gamma = gamma
-        self.running = np.zeros(rows)
+        self.running = np.zeros(num_envs)
         self.moments = no_moments(1)
 
     def observe(
-        self, rows: slice, rewards: Array, done: Array, present: Array, restarted: Array
+        self, envs: slice, rewards: Array, done: Array, present: Array, restarted: Array
     ) -> Tree:
-        """Follow one shard's rows through rewards [rows, steps]; the moments of their returns.
+        """Follow a shard's environments through rewards [num_envs, steps]; moments of returns.
 
-        done, present: [rows, steps] bool; a row's steps without an agent in it do not count.
-        restarted: [rows] bool, the rows that do not go on with the episodes they were in.
+        done, present: [num_envs, steps] bool; steps without an agent do not count.
+        restarted: [num_envs] bool, those that began a new episode before the first step.
         """
         returns = np.empty(rewards.shape)
-        running = np.where(restarted, 0.0, self.running[rows])
+        running = np.where(restarted, 0.0, self.running[envs])
         for step in range(rewards.shape[1]):
             earned = np.where(present[:, step], rewards[:, step], 0.0)
             running = running * self.gamma + earned
             returns[:, step] = running
             running = np.where(done[:, step], 0.0, running)
-        self.running[rows] = running
+        self.running[envs] = running
         if not present.all():
             returns = returns[present]
         if not returns.size:
@@ -143,7 +141,7 @@ class RewardScaler:
         self.moments = merge_moments(self.moments, moments)
 
     def scale(self, rewards: Array) -> Array:
-        """Rewards [rows, steps] as float32, scaled and clipped."""
+        """Rewards [num_envs, steps] as float32, scaled and clipped."""
         variance = float(self.moments["m2"][0]) / max(float(self.moments["count"]), 1.0)
         scaled: Array = np.clip(rewards / np.sqrt(variance + EPSILON), -CLIP, CLIP)
         return scaled.astype(np.float32)
@@ -157,5 +155,5 @@ class RewardScaler:
 
     @staticmethod
     def moments_in(state: dict[str, Any]) -> Tree:
-        """What a state knows of returns in general: all of it but the rows' own."""
+        """What a state knows of returns in general: all of it but the running returns."""
         return {name: np.asarray(value) for name, value in state["moments"].items()}

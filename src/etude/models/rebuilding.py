@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from pydantic import BeforeValidator, SerializeAsAny, ValidationError
 from torch import nn
 
 from etude.core.config import Config
@@ -21,7 +22,9 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
 from etude.core.imports import describe
 from etude.core.trees import Tree, is_array
-from etude.models.networks import MOST_UNITS
+from etude.core.trust import doubt
+from etude.models.networks import MOST_UNITS, load_arrays
+from etude.models.policies import CONTRACT_FORMAT, POLICIES, BasePolicy, BasePolicyConfig
 
 
 class Contract(Config):
@@ -42,13 +45,13 @@ def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]
     make: builds without drawing weights, on the meta device too.
     """
     try:
-        said = model.model_validate(contract)
-        _check(said)
+        parsed = model.model_validate(contract)
+        _check(parsed)
         with torch.device("meta"):
-            described = make(said).state_dict()
+            described = make(parsed).state_dict()
         _compare(described, arrays)
-        network = make(said)
-        network.load_state_dict({name: torch.as_tensor(x) for name, x in arrays.items()})
+        network = make(parsed)
+        load_arrays(network, arrays)
     except EtudeError:
         raise
     except ValidationError as error:
@@ -58,14 +61,14 @@ def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]
     return network
 
 
-def _check(said: Contract) -> None:
+def _check(parsed: Contract) -> None:
     """What types do not say of shapes and bounds."""
-    for name, spec in said.observations.items():
+    for name, spec in parsed.observations.items():
         if not spec.shape or not all(1 <= n <= MOST_UNITS for n in spec.shape):
             raise UsageError(f"The contract gives '{name[:60]}' an impossible shape.")
         if spec.dtype[:60] not in ("float32", "float64", "uint8", "int32", "int64", "bool"):
             raise UsageError(f"The contract gives '{name[:60]}' an unknown type.")
-    action = said.action
+    action = parsed.action
     if action.kind == "box":
         whole = len(action.low) == len(action.high) > 0 and not action.sizes
         sound = whole and all(map(math.isfinite, (*action.low, *action.high)))
@@ -96,3 +99,32 @@ def _compare(described: Tree, arrays: Tree) -> None:
 
 def _dtype(array: torch.Tensor | np.ndarray) -> str:
     return str(array.dtype).removeprefix("torch.")
+
+
+class PolicyContract(Contract):
+    """What `BasePolicy.contract` gives."""
+
+    policy: Annotated[SerializeAsAny[BasePolicyConfig], BeforeValidator(POLICIES.validate)]
+
+
+def policy_from_contract(
+    contract: Tree, arrays: Tree, path: Path = Path("contract.json"), trust: bool = False
+) -> BasePolicy:
+    """The policy a checkpoint's `policy/` holds.
+
+    trust: code that it names as its kind may run, now and later for the same `path`.
+    """
+    if contract.get("format") != CONTRACT_FORMAT:
+        raise UsageError(
+            f"This policy has format {str(contract.get('format'))[:60]}; this version of etude "
+            f"reads format {CONTRACT_FORMAT}."
+        )
+    kind = contract["policy"].get("kind") if isinstance(contract.get("policy"), dict) else None
+    if isinstance(kind, str):  # A file must not choose which code runs.
+        doubt([kind], path, trust)
+    return rebuild(
+        PolicyContract,
+        contract,
+        arrays,
+        lambda parsed: parsed.policy.build(parsed.observations, parsed.action, None),
+    )

@@ -1,15 +1,162 @@
-"""Policies with a memory: an encoder, a recurrent core and two heads."""
+"""Recurrent policies, and their cores: one step for a rollout, whole segments in one fused call
+for training."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
-from etude.core.contracts import ActionSpec, ArraySpec
-from etude.models.actor_critic import ActorCritic, Features, Memory, PolicyConfig
-from etude.models.cores import CORES
+from etude.core.contracts import ArraySpec
 from etude.models.networks import ACTIVATIONS, Mlp
+from etude.models.policies import ActorCritic, Features, Memory, PolicyConfig
+
+State = dict[str, torch.Tensor]
+
+_SHUT = -1e9
+"""Added to a gate, it leaves nothing open whatever the weights say: its sigmoid is 0."""
+
+
+class Core(nn.Module, ABC):
+    """A recurrent layer with torch's parameter layout, [gates * units, inputs] and so on."""
+
+    names: ClassVar[tuple[str, ...]]
+    """The state's arrays, [num_envs, units] each; the first is the output."""
+    resets: ClassVar[tuple[float, ...]]
+    """Per gate, in torch's order, what empties the state in one step without input."""
+
+    def __init__(self, inputs: int, units: int, generator: torch.Generator | None) -> None:
+        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        super().__init__()
+        width = len(self.resets) * units
+        self.weight_ih = nn.Parameter(torch.zeros(width, inputs))
+        self.weight_hh = nn.Parameter(torch.zeros(width, units))
+        self.bias_ih = nn.Parameter(torch.zeros(width))
+        self.bias_hh = nn.Parameter(torch.zeros(width))
+        if generator is not None:
+            with torch.no_grad():
+                for weight in (self.weight_ih, self.weight_hh):
+                    for gate in weight.chunk(len(self.resets)):
+                        nn.init.orthogonal_(gate, generator=generator)
+
+    def _weights(self) -> list[torch.Tensor]:
+        """Input, hidden, input bias, hidden bias, as they are now.
+
+        Read at every call: a list that is kept, such as nn.LSTM's, would miss that the learner
+        has moved their data.
+        """
+        return [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
+
+    @abstractmethod
+    def step(self, x: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        """One step: x [num_envs, inputs] -> (out [num_envs, units], next state)."""
+
+    @abstractmethod
+    def _run(self, x: torch.Tensor, state: State, weights: list[torch.Tensor]) -> torch.Tensor:
+        """torch's own loop over time: x [steps, m, n] -> out [steps, m, units]."""
+
+    def unroll(self, x: torch.Tensor, state: State, starts: torch.Tensor) -> torch.Tensor:
+        """Every step of m segments: x [m, horizon, inputs] -> out [m, horizon, units].
+
+        `state` [m, units] is what came before the first step; wherever `starts` [m, horizon] is
+        true the state is zero instead. An episode's start inside a segment is an extra step put
+        in before it, whose gates are shut so that it leaves a state of exact zeros and lets no
+        gradient through. All segments so stay one batch, as long as the one with most starts; where
+        episodes outlast segments, cutting these into pieces costs more, in calls or in padding.
+        """
+        state = {name: state[name].masked_fill(starts[:, :1], 0.0) for name in self.names}
+        weights = self._weights()
+        if not bool(starts[:, 1:].any()):
+            return self._run(x.transpose(0, 1), state, weights).transpose(0, 1)
+        segments, horizon, _ = x.shape
+        place, steps = _places(starts)
+        # Two more columns: the input bias, which the extra steps must not have, and the resets.
+        reset = x.new_tensor(self.resets).repeat_interleave(self.weight_hh.shape[1])
+        weights[0] = torch.cat([self.weight_ih, self.bias_ih[:, None], reset[:, None]], dim=1)
+        weights[2] = torch.zeros_like(self.bias_ih)
+        real = torch.cat([x, x.new_tensor([1.0, 0.0]).expand(segments, horizon, 2)], dim=2)
+        blank = x.new_zeros(steps * segments, real.shape[2])
+        blank[:, -1] = 1.0
+        spaced = blank.index_copy(0, place, real.flatten(0, 1))
+        out = self._run(spaced.view(steps, segments, -1), state, weights)
+        picked: torch.Tensor = _Pick.apply(out.flatten(0, 1), place)  # type: ignore[no-untyped-call]
+        return picked.view(segments, horizon, -1)
+
+
+class LstmCore(Core):
+    """Long short-term memory; gates in, forget, cell, out."""
+
+    names = ("h", "c")
+    resets = (_SHUT, _SHUT, 0.0, 0.0)
+
+    def __init__(self, inputs: int, units: int, generator: torch.Generator | None) -> None:
+        super().__init__(inputs, units, generator)
+        if generator is not None:
+            with torch.no_grad():  # A new memory keeps what it has until it learns to forget.
+                self.bias_ih[units : 2 * units] = 1.0
+
+    def step(self, x: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        h, c = torch.lstm_cell(x, (state["h"], state["c"]), *self._weights())
+        return h, {"h": h, "c": c}
+
+    def _run(self, x: torch.Tensor, state: State, weights: list[torch.Tensor]) -> torch.Tensor:
+        before = (state["h"][None], state["c"][None])
+        train = torch.is_grad_enabled()
+        return torch.lstm(x, before, weights, True, 1, 0.0, train, False, False)[0]
+
+
+class GruCore(Core):
+    """Gated recurrent unit; gates reset, update, new."""
+
+    names = ("h",)
+    resets = (_SHUT, _SHUT, 0.0)
+
+    def step(self, x: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        h = torch.gru_cell(x, state["h"], *self._weights())
+        return h, {"h": h}
+
+    def _run(self, x: torch.Tensor, state: State, weights: list[torch.Tensor]) -> torch.Tensor:
+        train = torch.is_grad_enabled()
+        return torch.gru(x, state["h"][None], weights, True, 1, 0.0, train, False, False)[0]
+
+
+CORES: dict[str, type[Core]] = {"lstm": LstmCore, "gru": GruCore}
+
+
+def _places(starts: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Where each step goes, [m * horizon] into [steps, m], and the number of steps.
+
+    A segment's step is moved back by the starts inside the segment up to it.
+    """
+    segments, horizon = starts.shape
+    delay = starts[:, 1:].cumsum(1)
+    steps = horizon + int(delay[:, -1].max())
+    when = torch.arange(horizon, device=starts.device).repeat(segments, 1)
+    when[:, 1:] += delay
+    rows = torch.arange(segments, device=starts.device)
+    return torch.addcmul(rows[:, None], when, when.new_tensor(segments)).flatten(), steps
+
+
+class _Pick(torch.autograd.Function):
+    """rows[index] for an index without repetition: its gradient is a copy, not a sum.
+
+    torch's own adds each row's gradient to the others of the same index, one after another.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows = len(rows)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        zeros = grads[0].new_zeros(ctx.num_rows, *grads[0].shape[1:])
+        return zeros.index_copy_(0, index, grads[0]), None
 
 
 class RecurrentPolicy(ActorCritic):
@@ -19,15 +166,11 @@ class RecurrentPolicy(ActorCritic):
     network of the critic's own, so the policy acts without them.
     """
 
-    def __init__(
-        self,
-        config: PolicyConfig,
-        observations: dict[str, ArraySpec],
-        action: ActionSpec,
-        generator: torch.Generator | None,
-    ) -> None:
-        """`generator` is where the initial weights come from; None when they are loaded."""
-        super().__init__(config, observations, action)
+    config: PolicyConfig
+
+    def setup(self, generator: torch.Generator | None) -> None:
+        super().setup(generator)
+        config = self.config
         hidden, activation, units = config.hidden, config.activation, config.units
         self._activation = ACTIVATIONS[activation]
         sizes = (self._width(config.actor_reads), *hidden)
@@ -55,7 +198,7 @@ class RecurrentPolicy(ActorCritic):
     def _unroll(self, features: Features, memory: Memory | None) -> torch.Tensor:
         """The core's output [segments, horizon, units]."""
         if memory is None:
-            raise ValueError("a recurrent policy is judged from the memory it acted with")
+            raise ValueError("a recurrent policy is evaluated from the memory it acted with")
         return self.core.unroll(self._encode(features["actor"]), memory.state, memory.starts)
 
     def _values(self, out: torch.Tensor, features: Features) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Networks that say what a step was worth, r(s, a, s'), from vectors and images."""
+"""Networks of the reward of a step: r(s, a, s') from vectors and images, and a discriminator of
+motion."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, stack_channels
-from etude.models.networks import Layers, Mlp
+from etude.models.networks import Layers, Mlp, generator_of
 from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Contract, rebuild
 
@@ -27,12 +28,12 @@ CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"
 RESOLUTION = 1e-6
 """Spreads below this part of the numbers they come from are taken for rounding of float32."""
 Named = dict[str, torch.Tensor]
-_TOLD = ("progress", "critic", "style")
-"""Observations to judge by, or of others than the policy: never read unless they are asked for."""
+_PRIVILEGED = ("progress", "critic", "style")
+"""Observations for evaluation, critic or discriminator: read only if they are named."""
 _SIMULATED = ("states", "object")
 """How the names begin of what only a simulator knows."""
 _CHUNK = 64
-"""Steps that are judged at a time."""
+"""Steps of one forward pass."""
 
 
 class RewardNetworkConfig(Config):
@@ -40,11 +41,11 @@ class RewardNetworkConfig(Config):
 
     reads: tuple[str, ...] = Field(
         ("state",),
-        description="Observations it reads; uint8 [h, w, c] are images. Empty: all images and all "
-        "proprioceptive vectors.",
+        description="Observations that the network reads; uint8 [h, w, c] are images. Empty: all "
+        "images and all proprioceptive vectors.",
     )
     hidden: Layers = Field((256, 256), description="Units of each hidden layer.")
-    encoder: EncoderConfig = Field(EncoderConfig(), description="In front of each image.")
+    encoder: EncoderConfig = Field(EncoderConfig(), description="Encoder of each image.")
 
     def found_in(self, observations: Mapping[str, ArraySpec], but: str | None = None) -> Self:
         """With `reads` chosen from what there is, all but one, where none are given."""
@@ -53,7 +54,7 @@ class RewardNetworkConfig(Config):
         least = smallest_image(self.encoder)
         images = [n for n, s in observations.items() if _is_image(s) and min(s.shape[:2]) >= least]
         vectors = [n for n, s in observations.items() if len(s.shape) == 1]
-        hidden = {*_TOLD, but}
+        hidden = {*_PRIVILEGED, but}
         if images:  # they show the task; without one its state has to be read
             hidden |= {n for n in vectors if n.startswith(_SIMULATED)}
             hidden |= {"state"} if "proprio" in vectors else set()
@@ -69,7 +70,7 @@ class RewardNetworkConfig(Config):
 class StepNormaliser(Normaliser):
     """Scales each column of [s, s - s', a] by its own spread, however small that is.
 
-    The change of a step may be a millionth of the state and still tell what the step was worth; a
+    The change of a step may be a millionth of the state and still decide its reward; a
     spread that counts as none in an observation of about unit size is then all there is to see. A
     column is left unscaled only where its spread is within the rounding of the numbers it was
     computed from. For s - s' these are the numbers of s.
@@ -107,7 +108,7 @@ class RewardNetwork(nn.Module):
 
     The layers give y; the reward is `shift + scale * y`. Both are 0 and 1 unless whoever trains
     it learns in other units; they are buffers, so that the arrays of the network are all there
-    is. At the start y is about 0: a network that was told nothing says nothing.
+    is. At the start y is about 0: an untrained network gives no reward.
     """
 
     shift: torch.Tensor
@@ -183,8 +184,7 @@ def make_reward_network(
     key: Key | None,
 ) -> RewardNetwork:
     """A new network, its weights drawn from `key`; None when they are loaded, or only counted."""
-    generator = None if key is None else torch.Generator().manual_seed(key.integer())
-    return RewardNetwork(config, observations, action, generator)
+    return RewardNetwork(config, observations, action, generator_of(key))
 
 
 class RewardContract(Contract):
@@ -204,17 +204,14 @@ def reward_network_from_contract(contract: Tree, arrays: Tree) -> RewardNetwork:
             "learned a reward, or train it again if it is older than this version."
         )
 
-    def make(said: RewardContract) -> RewardNetwork:
-        return RewardNetwork(said.network, said.observations, said.action, None)
+    def make(contract: RewardContract) -> RewardNetwork:
+        return RewardNetwork(contract.network, contract.observations, contract.action, None)
 
     return rebuild(RewardContract, contract, arrays, make)
 
 
 def rewards_of(
-    network: RewardNetwork,
-    obs: dict[str, Array],
-    actions: Array,
-    next_obs: dict[str, Array],
+    network: RewardNetwork, obs: dict[str, Array], actions: Array, next_obs: dict[str, Array]
 ) -> Array:
     """r(s, a, s') of steps as they are stored, [n] float64; obs may hold more than is read.
 
@@ -223,14 +220,55 @@ def rewards_of(
     device, parts = network.shift.device, []
     with torch.no_grad():
         for start in range(0, len(actions), _CHUNK):
-            some = slice(start, start + _CHUNK)
+            part = slice(start, start + _CHUNK)
             here, after = (
-                {n: torch.from_numpy(o[n][some]).to(device) for n in network.observations}
+                {n: torch.from_numpy(o[n][part]).to(device) for n in network.observations}
                 for o in (obs, next_obs)
             )
-            taken = torch.from_numpy(actions[some]).to(device)
+            taken = torch.from_numpy(actions[part]).to(device)
             parts.append(network(here, taken, after).double().cpu().numpy())
     return np.concatenate(parts) if parts else np.empty(0)
+
+
+class Discriminator(nn.Module):
+    """A logit for a window [frames, features]: above 0 it is taken for the reference's.
+
+    A feature is normalised in the same way in every frame of a window, so that its change from
+    one frame to the next keeps its meaning. At the start the logit is about 0: an untrained
+    network prefers neither.
+    """
+
+    def __init__(
+        self, window: tuple[int, int], hidden: tuple[int, ...], generator: torch.Generator | None
+    ) -> None:
+        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        super().__init__()
+        frames, features = window
+        self.normaliser = Normaliser(features)
+        self.layers = Mlp((frames * features, *hidden, 1), "relu", 0.01, generator)
+
+    def inputs(self, windows: torch.Tensor) -> torch.Tensor:
+        """Raw windows [n, frames, features] as the layers read them: [n, frames * features]."""
+        return self.normaliser(windows).flatten(1)  # type: ignore[no-any-return]
+
+    def logits_of(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Logits [n] of normalised inputs [n, frames * features]."""
+        return self.layers(inputs).squeeze(-1)  # type: ignore[no-any-return]
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """Logits [n] of raw windows [n, frames, features]."""
+        return self.logits_of(self.inputs(windows))
+
+    def slopes(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [n] of normalised inputs, and ||d logit / d input||^2 [n], both with gradients."""
+        inputs = inputs.detach().requires_grad_()
+        logits = self.logits_of(inputs)
+        (gradient,) = torch.autograd.grad(logits.sum(), inputs, create_graph=True)
+        return logits, gradient.square().sum(-1)
+
+    def weights(self) -> list[torch.Tensor]:
+        """The matrices, without biases; the last one makes the logit."""
+        return [p for name, p in self.layers.named_parameters() if name.startswith("weight")]
 
 
 def _is_image(spec: ArraySpec) -> bool:

@@ -71,6 +71,20 @@ class Learner(NamedTuple):
     """Where an evaluation is no episodes in an environment."""
 
 
+def array_shapes(
+    specs: dict[str, ArraySpec], buffer: list[int], minibatch: list[int]
+) -> dict[str, Any]:
+    """A plan's `shapes` of arrays with these leading axes in the buffer and in a minibatch."""
+    return {
+        name: {
+            "dtype": spec.dtype,
+            "buffer": [*buffer, *spec.shape],
+            "minibatch": [*minibatch, *spec.shape],
+        }
+        for name, spec in specs.items()
+    }
+
+
 @dataclass(frozen=True)
 class PlanSection:
     """What an algorithm adds to a plan."""

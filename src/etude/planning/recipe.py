@@ -19,7 +19,7 @@ from etude.envs.config import ENVS, EnvConfig
 from etude.learning.config import LearnerConfig
 from etude.logs.outputs import LogsConfig
 from etude.metrics.declared import COUNTERS, EPISODES, Metrics
-from etude.models.policies import POLICIES, PolicyConfig
+from etude.models.policies import POLICIES, BasePolicyConfig, PolicyConfig
 from etude.planning.kinds import ALGORITHMS, REWARDS, AlgorithmConfig, RewardsConfig
 from etude.rollout.local import COLLECTORS, CollectorConfig, Placement
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
@@ -43,7 +43,7 @@ class Recipe(Config):
     collector: Annotated[SerializeAsAny[CollectorConfig], BeforeValidator(COLLECTORS.validate)] = (
         Field(CollectorConfig(), description="Rollouts.")
     )
-    policy: Annotated[SerializeAsAny[PolicyConfig], BeforeValidator(POLICIES.validate)] = Field(
+    policy: Annotated[SerializeAsAny[BasePolicyConfig], BeforeValidator(POLICIES.validate)] = Field(
         PolicyConfig(), description="Networks."
     )
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(ALGORITHMS.validate)] = (

@@ -11,7 +11,7 @@ from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.policies import BasePolicy
-from etude.models.restoring import policy_from_contract
+from etude.models.rebuilding import policy_from_contract
 from etude.planning.loading import policy_parts, policy_path
 from etude.planning.recipe import Recipe
 from etude.rollout.local import Workers

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from etude.algorithms.from_dataset import evaluate_offline
 from etude.algorithms.off_policy import OffPolicy
-from etude.algorithms.offline import evaluate_offline
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE

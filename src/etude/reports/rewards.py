@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from etude.algorithms.held_out import EpisodesOf
-from etude.algorithms.reward_model import RewardOnly, episode_rewards, make_reward_only
-from etude.algorithms.reward_only import RewardOnlyConfig, open_data
+from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only, open_data
 from etude.core.contracts import Array
+from etude.experience.store.views import EpisodesOf
+from etude.models.reward_networks import rewards_of
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
 from etude.reports.evaluation import keep_metrics, new_folder
@@ -61,7 +61,7 @@ def _chart(learner: RewardOnly, index: int) -> str:
     """An SVG: the reward of every step, and its running sum beside the progress."""
     number = learner.held_out.numbers[index]
     steps, whole = learner.held_out.episode(index)
-    rewards = episode_rewards(learner.rrd, steps)
+    rewards = rewards_of(learner.rrd.network, steps.obs, steps.actions, steps.next_obs)
     running = [Line("running sum", rewards.cumsum(), "#c0392b")]
     progress = learner.config.progress
     if progress is not None:

@@ -307,7 +307,7 @@ def _gather(
         return finals, {name: np.zeros(0) for name in names}
     ends = [ends for ends, _ in finished]
     finals = Finals(
-        np.concatenate([end.rows for end in ends]),
+        np.concatenate([end.envs for end in ends]),
         np.concatenate([end.steps for end in ends]),
         {n: np.concatenate([end.obs[n] for end in ends]) for n in spec.observations},
         {n: np.concatenate([end.state[n] for end in ends]) for n in ends[0].state},

@@ -152,16 +152,22 @@ class Evaluator:
 
 
 class HeldOutEvaluator:
-    """Asks what was learned to judge itself on data that was kept from it."""
+    """Evaluates what was learned on episodes of a dataset that were held out."""
 
     def __init__(
-        self, metrics_of: Callable[[], dict[str, float]], score: str | None, episodes: int
+        self,
+        metrics_of: Callable[[], dict[str, float]],
+        episodes: int,
+        score: str | None = None,
+        loss: str = "",
     ) -> None:
-        """`judge` gives the metrics, of which `score` is better the larger it is.
+        """metrics_of: gives the metrics of an evaluation; episodes: how many it uses.
 
-        None where no number says which is better: then the newest is the best.
+        score: the metric whose highest value is the best. None where no metric says which is
+        better: then the newest is the best. loss: of equal scores, the one with the lowest.
         """
-        self._metrics_of, self._score, self._episodes = metrics_of, score, episodes
+        self._metrics_of, self._episodes = metrics_of, episodes
+        self._score, self._loss = score, loss
         self.best: tuple[float, float] | None = None
         self.num_done = 0
         self.num_episodes = 0
@@ -171,7 +177,7 @@ class HeldOutEvaluator:
         self.num_done += 1
         self.num_episodes += self._episodes
         value = -1.0 if self._score is None else metrics.get(self._score, -1.0)
-        found = (value, -metrics.get("eval/R_loss", 0.0))
+        found = (value, -metrics.get(self._loss, 0.0))
         # Where nothing can be judged, what was learned longest is the best.
         blind = self._score is None or not metrics
         is_best = blind or self.best is None or found > self.best

@@ -6,12 +6,12 @@ normaliser, evaluation, the curriculum, log row, epoch summary, and the checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etude.core.clock import Clock, Interval
-from etude.core.contracts import Algorithm, Collector, LogWriter
+from etude.core.contracts import Algorithm, BatchMetrics, Collector, LogWriter
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board, epoch_means
@@ -22,6 +22,11 @@ from etude.training.evaluation import AnyEvaluator
 from etude.training.saving import Saver
 from etude.training.stop import StopRequest
 from etude.training.stopwatch import Stopwatch, Usage
+
+
+def gradient_steps(algorithm: Algorithm, clock: Clock, key: Key) -> Iterable[BatchMetrics]:
+    """The gradient steps of an iteration; a run's first iterations only collect and have none."""
+    return () if clock.only_collects else algorithm.batches(clock, key)
 
 
 @dataclass
@@ -91,14 +96,15 @@ class Loop:
         updates = 0
         with self.stopwatch.phase("train"):
             self.board.record(self.algorithm.ingest(fragments, self.clock))
-            for metrics in self.algorithm.batches(self.clock, self.key.child("update", iteration)):
+            key = self.key.child("update", iteration)
+            for metrics in gradient_steps(self.algorithm, self.clock, key):
                 updates += 1
                 self.board.record(metrics.values)
                 for callback in self.callbacks:
                     callback.batch_end(context, metrics)
             self.board.record(self.algorithm.end_iteration())
         reports = self.ranks.gather(
-            [(f.episodes, len(f.finals.rows), f.seconds) for f in fragments]
+            [(f.episodes, len(f.finals.envs), f.seconds) for f in fragments]
         )
         self.board.record(self.curriculum.update([episodes for episodes, _, _ in reports]))
         for episodes, _, seconds in reports:

@@ -41,7 +41,7 @@ class CalmRewards(RewardSource):
     def relabel_rollouts(
         self, rollouts: Sequence[Fragment]
     ) -> tuple[list[Array], dict[str, float]]:
-        """Rewards [rows, steps] of every shard's rollout, and metrics."""
+        """Rewards [num_envs, steps] of every shard's rollout, and metrics."""
         jerks = [jerk(rollout) for rollout in rollouts]
         rewards = [r.rewards - self.cost * j for r, j in zip(rollouts, jerks, strict=True)]
         # Shards may be shared by several processes; each has the same mean over all of them.
@@ -50,7 +50,7 @@ class CalmRewards(RewardSource):
 
 
 def jerk(rollout: Fragment) -> Array:
-    """[rows, steps] float32: each action's squared distance from the one before it.
+    """[num_envs, steps] float32: each action's squared distance from the one before it.
 
     The first step of an episode has none before it, and neither has that of a rollout.
     """

@@ -19,12 +19,12 @@ from pydantic import Field
 from etude.algorithms.on_policy import OnPolicyConfig
 from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Clock
-from etude.core.contracts import Array, BatchMetrics, Fragment, Observations
+from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
-from etude.experience.returns import advantages_and_targets, next_values
+from etude.experience.returns import rollout_advantages
 from etude.experience.segments import SegmentBuffer, SegmentGeometry, check_finite, join
 from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import NetworkOptimizer
@@ -81,41 +81,29 @@ class Reinforce(PolicyAlgorithm):
 
     @torch.no_grad()
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """Turns a rollout [rows, steps] into advantages and returns."""
+        """Turns a rollout [num_envs, steps] into advantages and returns."""
         self.moments = merge_all([fragment.moments for fragment in fragments])
         rollout = join(fragments, self.buffers[0], slice(0, self.geometry.num_envs))
-        check_finite(rollout, first_row=0)
+        check_finite(rollout, first_env=0)
         (rewards,), metrics = self.rewards.relabel_rollouts([rollout])
-        put, finals = self.put, rollout.finals
-        values = self.values(rollout.obs)
-        following = next_values(
-            values,
-            self.values(rollout.last_obs),
-            self.values(finals.obs),
-            put(finals.rows),
-            put(finals.steps),
-        )
         # With lambda 1, generalised advantages are returns less values.
-        advantages, returns = advantages_and_targets(
-            put(rewards),
-            values,
-            following,
-            put(rollout.terminated),
-            put(rollout.truncated),
-            self.config.gamma,
+        advantages, returns = rollout_advantages(
+            rollout,
+            rewards,
+            values=self.policy.values(self.prepare(rollout.obs), None),
+            value_of=lambda obs, state: self.policy.values(self.prepare(obs), None),
+            gamma=self.config.gamma,
             lam=1.0,
         )
         metrics[SPREAD] = float(advantages.std())
         self.features = {k: x.flatten(0, 1) for k, x in self.prepare(rollout.obs).items()}
-        self.actions = put(rollout.actions).flatten(0, 1)
+        self.actions = self.put(rollout.actions).flatten(0, 1)
         self.advantages = ((advantages - advantages.mean()) / (advantages.std() + 1e-8)).flatten()
         self.returns = returns.flatten()
         return metrics
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, one per minibatch; `key` is where all randomness comes from."""
-        if clock.only_collects:
-            return
         yield from self.rewards.batches(key.child("rewards"))
         order = key.child("permutation").generator().permutation(len(self.returns))
         for steps in self.put(order).split(self.geometry.minibatch):
@@ -143,13 +131,3 @@ class Reinforce(PolicyAlgorithm):
     def load_state_dict(self, state: Tree) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.rewards.load_state_dict(state["reward_source"])
-
-    def put(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
-
-    def prepare(self, obs: Observations) -> dict[str, torch.Tensor]:
-        """The observations that the policy reads, normalised."""
-        return self.policy.prepare({name: self.put(obs[name]) for name in self.policy.observations})
-
-    def values(self, obs: Observations) -> torch.Tensor:
-        return self.policy.values(self.prepare(obs), None)

@@ -6,7 +6,7 @@
     store.json         fields and sizes; sealed.json: positions and hashes of a finished dataset
     labels.json        of a finished dataset: what is known of each episode, see `Labels`
 
-Rows of environments advance in lockstep, so a step's place is known from its time and its lane:
+Environments advance in lockstep, so a step's place is known from its time and its lane:
 `slot = time * lanes + lane`. Hence
 
 - a step's next observation is the record `lanes` further on, and no observation is stored twice.
@@ -21,8 +21,8 @@ Rows of environments advance in lockstep, so a step's place is known from its ti
 
 The observation after the newest step is written to its successor's slot in advance: a transition
 can be sampled as soon as it is appended. The next append must begin with it, and is refused if
-not; unless it says that its rows began anew (`restarted`), as those of an environment that cannot
-be restored do after a resume. What was open there is closed as truncated, on that observation.
+not; unless it says that its environments began anew (`restarted`), as those that cannot be
+restored do after a resume. What was open there is closed as truncated, on that observation.
 
 Evicting only moves the front of that range. Files are never reused, and deleted only by
 `delete_garbage`, which is told what resumable checkpoints still need.
@@ -40,7 +40,7 @@ from pathlib import Path
 
 import numpy as np
 
-from etude.core.contracts import Array, Observations
+from etude.core.contracts import Array, Fragment, Observations
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.experience.store.files import (
@@ -54,11 +54,10 @@ from etude.experience.store.files import (
     write_json,
 )
 from etude.experience.store.geometry import INDEX, OBS, StoreGeometry, record_of
-from etude.experience.store.index import EpisodeIndex
-from etude.experience.store.intake import Intake, Steps
+from etude.experience.store.intake import Intake
 from etude.experience.store.labels import LABELS, Labels
 from etude.experience.store.log import DamagedStore, Disk, RecordLog
-from etude.experience.store.sampling import Columns, Subsets, Transitions, choose
+from etude.experience.store.sampling import Columns, EpisodeIndex, Subsets, Transitions, choose
 
 __all__ = ["DamagedStore", "EpisodeStore", "StoreGeometry", "Subsets", "Transitions"]
 
@@ -85,11 +84,11 @@ class EpisodeStore:
         self._logs = dict(zip(_LOGS, (self._steps, self._finals, self._episodes), strict=True))
         self._steps.holds = self._episodes_of
         fields = geometry.specs_read(reads)
-        seen = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
-        self._columns, self._seen = Columns(fields), Columns(seen)
-        self._names = [name.removeprefix(OBS) for name in seen]
+        observed = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
+        self._columns, self._observed = Columns(fields), Columns(observed)
+        self._names = [name.removeprefix(OBS) for name in observed]
         whole = len(fields) == len(geometry.specs)
-        self._parts = (None, None) if whole else (record_of(fields), record_of(seen))
+        self._parts = (None, None) if whole else (record_of(fields), record_of(observed))
         self._disk, self._seal, self._failed = disk, "", False
         self.labels = Labels()
         """What a sealed dataset says of its episodes; empty until it is sealed."""
@@ -184,11 +183,11 @@ class EpisodeStore:
         """[episodes] int64, in the order the episodes ended."""
         return self._index.lengths
 
-    def append(self, fragments: Sequence[Steps]) -> None:
-        """The next steps of all lanes: the rows of the fragments, one after the other.
+    def append(self, fragments: Sequence[Fragment]) -> None:
+        """The next steps of all lanes: the environments of the fragments, in order.
 
         They can be sampled at once. Then the oldest episodes go, if there are too many. Where a
-        fragment has restarted, the open episodes of its rows are closed as truncated first.
+        fragment has restarted, the open episodes of its environments are closed as truncated first.
         """
         self._take_in(Intake.of_fragments(self.geometry, fragments))
 
@@ -213,7 +212,13 @@ class EpisodeStore:
         ended, starts, returns = intake.finish_episodes(self.time, starts, returns)
         ended = np.concatenate((closed, ended))
         open_steps = self.time + intake.num_steps - int(starts.min())
-        self._check_length(max(open_steps, int(ended["length"].max(initial=0))))
+        most = self.geometry.max_episode_steps
+        longest = max(open_steps, int(ended["length"].max(initial=0)))
+        if longest > most:
+            raise UsageError(
+                f"An episode has {longest:,} steps, but {self.path} takes up to {most:,}; "
+                "raise max_episode_steps."
+            )
         finals = intake.final_records()
         self._failed = True  # until all of it is written: half an append must not be named
         for records, ahead in intake.step_records():
@@ -268,14 +273,6 @@ class EpisodeStore:
             oldest = min(oldest, max(0, end - self.geometry.max_episode_steps))
         first = self._index.first
         return {"steps": oldest * self.lanes, "finals": first, "episodes": first}
-
-    def _check_length(self, longest: int) -> None:
-        most = self.geometry.max_episode_steps
-        if longest > most:
-            raise UsageError(
-                f"An episode has {longest:,} steps, but {self.path} takes up to {most:,}; "
-                "raise max_episode_steps."
-            )
 
     def _check_continues(self, intake: Intake) -> None:
         """What was stored as an open step's next observation must be the next observation."""
@@ -356,15 +353,15 @@ class EpisodeStore:
         step, final = self._parts
         records = self._steps.gather(np.concatenate((slots, after)), step)
         flat = self._columns.fill(records[: len(slots)])
-        seen = self._seen.fill(records[len(slots) :])
+        following = self._observed.fill(records[len(slots) :])
         if len(last):
             finals = self._finals.gather(places[last] + self._index.first, final)
-            for name, array in seen.items():
+            for name, array in following.items():
                 array[last] = finals[name]
         # One that was closed when its lane began anew was not yet over when this step was written.
         flat["truncated"][last] |= ~flat["terminated"][last]
         obs = {name: flat.pop(OBS + name) for name in self._names}
-        next_obs = {name: seen[OBS + name] for name in obs}
+        next_obs = {name: following[OBS + name] for name in obs}
         return Transitions(obs=obs, next_obs=next_obs, **flat)
 
     def sync(self) -> None:
@@ -432,19 +429,18 @@ class EpisodeStore:
             return f"steps {start // self.lanes:,} to {stop // self.lanes:,}"
         return f"episodes {found[0]:,} to {found[-1]:,}"
 
-    def garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
-        """Block files that neither this store nor any of these states (`state_dict`) needs."""
-        found = []
-        for name, first in self._firsts().items():
-            firsts = [first, *(state[name]["first"] for state in needed_by)]
-            found += self._logs[name].garbage(min(firsts))
-        return [] if self._seal else found
-
     def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
-        """Delete it. Pass the states of all resumable checkpoints, just after one was saved."""
-        found = self.garbage(needed_by)
-        for name, log in self._logs.items():
-            log.delete([path for path in found if path.name.startswith(f"{name}-")])
+        """Delete block files that neither this store nor any of these states (`state_dict`) needs.
+
+        Pass the states of all resumable checkpoints, just after one was saved.
+        """
+        found: list[Path] = []
+        for name, first in {} if self._seal else self._firsts().items():
+            log = self._logs[name]
+            oldest = min([first, *(state[name]["first"] for state in needed_by)])
+            gone = log.files(range(oldest // log.block_records).__contains__)
+            log.delete(gone)
+            found += gone
         return found
 
     def seal(self, labels: Labels | None = None) -> EpisodeStore:

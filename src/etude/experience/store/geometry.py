@@ -50,7 +50,7 @@ class StoreGeometry:
     specs: Mapping[str, ArraySpec]
     """Per step: "obs/<name>", "actions", "rewards", "terminated", "truncated"."""
     lanes: int
-    """Environment rows that advance together; 1 for a dataset."""
+    """Environments that advance together; 1 for a dataset."""
     max_episode_steps: int
     """No episode is longer. It bounds how far back an open episode can reach."""
     capacity: int | None = None
@@ -75,15 +75,12 @@ class StoreGeometry:
                 f"fill half of it. Use {least:,} or more."
             )
         if not self.block_steps:
-            object.__setattr__(self, "block_steps", self._default_block_steps())
-        if self.block_steps < 1 or self.block_bytes > _MOST_BLOCK:
+            chosen = max(1, BLOCK_BYTES // (self.lanes * self.step_record.itemsize))
+            if self.capacity is not None:
+                chosen = min(chosen, max(1, math.ceil(self.capacity / self.lanes / BLOCKS)))
+            object.__setattr__(self, "block_steps", chosen)
+        if self.block_steps < 1 or self.block_slots * self.step_record.itemsize > _MOST_BLOCK:
             raise UsageError(f"block_steps {self.block_steps:,} of an episode store is impossible.")
-
-    def _default_block_steps(self) -> int:
-        largest = max(1, BLOCK_BYTES // (self.lanes * self.step_record.itemsize))
-        if self.capacity is None:
-            return largest
-        return min(largest, max(1, math.ceil(self.capacity / self.lanes / BLOCKS)))
 
     @cached_property
     def observations(self) -> dict[str, ArraySpec]:
@@ -114,10 +111,6 @@ class StoreGeometry:
     def block_episodes(self) -> int:
         """Episodes in one block file of the finals and of the index."""
         return max(16, self.block_slots // 4)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.block_slots * self.step_record.itemsize
 
     @cached_property
     def num_bytes(self) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from etude.core.contracts import Array, ArraySpec, Observations
+from etude.core.contracts import Array, ArraySpec, Finals, Fragment, Observations
 from etude.core.errors import UsageError
 from etude.experience.store.geometry import INDEX, OBS, StoreGeometry
 
@@ -17,73 +16,33 @@ _STAGING = 4 << 20
 """Bytes of records put together at a time; images of many lanes and steps are many times this."""
 
 
-class Ended(Protocol):
-    """What `core.contracts.Finals` says of the steps that ended an episode, in any order."""
-
-    @property
-    def rows(self) -> Array: ...
-    @property
-    def steps(self) -> Array: ...
-    @property
-    def obs(self) -> Observations: ...
-
-
-class Steps(Protocol):
-    """The part of a `core.contracts.Fragment` that is stored."""
-
-    @property
-    def obs(self) -> Observations: ...
-    @property
-    def actions(self) -> Array: ...
-    @property
-    def rewards(self) -> Array: ...
-    @property
-    def terminated(self) -> Array: ...
-    @property
-    def truncated(self) -> Array: ...
-    @property
-    def present(self) -> Array: ...
-    @property
-    def last_obs(self) -> Observations: ...
-    @property
-    def finals(self) -> Ended: ...
-    @property
-    def restarted(self) -> Array: ...
-
-
-class _Ends(NamedTuple):
-    """Rows [k], steps [k] and final observations {"obs/<name>": [k, ...]}."""
-
-    rows: Array
-    steps: Array
-    obs: Observations
-
-
 @dataclass(frozen=True)
 class Intake:
     """The next steps of all lanes, [lanes, steps], in parts of consecutive lanes."""
 
     geometry: StoreGeometry
     parts: list[Observations]
-    """Every field of the geometry: {"obs/<name>": [rows, steps, ...], "actions": ...}."""
-    ends: _Ends
+    """Every field of the geometry: {"obs/<name>": [num_envs, steps, ...], "actions": ...}."""
+    ends: Finals
+    """With observations {"obs/<name>": [k, ...]}; `envs` are lanes."""
     last: list[Observations] | None
-    """{"obs/<name>": [rows, ...]} after the last step; None when no episode is left open."""
+    """{"obs/<name>": [num_envs, ...]} after the last step; None when no episode is left open."""
     restarted: Array
     """[lanes] bool: the first step begins a new episode, whatever was open before."""
 
     @classmethod
-    def of_fragments(cls, geometry: StoreGeometry, fragments: Sequence[Steps]) -> Intake:
-        """The rows of the fragments, one after the other, are the lanes."""
+    def of_fragments(cls, geometry: StoreGeometry, fragments: Sequence[Fragment]) -> Intake:
+        """The environments of the fragments, in order, are the lanes."""
         if not all(f.present.all() for f in fragments):
-            raise UsageError("An episode store takes no rows without an agent; use PPO for these.")
+            raise UsageError("An episode store takes no steps without an agent: use algorithm ppo.")
         parts = [_prefixed(f.obs) | {n: getattr(f, n) for n in _FIELDS} for f in fragments]
         offsets = np.cumsum([0] + [len(f.rewards) for f in fragments])
-        ended = [_prefixed(f.finals.obs) for f in fragments if len(f.finals.rows)]
-        ends = _Ends(
-            np.concatenate([f.finals.rows + o for f, o in zip(fragments, offsets, strict=False)]),
+        ended = [_prefixed(f.finals.obs) for f in fragments if len(f.finals.envs)]
+        ends = Finals(
+            np.concatenate([f.finals.envs + o for f, o in zip(fragments, offsets, strict=False)]),
             np.concatenate([f.finals.steps for f in fragments]),
             {name: np.concatenate([obs[name] for obs in ended]) for name in (*ended, {})[0]},
+            {},
         )
         restarted = np.concatenate([f.restarted for f in fragments])
         return cls(geometry, parts, ends, [_prefixed(f.last_obs) for f in fragments], restarted)
@@ -105,7 +64,7 @@ class Intake:
         part |= {"actions": actions[None], "rewards": rewards[None]}
         part |= {"terminated": last & terminated, "truncated": last & (not terminated)}
         end = _prefixed({name: array[-1:] for name, array in obs.items()})
-        ends = _Ends(np.array([0]), np.array([steps - 1]), end)
+        ends = Finals(np.array([0]), np.array([steps - 1]), end, {})
         return cls(geometry, [part], ends, None, np.zeros(1, bool))
 
     @property
@@ -114,17 +73,19 @@ class Intake:
 
     def check(self) -> None:
         """Refuse arrays that are not what the store holds."""
-        rows = [len(part["rewards"]) for part in self.parts]
+        sizes = [len(part["rewards"]) for part in self.parts]
         steps, lanes, specs = self.num_steps, self.geometry.lanes, self.geometry.specs
-        if sum(rows) != lanes or steps < 1:
-            raise ValueError(f"{sum(rows)} rows of {steps} steps for a store of {lanes} lanes")
-        seen = {name: spec for name, spec in specs.items() if name.startswith(OBS)}
-        for num, part in zip(rows, self.parts, strict=True):
+        if sum(sizes) != lanes or steps < 1:
+            raise ValueError(
+                f"{sum(sizes)} environments of {steps} steps for a store of {lanes} lanes"
+            )
+        observed = {name: spec for name, spec in specs.items() if name.startswith(OBS)}
+        for num, part in zip(sizes, self.parts, strict=True):
             _check_arrays(part, dict(specs), (num, steps))
-        for num, obs in zip(rows, self.last or [], strict=self.last is not None):
-            _check_arrays(obs, seen, (num,))
-        if len(self.ends.rows):
-            _check_arrays(self.ends.obs, seen, (len(self.ends.rows),))
+        for num, obs in zip(sizes, self.last or [], strict=self.last is not None):
+            _check_arrays(obs, observed, (num,))
+        if len(self.ends.envs):
+            _check_arrays(self.ends.obs, observed, (len(self.ends.envs),))
 
     def first(self, name: str) -> Array:
         """A field at the first step, [lanes, ...]."""
@@ -160,10 +121,10 @@ class Intake:
 
     def final_records(self) -> Array:
         """What the episodes ended on, in the order they did."""
-        rows, steps, obs = self.ends
-        order = np.lexsort((rows, steps))
+        envs, steps, obs, _ = self.ends
+        order = np.lexsort((envs, steps))
         expected = np.stack(self.done().T.nonzero())
-        if not np.array_equal(np.stack((steps[order], rows[order])), expected):
+        if not np.array_equal(np.stack((steps[order], envs[order])), expected):
             raise ValueError("final observations do not belong to the steps that ended an episode")
         records = np.zeros(len(order), self.geometry.final_record)
         for name, array in obs.items():
@@ -182,14 +143,14 @@ class Intake:
             ahead = int(self.last is not None and stop == self.num_steps)
             # Zeros, since unused bytes are hashed too.
             staged = np.zeros((stop - start + ahead, lanes), record)
-            row = 0
+            first = 0
             for i, part in enumerate(self.parts):
-                rows = slice(row, row + len(part["rewards"]))
+                lane = slice(first, first + len(part["rewards"]))
                 for name, array in part.items():
-                    staged[name][: stop - start, rows] = array[:, start:stop].swapaxes(0, 1)
+                    staged[name][: stop - start, lane] = array[:, start:stop].swapaxes(0, 1)
                 for name, array in self.last[i].items() if self.last and ahead else ():
-                    staged[name][-1, rows] = array
-                row = rows.stop
+                    staged[name][-1, lane] = array
+                first = lane.stop
             yield staged.reshape(-1), ahead * lanes
 
 

@@ -114,7 +114,7 @@ class RecordLog:
         disk, path = self._writer(), self.path(block)
         with clear_faults("write", path):
             if block != self._open_block:
-                self._close_file()
+                self.close()
                 self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)
                 self._open_block = block
                 if os.fstat(self._fd).st_size != self.block_records * self.dtype.itemsize:
@@ -273,7 +273,7 @@ class RecordLog:
         blocks = self._blocks(first, count)
         if len(hashes) != len(blocks):
             raise DamagedStore(self.folder / self.name, "is described with other blocks")
-        self._close_file()
+        self.close()
         self._maps.clear()
         self._sealed, self._unread, self._running = {}, {}, hashlib.sha256()
         self.count = count
@@ -315,7 +315,7 @@ class RecordLog:
     def finish(self) -> None:
         """Cut the last block to what it holds and delete blocks that hold nothing."""
         disk = self._writer()
-        self._close_file()
+        self.close()
         last, inside = divmod(self.count, self.block_records)
         if inside:
             with clear_faults("cut", self.path(last)):
@@ -338,10 +338,6 @@ class RecordLog:
                 found.append((int(number), self.folder / name))
         return [path for number, path in found if wanted(number)]
 
-    def garbage(self, first: int) -> list[Path]:
-        """Block files that hold nothing from record `first` on."""
-        return self.files(lambda block: block < first // self.block_records)
-
     def delete(self, paths: list[Path]) -> None:
         """Remove block files; maps of them stay readable until they are let go."""
         for path in paths:
@@ -354,9 +350,6 @@ class RecordLog:
 
     def close(self) -> None:
         """Let go of the file being written; what was written stays."""
-        self._close_file()
-
-    def _close_file(self) -> None:
         if self._fd >= 0:
             fd, self._fd, self._open_block = self._fd, -1, -1
             self._writer().close(fd)
