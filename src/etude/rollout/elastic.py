@@ -81,8 +81,9 @@ class Fleet(Protocol):
         ...
 
     def silent(self, seconds: float) -> tuple[str, float] | None:
-        """Who of those that hold the workers together does not answer, and for how long; None
-        where all do. It takes so many seconds at the most, and nothing else may be asked then."""
+        """Which server of the cluster does not answer, and for how many seconds; None where all
+        do, `HeadLost` where one has ended for good. It takes `seconds` at the most; until all
+        servers answer no other method but `close` may be called."""
         ...
 
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
@@ -115,7 +116,13 @@ class NoWorkers(EtudeError):
 
 
 class HeadLost(EtudeError):
-    """What holds the workers together does not answer any more."""
+    """A server that the cluster cannot do without has ended or does not answer any more."""
+
+    def __init__(self, who: str, what: str) -> None:
+        super().__init__(
+            f"{who} {what}. The last checkpoint is untouched: `etude resume` continues from it, "
+            "with --collector.address on another cluster or with --collector local."
+        )
 
 
 @dataclass
@@ -231,11 +238,8 @@ class ElasticCollector:
                 raise Closed
             who, seconds = found
             if seconds > HEADLESS:
-                raise HeadLost(
-                    f"{who} has not answered for {seconds:.0f} s: it was ended, froze or cannot be "
-                    "reached. The last checkpoint is untouched: `etude resume` continues from it, "
-                    "with --collector.address on another cluster or with --collector local."
-                )
+                silence = f"has not answered for {seconds:.0f} s"
+                raise HeadLost(who, f"{silence}: it was ended, froze or cannot be reached")
             if seconds > QUIET and not told:
                 told = True
                 self._say(f"{who} has not answered for {seconds:.0f} s; the run waits for it.")

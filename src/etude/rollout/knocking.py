@@ -6,7 +6,10 @@ cluster would let in anybody. All its servers speak gRPC, which is HTTP/2.
 
 from __future__ import annotations
 
+import os
+import select
 import socket
+import struct
 
 
 def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
@@ -42,6 +45,22 @@ def answers(address: tuple[str, int], seconds: float) -> bool:
     except OSError:
         return False
     return True
+
+
+def end_of(socket_file: str) -> select.poll | None:
+    """What to `poll(0)` to learn whether the process behind a socket file has ended: [] while it
+    lives. None where this system does not tell who that is."""
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(socket_file)
+            pid, _, _ = struct.unpack(
+                "3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+    except (OSError, AttributeError):  # Linux alone has both.
+        return None
+    return ended
 
 
 def is_open(address: tuple[str, int], seconds: float) -> bool:

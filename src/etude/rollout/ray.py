@@ -21,9 +21,9 @@ from typing import Any
 from etude.core import trust
 from etude.core.contracts import Broadcast
 from etude.core.errors import EtudeError, UsageError
-from etude.rollout.elastic import Answered, Event, Heard, Joined, Lost
+from etude.rollout.elastic import Answered, Event, HeadLost, Heard, Joined, Lost
 from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
-from etude.rollout.knocking import answers, is_open
+from etude.rollout.knocking import answers, end_of, is_open
 from etude.runs.manifest import PREFIXES
 
 LOOPBACK = "127.0.0.1"
@@ -33,6 +33,10 @@ otherwise, even where it is asked for. Read when Ray is imported."""
 HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Ray ends a process without a word so long after it lost the head, 60 s if nobody says more. A run
 gives up earlier and with a report, but only where it collects: it may be learning for long."""
+HEALTH_CHECKS = "RAY_health_check_failure_threshold"
+"""Health checks, one in 3 s, that a machine fails before the head declares it lost: 5 if nobody
+says more. Ray then looks for the driver's objects in the store of that machine, which is gone with
+its process, and ends the driver without a word."""
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
 """Between two looks at which machines there are, and whether Ray's own processes answer."""
@@ -40,6 +44,7 @@ MOST_HANDED = 4
 """Times that one broadcast is handed out, where it cannot be fetched."""
 LEAVE_SECONDS = 10.0
 """For Ray to leave a cluster that does not answer."""
+RAYLET = "Ray's process on this machine"
 
 
 def check(address: str) -> None:
@@ -99,7 +104,8 @@ class RayFleet:
         import ray
 
         self._ray: Any = ray
-        self._servers = _servers(ray)
+        self._servers, socket_file = _servers(ray)
+        self._raylet = end_of(socket_file)
         self._asked = 0.0
         self._silent: tuple[str, float] | None = None  # who, and since when
         self._threads, self._actors = blueprint.threads, actors
@@ -129,7 +135,21 @@ class RayFleet:
     def joining(self) -> int:
         return len(self._handles) - len(self._greeted)
 
+    def _check_raylet(self) -> None:
+        """End the run, with a report, where Ray's process on this machine has ended.
+
+        The driver's object store ends with that process, and Ray ends the driver without a word in
+        the next call that puts or gets an object: this comes before each of them.
+        """
+        if self._raylet is not None and self._raylet.poll(0):
+            raise HeadLost(RAYLET, "has ended")
+
     def silent(self, seconds: float) -> tuple[str, float] | None:
+        self._check_raylet()
+        return self._mute(seconds)
+
+    def _mute(self, seconds: float) -> tuple[str, float] | None:
+        """The server that does not answer, and for how long; waits for at most `seconds`."""
         wait = self._asked + LOOK_SECONDS - time.monotonic()
         if wait > 0.0 and self._silent is not None:
             time.sleep(min(wait, seconds))
@@ -155,6 +175,7 @@ class RayFleet:
         return True
 
     def _put(self, value: Any) -> Any:
+        self._check_raylet()
         try:
             return self._ray.put(value)
         except self._ray.exceptions.RayError as error:
@@ -203,9 +224,13 @@ class RayFleet:
         if not flights:
             time.sleep(seconds)
             return []
-        ready, _ = self._ray.wait(flights, num_returns=1, timeout=seconds)
-        if ready and len(flights) > 1:
-            ready, _ = self._ray.wait(flights, num_returns=len(flights), timeout=0)
+        try:
+            ready, _ = self._ray.wait(flights, num_returns=1, timeout=seconds)
+            if ready and len(flights) > 1:
+                ready, _ = self._ray.wait(flights, num_returns=len(flights), timeout=0)
+        except OSError:  # The connection to Ray's process on this machine broke.
+            self._check_raylet()
+            raise
         return [event for flight in ready if (event := self._landed(flight)) is not None]
 
     def _landed(self, flight: Any) -> Event | None:
@@ -213,6 +238,7 @@ class RayFleet:
             return None
         kind, worker, task, broadcast = self._flights.pop(flight)
         errors = self._ray.exceptions
+        self._check_raylet()
         try:
             value = self._ray.get(flight)
         except errors.RayTaskError as error:
@@ -255,7 +281,7 @@ class RayFleet:
 
     def close(self) -> None:
         self._asked = 0.0
-        if self.silent(0.0) is not None:
+        if self._mute(0.0) is not None:
             self._leave()
             return
         for worker in list(self._handles):
@@ -292,14 +318,16 @@ def _end() -> None:
         os._exit(1)
 
 
-def _servers(ray: Any) -> dict[str, tuple[str, int]]:
-    """Ray's processes that a run cannot do without, and where they listen."""
+def _servers(ray: Any) -> tuple[dict[str, tuple[str, int]], str]:
+    """Ray's processes that a run cannot do without and where they listen, and the socket file of
+    the one on this machine."""
     context = ray.get_runtime_context()
     here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-    return {
+    servers = {
         f"The head of the Ray cluster at {context.gcs_address}": _split(context.gcs_address),
-        "Ray's process on this machine": (here["NodeManagerAddress"], here["NodeManagerPort"]),
+        RAYLET: (here["NodeManagerAddress"], here["NodeManagerPort"]),
     }
+    return servers, here["RayletSocketName"]
 
 
 def _words(error: BaseException) -> str:
@@ -376,6 +404,7 @@ def _stay_home() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray has its workers wait for everything else on the machine, and the learner waits for them.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault(HEALTH_CHECKS, "1200")  # an hour: the run itself watches its one machine
     if "ray" not in sys.modules:
         os.environ[LOOPBACK_ONLY] = "0"
         if "RAY_AUTH_MODE" not in os.environ:
