@@ -26,7 +26,7 @@ from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan, rank_notes
 from etude.planning.recipe import Recipe, metrics_of
-from etude.planning.resolve import Resolved, loops_of, resolve
+from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import PLAN, PLAN_JSON, RECIPE, RunFolder, default_path, pretty
@@ -297,11 +297,11 @@ def _resume(
         clock = parts.loop.clock
         if parts.loop.saver.restore(clock, say, step):
             if total_timesteps is not None:
-                _extend(run, total_timesteps, clock, folder, ranks, say)
+                _extend(run, clock, folder, ranks, say)
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
             if total_timesteps is not None:
-                _extend(run, total_timesteps, clock, folder, ranks, say)
+                _extend(run, clock, folder, ranks, say)
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             if parts.metrics is not None:
                 parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
@@ -336,20 +336,19 @@ def _continued(
     saved = exactness.copies(folder)
     exactness.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
-    if total_timesteps is not None:
-        recipe = _longer(recipe, total_timesteps, folder)
     if collector is not None:
         placed = collector.applied(recipe.collector)
         recipe = recipe.model_copy(update={"collector": placed})
     run = resolve(recipe)
+    if total_timesteps is not None:
+        run = _longer(run, total_timesteps, folder)
     plan = make_plan(run, begun=True, ranks=ranks.size)
-    recovery.settle(folder, plan, say)
-    now = _manifest(recipe, plan, ranks)
-    _warn_of_failures(folder, say)
+    now = _manifest(run.recipe, plan, ranks)
     if saved is None:
         exactness.begin_anew(folder, now, say)
-        return run, []
-    return run, exactness.lost(folder, now, saved, say)
+    recovery.settle(folder, plan, say)
+    _warn_of_failures(folder, say)
+    return run, [] if saved is None else exactness.lost(folder, now, saved, say)
 
 
 def _outputs(
@@ -363,9 +362,9 @@ def _outputs(
     return open_logs(recipe.logs, folder.path, plain, metrics, iterations, console, asked)
 
 
-def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
-    """The recipe with a larger budget."""
-    now = loops_of(recipe)
+def _longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
+    """The run with a larger budget."""
+    recipe, now = run.recipe, run.loops
     least = now.total.timesteps + now.steps_per_iteration
     if total_timesteps < least:
         raise UsageError(
@@ -373,13 +372,12 @@ def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
             f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
     clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
-    return recipe.model_copy(update={"clock": clock})
+    recipe = recipe.model_copy(update={"clock": clock})
+    return replace(run, recipe=recipe, loops=recipe.algorithm.loops(recipe, run.geometry))
 
 
-def _extend(
-    run: Resolved, steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say
-) -> None:
-    """Go on with the recipe's budget of so many steps; the first rank writes it to the folder.
+def _extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
+    """Go on with the recipe's larger budget; the first rank writes it to the folder.
 
     Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
     progress back: from here on they take the values of a run that was planned so from the start.
@@ -390,8 +388,8 @@ def _extend(
     if not ranks.is_first:
         return
     before = recipes.load(folder.recipe)  # as it was asked, wherever its rollouts run this time
-    longer = _longer(before, steps, folder)
-    shorter, schedules = loops_of(before), longer.algorithm.schedules
+    longer = before.model_copy(update={"clock": run.recipe.clock})
+    shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
     was, now = (schedules(done / n.iterations) for n in (shorter, loops))
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
     note = (

@@ -34,7 +34,6 @@ from etude.training.callbacks import Callback, StopAtSuccess
 from etude.training.evaluation import AnyEvaluator, Evaluator
 from etude.training.loop import Loop
 from etude.training.saving import Saver
-from etude.training.sharing import FirstRankEvaluator, SharedCollector
 from etude.training.stop import StopRequest
 from etude.training.stopwatch import Stopwatch
 
@@ -183,10 +182,14 @@ def make_collection(
         from etude.rollout.overlap import OverlappedCollector
 
         collector = OverlappedCollector(collector, lambda i: i < clock.loops.iterations)
-    tester: AnyEvaluator | None = learner.evaluator
-    if tester is None and ranks.is_first:
-        tester = make_evaluator(recipe, key, workers, new_policy())
-    return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, tester)
+    evaluator = learner.evaluator
+    if evaluator is None and ranks.is_first:
+        evaluator = make_evaluator(recipe, key, workers, new_policy())
+    if ranks.size == 1 and evaluator is not None:
+        return collector, evaluator
+    from etude.training.sharing import FirstRankEvaluator, SharedCollector
+
+    return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, evaluator)
 
 
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:

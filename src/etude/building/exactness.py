@@ -13,7 +13,7 @@ from etude.core.trees import Tree
 from etude.planning.recipe import Recipe, changes, parsed
 from etude.runs import checkpoint, manifest
 from etude.runs.documents import decode_json
-from etude.runs.folder import NOT_EXACT, RunFolder
+from etude.runs.folder import NOT_EXACT, RECIPE, RunFolder
 from etude.training.saving import RUN
 
 Say = Callable[[str], None]
@@ -47,7 +47,9 @@ def check_recipe(recipe: Recipe, saved: Tree, folder: RunFolder, say: Say) -> No
 
 def begin_anew(folder: RunFolder, now: Tree, say: Say) -> None:
     """Nothing was saved yet: the run is all of this recipe and of this process."""
-    if folder.manifest().get("recipe", now["recipe"]) != now["recipe"]:
+    # The digest is another one too where a version has renamed fields.
+    same = folder.manifest().get("recipe", now["recipe"]) == now["recipe"]
+    if not same and RECIPE in folder.changed_texts():
         say(f"{folder.recipe} was changed before anything was saved: the run is of the new one.")
     folder.rewrite(now, {})
 

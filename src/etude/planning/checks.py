@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
+from etude.planning.kinds import kinds_with
 from etude.planning.recipe import Recipe
 from etude.training.curriculum import Curriculum, NoCurriculum, SuccessCurriculum
 
@@ -24,7 +25,7 @@ def check_ranks(recipe: Recipe, size: int) -> None:
     if not recipe.algorithm.takes_ranks:
         raise UsageError(
             f"{recipe.algorithm.kind} learns in one process, and {size:,} ranks were started: "
-            "start it without torchrun. Ranks share the shards of ppo."
+            f"start it without torchrun, or use algorithm {kinds_with('takes_ranks', True)}."
         )
     if recipe.collector.kind != "local":
         raise UsageError(

@@ -78,11 +78,6 @@ def _of_their_kinds(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=changed) if changed else recipe
 
 
-def loops_of(recipe: Recipe) -> Loops:
-    """The loops of a recipe alone; refuses sizes that do not divide."""
-    return recipe.algorithm.loops(recipe, recipe.algorithm.geometry(recipe))
-
-
 def check_policy(recipe: Recipe, family: str) -> None:
     """Refuse a policy that the algorithm cannot train."""
     if recipe.policy.family != family:

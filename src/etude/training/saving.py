@@ -93,9 +93,8 @@ class Saver:
         self.num_saved += due
         wanted = urgent or late or due
         if wanted or self._best_is_new or clock.is_due(self._compare_every):
-            for part in self._parts.values():
-                if isinstance(part, Shared):
-                    part.gather()
+            if isinstance(self._algorithm, Shared):
+                self._algorithm.gather()
             self._compare(clock)
         if wanted or self._best_is_new:
             self._folder.check_writer()
@@ -130,6 +129,9 @@ class Saver:
 
     def _save(self, clock: Clock) -> None:
         folder, step = self._folder.checkpoints, step_of(clock)
+        for part in self._parts.values():
+            if isinstance(part, Shared) and part is not self._algorithm:
+                part.gather()
         training = self.training_state()
         if not self._ranks.is_first:
             return
