@@ -182,14 +182,14 @@ def make_collection(
         from etude.rollout.overlap import OverlappedCollector
 
         collector = OverlappedCollector(collector, lambda i: i < clock.loops.iterations)
-    evaluator = learner.evaluator
-    if evaluator is None and ranks.is_first:
-        evaluator = make_evaluator(recipe, key, workers, new_policy())
-    if ranks.size == 1 and evaluator is not None:
-        return collector, evaluator
+    tester = learner.evaluator
+    if tester is None and ranks.is_first:
+        tester = make_evaluator(recipe, key, workers, new_policy())
+    if ranks.size == 1 and tester is not None:
+        return collector, tester
     from etude.training.sharing import FirstRankEvaluator, SharedCollector
 
-    return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, evaluator)
+    return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, tester)
 
 
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:

@@ -129,8 +129,8 @@ class Saver:
 
     def _save(self, clock: Clock) -> None:
         folder, step = self._folder.checkpoints, step_of(clock)
-        for part in self._parts.values():
-            if isinstance(part, Shared) and part is not self._algorithm:
+        for name, part in self._parts.items():
+            if isinstance(part, Shared) and name != "algorithm":  # That one was compared before.
                 part.gather()
         training = self.training_state()
         if not self._ranks.is_first:
