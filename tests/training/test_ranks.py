@@ -20,8 +20,7 @@ from etude.core.ranks import ALONE
 from etude.core.trees import leaves
 from etude.experience.segments import SegmentBuffer
 from etude.planning import recipes
-from etude.planning.checks import check_ranks
-from etude.planning.plan import make_plan
+from etude.planning.plan import check_ranks, make_plan
 from etude.planning.resolve import resolve
 from etude.rollout.local import group_state
 from etude.runs import manifest

@@ -22,8 +22,8 @@ from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board
 from etude.models.policies import BasePolicy, make_policy
-from etude.planning.checks import make_curriculum
 from etude.planning.kinds import Learner
+from etude.planning.plan import make_curriculum
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved
 from etude.rollout.local import NoCollector, Workers

@@ -59,7 +59,7 @@ class Task:
     """Of the groups that do not stand in this process."""
     release: frozenset[int] = frozenset()
     begin: bool = False
-    """The run's first rollout: there are no snapshots, and all rows start their first episode."""
+    """The run's first rollout: there are no snapshots, and all episodes begin."""
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def group_snapshots(state: Tree) -> list[Snapshot] | None:
 
 
 class LocalCollector:
-    """Steps the groups of a run, or some in a row; holds their snapshots between iterations."""
+    """Steps the groups of a run, or of one rank; holds their snapshots between iterations."""
 
     def __init__(
         self,

@@ -55,24 +55,22 @@ class SharedCollector:
         self._local.close()
 
 
-class FirstRankEvaluator:
+class FirstRankEvaluator(AnyEvaluator):
     """An evaluator that the first rank alone has; its results are broadcast to the others."""
 
     def __init__(self, ranks: Ranks, evaluator: AnyEvaluator | None) -> None:
         """`evaluator`: None on all ranks but the first."""
+        super().__init__()
         self._ranks, self._evaluator = ranks, evaluator
-        self.best: tuple[float, float] | None = None
-        self.num_done = 0
-        self.num_episodes = 0
 
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
-        def verdict() -> EvaluationResult:
+        def on_first() -> EvaluationResult:
             assert self._evaluator is not None
             return self._evaluator.evaluate(broadcast)
 
-        found = EvaluationResult(*self._ranks.from_first(verdict))
+        result = EvaluationResult(*self._ranks.from_first(on_first))
         self._copy_results()
-        return found
+        return result
 
     def _copy_results(self) -> None:
         if self._evaluator is not None:
