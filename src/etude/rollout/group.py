@@ -50,7 +50,7 @@ class Inference:
     def __call__(
         self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
     ) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Actions [num_envs, n], log-probabilities [num_envs] and the next recurrent state, all new.
+        """Actions [num_envs, n], log-probabilities [num_envs] and next recurrent state, all new.
 
         The log-probabilities are None where `policy.log_probs` gives them.
         """
@@ -265,7 +265,7 @@ class Group:
 
 
 def _put(out: dict[str, Array], arrays: dict[str, Array], column: int | None = None) -> None:
-    """Arrays {name: [num_envs, ...]} into one column of {name: [num_envs, columns, ...]}, or all."""
+    """Arrays {name: [num_envs, ...]} into a column of {name: [num_envs, columns, ...]}, or all."""
     for name, array in arrays.items():
         if column is None:
             out[name][...] = array
@@ -281,7 +281,7 @@ def restart(state: dict[str, Array], policy: Policy, env_ids: Array) -> None:
 
 
 def _present(env: AbsentAgents | None) -> Array | None:
-    """[num_envs] bool where agents can be absent, else None; a copy: the next step may write on it."""
+    """[num_envs] bool where agents can be absent, else None; a copy, as a step may write on it."""
     return None if env is None else env.present.copy()
 
 

@@ -39,16 +39,16 @@ says more. Ray then looks for the driver's objects in the store of that machine,
 its process, and ends the driver without a word."""
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
-"""Between two looks at which machines there are, and whether Ray's own processes answer."""
+"""Seconds between two checks of the cluster's machines and servers."""
 MOST_HANDED = 4
-"""Times that one broadcast is handed out, where it cannot be fetched."""
+"""Times that one broadcast is put into the object store, where workers cannot fetch it."""
 LEAVE_SECONDS = 10.0
-"""For Ray to leave a cluster that does not answer."""
+"""Seconds for Ray to leave a cluster that does not answer."""
 RAYLET = "Ray's process on this machine"
 
 
 def check(address: str) -> None:
-    """Refuse before anything is written what could not be collected on later."""
+    """Refuse a cluster that cannot be used, before anything is written."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
             "collector.kind is ray, but Ray is not installed: `pip install etude[ray]`, or train "
@@ -64,7 +64,7 @@ class Actor:
     """A host of groups in a process of Ray's."""
 
     def __init__(self, blueprint: Blueprint, folder: str) -> None:
-        if os.path.isdir(folder):  # A task of one's own is found from there.
+        if os.path.isdir(folder):  # Tasks of the user are imported from there.
             os.chdir(folder)
         self._host = Host(blueprint)
 
@@ -74,7 +74,7 @@ class Actor:
         return self._host.hello(broadcast, ray.util.get_node_ip_address())
 
     def run(self, broadcast: list[Any], task: Task) -> Answer:
-        """`broadcast`: the one reference to it. It is fetched once per machine and serial."""
+        """`broadcast`: a list with its reference, which is fetched once per machine and serial."""
         import ray
 
         if not self._host.knows(task.serial):
@@ -82,7 +82,7 @@ class Actor:
         return self._host.run(task)
 
     def pulse(self) -> None:
-        """Answered beside whatever else is going on."""
+        """A ping, answered while a task runs."""
 
 
 class RayFleet:
@@ -96,8 +96,8 @@ class RayFleet:
         store_bytes: int,
         probed: bool = True,
     ) -> None:
-        """`store_bytes`: what is on its way at once, at the most; `probed`: newcomers show that
-        they compute the same bits."""
+        """`store_bytes`: size of the object store; `probed`: new workers must show that they
+        compute the same bits."""
         check(address)
         self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
         self._at_home = self._own and address == "local"
@@ -166,7 +166,7 @@ class RayFleet:
         self._broadcast = [self._put(broadcast)]
 
     def _put_again(self, broadcast: list[Any]) -> bool:
-        """Hand out anew what somebody could not fetch, unless it was before; False: too often."""
+        """Put a broadcast again that a worker could not fetch; False after too many times."""
         if broadcast is self._broadcast:
             if self._handed == MOST_HANDED:
                 return False
@@ -234,7 +234,7 @@ class RayFleet:
         return [event for flight in ready if (event := self._landed(flight)) is not None]
 
     def _landed(self, flight: Any) -> Event | None:
-        if flight not in self._flights:  # Its worker was lost by another one of them.
+        if flight not in self._flights:  # Its worker was lost with another flight.
             return None
         kind, worker, task, broadcast = self._flights.pop(flight)
         errors = self._ray.exceptions
@@ -273,7 +273,7 @@ class RayFleet:
 
     def _forget(self, worker: int) -> None:
         if worker in self._handles and worker not in self._greeted:
-            self._probe = None  # It may be this that did not come.
+            self._probe = None  # The worker may have failed to fetch it.
         self._handles.pop(worker, None)
         self._nodes.pop(worker, None)
         self._greeted.discard(worker)
@@ -291,8 +291,7 @@ class RayFleet:
             self._ray.shutdown()
 
     def _leave(self) -> None:
-        """Processes of Ray's that do not answer may be waited for in vain: end those of this run,
-        and leave others alone."""
+        """Leave a cluster that does not answer; processes of this run's own cluster are killed."""
         if not self._own:
             return
         atexit.unregister(self._ray.shutdown)
@@ -311,7 +310,7 @@ _STUCK = threading.Event()
 
 @atexit.register
 def _end() -> None:
-    """Python cannot put down a process that hangs in Ray, and would crash: it ends here."""
+    """End a process that hangs in Ray's shutdown: Python itself would crash."""
     if _STUCK.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -336,7 +335,7 @@ def _words(error: BaseException) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What happened to an actor, in words."""
+    """Why an actor was lost, in words."""
     lines = str(error).strip().splitlines()
     if "creation task" in str(error):
         return f"it could not start: {lines[-1].strip()}"
@@ -351,16 +350,16 @@ def _reason(error: Exception) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """What an actor's process must have in common with this one."""
+    """Environment variables that an actor's process shares with this one."""
     kept = {k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "MUJOCO"))}
-    # Code that is not installed is found where this process finds it.
+    # Code that is not installed is imported from the same folders.
     installed = (sys.prefix, sys.base_prefix)
     paths = [path for path in sys.path if path and not path.startswith(installed)]
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def connect(address: str, cpus: int, store_bytes: int) -> bool:
-    """Reach the cluster, or start one on this machine; False where the process was connected."""
+    """Connect to the cluster, or start one here; False where Ray was connected already."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         check_address(sys.modules["ray"].get_runtime_context().gcs_address)
         return False
@@ -385,7 +384,7 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
         at = "" if address == "local" else f" at {address} cannot be used"
         raise EtudeError(f"{what}{at}: {_words(error)}") from error
     try:
-        # Ray has its own ways to find a cluster: it may be another than the one that was found.
+        # Ray finds a cluster in its own way, which may be another than the one checked above.
         at_home = check_address(ray.get_runtime_context().gcs_address)
         if address == "local" and not at_home:
             raise UsageError(
@@ -399,16 +398,16 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
 
 
 def _stay_home() -> None:
-    """Settings of a cluster of this machine's own; Ray reads them when it is imported."""
+    """Settings of a cluster that this run starts; Ray reads them when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray has its workers wait for everything else on the machine, and the learner waits for them.
+    # Ray would give its workers a low priority, and the learner waits for them.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault(HEALTH_CHECKS, "1200")  # an hour: the run itself watches its one machine
     if "ray" not in sys.modules:
         os.environ[LOOPBACK_ONLY] = "0"
         if "RAY_AUTH_MODE" not in os.environ:
-            # Of this run only, and never on disk: other users of the machine are kept out.
+            # A token of this run, never on disk, keeps out other users of the machine.
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
@@ -434,8 +433,8 @@ def find_address(address: str) -> str:
 
 
 def check_address(address: str) -> bool:
-    """Whether a cluster is on the loopback address; it must ask for a token there too, unless a
-    person says that nobody else is on this machine."""
+    """Whether a cluster is on the loopback address. It must ask for a token, unless it is and
+    RAY_AUTH_MODE=disabled says that nobody else uses this machine."""
     at_home, mode = _is_loopback(_split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
     if at_home and mode == "disabled":
         return True
