@@ -24,7 +24,7 @@ from etude.logs.outputs import Outputs, check, open_logs
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
-from etude.planning.plan import Plan, make_plan, rank_notes
+from etude.planning.plan import Plan, counted, make_plan, rank_notes
 from etude.planning.recipe import Recipe, metrics_of
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
@@ -74,9 +74,9 @@ class Run:
         try:
             self.recipe = recipes.load(self.folder.recipe, trust)
         except UsageError:
-            from etude.building import recovery
+            from etude.building import resuming
 
-            self.recipe = recovery.recipe_of(self.folder, trust)
+            self.recipe = resuming.recipe_of(self.folder, trust)
 
     @property
     def path(self) -> Path:
@@ -280,9 +280,9 @@ def _resume(
         resolved: list[Resolved] = []  # the first rank's
 
         def continued() -> tuple[Tree, list[str]]:
-            from etude.building import recovery
+            from etude.building import resuming
 
-            recovery.restore(folder, asked.say, trust)
+            resuming.restore(folder, asked.say, trust)
             loaded = recipes.load(folder.recipe, trust)
             run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
             resolved.append(run)
@@ -331,10 +331,10 @@ def _continued(
     collector: Placement | None,
 ) -> tuple[Resolved, list[str]]:
     """What a run goes on with, and why it is not exact then; says what is not as it was."""
-    from etude.building import exactness, recovery
+    from etude.building import resuming
 
-    saved = exactness.copies(folder)
-    exactness.check_recipe(recipe, saved or {}, folder, say)
+    saved = resuming.copies(folder)
+    resuming.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
     if collector is not None:
         placed = collector.applied(recipe.collector)
@@ -345,10 +345,10 @@ def _continued(
     plan = make_plan(run, begun=True, ranks=ranks.size)
     now = _manifest(run.recipe, plan, ranks)
     if saved is None:
-        exactness.begin_anew(folder, now, say)
-    recovery.settle(folder, plan, say)
+        resuming.begin_anew(folder, now, say)
+    resuming.settle(folder, plan, say)
     _warn_of_failures(folder, say)
-    return run, [] if saved is None else exactness.lost(folder, now, saved, say)
+    return run, [] if saved is None else resuming.lost(folder, now, saved, say)
 
 
 def _outputs(
@@ -451,18 +451,8 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     """summary.json: what the run did, to hold against the plan."""
     loop = parts.loop
     now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
-    counts = {
-        "epochs": now.epochs,
-        "cycles": now.cycles,
-        "iterations": now.iterations,
-        "updates": now.updates,
-        "timesteps": now.timesteps,
-        "environment_steps": now.timesteps // parts.spec.agents,
-        "log_rows": rows,
-        "evaluations": loop.evaluator.num_done,
-        "evaluation_episodes": loop.evaluator.num_episodes,
-        "checkpoints": loop.saver.num_saved,
-    }
+    tester, saved = loop.evaluator, loop.saver.num_saved
+    counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
     summary["exactness"] = folder.manifest().get("exactness", "unknown")
     files.replace_file(folder.path / SUMMARY, [sealed(summary)])

@@ -94,7 +94,7 @@ def open_logs(
     health = Health(metrics, iterations)
     if console and config.console != "none":
         from etude.logs.console import ConsoleTable
-        from etude.training.progress import EpochLines, LossLines
+        from etude.training.callbacks import EpochLines, LossLines
 
         if config.console != "table" and shows_dashboard():
             from etude.logs.dashboard import Dashboard
@@ -130,7 +130,7 @@ def shows_dashboard() -> bool:
 
 
 def _add_dashboard(out: Outputs, dashboard: Dashboard) -> None:
-    from etude.training.progress import DashboardCallback
+    from etude.training.callbacks import DashboardCallback
 
     on_phase = out.on_phase
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from etude.building import exactness, recovery
+from etude.building import resuming
 from etude.core.errors import EtudeError, UsageError
 from etude.core.seals import unsealed
 from etude.core.trees import Tree
@@ -121,7 +121,7 @@ def _checkpoints(report: Report, folder: RunFolder) -> None:
 
 def _texts(report: Report, folder: RunFolder) -> Recipe | None:
     """The texts of a run; its recipe, if any of it is left."""
-    copies = exactness.copies(folder) or {}
+    copies = resuming.copies(folder) or {}
     changed, anew = folder.changed_texts(copies.get("manifest", "")), "a resume writes it anew"
     copied = (
         "a resume takes it from the newest checkpoint" if copies else "no checkpoint holds a copy"
@@ -139,7 +139,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
     if summary.is_file() or (folder.checkpoints / "final").exists():
         report.add(summary, _wrong(summary), anew if _wrong(summary) else "")
     try:
-        return recovery.recipe_of(folder)
+        return resuming.recipe_of(folder)
     except UsageError:
         return None
 
@@ -151,7 +151,7 @@ def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
     except UsageError:
         return copied
     try:
-        exactness.check_recipe(recipe, copies, folder, lambda text: None)
+        resuming.check_recipe(recipe, copies, folder, lambda text: None)
     except UsageError:
         return "a resume refuses it: put back the one the run was saved with"
     return "a resume goes on with it"

@@ -6,6 +6,7 @@ cluster would let in anybody. All its servers speak gRPC, which is HTTP/2.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import select
 import socket
@@ -74,3 +75,17 @@ def is_open(address: tuple[str, int], seconds: float) -> bool:
     except OSError:
         return False
     return _DONE in said
+
+
+def split(address: str) -> tuple[str, int]:
+    """(host, port) of host:port; port 0 where there is none."""
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

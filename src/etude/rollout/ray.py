@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-import ipaddress
 import os
 import secrets
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from etude.core import trust
-from etude.core.contracts import Broadcast
+from etude.core.contracts import BatchEnv, Broadcast, Collector, Policy
 from etude.core.errors import EtudeError, UsageError
-from etude.rollout.elastic import Answered, Event, HeadLost, Heard, Joined, Lost
+from etude.core.keys import Key
+from etude.experience.segments import SegmentBuffer
+from etude.rollout.elastic import (
+    Answered,
+    ElasticCollector,
+    Event,
+    HeadLost,
+    Heard,
+    Joined,
+    Lost,
+)
 from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
-from etude.rollout.knocking import answers, end_of, is_open
+from etude.rollout.knocking import answers, end_of, is_loopback, is_open, split
+from etude.rollout.local import CollectorConfig, Workers
+from etude.rollout.schedule import Patience, Schedule
 from etude.runs.manifest import PREFIXES
 
 LOOPBACK = "127.0.0.1"
@@ -58,6 +71,37 @@ def check(address: str) -> None:
         trust.check(address, f"exchange objects that are code with the Ray cluster at {address}")
     if address != "local":
         check_address(find_address(address))
+
+
+class RayCollectorConfig(CollectorConfig):
+    """Rollouts on the actors of a Ray cluster."""
+
+    def check(self) -> None:
+        check(self.address)
+
+    def plan_text(self) -> str:
+        actors = f"{self.actors:,}" if self.actors else "one per machine,"
+        return f"on Ray actors: {actors} of {self.threads:,} threads, {self.address} cluster"
+
+    def build(
+        self,
+        make_env: Callable[[], BatchEnv],
+        make_policy: Callable[[], Policy],
+        buffers: Sequence[SegmentBuffer],
+        key: Key,
+        workers: Workers,
+        local: range,
+        exact: bool,
+    ) -> Collector:
+        views = [[b.part(self.part(g)) for g in local] for b in buffers]
+        one = replace(buffers[0].spec, num_envs=self.envs_per_group)
+        blueprint = Blueprint(make_env, make_policy, one, key, self.threads)
+        # Fragments of an iteration on their way, and those before them not yet let go of.
+        room = 3 * buffers[0].spec.num_bytes
+        fleet = RayFleet(blueprint, self.actors, self.address, room, exact)
+        probe = Host(blueprint, workers).probe if exact else None
+        schedule = Schedule(self.num_groups, self.threads, Patience(self.deadline))
+        return ElasticCollector(fleet, schedule, views, probe, self.allow_inexact, workers.close)
 
 
 class Actor:
@@ -323,7 +367,7 @@ def _servers(ray: Any) -> tuple[dict[str, tuple[str, int]], str]:
     context = ray.get_runtime_context()
     here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
     servers = {
-        f"The head of the Ray cluster at {context.gcs_address}": _split(context.gcs_address),
+        f"The head of the Ray cluster at {context.gcs_address}": split(context.gcs_address),
         RAYLET: (here["NodeManagerAddress"], here["NodeManagerPort"]),
     }
     return servers, here["RayletSocketName"]
@@ -435,10 +479,10 @@ def find_address(address: str) -> str:
 def check_address(address: str) -> bool:
     """Whether a cluster is on the loopback address. It must ask for a token, unless it is and
     RAY_AUTH_MODE=disabled says that nobody else uses this machine."""
-    at_home, mode = _is_loopback(_split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
+    at_home, mode = is_loopback(split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
     if at_home and mode == "disabled":
         return True
-    if mode != "token" or is_open(_split(address), LOOK_SECONDS):
+    if mode != "token" or is_open(split(address), LOOK_SECONDS):
         alone = ", or RAY_AUTH_MODE=disabled if nobody else uses this machine" if at_home else ""
         raise UsageError(
             f"The Ray cluster at {address} is open to whoever can reach it: start Ray and this "
@@ -451,15 +495,3 @@ def check_address(address: str) -> bool:
         if known.st_uid == os.getuid() and known.st_mode & 0o077:
             raise UsageError(f"Others can read the Ray token in {file}: `chmod 600 {file}`.")
     return at_home
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
