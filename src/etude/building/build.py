@@ -6,18 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from etude.core.clock import Clock, Interval
-from etude.core.contracts import (
-    Algorithm,
-    Collector,
-    EnvSpec,
-    LogWriter,
-    Stateful,
-)
+from etude.core.contracts import Algorithm, Collector, EnvSpec, LogWriter, Stateful
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board
@@ -52,22 +45,6 @@ class Parts:
     """The first rank's."""
     ranks: Ranks
     close: Callable[[], None]
-
-
-class RowsLog:
-    """Log rows into metrics.jsonl."""
-
-    def __init__(self, metrics: MetricsLog) -> None:
-        self._metrics = metrics
-
-    def begin(self, history: list[dict[str, Any]]) -> None:
-        """The file has been cut back already, with the rest of the run's state."""
-
-    def write(self, row: dict[str, Any]) -> None:
-        self._metrics.append(row)
-
-    def close(self) -> None:
-        self._metrics.close()
 
 
 def build(
@@ -106,10 +83,14 @@ def build(
     metrics = None
     if ranks.is_first:
         metrics = state["metrics"] = folder.metrics_log(say)
-        logs = [RowsLog(metrics), *logs]
+        logs = [metrics, *logs]
         if recipe.evaluation.stop_at_success is not None:
             callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
-        state |= _with_memory(callbacks)
+        state |= {
+            f"callback-{i}-{type(callback).__name__}": callback
+            for i, callback in enumerate(callbacks)
+            if isinstance(callback, Stateful)
+        }
     loop = Loop(
         key=key,
         clock=clock,
@@ -134,15 +115,6 @@ def build(
     for close in (*closers, *(log.close for log in reversed(loop.logs))):
         closing.callback(close)
     return Parts(loop, algorithm, spec, metrics, ranks, closing.close)
-
-
-def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:
-    """The callbacks that are part of a checkpoint, by name."""
-    return {
-        f"callback-{i}-{type(callback).__name__}": callback
-        for i, callback in enumerate(callbacks)
-        if isinstance(callback, Stateful)
-    }
 
 
 def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -193,7 +165,7 @@ def make_collection(
 
 
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:
-    """An evaluator with environments of its own."""
+    """An evaluator with new environments."""
     config, task = recipe.evaluation, recipe.task.for_evaluation()
     envs = [
         task.make(config.envs_per_group, recipe.collector.engine_threads)

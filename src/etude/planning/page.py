@@ -37,15 +37,8 @@ def duration(seconds: float) -> str:
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """The whole plan as text."""
     exact = "Exact" if plan.exactness["exact"] else "NOT exact"
-    page: list[RenderableType] = [
-        _loops(plan),
-        "",
-        _shapes(plan),
-        f"[italic]{plan.usage}[/]",
-        "",
-        _bytes(plan),
-    ]
-    page += ["[italic]peak: memory of the whole run beyond the imported libraries[/]", ""]
+    page: list[RenderableType] = [_loops(plan), "", _shapes(plan), f"[italic]{plan.usage}[/]", ""]
+    page += [_bytes(plan), "[italic]peak: memory of the whole run beyond the imported libraries[/]"]
     page += ["", f"[bold]{exact}[/]: {plan.exactness['reason']}."]
     page += [f"Note: {note}" for note in plan.notes]
     if plan.seconds:

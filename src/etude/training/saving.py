@@ -71,7 +71,7 @@ class Saver:
         self._ranks = ranks
         self._compare_every = Interval.parse(compare_every)
         self._last_save = time.monotonic()
-        # What the algorithm told each checkpoint that can be resumed.
+        # The algorithm's state, without arrays, in each checkpoint that can be resumed.
         self._saved: dict[str, Tree] = {}
         self._best: int | None = None
         self._best_is_new = False
