@@ -44,7 +44,8 @@ class Deployable(Protocol):
     def contract(self) -> Tree: ...
 
 
-class Inputs(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
     """What a run learns from, found out before it starts."""
 
     spec: EnvSpec
@@ -57,7 +58,7 @@ class Inputs(NamedTuple):
     """One group's; {} where nothing is collected."""
     num_groups: int
     data: Any = None
-    """The dataset that is learned from, as the algorithm opened it."""
+    """The dataset that is learned from, as the algorithm opened it; None without one."""
 
 
 class Learner(NamedTuple):

@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from etude.core.contracts import Broadcast, Collector, Fragment, Snapshot
 from etude.core.errors import NonFinite
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
-from etude.rollout.local import group_snapshots, group_state
+from etude.rollout.local import CollectorWrapper, group_snapshots, group_state
 from etude.training.evaluation import AnyEvaluator, EvaluationResult
 
 
-class SharedCollector:
+class SharedCollector(CollectorWrapper):
     """Each rank collects the groups of its own shards; a checkpoint holds those of all ranks."""
 
     def __init__(self, ranks: Ranks, local: Collector) -> None:
         """`local`: the collector of this rank's groups."""
-        self._ranks, self._local = ranks, local
+        super().__init__(local)
+        self._ranks = ranks
         self._gathered: list[Snapshot] | None = None
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         """The next fragment of every group of this rank."""
         self._gathered = None
         try:
-            return self._local.collect(broadcast, iteration)
+            return self._inner.collect(broadcast, iteration)
         except NonFinite as fault:
             owner = self._ranks.owner(self._ranks.rank, self._ranks.size)
             raise NonFinite(f"{fault.where}{owner}", fault.arrays) from fault
 
-    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
-        self._local.report_to(say, not_exact)
-
-    def status(self) -> dict[str, float]:
-        return self._local.status()
-
     def gather(self) -> None:
         """Bring together the snapshots of all ranks' groups, for `state_dict`."""
-        local = group_snapshots(self._local.state_dict()) or []
+        local = group_snapshots(self._inner.state_dict()) or []
         self._gathered = self._ranks.gather(local)
 
     def state_dict(self) -> Tree:
         """The state with the groups of all ranks, which `gather` has brought together."""
         if self._gathered is None:
             raise RuntimeError("gather() comes before state_dict() of a collector with ranks")
-        return {**self._local.state_dict(), **group_state(self._gathered)}
+        return {**self._inner.state_dict(), **group_state(self._gathered)}
 
     def load_state_dict(self, state: Tree) -> None:
         groups = group_snapshots(state) or []
         local = self._ranks.part(len(groups))
-        self._local.load_state_dict({**state, **group_state(groups[local.start : local.stop])})
-
-    def close(self) -> None:
-        self._local.close()
+        self._inner.load_state_dict({**state, **group_state(groups[local.start : local.stop])})
 
 
 class FirstRankEvaluator(AnyEvaluator):
