@@ -27,7 +27,7 @@ from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import loops_of
-from etude.training.progress import DashboardCallback
+from etude.training.callbacks import DashboardCallback
 from machine import report_load
 from report import Gate, parse
 

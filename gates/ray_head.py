@@ -69,7 +69,8 @@ def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
         code, said, seconds = strike(folder, what, number, options.patience)
         failures = folder / "run" / "failures"
         reports = list(failures.iterdir()) if failures.is_dir() else []
-        if code != 1 or "has not answered for" not in said or len(reports) != 1:
+        named = "has not answered for" in said or "on this machine has ended" in said
+        if code != 1 or not named or len(reports) != 1:
             gate.fail(f"{what} {number.name}: code {code}, {len(reports)} reports, said {said}")
             continue
         run = etude.resume(folder / "run", collector=Placement(kind="local"))

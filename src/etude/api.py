@@ -24,9 +24,9 @@ from etude.logs.outputs import Outputs, check, open_logs
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
-from etude.planning.plan import Plan, make_plan, rank_notes
+from etude.planning.plan import Plan, counted, make_plan, rank_notes
 from etude.planning.recipe import Recipe, metrics_of
-from etude.planning.resolve import Resolved, loops_of, resolve
+from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest
 from etude.runs.folder import PLAN, PLAN_JSON, RECIPE, RunFolder, default_path, pretty
@@ -69,9 +69,9 @@ class Run:
         try:
             self.recipe = recipes.load(self.folder.recipe, trust)
         except UsageError:
-            from etude.building import recovery
+            from etude.building import resuming
 
-            self.recipe = recovery.recipe_of(self.folder, trust)
+            self.recipe = resuming.recipe_of(self.folder, trust)
 
     @property
     def path(self) -> Path:
@@ -273,9 +273,9 @@ def _resume(
         resolved: list[Resolved] = []  # the first rank's
 
         def continued() -> tuple[Tree, list[str]]:
-            from etude.building import recovery
+            from etude.building import resuming
 
-            recovery.restore(folder, asked.say, trust)
+            resuming.restore(folder, asked.say, trust)
             loaded = recipes.load(folder.recipe, trust)
             run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
             resolved.append(run)
@@ -290,7 +290,7 @@ def _resume(
         clock = parts.loop.clock
         restored = parts.loop.saver.restore(clock, say, step)
         if total_timesteps is not None:
-            _extend(run, total_timesteps, clock, folder, ranks, say)
+            _extend(run, clock, folder, ranks, say)
         if restored:
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
@@ -323,29 +323,28 @@ def _continued(
     collector: Placement | None,
 ) -> tuple[Resolved, list[str]]:
     """What a run goes on with, and why it is not exact then; says what is not as it was."""
-    from etude.building import exactness, recovery
+    from etude.building import resuming
 
-    saved = exactness.copies(folder)
-    exactness.check_recipe(recipe, saved or {}, folder, say)
+    saved = resuming.copies(folder)
+    resuming.check_recipe(recipe, saved or {}, folder, say)
     check(recipe.logs)
-    if total_timesteps is not None:
-        recipe = _longer(recipe, total_timesteps, folder)
     if collector is not None:
         placed = {"collector": collector.applied(recipe.collector)}
         recipe = recipe.model_copy(update=placed)
     run = resolve(recipe)
+    if total_timesteps is not None:
+        run = _longer(run, total_timesteps, folder)
     plan = make_plan(run, begun=True, ranks=ranks.size)
-    recovery.settle(folder, plan, say)
-    now = _manifest(recipe, plan, ranks)
+    now = _manifest(run.recipe, plan, ranks)
+    if saved is None:
+        resuming.begin_anew(folder, now, say)
+    resuming.settle(folder, plan, say)
     if found := folder.last_failure():
         say(
             f"This run failed before (see {found}). A run is exact, so the same failure will "
             "come again unless something changes."
         )
-    if saved is None:
-        exactness.begin_anew(folder, now, say)
-        return run, []
-    return run, exactness.lost(folder, now, saved, say)
+    return run, [] if saved is None else resuming.lost(folder, now, saved, say)
 
 
 def _outputs(
@@ -359,9 +358,9 @@ def _outputs(
     return open_logs(recipe.logs, folder.path, plain, metrics, iterations, console, asked)
 
 
-def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
-    """The recipe with a larger budget."""
-    now = loops_of(recipe)
+def _longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
+    """The run with a larger budget."""
+    recipe, now = run.recipe, run.loops
     least = now.total.timesteps + now.steps_per_iteration
     if total_timesteps < least:
         raise UsageError(
@@ -369,13 +368,12 @@ def _longer(recipe: Recipe, total_timesteps: int, folder: RunFolder) -> Recipe:
             f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
     clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
-    return recipe.model_copy(update={"clock": clock})
+    recipe = recipe.model_copy(update={"clock": clock})
+    return replace(run, recipe=recipe, loops=recipe.algorithm.loops(recipe, run.geometry))
 
 
-def _extend(
-    run: Resolved, steps: int, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say
-) -> None:
-    """Go on with the recipe's budget of so many steps; the first rank writes it to the folder.
+def _extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
+    """Go on with the recipe's larger budget; the first rank writes it to the folder.
 
     Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
     progress back: from here on they take the values of a run that was planned so from the start.
@@ -386,8 +384,8 @@ def _extend(
     if not ranks.is_first:
         return
     before = recipes.load(folder.recipe)  # as it was asked, wherever its rollouts run this time
-    longer = _longer(before, steps, folder)
-    shorter, schedules = loops_of(before), longer.algorithm.schedules
+    longer = before.model_copy(update={"clock": run.recipe.clock})
+    shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
     was, now = (schedules(done / n.iterations) for n in (shorter, loops))
     jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
     note = (
@@ -448,13 +446,8 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     """summary.json: what the run did, to hold against the plan."""
     loop = parts.loop
     now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
-    counts = asdict(now) | {
-        "environment_steps": now.timesteps // parts.spec.agents,
-        "log_rows": rows,
-        "evaluations": loop.evaluator.num_done,
-        "evaluation_episodes": loop.evaluator.num_episodes,
-        "checkpoints": loop.saver.num_saved,
-    }
+    tester, saved = loop.evaluator, loop.saver.num_saved
+    counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
     summary["exactness"] = folder.manifest().get("exactness", "unknown")
     files.replace_file(folder.path / SUMMARY, [sealed(summary)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -16,11 +17,16 @@ import pytest
 import torch
 import yaml
 
+import etude
 import short_recipes
 from etude.api import Run, resume, train
+from etude.cli.main import main
 from etude.core.errors import UsageError
 from etude.planning import recipes
+from etude.planning.recipe import FREE, _among, _fields
 from etude.runs import checkpoint, manifest, standard
+from etude.runs.folder import RunFolder
+from etude.training.saving import RUN
 from toys import changed, tiny_reach
 
 LONGER = 4 * 256
@@ -77,7 +83,7 @@ def test_a_changed_recipe_is_refused_by_its_fields(run: Path) -> None:
     "fields",
     [
         {"env__tolerance": 0.01},
-        {"collector__group_rows": 16},
+        {"collector__envs_per_group": 16},
         {"learner__threads": 2},
         {"policy__hidden": [32]},
         {"clock__cycles": 7},
@@ -125,6 +131,54 @@ def test_before_anything_is_saved_a_changed_recipe_begins_anew(run: Path) -> Non
     fresh = train(changed(tiny_reach(2)).model_copy(update={"seed": 5}), run.with_name("fresh"))
     assert Run(run).fingerprint() == fresh.fingerprint()
     assert statement(run).startswith("exact: ")
+
+
+EARLIER = {"num_envs": "rows", "envs_per_group": "group_rows"}
+"""Fields of collector and evaluation by the names of earlier versions."""
+
+
+def as_earlier(run: Path) -> None:
+    """Make a run what an earlier version would have left: recipe, its hashes and its copies."""
+    recipe = recipes.load(run / "recipe.yaml")
+    content, named = recipe.model_dump(mode="json"), [*_fields(recipe)]
+    for section in ("collector", "evaluation"):
+        content[section] = {EARLIER.get(k, k): v for k, v in content[section].items()}
+        for new, old in EARLIER.items():
+            field = f"{section}.{new}", f"{section}.{old}"
+            named = [(field[1] if name == field[0] else name, value) for name, value in named]
+    digest = [field for field in named if not _among(field[0], FREE)]
+    text = yaml.safe_dump(content, sort_keys=False)
+    assert "num_envs" not in text
+    with RunFolder.open(run) as folder:
+        hashed = {"recipe": hashlib.sha256(json.dumps(digest).encode()).hexdigest()}
+        folder.rewrite(folder.manifest() | hashed, {"recipe.yaml": text})
+        copies = folder.copies()
+    for path in checkpoint.resumable(run / "checkpoints") if (run / "checkpoints").is_dir() else ():
+        arrays, contract, training = checkpoint.load_training(path)
+        training[RUN] = copies
+        checkpoint.save(path.parent, checkpoint.step_of(path), (arrays, contract), training)
+
+
+def test_a_run_of_an_earlier_version_goes_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(run, run.with_name("new"), symlinks=True)
+    as_earlier(run)
+    etude.load_policy(run)
+    assert main(["eval", str(run), "--episodes", "8"]) == 0, capsys.readouterr()
+    said: list[str] = []
+    resumed = resume(run, total_timesteps=LONGER, say=said.append)
+    assert not any(" was " in text for text in said), said
+    expected = resume(run.with_name("new"), total_timesteps=LONGER)
+    assert resumed.fingerprint() == expected.fingerprint()
+    assert statement(run).startswith("exact: ")
+
+
+def test_a_run_of_an_earlier_version_that_saved_nothing_begins(run: Path) -> None:
+    shutil.copytree(run, run.with_name("new"), symlinks=True)
+    shutil.rmtree(run / "checkpoints")
+    as_earlier(run)
+    said: list[str] = []
+    assert resume(run, say=said.append).fingerprint() == Run(run.with_name("new")).fingerprint()
+    assert not any("changed" in text for text in said), said
 
 
 def other_computation(patch: pytest.MonkeyPatch) -> str:

@@ -13,7 +13,6 @@ import short_recipes
 from etude.core.clock import Interval
 from etude.core.errors import UsageError
 from etude.planning import recipes
-from etude.planning.resolve import loops_of
 from toys import tiny_reach
 
 
@@ -104,7 +103,8 @@ def test_files_from_before_ray_are_read_as_they_were_meant(tmp_path: Path) -> No
 def test_pick_place_is_evaluated_as_often_as_whole_iterations_allow(name: str) -> None:
     """Every 5,000 steps, or the nearest multiple of what an iteration collects; in one batch."""
     recipe = recipes.find(name)
-    loops, every = loops_of(recipe), Interval.parse(recipe.evaluation.every)
+    loops = recipe.algorithm.loops(recipe, recipe.algorithm.geometry(recipe))
+    every = Interval.parse(recipe.evaluation.every)
     assert every.unit == "cycles"
     size = loops.steps_per_iteration
     between = every.count * loops.iterations_per_cycle * size

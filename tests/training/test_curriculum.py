@@ -10,7 +10,7 @@ import pytest
 from etude.core.keys import Key
 from etude.tasks.pick_place.scene import TABLE_CENTER
 from etude.tasks.pick_place.task import PickPlace, PickPlaceConfig
-from etude.training.curriculum import CurriculumConfig, NoCurriculum, SuccessCurriculum
+from etude.training.curriculum import Curriculum, CurriculumConfig, SuccessCurriculum
 
 
 def ended(*success: float) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_a_judgement_in_progress_survives_a_round_trip() -> None:
 
 
 def test_without_a_curriculum_nothing_is_eased() -> None:
-    nothing = NoCurriculum()
+    nothing = Curriculum()
     assert nothing.broadcast() == {}
     assert nothing.update([]) == {}
 

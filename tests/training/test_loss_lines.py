@@ -7,8 +7,7 @@ from typing import Any, cast
 from etude.algorithms.rrd import METRICS
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import BatchMetrics
-from etude.training.callbacks import Context
-from etude.training.progress import LossLines
+from etude.training.callbacks import Context, LossLines
 
 
 def lines(losses: list[list[float]], every: int | None) -> list[str]:

@@ -20,7 +20,7 @@ from etude.core.contracts import EnvSpec, Fragment
 from etude.core.errors import UsageError
 from etude.core.trees import copy_arrays, digest
 from etude.planning import recipes
-from etude.planning.checks import make_curriculum
+from etude.planning.plan import make_curriculum
 from etude.runs import checkpoint
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import MotionCurriculumConfig

@@ -21,12 +21,13 @@ from etude.core.ranks import ALONE
 from etude.core.trees import leaves
 from etude.experience.segments import SegmentBuffer
 from etude.planning import recipes
-from etude.planning.checks import check_ranks
-from etude.planning.plan import make_plan
+from etude.planning.plan import check_ranks, make_plan
 from etude.planning.resolve import resolve
+from etude.rollout.local import group_state
 from etude.runs import manifest
 from etude.training.distributed import Distributed
 from etude.training.messages import decode, encode
+from etude.training.sharing import SharedCollector
 from rank_runs import script, shared_run
 from run_hash import run_hash
 from sockets import descendants, listening
@@ -151,6 +152,19 @@ def test_rows_of_a_rank_are_aligned_as_in_a_whole_buffer() -> None:
             mine, all_of = getattr(own.part(rows), name), getattr(whole.part(rows), name)
             assert mine.shape == all_of.shape
             assert mine.ctypes.data % 64 == all_of.ctypes.data % 64
+
+
+def test_the_state_of_a_shared_collector_asks_no_other_rank() -> None:
+    ranks, local = Mock(rank=0, size=2), Mock()
+    local.state_dict.return_value = group_state([{"mine": 1}])
+    ranks.gather.side_effect = lambda parts: [*parts, {"other": 2}]
+    shared = SharedCollector(ranks, local)
+    shared.gather()
+    ranks.gather.side_effect = AssertionError
+    assert shared.state_dict() == group_state([{"mine": 1}, {"other": 2}])
+    shared.collect(Mock(), 0)
+    with pytest.raises(RuntimeError, match="gather"):  # It would be the state before this.
+        shared.state_dict()
 
 
 def test_messages_arrive_as_they_were_sent() -> None:

@@ -34,6 +34,7 @@ class OnPolicyConfig(AlgorithmConfig):
 
     takes_ranks: ClassVar[bool] = True
     policies: ClassVar[str] = "actor-critic"
+    rewards_from: ClassVar[str] = "rollouts"
 
     kind: str
     rollout_steps: int = Field(32, ge=1, description="Steps of every environment in an iteration.")

@@ -54,6 +54,7 @@ class OffPolicyConfig(DatasetConfig):
     """What SAC and TD3 have in common. A subclass defines `make` and the policies it trains."""
 
     metrics: ClassVar[Metrics] = METRICS
+    rewards_from: ClassVar[str] = "replay"
 
     rollout_steps: int = Field(100, ge=1, description="Steps of every environment in an iteration.")
     train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")

@@ -6,24 +6,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from etude.core.clock import Clock, Interval
-from etude.core.contracts import (
-    Algorithm,
-    Collector,
-    EnvSpec,
-    LogWriter,
-    Stateful,
-)
+from etude.core.contracts import Algorithm, Collector, EnvSpec, LogWriter, Stateful
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board
 from etude.models.policies import BasePolicy, make_policy
-from etude.planning.checks import make_curriculum
 from etude.planning.kinds import Learner
+from etude.planning.plan import make_curriculum
 from etude.planning.recipe import Recipe, metrics_of
 from etude.planning.resolve import Resolved
 from etude.rollout.local import NoCollector, Workers
@@ -34,7 +27,6 @@ from etude.training.callbacks import Callback, StopAtSuccess
 from etude.training.evaluation import AnyEvaluator, Evaluator
 from etude.training.loop import Loop
 from etude.training.saving import Saver
-from etude.training.sharing import FirstRankEvaluator, SharedCollector
 from etude.training.stop import StopRequest
 from etude.training.stopwatch import Stopwatch
 
@@ -53,22 +45,6 @@ class Parts:
     """The first rank's."""
     ranks: Ranks
     close: Callable[[], None]
-
-
-class RowsLog:
-    """Log rows into metrics.jsonl."""
-
-    def __init__(self, metrics: MetricsLog) -> None:
-        self._metrics = metrics
-
-    def begin(self, history: list[dict[str, Any]]) -> None:
-        """The file has been cut back already, with the rest of the run's state."""
-
-    def write(self, row: dict[str, Any]) -> None:
-        self._metrics.append(row)
-
-    def close(self) -> None:
-        self._metrics.close()
 
 
 def build(
@@ -107,10 +83,14 @@ def build(
     metrics = None
     if ranks.is_first:
         metrics = state["metrics"] = folder.metrics_log(say)
-        logs = [RowsLog(metrics), *logs]
+        logs = [metrics, *logs]
         if recipe.evaluation.stop_at_success is not None:
             callbacks = [*callbacks, StopAtSuccess(recipe.evaluation.stop_at_success)]
-        state |= _with_memory(callbacks)
+        state |= {
+            f"callback-{i}-{type(callback).__name__}": callback
+            for i, callback in enumerate(callbacks)
+            if isinstance(callback, Stateful)
+        }
     loop = Loop(
         key=key,
         clock=clock,
@@ -135,15 +115,6 @@ def build(
     for close in (*closers, *(log.close for log in reversed(loop.logs))):
         closing.callback(close)
     return Parts(loop, algorithm, spec, metrics, ranks, closing.close)
-
-
-def _with_memory(callbacks: Sequence[Callback]) -> dict[str, Stateful]:
-    """The callbacks that are part of a checkpoint, by name."""
-    return {
-        f"callback-{i}-{type(callback).__name__}": callback
-        for i, callback in enumerate(callbacks)
-        if isinstance(callback, Stateful)
-    }
 
 
 def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -183,14 +154,18 @@ def make_collection(
         from etude.rollout.overlap import OverlappedCollector
 
         collector = OverlappedCollector(collector, lambda i: i < clock.loops.iterations)
-    tester: AnyEvaluator | None = learner.evaluator
+    tester = learner.evaluator
     if tester is None and ranks.is_first:
         tester = make_evaluator(recipe, key, workers, new_policy())
+    if ranks.size == 1 and tester is not None:
+        return collector, tester
+    from etude.training.sharing import FirstRankEvaluator, SharedCollector
+
     return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, tester)
 
 
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:
-    """An evaluator with environments of its own."""
+    """An evaluator with new environments."""
     config, task = recipe.evaluation, recipe.task.for_evaluation()
     envs = [
         task.make(config.envs_per_group, recipe.collector.engine_threads)

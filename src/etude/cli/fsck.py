@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from etude.building import exactness, recovery
+from etude.building import resuming
 from etude.cli.options import Positional, Reporting, parse
 from etude.core.errors import EtudeError, UsageError
 from etude.core.seals import unsealed
@@ -138,7 +138,7 @@ def _checkpoints(report: Report, folder: RunFolder) -> None:
 
 def _texts(report: Report, folder: RunFolder) -> Recipe | None:
     """The texts of a run; its recipe, if any of it is left."""
-    copies = exactness.copies(folder) or {}
+    copies = resuming.copies(folder) or {}
     changed, anew = folder.changed_texts(copies.get("manifest", "")), "a resume writes it anew"
     copied = (
         "a resume takes it from the newest checkpoint" if copies else "no checkpoint holds a copy"
@@ -161,7 +161,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
             wrong = wrong or str(error)
         report.add(summary, wrong, anew)
     try:
-        return recovery.recipe_of(folder)
+        return resuming.recipe_of(folder)
     except UsageError:
         return None
 
@@ -173,7 +173,7 @@ def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
     except UsageError:
         return copied
     try:
-        exactness.check_recipe(recipe, copies, folder, lambda text: None)
+        resuming.check_recipe(recipe, copies, folder, lambda text: None)
     except UsageError:
         return "a resume refuses it: put back the one the run was saved with"
     return "a resume goes on with it"

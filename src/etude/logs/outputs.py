@@ -90,7 +90,7 @@ def open_logs(
     health = Health(metrics, iterations)
     if console and config.console != "none":
         from etude.logs.console import ConsoleTable
-        from etude.training.progress import DashboardCallback, EpochLines, LossLines
+        from etude.training.callbacks import DashboardCallback, EpochLines, LossLines
 
         if config.console != "table" and shows_dashboard():
             from etude.logs.dashboard import Dashboard

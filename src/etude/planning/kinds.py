@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -43,7 +44,8 @@ class Deployable(Protocol):
     def contract(self) -> Tree: ...
 
 
-class Inputs(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
     """What a run learns from, found out before it starts."""
 
     spec: EnvSpec
@@ -56,7 +58,7 @@ class Inputs(NamedTuple):
     """One group's; {} where nothing is collected."""
     num_groups: int
     data: Any = None
-    """The dataset that is learned from, as the algorithm opened it."""
+    """The dataset that is learned from, as the algorithm opened it; None without one."""
 
 
 class Learner(NamedTuple):
@@ -119,6 +121,8 @@ class AlgorithmConfig(Config):
     """Whether several processes can share its shards."""
     policies: ClassVar[str] = ""
     """The family of policies that it trains, see `PolicyConfig.family`."""
+    rewards_from: ClassVar[str] = ""
+    """"rollouts" or "replay": what the rewards of a reward source must be for."""
     metrics: ClassVar[Metrics] = ()
     """What it logs: columns of the table, curves of the dashboard and warnings follow."""
     report: ClassVar[str] = "etude.reports.offline:examine"
@@ -210,16 +214,16 @@ class RewardsConfig(Config):
         """Refuse a source that has nothing to say of fresh experience."""
         if type(self).for_rollouts is RewardsConfig.for_rollouts:
             raise UsageError(
-                f"{algorithm} learns from the environment's rewards as they come, and rewards.kind "
-                f"{self.kind} from replayed ones: use algorithm sac or td3."
+                f"{algorithm} learns from fresh rollouts, and rewards.kind {self.kind} has rewards "
+                f"for replay alone: use algorithm {kinds_with('rewards_from', 'replay')}."
             )
 
     def require_replay(self, algorithm: str) -> None:
         """Refuse a source that has nothing to say of replayed experience."""
         if type(self).for_replay is RewardsConfig.for_replay:
             raise UsageError(
-                f"rewards.kind {self.kind} judges the motion of the policy that acts, and "
-                f"{algorithm} replays that of older ones: use algorithm ppo."
+                f"{algorithm} learns from a replay, and rewards.kind {self.kind} has rewards for "
+                f"fresh rollouts alone: use algorithm {kinds_with('rewards_from', 'rollouts')}."
             )
 
     def plan(self, source: Any) -> RewardsSection:
@@ -231,3 +235,13 @@ ALGORITHMS: Registry[AlgorithmConfig] = Registry(
     "algorithm", "etude.planning.kinds:AlgorithmConfig"
 )
 REWARDS: Registry[RewardsConfig] = Registry("rewards", "etude.planning.kinds:RewardsConfig")
+
+
+def kinds_with(attribute: str, value: object) -> str:
+    """The algorithms whose config class has such an attribute, as "sac or td3"."""
+    found = []
+    for name in ALGORITHMS.names():
+        with suppress(UsageError):  # a package whose entry point cannot be loaded
+            if getattr(ALGORITHMS.load(name), attribute) == value:
+                found.append(name)
+    return " or ".join(found)

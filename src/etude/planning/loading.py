@@ -29,8 +29,8 @@ def policy_path(path: Path) -> Path:
             if (path / "checkpoints" / name).exists():
                 return path / "checkpoints" / name
         raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
-    own = ("policy", "manifest.json", "contract.json", "arrays.safetensors")
-    if path.exists() and not any((path / name).exists() for name in own):
+    names = ("policy", "manifest.json", "contract.json", "arrays.safetensors")
+    if path.exists() and not any((path / name).exists() for name in names):
         raise UsageError(
             f"{path} is not a policy of Etude's: give a run's folder, one of its checkpoints, or a "
             "copy of a policy/ folder."
@@ -68,8 +68,8 @@ def load_start(path: Path) -> Start:
     return Start(chosen, *policy_parts(chosen), None)
 
 
-def checked_start(recipe: Recipe, own: Tree) -> Start:
-    """What `start_from` names, for a policy of the contract `own`; refused where that differs.
+def checked_start(recipe: Recipe, contract: Tree) -> Start:
+    """What `start_from` names, for a policy with a contract; refused where the two differ.
 
     The contract holds the policy's kind, which belongs to one algorithm: so training state, where
     there is any, is that algorithm's.
@@ -77,7 +77,7 @@ def checked_start(recipe: Recipe, own: Tree) -> Start:
     path = Path(recipe.start_from or "")
     start = load_start(path)
     for part in ("observations", "action", "policy"):
-        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (start.contract, own))
+        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (start.contract, contract))
         if there != here:
             raise UsageError(
                 f"The policy in {path} was made for other {part} than this recipe has: "

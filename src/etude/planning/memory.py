@@ -25,15 +25,15 @@ _THREADS = 50 << 20
 def collection(run: Resolved, steps: int) -> dict[str, int]:
     """Bytes of environments and of a rollout of so many steps in all."""
     config, spec = run.recipe.collector, run.spec
-    per_row = num_bytes(run.snapshot["env"]) / config.envs_per_group
-    rows = config.num_envs + run.recipe.evaluation.num_envs
+    per_env = num_bytes(run.snapshot["env"]) / config.envs_per_group
+    num_envs = config.num_envs + run.recipe.evaluation.num_envs
     states = run.deployed.state_specs.values()  # type: ignore[attr-defined]
     observed = sum(s.num_bytes for s in spec.observations.values())
     ended = steps // (spec.max_episode_steps or steps)
     noise = steps * spec.action.array.shape[0] * 4
     snapshots = 2 * num_bytes(run.snapshot) * config.num_groups
     return {
-        "environments": int(per_row * rows * _SIMULATOR),
+        "environments": int(per_env * num_envs * _SIMULATOR),
         "rollouts": snapshots + noise + 3 * ended * (sum(s.num_bytes for s in states) + observed),
     }
 

@@ -1,4 +1,4 @@
-"""Runs that need more memory than there is: told before they begin, or in a sentence when it ends.
+"""Runs that need more memory than there is: refused or warned of before they begin.
 
 Where nothing else helps, the system ends a process that takes too much without a word. So a plan
 that cannot fit is refused, and one that may not is warned of.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
@@ -36,33 +36,31 @@ def duration(seconds: float) -> str:
 
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """The whole plan as text."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
-    console.print(_nest(plan))
-    console.print()
-    console.print(_shapes(plan))
-    console.print(f"[italic]{plan.usage}[/]")
-    console.print()
-    console.print(_bytes(plan))
-    console.print("[italic]peak: memory of the whole run beyond the imported libraries[/]")
-    console.print()
-    verdict = "Exact" if plan.exactness["exact"] else "NOT exact"
-    statement = f"[bold]{verdict}[/]: {plan.exactness['reason']}."
-    console.print(statement)
-    for note in plan.notes:
-        console.print(f"Note: {note}")
+    exact = "Exact" if plan.exactness["exact"] else "NOT exact"
+    page: list[RenderableType] = [_loops(plan), "", _shapes(plan), f"[italic]{plan.usage}[/]", ""]
+    page += [_bytes(plan), "[italic]peak: memory of the whole run beyond the imported libraries[/]"]
+    page += ["", f"[bold]{exact}[/]: {plan.exactness['reason']}."]
+    page += [f"Note: {note}" for note in plan.notes]
     if plan.seconds:
         parts = ", ".join(f"{k} {duration(v)}" for k, v in plan.seconds.items() if k != "total")
-        console.print(f"[bold]Expected time[/] {duration(plan.seconds['total'])} ({parts})")
+        page.append(f"[bold]Expected time[/] {duration(plan.seconds['total'])} ({parts})")
+    return _text(page, width, color)
+
+
+def _text(page: Sequence[RenderableType], width: int, color: bool = False) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    for part in page:
+        console.print(part)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
-def _nest(plan: Plan) -> RichTree:
-    levels, counts, cut = plan.levels, plan.counts, plan.geometry
+def _loops(plan: Plan) -> RichTree:
+    levels, counts = plan.levels, plan.counts
     limits = {name: "at most " if name in plan.at_most else "" for name in counts}
     most = limits["updates"]
     steps = f"{counts['timesteps']:,} environment steps, " if counts["timesteps"] else ""
-    if cut["agents"] > 1:
+    if plan.geometry["agents"] > 1:
         steps = f"{counts['timesteps']:,} agent steps ({counts['environment_steps']:,} of the "
         steps += "environments), "
     tree = RichTree(
@@ -106,11 +104,8 @@ def _bytes(plan: Plan) -> Table:
     table.add_column("size", justify="right")
     table.add_column("bytes", justify="right")
     for name, count in plan.bytes.items():
-        label = name.replace("_", " ")
-        if name in ESTIMATES:
-            table.add_row(label, size(count), "estimated")
-        else:
-            table.add_row(label, size(count), f"{count:,}")
+        exact = "estimated" if name in ESTIMATES else f"{count:,}"
+        table.add_row(name.replace("_", " "), size(count), exact)
     return table
 
 
@@ -132,6 +127,4 @@ def compare(field: str, plans: Sequence[tuple[str, Plan]], width: int = 100) -> 
         row = [cells.get(name, "") for cells in columns.values()]
         if len(set(row)) > 1:
             table.add_row(name.replace("_", " "), *row)
-    stream = io.StringIO()
-    Console(file=stream, width=width, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+    return _text([table], width)

@@ -6,34 +6,36 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from etude.core.clock import Clock, Interval, Loops
+from etude.core.clock import Clock, Counters, Interval, Loops
 from etude.core.contracts import EnvSpec
+from etude.core.errors import UsageError
 from etude.core.trees import Tree, num_bytes
 from etude.metrics.board import Board
 from etude.planning import memory
-from etude.planning.checks import check_ranks, make_curriculum
-from etude.planning.kinds import PlanSection
+from etude.planning.kinds import PlanSection, kinds_with
 from etude.planning.recipe import Recipe, dump
 from etude.planning.resolve import Resolved
 from etude.runs import checkpoint
+from etude.training.curriculum import Curriculum, SuccessCurriculum
 from etude.training.saving import RUN
 
 if TYPE_CHECKING:
     from etude.planning.loading import Start
 
-COUNTS = (
-    "epochs",
-    "cycles",
-    "iterations",
-    "updates",
-    "timesteps",
-    "environment_steps",
-    "log_rows",
-    "evaluations",
-    "evaluation_episodes",
-    "checkpoints",
-)
-"""What a plan counts, and a finished run's summary too."""
+
+def counted(
+    now: Counters, agents: int, log_rows: int, evaluations: int, episodes: int, checkpoints: int
+) -> dict[str, int]:
+    """What a plan counts, and a finished run's summary too; `episodes`: those of evaluations."""
+    names = ("epochs", "cycles", "iterations", "updates", "timesteps")
+    return {
+        **{name: getattr(now, name) for name in names},
+        "environment_steps": now.timesteps // agents,
+        "log_rows": log_rows,
+        "evaluations": evaluations,
+        "evaluation_episodes": episodes,
+        "checkpoints": checkpoints,
+    }
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def make_plan(
     section = recipe.algorithm.plan(run)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)
     checkpoints = loops.times_due(Interval.parse(recipe.checkpoint.every), also_last=True)
-    total = loops.total
+    total, episodes = loops.total, evaluations * run.evaluation_episodes
+    counts = counted(total, spec.agents, total.cycles, evaluations, episodes, checkpoints)
     return Plan(
         recipe=recipe.name,
         seed=recipe.seed,
@@ -95,19 +98,8 @@ def make_plan(
             "batches_per_iteration": loops.batches_per_iteration,
             "steps_per_iteration": loops.steps_per_iteration,
         },
-        counts={
-            "epochs": total.epochs,
-            "cycles": total.cycles,
-            "iterations": total.iterations,
-            "updates": total.updates,
-            "timesteps": total.timesteps,
-            "environment_steps": total.timesteps // spec.agents,
-            "log_rows": total.cycles,
-            "evaluations": evaluations,
-            "evaluation_episodes": evaluations * run.evaluation_episodes,
-            "checkpoints": checkpoints,
-        },
-        at_most=_at_most(recipe, section.at_most),
+        counts=counts,
+        at_most=_at_most(recipe, section.at_most, [*counts]),
         geometry=_geometry(run) | section.geometry,
         lines=_collect_lines(recipe, spec, loops) + section.lines,
         shapes=section.shapes,
@@ -125,6 +117,57 @@ def make_plan(
     )
 
 
+def check_ranks(recipe: Recipe, size: int) -> None:
+    """Refuse a number of ranks that cannot share the recipe's shards."""
+    if size == 1:
+        return
+    shards = recipe.learner.shards
+    if shards % size:
+        fitting = [str(n) for n in range(1, shards + 1) if shards % n == 0]
+        several = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
+        raise UsageError(
+            f"{size:,} ranks cannot share learner.shards {shards:,} evenly: start {several} of "
+            "them (torchrun --nproc-per-node), or train a run of other --learner.shards, which "
+            "is another result."
+        )
+    if not recipe.algorithm.takes_ranks:
+        raise UsageError(
+            f"{recipe.algorithm.kind} learns in one process, and {size:,} ranks were started: "
+            f"start it without torchrun, or use algorithm {kinds_with('takes_ranks', True)}."
+        )
+    if recipe.collector.kind != "local":
+        raise UsageError(
+            f"Each of {size:,} ranks collects with threads of its own: use --collector.kind local, "
+            f"or one process with --collector.kind {recipe.collector.kind}."
+        )
+
+
+def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
+    """The curriculum a recipe asks for."""
+    if recipe.motions.enabled:
+        if recipe.curriculum.enabled:
+            raise UsageError(
+                "A run has one curriculum: leave out --curriculum.enabled or --motions.enabled."
+            )
+        if not spec.motions:
+            raise UsageError(
+                "This environment has no motions to choose from: leave out --motions.enabled."
+            )
+        if not {"motion", "is_success"} <= set(spec.statistics):
+            raise UsageError(
+                'This environment does not report "motion" and "is_success" of its episodes, which '
+                "--motions.enabled goes by: add them to its statistics."
+            )
+        from etude.training.motion_curriculum import MotionCurriculum
+
+        return MotionCurriculum(recipe.motions, len(spec.motions))
+    if not recipe.curriculum.enabled:
+        return Curriculum()
+    if "is_success" not in spec.statistics:
+        raise UsageError("--curriculum.enabled needs an environment that reports success.")
+    return SuccessCurriculum(recipe.curriculum)
+
+
 def _start_note(start: Start) -> str:
     """What a run begins with that starts from another."""
     if start.training is None:
@@ -139,9 +182,9 @@ def _start_note(start: Start) -> str:
     )
 
 
-def _at_most(recipe: Recipe, reason: str | None) -> dict[str, str]:
+def _at_most(recipe: Recipe, reason: str | None, counts: list[str]) -> dict[str, str]:
     if recipe.evaluation.stop_at_success is not None:
-        return dict.fromkeys(COUNTS, "evaluation.stop_at_success may end the run early")
+        return dict.fromkeys(counts, "evaluation.stop_at_success may end the run early")
     if reason is None:
         return {}
     reasons = {"updates": reason}
@@ -236,8 +279,8 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
     notes = []
     if spec.agents > 1:
         notes.append(
-            f"Each of the {spec.agents} agents of an environment is a row of its own: steps, "
-            "buffer and episodes count agents, and are not multiplied again."
+            f"Each of the {spec.agents} agents of an environment counts as an environment: steps, "
+            "buffer and episodes are those of agents, and are not multiplied again."
         )
     if recipe.collector.lag:
         notes.append(
@@ -248,8 +291,8 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
     if recipe.curriculum.enabled:
         ease = recipe.curriculum
         notes.append(
-            f"Training widens from level {ease.start:g} by {ease.step:g} whenever "
-            f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation never is eased."
+            f"The curriculum's level rises from {ease.start:g} by {ease.step:g} whenever "
+            f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation is at level 1."
         )
     if recipe.motions.enabled:
         from etude.training.motion_curriculum import floor
@@ -257,8 +300,8 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
         least = floor(len(spec.motions), recipe.motions.mix)
         notes.append(
             f"{len(spec.motions)} motions are practised by how often they fail in evaluation, each "
-            f"with a probability of at least {least:.2%}. At every epoch's end it is worked out "
-            "again, and all rows then begin new episodes."
+            f"with a probability of at least {least:.2%}. Probabilities are updated at the end of "
+            "every epoch, and all environments then begin new episodes."
         )
     if recipe.learner.shards > 1:
         notes.append(
@@ -273,8 +316,10 @@ def rank_notes(recipe: Recipe, ranks: int) -> list[str]:
     if ranks == 1:
         return []
     shards, fast = recipe.learner.shards, recipe.learner.reduce == "fast"
-    own = shards // ranks
-    which = [f"{r * own}" if own == 1 else f"{r * own}-{(r + 1) * own - 1}" for r in range(ranks)]
+    each = shards // ranks
+    which = [
+        f"{r * each}" if each == 1 else f"{r * each}-{(r + 1) * each - 1}" for r in range(ranks)
+    ]
     listed = [f"{shard} on rank {r}" for r, shard in enumerate(which)]
     if ranks > 8:
         listed[2:-1] = ["..."]

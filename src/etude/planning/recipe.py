@@ -51,7 +51,7 @@ class Recipe(Config):
     )
     rewards: Annotated[SerializeAsAny[RewardsConfig], BeforeValidator(REWARDS.validate)] = Field(
         default_factory=lambda: REWARDS.make("given"),
-        description="Where rewards come from: given; rrd or ircr for sac and td3; amp for ppo.",
+        description="Where rewards come from: given is the environment's own.",
     )
     learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
     clock: ClockConfig = Field(description="Length of the run and its levels.")

@@ -12,20 +12,13 @@ from pydantic import ValidationError
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
 from etude.core.imports import attribute, describe, load_object
-from etude.planning.recipe import Recipe, changes, digest, dump, load, texts, validated
-
-__all__ = [
-    "Recipe",
-    "changes",
-    "digest",
-    "dump",
-    "find",
-    "load",
-    "names",
-    "purpose",
-    "texts",
-    "validated",
-]
+from etude.planning.recipe import Recipe as Recipe
+from etude.planning.recipe import changes as changes
+from etude.planning.recipe import digest as digest
+from etude.planning.recipe import dump as dump
+from etude.planning.recipe import load as load
+from etude.planning.recipe import texts as texts
+from etude.planning.recipe import validated as validated
 
 names, purpose = RECIPES.names, RECIPES.purpose
 

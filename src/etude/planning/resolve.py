@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from etude.core.clock import Loops
-from etude.core.contracts import BatchEnv, EnvSpec, Exactness
+from etude.core.contracts import BatchEnv, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.registry import Registry
@@ -16,32 +16,21 @@ from etude.core.trees import Tree
 from etude.envs.config import ENVS
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import POLICIES, make_policy
-from etude.planning.kinds import ALGORITHMS, REWARDS, Deployable, Inputs
+from etude.planning.kinds import ALGORITHMS, REWARDS, Inputs
 from etude.planning.recipe import Recipe
 from etude.rollout.group import Group
 from etude.rollout.local import COLLECTORS
 
 
-@dataclass(frozen=True)
-class Resolved:
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Inputs):
     """A recipe with all that follows from it before anything is learned."""
 
     recipe: Recipe
     loops: Loops
     geometry: Any
-    """How the algorithm's sizes divide: its own, see `AlgorithmConfig.geometry`."""
-    spec: EnvSpec
-    exactness: Exactness
+    """How the algorithm's sizes divide, see `AlgorithmConfig.geometry`."""
     device: torch.device
-    deployed: Deployable
-    """The policy (or reward network) that the run will have learned, on the meta device."""
-    evaluation_episodes: int
-    """Of one evaluation."""
-    snapshot: Tree
-    """One group's; {} where nothing is collected."""
-    num_groups: int
-    data: Any
-    """The dataset that is learned from, as the algorithm opened it; None without one."""
 
 
 def resolve(recipe: Recipe) -> Resolved:
@@ -51,13 +40,8 @@ def resolve(recipe: Recipe) -> Resolved:
     geometry = algorithm.geometry(recipe)
     loops = algorithm.loops(recipe, geometry)
     inputs = algorithm.inputs(recipe) or _from_environment(recipe)
-    return Resolved(
-        recipe=recipe,
-        loops=loops,
-        geometry=geometry,
-        device=recipe.learner.torch_device(),
-        **inputs._asdict(),
-    )
+    device = recipe.learner.torch_device()
+    return Resolved(recipe=recipe, loops=loops, geometry=geometry, device=device, **vars(inputs))
 
 
 def _of_their_kinds(recipe: Recipe) -> Recipe:
@@ -76,11 +60,6 @@ def _of_their_kinds(recipe: Recipe) -> Recipe:
     made = {name: value and registries[name].validate(value) for name, value in sections.items()}
     changed = {name: value for name, value in made.items() if value is not sections[name]}
     return recipe.model_copy(update=changed) if changed else recipe
-
-
-def loops_of(recipe: Recipe) -> Loops:
-    """The loops of a recipe alone; refuses sizes that do not divide."""
-    return recipe.algorithm.loops(recipe, recipe.algorithm.geometry(recipe))
 
 
 def check_policy(recipe: Recipe, family: str) -> None:

@@ -2,5 +2,5 @@
 
 COLLECTORS = {
     "local": "etude.rollout.local:CollectorConfig",
-    "ray": "etude.rollout.ray_config:RayCollectorConfig",
+    "ray": "etude.rollout.ray:RayCollectorConfig",
 }

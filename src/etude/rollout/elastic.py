@@ -1,8 +1,7 @@
-"""A collector over workers that may die, freeze, come and go: the result does not show any of it.
+"""A collector over workers that may die, freeze, join and leave without a change of the result.
 
-Where the workers are and how they are reached is a `Fleet`'s business; who does what is the
-schedule's. In here the two meet: snapshots and fragments are kept, and a person is told what
-happens.
+A `Fleet` reaches the workers, the schedule decides who does what. This collector connects the two,
+keeps snapshots and fragments, and reports what happens.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from etude.rollout.schedule import Order, Schedule
 from etude.runs.manifest import cpu_name
 
 TICK = 0.2
-"""Seconds after which a wait for news ends, to look at the time."""
+"""Seconds after which a wait for events ends, to check deadlines."""
 PULSE = 5.0
-"""Seconds after which a busy worker is asked whether it lives, and between two such questions."""
+"""Seconds between two pings of a busy worker."""
 QUIET = 10.0
-"""Seconds of silence that a person is told of."""
+"""Seconds of silence after which a message is printed."""
 GATHER = 15.0
-"""Seconds that a run waits, once it has a worker, for the others it asked for."""
+"""Seconds that a run waits for its other workers once it has one."""
 NOBODY = 300.0
 """Seconds without any worker after which a run gives up."""
 HEADLESS = 40.0
-"""Seconds without an answer from what holds the workers together, until a run gives up."""
+"""Seconds without an answer from a server of the cluster after which a run gives up."""
 MOST_FAILED = 5
 """Workers in a row that fail to start before a run without any gives up."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker that was asked for is there."""
+    """A worker has started."""
 
     worker: int
     hello: Hello
@@ -56,14 +55,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Heard:
-    """A worker said that it lives."""
+    """A worker has answered a ping."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, or never came."""
+    """A worker is gone, or could not start."""
 
     worker: int
     why: str
@@ -77,59 +76,66 @@ class Fleet(Protocol):
 
     @property
     def joining(self) -> int:
-        """Workers that were asked for and have not said hello."""
+        """How many workers were requested and have not started yet."""
         ...
 
     def silent(self, seconds: float) -> tuple[str, float] | None:
-        """Who of those that hold the workers together does not answer, and for how long; None
-        where all do. It takes so many seconds at the most, and nothing else may be asked then."""
+        """Which server of the cluster does not answer, and for how many seconds; None where all
+        do, `HeadLost` where one has ended for good. It takes `seconds` at the most; until all
+        servers answer no other method but `close` may be called."""
         ...
 
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
-        """What tasks with this serial number act with; newcomers are probed with the first."""
+        """The weights for tasks of this serial number; new workers are probed with the first."""
         ...
 
     def recruit(self) -> None:
-        """Ask for as many workers as are missing."""
+        """Request as many workers as are missing."""
         ...
 
     def send(self, worker: int, task: Task) -> None: ...
 
     def ask(self, worker: int) -> None:
-        """Have it say that it lives."""
+        """Ping a worker."""
         ...
 
     def events(self, seconds: float) -> list[Event]:
-        """What happened, as soon as something has; [] after so many seconds."""
+        """New events; waits for the first of them, at most so many seconds."""
         ...
 
     def drop(self, worker: int, replace: bool = True) -> None:
-        """End it, whatever it does; without `replace` none is asked for in its place."""
+        """End a worker; without `replace` none is requested in its place."""
         ...
 
     def close(self) -> None: ...
 
 
 class NoWorkers(EtudeError):
-    """All are gone and none can be had."""
+    """No worker is left, and none can be started."""
 
 
 class HeadLost(EtudeError):
-    """What holds the workers together does not answer any more."""
+    """A server that the cluster cannot do without has ended or does not answer any more."""
+
+    def __init__(self, who: str, what: str) -> None:
+        super().__init__(
+            f"{who} {what}. The last checkpoint is untouched: `etude resume` continues from it, "
+            "with --collector.address on another cluster or with --collector local."
+        )
 
 
 @dataclass
 class _Known:
-    """A worker as a person is told of it."""
+    """A worker in messages."""
 
     name: str
     host: str
     heard: float
     asked: float = 0.0
-    told: float = -1.0
-    """The order (by its time) of which a person was told that it takes long."""
+    reported: float = -1.0
+    """The time of the order that was reported to take long."""
     seconds: float = 0.0
-    """What it worked in this iteration."""
+    """How long it has worked in this iteration."""
 
 
 class ElasticCollector:
@@ -145,9 +151,9 @@ class ElasticCollector:
         close: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`parts[b][g]` is where group g's fragment goes, the buffers b taking turns; `probe` is
-        this process's own answer to what newcomers are asked, None where bits do not matter;
-        `close` gives up what comes with the collector."""
+        """`parts[b][g]`: group g's part of buffer b; the buffers take turns. `probe`: this
+        process's result of the probe that new workers answer, None where bits do not matter.
+        `close` is called when the collector closes."""
         self._fleet, self._schedule, self._parts = fleet, schedule, parts
         self._probe, self._allow_inexact = probe, allow_inexact
         self._close, self._now = close, now
@@ -160,7 +166,7 @@ class ElasticCollector:
         self._gathered = False
         self._present = self._recruited = 0.0
         self._failed, self._why = 0, ""
-        self._refused = False  # the last one that came
+        self._refused = False  # the worker that joined last
         self._restarts, self._bytes, self._read = 0, 0, now()
         self._closed, self._running = False, Lock()
 
@@ -224,24 +230,21 @@ class ElasticCollector:
         self._fleet.send(order.worker, task)
 
     def _await_head(self) -> None:
-        """Wait while what holds the workers together does not answer, and give up in the end."""
-        told = False
+        """Wait while a server of the cluster does not answer, and give up in the end."""
+        reported = False
         while (found := self._fleet.silent(TICK)) is not None:
             if self._closed:
                 raise Closed
             who, seconds = found
             if seconds > HEADLESS:
-                raise HeadLost(
-                    f"{who} has not answered for {seconds:.0f} s: it was ended, froze or cannot be "
-                    "reached. The last checkpoint is untouched: `etude resume` continues from it, "
-                    "with --collector.address on another cluster or with --collector local."
-                )
-            if seconds > QUIET and not told:
-                told = True
+                silence = f"has not answered for {seconds:.0f} s"
+                raise HeadLost(who, f"{silence}: it was ended, froze or cannot be reached")
+            if seconds > QUIET and not reported:
+                reported = True
                 self._say(f"{who} has not answered for {seconds:.0f} s; the run waits for it.")
 
     def _news(self) -> list[Answered]:
-        """Wait for what happens, and deal with all of it but the answers."""
+        """Wait for events and handle all of them but answers, which are returned."""
         self._await_head()
         if self._closed:
             raise Closed
@@ -300,7 +303,7 @@ class ElasticCollector:
         self._say(f"{self._why}{others}.")
 
     def _watch(self) -> None:
-        """Give up who is overdue, ask who is silent, and end a run that nobody works for."""
+        """Drop overdue workers, ping silent ones, and end a run that has none."""
         now = self._now()
         for worker in self._schedule.overdue(now):
             self._fleet.drop(worker)
@@ -313,8 +316,8 @@ class ElasticCollector:
                 known.asked = now
                 self._fleet.ask(worker)
             silent = now - max(since, known.heard)
-            if silent > QUIET and known.told != since:
-                known.told = since
+            if silent > QUIET and known.reported != since:
+                known.reported = since
                 self._say(
                     f"{known.name} has said nothing for {silent:.0f} s; {_named(groups)} to "
                     f"others at {due - since:.0f} s."
@@ -346,7 +349,7 @@ class ElasticCollector:
         ends: dict[int, Snapshot],
         failures: dict[int, EtudeError],
     ) -> None:
-        """Put what is wanted of an answer in its place."""
+        """Copy the fragments of an answer that are still wanted into the buffer."""
         answer, retried = answered.answer, list[int]()
         for group, outcome in answer.outcomes.items():
             came = (answered.worker, answer.iteration, group, self._now())
@@ -370,7 +373,7 @@ class ElasticCollector:
             self._say(f"{str(error).rstrip('.')}; {_named(retried)} to others.")
 
     def _blame(self, failed: Sequence[int], group: int, worker: int) -> None:
-        """Replace those that failed at a group which a worker has done: it was not the group."""
+        """Replace workers that failed at a group which another worker has done."""
         for other in failed:
             if other != worker and other in self._known:
                 self._fleet.drop(other)
@@ -381,13 +384,13 @@ class ElasticCollector:
 
     def status(self) -> dict[str, float]:
         now = self._now()
-        seconds, self._read = max(now - self._read, 1e-9), now
-        sent, self._bytes = self._bytes, 0
+        rate = self._bytes / max(now - self._read, 1e-9)
+        self._read, self._bytes = now, 0
         return {
             "system/workers": float(len(self._known)),
             "system/groups": float(self._schedule.num_groups),
             "system/restarts": float(self._restarts),
-            "system/bytes_per_second": sent / seconds,
+            "system/bytes_per_second": rate,
         }
 
     def state_dict(self) -> Tree:
@@ -405,7 +408,7 @@ class ElasticCollector:
 
 
 def _account(parts: Sequence[Fragment], busiest: float, wall: float) -> None:
-    """Tell the fragments what part of the time nobody computed: it went into the transport."""
+    """Add "transport" to the fragments' seconds: the time in which no worker computed."""
     spent = sum(sum(part.seconds.values()) for part in parts)
     lost = max(wall - busiest, 0.0)
     for part in parts:

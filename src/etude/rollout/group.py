@@ -1,4 +1,4 @@
-"""A group of environment rows: the unit of determinism, of parallelism and of recovery."""
+"""A group of environments: the unit of determinism, of parallelism and of recovery."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from etude.models.normalise import moments
 
 
 class Inference:
-    """A policy called on whole groups of rows, numpy in and numpy out.
+    """A policy called on whole groups of environments, numpy in and numpy out.
 
     What it reads is staged in torch's own memory, so that alignment, and with it every bit,
     does not depend on where an environment keeps its arrays.
@@ -50,7 +50,7 @@ class Inference:
     def __call__(
         self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
     ) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Actions [rows, n], log-probabilities [rows] and the next recurrent state, all new.
+        """Actions [num_envs, n], log-probabilities [num_envs] and next recurrent state, all new.
 
         The log-probabilities are None where `policy.log_probs` gives them.
         """
@@ -81,37 +81,37 @@ class _Stage:
 
 
 class OpenEpisodes:
-    """Return and length of the episodes in progress, [rows] each."""
+    """Return and length of the episodes in progress, [num_envs] each."""
 
     def __init__(
-        self, rows: int, returns: Array | None = None, lengths: Array | None = None
+        self, num_envs: int, returns: Array | None = None, lengths: Array | None = None
     ) -> None:
-        """Those of a snapshot, or none yet."""
-        self.returns = np.zeros(rows) if returns is None else returns.copy()
-        self.lengths = np.zeros(rows, np.int64) if lengths is None else lengths.copy()
+        """`returns`, `lengths`: those of a snapshot; None where all episodes begin."""
+        self.returns = np.zeros(num_envs) if returns is None else returns.copy()
+        self.lengths = np.zeros(num_envs, np.int64) if lengths is None else lengths.copy()
 
     def add(self, result: StepResult, present: Array | None) -> dict[str, Array]:
         """Count one step; statistics {name: [k] float64} of the episodes that it finished, if any.
 
-        present: [rows] bool, the rows that took it; None for all.
+        present: [num_envs] bool, the environments that took it; None for all.
         """
         self.returns += result.reward
         self.lengths += 1 if present is None else present
-        rows = result.final_envs
-        if not len(rows):
+        env_ids = result.final_envs
+        if not len(env_ids):
             return {}
         finished = {
-            "return": self.returns[rows],
-            "length": self.lengths[rows].astype(np.float64),
+            "return": self.returns[env_ids],
+            "length": self.lengths[env_ids].astype(np.float64),
             **result.episodes,
         }
-        self.returns[rows] = 0.0
-        self.lengths[rows] = 0
+        self.returns[env_ids] = 0.0
+        self.lengths[env_ids] = 0
         return finished
 
 
 class Group:
-    """`rollout(policy, snapshot, key) -> (fragment, snapshot')` over one set of rows.
+    """`rollout(policy, snapshot, key) -> (fragment, snapshot')` over one set of environments.
 
     Nothing here outlives a call but the environment instance, which is put into the given
     snapshot unless it already stands there, and what the broadcast's curriculum says.
@@ -126,7 +126,8 @@ class Group:
     def follow(self, curriculum: Tree) -> None:
         """Ease the environment, where it can be, for the rollouts to come; {} is the whole task.
 
-        Rows of a snapshot from another round of the curriculum begin anew in their next rollout.
+        Environments of a snapshot from another round of the curriculum restart in their next
+        rollout.
         """
         self._round = int(curriculum.get("round", 0))
         if (eased := ability(self.env, FollowsCurriculum)) is not None:
@@ -140,15 +141,15 @@ class Group:
         return self._held
 
     def begin(self, policy: Policy, key: Key) -> Snapshot:
-        """The snapshot of a group whose rows all start their first episode."""
-        rows = self.env.num_envs
+        """The snapshot of a group whose environments all start their first episode."""
+        num_envs = self.env.num_envs
         obs = self.env.reset(key.child("env"))
-        return self._keep(obs, policy.initial_state(rows), OpenEpisodes(rows))
+        return self._keep(obs, policy.initial_state(num_envs), OpenEpisodes(num_envs))
 
     def rollout(
         self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int, out: Fragment
     ) -> tuple[Fragment, Snapshot]:
-        """Fill `out` with the next steps of every row; `key` is the group's."""
+        """Fill `out` with the next steps of every environment; `key` is the group's."""
         for _ in self.steps(policy, snapshot, key, iteration, out):
             pass
         return out, self.snapshot
@@ -163,19 +164,19 @@ class Group:
         given, snapshot = snapshot, self._continue(policy, snapshot, key, iteration)
         out.restarted[...] = snapshot is not given
         self._held = None
-        rows, steps = out.rewards.shape
+        num_envs, steps = out.rewards.shape
         # How far apart the states stand that are kept, one per segment.
         horizon = steps // next(iter(out.states.values())).shape[1] if out.states else steps
         obs: Observations = snapshot["obs"]
         state: dict[str, Array] = snapshot["policy"]
         absent, timed = ability(self.env, AbsentAgents), ability(self.env, TimedPhysics)
         present = _present(absent)
-        open_episodes = OpenEpisodes(rows, **snapshot["open"])
+        open_episodes = OpenEpisodes(num_envs, **snapshot["open"])
         generator = key.child("act", iteration).generator()
-        noise = torch.from_numpy(policy.noise(generator, steps, rows))
-        # By step and then by row, turned at the end: a column of [rows, steps] lies far apart.
+        noise = torch.from_numpy(policy.noise(generator, steps, num_envs))
+        # [steps, num_envs], transposed at the end: a column of [num_envs, steps] lies far apart.
         rewards, terminated, truncated = (
-            np.empty((steps, rows), array.dtype)
+            np.empty((steps, num_envs), array.dtype)
             for array in (out.rewards, out.terminated, out.truncated)
         )
         # What is the same for all steps, or known before them, is written once.
@@ -222,11 +223,8 @@ class Group:
         _put(out.last_state, state)
         out.finals, out.episodes = _gather(results, self.env.spec, policy)
         out.moments = _moments(out, policy, ... if present is None else out.present)
-        out.seconds = {
-            "physics": physics,
-            "environment": in_step - physics,
-            "inference": inference,
-        }
+        environment = in_step - physics
+        out.seconds = {"physics": physics, "environment": environment, "inference": inference}
         self._keep(obs, state, open_episodes)
 
     def _continue(self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int) -> Snapshot:
@@ -240,15 +238,17 @@ class Group:
         return snapshot if snapshot.get("round", 0) == self._round else self._restart(policy)
 
     def _restart(self, policy: Policy) -> Snapshot:
-        """Give up the episodes in progress; all rows begin their next ones in this round."""
+        """Give up the episodes in progress; all environments begin their next ones."""
         restarting = ability(self.env, Restarts)
         if restarting is None:
             raise UsageError(
-                "This environment cannot restart its rows, which a curriculum in rounds needs: "
+                "This environment cannot restart its episodes, which a curriculum in rounds needs: "
                 "give it a method restart() -> observations."
             )
-        rows = self.env.num_envs
-        return self._keep(restarting.restart(), policy.initial_state(rows), OpenEpisodes(rows))
+        num_envs = self.env.num_envs
+        return self._keep(
+            restarting.restart(), policy.initial_state(num_envs), OpenEpisodes(num_envs)
+        )
 
     def _keep(
         self, obs: Observations, state: dict[str, Array], open_episodes: OpenEpisodes
@@ -265,7 +265,7 @@ class Group:
 
 
 def _put(out: dict[str, Array], arrays: dict[str, Array], column: int | None = None) -> None:
-    """Arrays {name: [rows, ...]} into a column of {name: [rows, columns, ...]}, or into all."""
+    """Arrays {name: [num_envs, ...]} into a column of {name: [num_envs, columns, ...]}, or all."""
     for name, array in arrays.items():
         if column is None:
             out[name][...] = array
@@ -273,20 +273,20 @@ def _put(out: dict[str, Array], arrays: dict[str, Array], column: int | None = N
             out[name][:, column] = array
 
 
-def restart(state: dict[str, Array], policy: Policy, rows: Array) -> None:
-    """Put the given rows of a recurrent state back to an episode's start."""
-    if state and len(rows):
-        for name, fresh in policy.initial_state(len(rows)).items():
-            state[name][rows] = fresh
+def restart(state: dict[str, Array], policy: Policy, env_ids: Array) -> None:
+    """Put the recurrent state of some environments back to an episode's start."""
+    if state and len(env_ids):
+        for name, fresh in policy.initial_state(len(env_ids)).items():
+            state[name][env_ids] = fresh
 
 
 def _present(env: AbsentAgents | None) -> Array | None:
-    """[rows] bool where rows can be absent, else None; a copy, as the next step may write on it."""
+    """[num_envs] bool where agents can be absent, else None; a copy, as a step may write on it."""
     return None if env is None else env.present.copy()
 
 
 def _newcomers(result: StepResult, before: Array | None, present: Array | None) -> Array:
-    """[k] rows whose next observation begins an episode: the last one ended, or they came."""
+    """[k] env_ids whose next observation begins an episode: the last one ended, or they came."""
     if before is None or present is None:
         return result.final_envs
     came: Array = np.flatnonzero(present & ~before)
@@ -296,7 +296,7 @@ def _newcomers(result: StepResult, before: Array | None, present: Array | None) 
 def _gather(
     finished: list[tuple[Finals, dict[str, Array]]], spec: EnvSpec, policy: Policy
 ) -> tuple[Finals, dict[str, Array]]:
-    """Finished episodes of a whole rollout, in (step, row) order."""
+    """Finished episodes of a whole rollout, in (step, environment) order."""
     names = ("return", "length", *spec.statistics)
     if not finished:
         nothing: Array = np.zeros(0, np.int64)
@@ -315,10 +315,10 @@ def _gather(
     return finals, {name: np.concatenate([s[name] for _, s in finished]) for name in names}
 
 
-def _moments(out: Fragment, policy: Policy, seen: Any) -> dict[str, Tree]:
-    """Of every vector that the policy reads, where `seen` selects steps [rows, steps]."""
+def _moments(out: Fragment, policy: Policy, mask: Any) -> dict[str, Tree]:
+    """Of every vector that the policy reads, over the steps [num_envs, steps] of a mask."""
     read = {name: out.obs[name] for name in policy.observations}
-    return {name: moments(x[seen]) for name, x in read.items() if x.dtype.kind == "f"}
+    return {name: moments(x[mask]) for name, x in read.items() if x.dtype.kind == "f"}
 
 
 def _check_actions(actions: Array, obs: Observations, when: str) -> None:
@@ -329,24 +329,23 @@ def _check_actions(actions: Array, obs: Observations, when: str) -> None:
     for name, array in named.items():
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
-            row, column = int(bad[0][0]), int(bad[0][-1])
-            one = {n: a[row : row + 1] for n, a in {**obs, "action": actions}.items()}
-            raise NonFinite(f"{name} of row {row} of its group, {when}, column {column}", one)
+            env, column = int(bad[0][0]), int(bad[0][-1])
+            one = {n: a[env : env + 1] for n, a in {**obs, "action": actions}.items()}
+            raise NonFinite(f"{name} of row {env} of its group, {when}, column {column}", one)
 
 
 def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str, Array]:
-    """The first `episodes` episodes of every row, most likely actions: {name: [n] float64}.
+    """The first `episodes` episodes of every environment, most likely actions: {name: [n] float64}.
 
-    Each row counts the same number of episodes, so short ones are not over-represented; but for
-    rows of agents that did not come in all of them. Ordered by episode, then row.
+    Each environment counts the same number of episodes, so that short ones are not
+    over-represented; agents that were absent have fewer. Ordered by episode, then environment.
     """
-    rows = env.num_envs
-    obs = env.reset(key)
-    state = policy.initial_state(rows)
-    open_episodes, infer = OpenEpisodes(rows), Inference(policy)
-    counted = np.zeros(rows, np.int64)
+    num_envs, obs = env.num_envs, env.reset(key)
+    state = policy.initial_state(num_envs)
+    open_episodes, infer = OpenEpisodes(num_envs), Inference(policy)
+    counted = np.zeros(num_envs, np.int64)
     kept: dict[str, Array] = {
-        name: np.zeros((episodes, rows)) for name in ("return", "length", *env.spec.statistics)
+        name: np.zeros((episodes, num_envs)) for name in ("return", "length", *env.spec.statistics)
     }
     absent, steps = ability(env, AbsentAgents), 0
     present = _present(absent)

@@ -1,7 +1,6 @@
-"""Groups in one process of many: what a worker is, whoever started it and however it is reached.
+"""Groups in a worker process, however it was started and is reached.
 
-It is told which groups to roll out and from which snapshots, and answers with plain data: errors
-too, since an exception is not the same thing in another process.
+A task names groups and snapshots to roll out from; answers are plain data, errors too.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ PROBE_STEPS = 8
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that a process must know to roll out groups of a run."""
+    """All that a worker process needs to roll out groups of a run."""
 
     make_env: Callable[[], BatchEnv]
-    """One group's environment. Functions travel by name: nothing here may be a lambda."""
+    """Makes one group's environments. Functions are pickled by name: no lambda."""
     make_policy: Callable[[], Policy]
     part: BufferSpec
     """What one group's fragment holds."""
@@ -49,17 +48,17 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Task:
-    """An order with all that is needed to carry it out, but for the broadcast."""
+    """Groups to roll out, with all that is needed for it but the broadcast."""
 
     serial: int
-    """Of the broadcast."""
+    """Number of the broadcast."""
     iteration: int
     groups: tuple[int, ...]
     snapshots: dict[int, Snapshot]
-    """Of the groups that do not stand in this process."""
+    """Of the groups whose environments are not in this process."""
     release: frozenset[int] = frozenset()
     begin: bool = False
-    """The run's first rollout: there are no snapshots, and all rows start their first episode."""
+    """The run's first rollout: there are no snapshots, and all episodes begin."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Failure:
     text: str
     trace: str
     where: str | None = None
-    """What was not finite, if that was the error."""
+    """What was not finite, for a `NonFinite`."""
     arrays: Tree = field(default_factory=dict)
 
     @classmethod
@@ -94,18 +93,18 @@ Outcome = tuple[Fragment, Snapshot] | Failure
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a task."""
+    """The results of a task."""
 
     iteration: int
     outcomes: dict[int, Outcome]
     """By group."""
     seconds: float
-    """How long the process worked on it."""
+    """How long the process worked on the task."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker's first words."""
+    """What a worker says of itself when it has started."""
 
     pid: int
     host: str
@@ -115,7 +114,7 @@ class Hello:
 
 
 def packed(broadcast: Broadcast) -> Broadcast:
-    """The same with numpy arrays, which travel without a copy."""
+    """The same with numpy arrays, which Ray sends without a copy."""
 
     def pack(leaf: object) -> object:
         return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
@@ -127,7 +126,7 @@ class Host:
     """The groups that stand in this process, each on a seat of its own."""
 
     def __init__(self, blueprint: Blueprint, workers: Workers | None = None) -> None:
-        """`workers`: threads that are there already."""
+        """`workers`: threads to use; by default new ones."""
         self._blueprint = blueprint
         self._workers = workers or Workers(blueprint.threads)
         self._policy = blueprint.make_policy()
@@ -142,10 +141,8 @@ class Host:
         return Hello(os.getpid(), host, cpu_name(), probe)
 
     def probe(self, broadcast: Broadcast) -> str:
-        """SHA-256 of the standard computation, and of a few steps of one group with the run's own
-        environment and shapes, from its first episodes: two processes that agree here compute with
-        the same instructions and the same code.
-        """
+        """SHA-256 of the standard computation and of a few steps of one group, with the run's
+        environment and shapes: processes with the same result compute the same bits."""
         (found,) = self._workers.run([lambda: self._probe(broadcast)])
         return found
 
@@ -167,11 +164,11 @@ class Host:
         return digest(named)
 
     def knows(self, serial: int) -> bool:
-        """Whether a broadcast has been followed already."""
+        """Whether the weights of a broadcast are loaded."""
         return serial == self._serial
 
     def follow(self, serial: int, broadcast: Broadcast) -> None:
-        """Act with these weights from now on."""
+        """Load the weights of a broadcast."""
         self._policy.load_state_dict(_unpacked(broadcast.policy))
         self._serial, self._curriculum = serial, broadcast.curriculum
 
@@ -205,7 +202,7 @@ class Host:
             outcomes[group] = (seat.part, seat.group.snapshot)
         except Exception as error:
             outcomes[group] = Failure.of(error)
-            # Where its environment stands is not known any more: the next try has a new one.
+            # The environment's state is not known any more: the next try has a new environment.
             with suppress(Exception):
                 self._seats.pop(group).group.env.close()
 
@@ -213,7 +210,7 @@ class Host:
         if task.begin:
             return seat.group.begin(self._policy, key)
         if group in task.snapshots:
-            # What came through shared memory cannot be written, and an environment may want to.
+            # Shared memory is read-only, and an environment may write.
             return copy_arrays(task.snapshots[group])
         if seat.stands != task.iteration - 1:
             raise RuntimeError(
@@ -235,7 +232,7 @@ class Host:
 
 @dataclass
 class _Seat:
-    """An environment, where it writes to, and the iteration after which it stands."""
+    """One group's environments and fragment, and the last iteration they have done."""
 
     group: Group
     part: Fragment
@@ -243,5 +240,5 @@ class _Seat:
 
 
 def _unpacked(policy: Tree) -> Tree:
-    """Tensors of their own memory: what came through shared memory cannot be written."""
+    """Tensors with memory of their own: shared memory is read-only."""
     return map_arrays(lambda a: a if torch.is_tensor(a) else torch.from_numpy(a.copy()), policy)

@@ -6,7 +6,11 @@ cluster would let in anybody. All its servers speak gRPC, which is HTTP/2.
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import select
 import socket
+import struct
 
 
 def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
@@ -44,6 +48,22 @@ def answers(address: tuple[str, int], seconds: float) -> bool:
     return True
 
 
+def end_of(socket_file: str) -> select.poll | None:
+    """What to `poll(0)` to learn whether the process behind a socket file has ended: [] while it
+    lives. None where this system does not tell who that is."""
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(socket_file)
+            pid, _, _ = struct.unpack(
+                "3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+    except (OSError, AttributeError):  # Linux alone has both.
+        return None
+    return ended
+
+
 def is_open(address: tuple[str, int], seconds: float) -> bool:
     """Whether the head of a cluster does what it is asked without a token."""
     said = b""
@@ -55,3 +75,17 @@ def is_open(address: tuple[str, int], seconds: float) -> bool:
     except OSError:
         return False
     return _DONE in said
+
+
+def split(address: str) -> tuple[str, int]:
+    """(host, port) of host:port; port 0 where there is none."""
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

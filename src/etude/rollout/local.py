@@ -54,10 +54,12 @@ class CollectorConfig(Config):
     deadline: float | None = Field(
         None,
         gt=0,
-        description="Seconds a fragment may take before its actor is replaced; default by measure.",
+        description="Seconds a group's rollout may take until its Ray actor is replaced; default: 10 "
+        "times the slowest so far, at least 30.",
     )
     allow_inexact: bool = Field(
-        False, description="Let in actors that compute other bits, and mark the run not exact."
+        False,
+        description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",
     )
 
     @property
@@ -69,10 +71,10 @@ class CollectorConfig(Config):
         return slice(group * self.envs_per_group, (group + 1) * self.envs_per_group)
 
     def check(self) -> None:
-        """Refuse, before anything is written, what could not be collected with later."""
+        """Refuse what cannot be collected with, before anything is written."""
 
     def plan_text(self) -> str:
-        """What a plan says of where rollouts run; "" for this process."""
+        """Where rollouts run, for the plan; "" for this process."""
         return ""
 
     def build(
@@ -95,7 +97,7 @@ class CollectorConfig(Config):
 
 
 class Placement(Config):
-    """Where a run that goes on does its rollouts from now on; what is left out stays as it was."""
+    """Where a resumed run does its rollouts; fields that are None stay as they were."""
 
     kind: Literal["local", "ray"] | None = Field(
         None, description="Threads of this process, or actors on a Ray cluster."
@@ -103,13 +105,14 @@ class Placement(Config):
     threads: int | None = Field(None, ge=1, description="Threads; with ray, in each actor.")
     actors: int | None = Field(None, ge=1, description="Ray actors; default one per machine.")
     address: str | None = Field(None, description="The Ray cluster: host:port, auto or local.")
-    deadline: float | None = Field(None, gt=0, description="Seconds a fragment may take.")
+    deadline: float | None = Field(None, gt=0, description="Seconds a group's rollout may take.")
     allow_inexact: bool | None = Field(
-        None, description="Let in actors that compute other bits, and mark the run not exact."
+        None,
+        description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",
     )
 
     def applied(self, config: CollectorConfig) -> CollectorConfig:
-        """The collector of a recipe, placed so."""
+        """The config of a recipe's collector with these fields."""
         return COLLECTORS.validate(config.model_dump() | self.model_dump(exclude_none=True))
 
 
@@ -121,19 +124,14 @@ _FIRST_USE = Lock()
 
 
 def _first_product() -> None:
-    """One matrix product, alone.
-
-    The maths library sets itself up in its first product. Two threads that meet there can take
-    different kernels, and their results then differ in the last bit: in about one process of a
-    hundred.
-    """
+    """One matrix product, alone: the maths library sets itself up in its first product, where two
+    threads at once can get different kernels, whose results differ in the last bit."""
     with _FIRST_USE, torch.inference_mode():
         functional.linear(torch.ones(64, 32), torch.ones(64, 32), torch.ones(64)).tanh()
 
 
 def _prepare_thread() -> None:
-    # Torch's thread count belongs to the calling thread: each worker sets its own first.
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # of the calling thread
     _first_product()
 
 
@@ -222,6 +220,22 @@ class NoCollector:
             self._workers.close()
 
 
+class CollectorWrapper:
+    """Another collector inside; a subclass changes how it collects, and its state."""
+
+    def __init__(self, inner: Collector) -> None:
+        self._inner = inner
+
+    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
+        self._inner.report_to(say, not_exact)
+
+    def status(self) -> dict[str, float]:
+        return self._inner.status()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def group_state(snapshots: Sequence[Snapshot] | None) -> Tree:
     """{"groups": {"000000": snapshot, ...}}, none of them before the first iteration."""
     return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots or [])}}
@@ -233,7 +247,7 @@ def group_snapshots(state: Tree) -> list[Snapshot] | None:
 
 
 class LocalCollector:
-    """Steps the groups of a run, or some in a row; holds their snapshots between iterations."""
+    """Steps the groups of a run, or of one rank; holds their snapshots between iterations."""
 
     def __init__(
         self,
@@ -244,8 +258,8 @@ class LocalCollector:
         parts: Sequence[Sequence[Fragment]],
         first_group: int = 0,
     ) -> None:
-        """`policy` is this collector's own copy; the g-th group here writes into `parts[b][g]`, the
-        buffers b taking turns. `first_group`: its number in the run."""
+        """`policy` is overwritten in each iteration. `parts[b][g]`: the g-th group's part of buffer
+        b; the buffers take turns. `first_group`: the number in the run of the first group here."""
         self._groups = [Group(env) for env in envs]
         self._keys = [key.child("group", first_group + g) for g in range(len(envs))]
         self._policy = policy
@@ -278,7 +292,7 @@ class LocalCollector:
         )
 
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
-        """There is nothing to tell: what goes wrong in here is an error."""
+        """Nothing is reported: what goes wrong in here is an error."""
 
     def status(self) -> dict[str, float]:
         return {}

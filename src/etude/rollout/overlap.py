@@ -14,15 +14,16 @@ from contextlib import suppress
 
 from etude.core.contracts import Broadcast, Collector, Fragment
 from etude.core.trees import Tree
+from etude.rollout.local import CollectorWrapper
 
 
-class OverlappedCollector:
+class OverlappedCollector(CollectorWrapper):
     """A collector one iteration ahead of the learner."""
 
     def __init__(self, inner: Collector, is_wanted: Callable[[int], bool]) -> None:
         """`is_wanted(iteration)`: the run goes on to that iteration; after its last one nothing
         is collected ahead."""
-        self._inner = inner
+        super().__init__(inner)
         self._is_wanted = is_wanted
         self._thread = ThreadPoolExecutor(1, "ahead")
         self._flight: Future[list[Fragment]] | None = None
@@ -50,12 +51,6 @@ class OverlappedCollector:
     def _launch(self, iteration: int) -> None:
         assert self._start is not None
         self._flight = self._thread.submit(self._inner.collect, self._start[1], iteration)
-
-    def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
-        self._inner.report_to(say, not_exact)
-
-    def status(self) -> dict[str, float]:
-        return self._inner.status()
 
     def state_dict(self) -> Tree:
         """{"groups": ..., "broadcast": {"version", "policy", "curriculum"}, or {} at the start}."""

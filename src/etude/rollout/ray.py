@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-import ipaddress
 import os
 import secrets
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from etude.core import trust
-from etude.core.contracts import Broadcast
+from etude.core.contracts import BatchEnv, Broadcast, Collector, Policy
 from etude.core.errors import EtudeError, UsageError
-from etude.rollout.elastic import Answered, Event, Heard, Joined, Lost
+from etude.core.keys import Key
+from etude.experience.segments import SegmentBuffer
+from etude.rollout.elastic import (
+    Answered,
+    ElasticCollector,
+    Event,
+    HeadLost,
+    Heard,
+    Joined,
+    Lost,
+)
 from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
-from etude.rollout.knocking import answers, is_open
+from etude.rollout.knocking import answers, end_of, is_loopback, is_open, split
+from etude.rollout.local import CollectorConfig, Workers
+from etude.rollout.schedule import Patience, Schedule
 from etude.runs.manifest import PREFIXES
 
 LOOPBACK = "127.0.0.1"
@@ -33,17 +46,22 @@ otherwise, even where it is asked for. Read when Ray is imported."""
 HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Ray ends a process without a word so long after it lost the head, 60 s if nobody says more. A run
 gives up earlier and with a report, but only where it collects: it may be learning for long."""
+HEALTH_CHECKS = "RAY_health_check_failure_threshold"
+"""Health checks, one in 3 s, that a machine fails before the head declares it lost: 5 if nobody
+says more. Ray then looks for the driver's objects in the store of that machine, which is gone with
+its process, and ends the driver without a word."""
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
-"""Between two looks at which machines there are, and whether Ray's own processes answer."""
+"""Seconds between two checks of the cluster's machines and servers."""
 MOST_HANDED = 4
-"""Times that one broadcast is handed out, where it cannot be fetched."""
+"""Times that one broadcast is put into the object store, where workers cannot fetch it."""
 LEAVE_SECONDS = 10.0
-"""For Ray to leave a cluster that does not answer."""
+"""Seconds for Ray to leave a cluster that does not answer."""
+RAYLET = "Ray's process on this machine"
 
 
 def check(address: str) -> None:
-    """Refuse before anything is written what could not be collected on later."""
+    """Refuse a cluster that cannot be used, before anything is written."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
             "collector.kind is ray, but Ray is not installed: `pip install etude[ray]`, or train "
@@ -55,11 +73,42 @@ def check(address: str) -> None:
         check_address(find_address(address))
 
 
+class RayCollectorConfig(CollectorConfig):
+    """Rollouts on the actors of a Ray cluster."""
+
+    def check(self) -> None:
+        check(self.address)
+
+    def plan_text(self) -> str:
+        actors = f"{self.actors:,}" if self.actors else "one per machine,"
+        return f"on Ray actors: {actors} of {self.threads:,} threads, {self.address} cluster"
+
+    def build(
+        self,
+        make_env: Callable[[], BatchEnv],
+        make_policy: Callable[[], Policy],
+        buffers: Sequence[SegmentBuffer],
+        key: Key,
+        workers: Workers,
+        local: range,
+        exact: bool,
+    ) -> Collector:
+        views = [[b.part(self.part(g)) for g in local] for b in buffers]
+        one = replace(buffers[0].spec, num_envs=self.envs_per_group)
+        blueprint = Blueprint(make_env, make_policy, one, key, self.threads)
+        # Fragments of an iteration on their way, and those before them not yet let go of.
+        room = 3 * buffers[0].spec.num_bytes
+        fleet = RayFleet(blueprint, self.actors, self.address, room, exact)
+        probe = Host(blueprint, workers).probe if exact else None
+        schedule = Schedule(self.num_groups, self.threads, Patience(self.deadline))
+        return ElasticCollector(fleet, schedule, views, probe, self.allow_inexact, workers.close)
+
+
 class Actor:
     """A host of groups in a process of Ray's."""
 
     def __init__(self, blueprint: Blueprint, folder: str) -> None:
-        if os.path.isdir(folder):  # A task of one's own is found from there.
+        if os.path.isdir(folder):  # Tasks of the user are imported from there.
             os.chdir(folder)
         self._host = Host(blueprint)
 
@@ -69,7 +118,7 @@ class Actor:
         return self._host.hello(broadcast, ray.util.get_node_ip_address())
 
     def run(self, broadcast: list[Any], task: Task) -> Answer:
-        """`broadcast`: the one reference to it. It is fetched once per machine and serial."""
+        """`broadcast`: a list with its reference, which is fetched once per machine and serial."""
         import ray
 
         if not self._host.knows(task.serial):
@@ -77,7 +126,7 @@ class Actor:
         return self._host.run(task)
 
     def pulse(self) -> None:
-        """Answered beside whatever else is going on."""
+        """A ping, answered while a task runs."""
 
 
 class RayFleet:
@@ -91,15 +140,16 @@ class RayFleet:
         store_bytes: int,
         probed: bool = True,
     ) -> None:
-        """`store_bytes`: what is on its way at once, at the most; `probed`: newcomers show that
-        they compute the same bits."""
+        """`store_bytes`: size of the object store; `probed`: new workers must show that they
+        compute the same bits."""
         check(address)
         self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
         self._at_home = self._own and address == "local"
         import ray
 
         self._ray: Any = ray
-        self._servers = _servers(ray)
+        self._servers, socket_file = _servers(ray)
+        self._raylet = end_of(socket_file)
         self._asked = 0.0
         self._silent: tuple[str, float] | None = None  # who, and since when
         self._threads, self._actors = blueprint.threads, actors
@@ -129,7 +179,21 @@ class RayFleet:
     def joining(self) -> int:
         return len(self._handles) - len(self._greeted)
 
+    def _check_raylet(self) -> None:
+        """End the run, with a report, where Ray's process on this machine has ended.
+
+        The driver's object store ends with that process, and Ray ends the driver without a word in
+        the next call that puts or gets an object: this comes before each of them.
+        """
+        if self._raylet is not None and self._raylet.poll(0):
+            raise HeadLost(RAYLET, "has ended")
+
     def silent(self, seconds: float) -> tuple[str, float] | None:
+        self._check_raylet()
+        return self._mute(seconds)
+
+    def _mute(self, seconds: float) -> tuple[str, float] | None:
+        """The server that does not answer, and for how long; waits for at most `seconds`."""
         wait = self._asked + LOOK_SECONDS - time.monotonic()
         if wait > 0.0 and self._silent is not None:
             time.sleep(min(wait, seconds))
@@ -146,7 +210,7 @@ class RayFleet:
         self._broadcast = [self._put(broadcast)]
 
     def _put_again(self, broadcast: list[Any]) -> bool:
-        """Hand out anew what somebody could not fetch, unless it was before; False: too often."""
+        """Put a broadcast again that a worker could not fetch; False after too many times."""
         if broadcast is self._broadcast:
             if self._handed == MOST_HANDED:
                 return False
@@ -155,6 +219,7 @@ class RayFleet:
         return True
 
     def _put(self, value: Any) -> Any:
+        self._check_raylet()
         try:
             return self._ray.put(value)
         except self._ray.exceptions.RayError as error:
@@ -203,16 +268,21 @@ class RayFleet:
         if not flights:
             time.sleep(seconds)
             return []
-        ready, _ = self._ray.wait(flights, num_returns=1, timeout=seconds)
-        if ready and len(flights) > 1:
-            ready, _ = self._ray.wait(flights, num_returns=len(flights), timeout=0)
+        try:
+            ready, _ = self._ray.wait(flights, num_returns=1, timeout=seconds)
+            if ready and len(flights) > 1:
+                ready, _ = self._ray.wait(flights, num_returns=len(flights), timeout=0)
+        except OSError:  # The connection to Ray's process on this machine broke.
+            self._check_raylet()
+            raise
         return [event for flight in ready if (event := self._landed(flight)) is not None]
 
     def _landed(self, flight: Any) -> Event | None:
-        if flight not in self._flights:  # Its worker was lost by another one of them.
+        if flight not in self._flights:  # Its worker was lost with another flight.
             return None
         kind, worker, task, broadcast = self._flights.pop(flight)
         errors = self._ray.exceptions
+        self._check_raylet()
         try:
             value = self._ray.get(flight)
         except errors.RayTaskError as error:
@@ -247,7 +317,7 @@ class RayFleet:
 
     def _forget(self, worker: int) -> None:
         if worker in self._handles and worker not in self._greeted:
-            self._probe = None  # It may be this that did not come.
+            self._probe = None  # The worker may have failed to fetch it.
         self._handles.pop(worker, None)
         self._nodes.pop(worker, None)
         self._greeted.discard(worker)
@@ -255,7 +325,7 @@ class RayFleet:
 
     def close(self) -> None:
         self._asked = 0.0
-        if self.silent(0.0) is not None:
+        if self._mute(0.0) is not None:
             self._leave()
             return
         for worker in list(self._handles):
@@ -265,8 +335,7 @@ class RayFleet:
             self._ray.shutdown()
 
     def _leave(self) -> None:
-        """Processes of Ray's that do not answer may be waited for in vain: end those of this run,
-        and leave others alone."""
+        """Leave a cluster that does not answer; processes of this run's own cluster are killed."""
         if not self._own:
             return
         atexit.unregister(self._ray.shutdown)
@@ -285,21 +354,23 @@ _STUCK = threading.Event()
 
 @atexit.register
 def _end() -> None:
-    """Python cannot put down a process that hangs in Ray, and would crash: it ends here."""
+    """End a process that hangs in Ray's shutdown: Python itself would crash."""
     if _STUCK.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
 
-def _servers(ray: Any) -> dict[str, tuple[str, int]]:
-    """Ray's processes that a run cannot do without, and where they listen."""
+def _servers(ray: Any) -> tuple[dict[str, tuple[str, int]], str]:
+    """Ray's processes that a run cannot do without and where they listen, and the socket file of
+    the one on this machine."""
     context = ray.get_runtime_context()
     here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
-    return {
-        f"The head of the Ray cluster at {context.gcs_address}": _split(context.gcs_address),
-        "Ray's process on this machine": (here["NodeManagerAddress"], here["NodeManagerPort"]),
+    servers = {
+        f"The head of the Ray cluster at {context.gcs_address}": split(context.gcs_address),
+        RAYLET: (here["NodeManagerAddress"], here["NodeManagerPort"]),
     }
+    return servers, here["RayletSocketName"]
 
 
 def _words(error: BaseException) -> str:
@@ -308,7 +379,7 @@ def _words(error: BaseException) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What happened to an actor, in words."""
+    """Why an actor was lost, in words."""
     lines = str(error).strip().splitlines()
     if "creation task" in str(error):
         return f"it could not start: {lines[-1].strip()}"
@@ -323,16 +394,16 @@ def _reason(error: Exception) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """What an actor's process must have in common with this one."""
+    """Environment variables that an actor's process shares with this one."""
     kept = {k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "MUJOCO"))}
-    # Code that is not installed is found where this process finds it.
+    # Code that is not installed is imported from the same folders.
     installed = (sys.prefix, sys.base_prefix)
     paths = [path for path in sys.path if path and not path.startswith(installed)]
     return {"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def connect(address: str, cpus: int, store_bytes: int) -> bool:
-    """Reach the cluster, or start one on this machine; False where the process was connected."""
+    """Connect to the cluster, or start one here; False where Ray was connected already."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         check_address(sys.modules["ray"].get_runtime_context().gcs_address)
         return False
@@ -357,7 +428,7 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
         at = "" if address == "local" else f" at {address} cannot be used"
         raise EtudeError(f"{what}{at}: {_words(error)}") from error
     try:
-        # Ray has its own ways to find a cluster: it may be another than the one that was found.
+        # Ray finds a cluster in its own way, which may be another than the one checked above.
         at_home = check_address(ray.get_runtime_context().gcs_address)
         if address == "local" and not at_home:
             raise UsageError(
@@ -371,15 +442,16 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
 
 
 def _stay_home() -> None:
-    """Settings of a cluster of this machine's own; Ray reads them when it is imported."""
+    """Settings of a cluster that this run starts; Ray reads them when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray has its workers wait for everything else on the machine, and the learner waits for them.
+    # Ray would give its workers a low priority, and the learner waits for them.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault(HEALTH_CHECKS, "1200")  # an hour: the run itself watches its one machine
     if "ray" not in sys.modules:
         os.environ[LOOPBACK_ONLY] = "0"
         if "RAY_AUTH_MODE" not in os.environ:
-            # Of this run only, and never on disk: other users of the machine are kept out.
+            # A token of this run, never on disk, keeps out other users of the machine.
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
@@ -405,12 +477,12 @@ def find_address(address: str) -> str:
 
 
 def check_address(address: str) -> bool:
-    """Whether a cluster is on the loopback address; it must ask for a token there too, unless a
-    person says that nobody else is on this machine."""
-    at_home, mode = _is_loopback(_split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
+    """Whether a cluster is on the loopback address. It must ask for a token, unless it is and
+    RAY_AUTH_MODE=disabled says that nobody else uses this machine."""
+    at_home, mode = is_loopback(split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
     if at_home and mode == "disabled":
         return True
-    if mode != "token" or is_open(_split(address), LOOK_SECONDS):
+    if mode != "token" or is_open(split(address), LOOK_SECONDS):
         alone = ", or RAY_AUTH_MODE=disabled if nobody else uses this machine" if at_home else ""
         raise UsageError(
             f"The Ray cluster at {address} is open to whoever can reach it: start Ray and this "
@@ -423,15 +495,3 @@ def check_address(address: str) -> bool:
         if known.st_uid == os.getuid() and known.st_mode & 0o077:
             raise UsageError(f"Others can read the Ray token in {file}: `chmod 600 {file}`.")
     return at_home
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

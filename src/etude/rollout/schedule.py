@@ -1,8 +1,8 @@
-"""Who does which group: workers come, die, freeze and come late, and nothing is lost or done twice.
+"""Which worker computes which group, while workers join, die, freeze and are late.
 
-No threads, no clock and no network in here: it is told what happened and when, and answers with
-orders. Since a fragment is a pure function of (broadcast, snapshot, key), it does not matter who
-computes it or how often; the first result of an (iteration, group) counts and any other is ignored.
+No threads, no clock and no network in here: callers report what happened and when, and get orders.
+A fragment is a pure function of (broadcast, snapshot, key), so that it does not matter who computes
+it or how often: the first result of an (iteration, group) counts, and any other is ignored.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ LEAST_PATIENCE = 30.0
 SLOWER = 10.0
 """How many times slower than the slowest so far a fragment may be, where no deadline is given."""
 MOST_DOUBLINGS = 3
-"""Of patience, while only late workers are heard of."""
+"""How often patience doubles, while all workers are late."""
 FADES = 0.9
-"""What an iteration leaves of the slowest so far: one slow day does not make patience for good."""
+"""Factor of the slowest time so far, per iteration: a slow spell is forgotten in time."""
 COPY_AFTER = 3.0
 """How many times the median a fragment may take before an idle worker computes it as well."""
 LEAST_COPY_AFTER = 1.0
 RECENT = 256
-"""Answers that the median is of."""
+"""Answers that the median is taken over."""
 MOST_LOSSES = 10
-"""Workers that one group may cost in one iteration before it is taken for the cause."""
+"""Workers that may be lost with one group in an iteration before the group is the cause."""
 MOST_FAILURES = 3
-"""Errors in one group in one iteration before they are taken for the group's own."""
+"""Errors of one group in an iteration before the group is the cause."""
 
 
 class Patience:
-    """Seconds that a fragment may take: as told, or by what fragments took so far."""
+    """Seconds that a fragment may take: a fixed deadline, or by what fragments took so far."""
 
     def __init__(self, deadline: float | None = None) -> None:
         self._fixed = deadline
@@ -58,7 +58,7 @@ class Patience:
         return max(LEAST_COPY_AFTER, COPY_AFTER * usual)
 
     def fade(self) -> None:
-        """An iteration begins: how slow the slowest was counts a little less."""
+        """An iteration begins: the slowest time so far counts a little less."""
         if self._slowest is not None:
             self._slowest *= FADES
 
@@ -69,7 +69,7 @@ class Patience:
         self._doublings = 0
 
     def lose(self) -> None:
-        """A worker was given up for being late. If all are, the machines have become slow."""
+        """A worker was dropped for being late. If all are, the machines have become slow."""
         self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)
 
 
@@ -82,11 +82,11 @@ class Order:
     groups: tuple[int, ...]
     """Ascending."""
     send: frozenset[int]
-    """Those whose snapshot it does not hold."""
+    """Groups whose snapshot the worker does not hold."""
     release: frozenset[int]
-    """Groups that went to others since its last order: what it keeps of them is of no use."""
+    """Groups that went to other workers since its last order: their environments can go."""
     due: float
-    """When it is given up."""
+    """When the worker is dropped."""
 
 
 @dataclass
@@ -94,20 +94,20 @@ class _Worker:
     groups: set[int] = field(default_factory=set)
     """Ordered and not answered."""
     iteration: int = -1
-    """That of the order."""
+    """Of the order."""
     issued: float = 0.0
     due: float = 0.0
     size: int = 1
-    """Fragments that one thread does one after the other for the order."""
+    """Fragments of the order per thread."""
     copied: bool = False
-    """Its groups were given to others as well."""
+    """Whether its groups were given to other workers as well."""
     held: set[int] = field(default_factory=set)
     """Groups whose newest snapshot stands in its environments."""
     release: set[int] = field(default_factory=set)
 
 
 class LostTooOften(EtudeError):
-    """A group that ends every worker it comes to."""
+    """A group with which every worker is lost."""
 
 
 class Schedule:
@@ -146,12 +146,12 @@ class Schedule:
         return self._iteration
 
     def join(self, worker: int) -> None:
-        """A worker is ready; it holds nothing."""
+        """Add a worker without any snapshots."""
         self._workers[worker] = _Worker()
         self._idle[worker] = None
 
     def lose(self, worker: int, late: bool = False) -> tuple[int, ...]:
-        """A worker died, left, or was `late` and is given up; the open groups it had, now free."""
+        """Remove a worker, which died, left or was `late`; returns its open groups, now free."""
         if worker not in self._workers:
             return ()
         gone = self._workers.pop(worker)
@@ -174,13 +174,13 @@ class Schedule:
         return tuple(back)
 
     def forget(self) -> None:
-        """All groups stand elsewhere now: whatever workers hold is of another time."""
+        """Snapshots were loaded: those that workers hold are of no use any more."""
         for group in list(self._holder):
             self._let_go(group)
 
     def begin(self, iteration: int) -> None:
-        """All groups are wanted, for this iteration. What was under way is not wanted any more."""
-        if not self.done:  # Some are further than the snapshots that this begins with.
+        """Start an iteration, for which all groups are wanted; older orders are not any more."""
+        if not self.done:  # Some workers are further than the snapshots that this begins with.
             self.forget()
         self._iteration = iteration
         self._open = set(range(self.num_groups))
@@ -189,7 +189,7 @@ class Schedule:
         self.patience.fade()
 
     def orders(self, now: float) -> list[Order]:
-        """What the idle workers are to do next; [] where nobody is idle or nothing is open."""
+        """Orders for the idle workers; [] where no worker is idle or nothing is open."""
         if not self._free or not self._idle:
             return []
         share = -(-len(self._free) // len(self._workers))
@@ -216,7 +216,7 @@ class Schedule:
         return next(free, None)
 
     def _spread(self, moving: list[int], chosen: dict[int, list[int]], share: int) -> None:
-        """Groups without a place to those who have fewest."""
+        """Give groups that are left to the idle workers with the fewest."""
         wait = iter(moving)
         group = next(wait, None)
         sizes: dict[int, list[int]] = {}
@@ -245,9 +245,9 @@ class Schedule:
         return Order(worker, self._iteration, tuple(sorted(groups)), send, release, state.due)
 
     def take(self, worker: int, iteration: int, group: int, now: float) -> bool:
-        """A result came; whether it is wanted. It is not if it came before, or is of another time.
+        """Take a result; False where it is a second one, or of another iteration.
 
-        One that was given up for late may still be the first: it is as good as any other.
+        A worker that was dropped as late may still be the first: its result is as good as any.
         """
         state = self._answered(worker, iteration, group, now)
         if iteration != self._iteration or group not in self._open:
@@ -264,9 +264,9 @@ class Schedule:
         return True
 
     def retry(self, worker: int, iteration: int, group: int, now: float) -> bool:
-        """A group failed on a worker; whether another is to try it.
+        """A group failed on a worker; whether another worker is to try it.
 
-        It is not if nobody wants it any more, or if it failed too often: `take` is next then.
+        False where the group is not wanted any more or has failed too often: then `take` is next.
         """
         failed = self._failed.get(group, [])
         wanted = iteration == self._iteration and group in self._open
@@ -284,7 +284,7 @@ class Schedule:
         return self._failed.get(group, [])
 
     def _answered(self, worker: int, iteration: int, group: int, now: float) -> _Worker | None:
-        """One group less to wait for from a worker; with its last one it is idle."""
+        """One group less to wait for from a worker; after its last one the worker is idle."""
         state = self._workers.get(worker)
         if state is not None and iteration == state.iteration and group in state.groups:
             state.groups.discard(group)
@@ -294,7 +294,7 @@ class Schedule:
         return state
 
     def _let_go(self, group: int) -> None:
-        """Nobody holds the group's newest snapshot any more."""
+        """No worker holds the group's newest snapshot any more."""
         holder = self._holder.pop(group, None)
         if holder is not None:
             self._workers[holder].held.discard(group)
@@ -307,13 +307,14 @@ class Schedule:
                 yield worker, tuple(sorted(state.groups)), state.issued, state.due
 
     def overdue(self, now: float) -> list[int]:
-        """Workers to give up: `lose(worker, late=True)`."""
+        """Workers to drop, with `lose(worker, late=True)`."""
         return [worker for worker, _, _, due in self.busy() if due <= now]
 
     def stragglers(self, now: float) -> list[tuple[int, tuple[int, ...]]]:
-        """(worker, its open groups) of those that take long while others have nothing to do.
+        """(worker, its open groups) of those that take long while other workers are idle.
 
-        The groups are free for the others from now on, once in an order; whoever is first counts.
+        From now on these groups are free for the others too, once per order; the first result
+        counts.
         """
         if self._free or not self._idle:
             return []

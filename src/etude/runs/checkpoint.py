@@ -25,34 +25,13 @@ from etude.runs.parts import (
     ARRAYS,
     DOCUMENTS,
     CheckedPart,
-    DamagedCheckpoint,
-    UnknownFormat,
     check_part,
     folder_names,
     policy_part,
     training_part,
 )
-
-__all__ = [
-    "DamagedCheckpoint",
-    "UnknownFormat",
-    "check_step",
-    "checkpoint_bytes",
-    "examine",
-    "exists",
-    "fitting",
-    "go_back",
-    "load_document",
-    "load_policy_parts",
-    "load_training",
-    "mark",
-    "newest_verified",
-    "resumable",
-    "retain",
-    "save",
-    "step_of",
-    "verify",
-]
+from etude.runs.parts import DamagedCheckpoint as DamagedCheckpoint
+from etude.runs.parts import UnknownFormat as UnknownFormat
 
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced"
@@ -170,19 +149,13 @@ def load_training(path: Path) -> tuple[Tree, Tree, Tree]:
     state_file = training.folder / DOCUMENTS["training"]
     if both := flat.keys() & leaves.keys():
         raise DamagedCheckpoint(state_file, f"holds {min(both)!r}, which is an array already")
-    try:
-        return arrays, contract, assemble({**flat, **leaves})
-    except Malformed as error:
-        raise DamagedCheckpoint(state_file, str(error)) from error
+    return arrays, contract, _assembled({**flat, **leaves}, state_file)
 
 
 def load_document(path: Path) -> Tree:
     """What is no array in the training state of a resumable checkpoint, verified first."""
     _, training = _check_both(_existing(path))
-    try:
-        return assemble(training.read_document())
-    except Malformed as error:
-        raise DamagedCheckpoint(training.folder / DOCUMENTS["training"], str(error)) from error
+    return _assembled(training.read_document(), training.folder / DOCUMENTS["training"])
 
 
 @contextmanager
@@ -200,10 +173,14 @@ def fitting(path: Path, what: str) -> Iterator[None]:
 
 def _read_policy(part: CheckedPart) -> tuple[Tree, Tree]:
     flat, contract = part.read()
+    return _assembled(flat, part.folder / ARRAYS), contract
+
+
+def _assembled(flat: Tree, file: Path) -> Tree:
     try:
-        return assemble(flat), contract
+        return assemble(flat)
     except Malformed as error:
-        raise DamagedCheckpoint(part.folder / ARRAYS, str(error)) from error
+        raise DamagedCheckpoint(file, str(error)) from error
 
 
 def _check_both(path: Path) -> tuple[CheckedPart, CheckedPart]:
@@ -368,8 +345,13 @@ def mark(folder: Path, name: str, step: int) -> None:
 
 def resumable(folder: Path) -> list[Path]:
     """Checkpoints that have training state, the newest first."""
+    return [path for path in _folders(folder) if _looks_resumable(path)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders of checkpoints, the newest first."""
     found = [folder / step_name(step) for step in sorted(steps(folder), reverse=True)]
-    return [p for p in found if p.is_dir() and not p.is_symlink() and _looks_resumable(p)]
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[Path]:
@@ -378,8 +360,7 @@ def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[P
     With `every`, the first checkpoint of each stretch of that many steps keeps its policy. At
     least one checkpoint that verifies stays resumable, however old it is.
     """
-    present = [folder / step_name(step) for step in sorted(steps(folder), reverse=True)]
-    present = [path for path in present if path.is_dir() and not path.is_symlink()]
+    present = _folders(folder)
     resumable = [path for path in present if _looks_resumable(path)]
     whole = set(resumable[: max(keep_last, 1)])
     anchor = next((path for path in resumable if _verifies(path)), None)

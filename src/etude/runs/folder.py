@@ -1,4 +1,4 @@
-"""A run folder: what was asked, what it was going to do, and everything that came out of it."""
+"""A run folder: recipe, plan, manifest, metrics, checkpoints and reports, and its lock."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self.recipe, self.metrics = self.path / RECIPE, self.path / METRICS
+        self.checkpoints, self.failures = self.path / "checkpoints", self.path / "failures"
+        self.tensorboard = self.path / "tensorboard"
         self._lock: Lock | None = None
         self._copies: Tree | None = None
 
@@ -62,7 +65,11 @@ class RunFolder:
         files.remove_tree(temporary)
         lock = None
         try:
-            _fill(temporary, texts)
+            for folder in (temporary, *(temporary / name for name in FOLDERS)):
+                files.new_folder(folder)
+            for name, text in texts.items():
+                files.write_file(temporary / name, [text.encode()])
+            files.fsync_folder(temporary)
             lock = Lock(temporary)  # held before anyone else can see the folder
             files.rename(temporary, path)
             files.fsync_folder(path.parent)
@@ -108,26 +115,6 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / RECIPE
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / METRICS
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def failures(self) -> Path:
-        return self.path / "failures"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
 
     def evaluation(self, step: int) -> Path:
         """Where the evaluation at a step is kept; named like the checkpoint of that step."""
@@ -243,7 +230,12 @@ class Lock:
             ) from error
         # A forked worker would otherwise hold the lock beyond the death of the writer.
         here = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forget(here))
+
+        def forget() -> None:
+            if (lock := here()) is not None:
+                lock.release()
+
+        os.register_at_fork(after_in_child=forget)
 
     def check(self, folder: Path) -> None:
         """Refuse to go on where this process is not the one writer of the folder at this path."""
@@ -295,28 +287,12 @@ class Lock:
             self._fd = -1
 
 
-def _fill(folder: Path, texts: dict[str, str]) -> None:
-    """Make the inside of a run folder, durably."""
-    files.new_folder(folder)
-    for name in FOLDERS:
-        files.new_folder(folder / name)
-    for name, text in texts.items():
-        files.write_file(folder / name, [text.encode()])
-    files.fsync_folder(folder)
-
-
 def _sign(file: Path, name: str) -> None:
     """Write into the lock's file who holds it."""
     with files.clear_faults("write the lock", file):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(file, flags, 0o666), "w") as stream:
             stream.write(f"{name}\n")
-
-
-def _forget(reference: weakref.ref[Lock]) -> None:
-    lock = reference()
-    if lock is not None:
-        lock.release()
 
 
 def _holder(file: Path) -> str:

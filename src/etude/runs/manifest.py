@@ -23,14 +23,13 @@ PREFIXES = (
 sets, and so may move bits."""
 
 _NAMES = {
-    "system/os": "the operating system",
-    "system/machine": "the machine type",
-    "system/libc": "the C library",
-    "cpu/model": "the CPU",
-    "cpu/capability": "the instruction set torch uses",
-    "threads/torch": "the number of torch threads",
-    "git/commit": "the git commit of the project",
-    "computation": "the hash of the standard computation",
+    "system/os": "The operating system",
+    "system/machine": "The machine type",
+    "system/libc": "The C library",
+    "cpu/model": "The CPU",
+    "cpu/capability": "The instruction set torch uses",
+    "git/commit": "The git commit of the project",
+    "computation": "The hash of the standard computation",
 }
 _HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness")
 """The same bits come out on any number of cores and of ranks; the last two are looked at apart."""
@@ -109,14 +108,12 @@ def _comparable(manifest: Tree) -> Tree:
 
 def _called(path: str) -> str:
     group, _, name = path.partition("/")
-    if path in _NAMES:
-        name = _NAMES[path]
-        return name[0].upper() + name[1:]
-    if group == "versions":
-        return f"The version of {name}"
-    if group == "threads":
-        return f"The number of {name} threads"
-    return f"The environment variable {name}" if group == "environment" else f"'{path}'"
+    known = {
+        "versions": f"The version of {name}",
+        "threads": f"The number of {name} threads",
+        "environment": f"The environment variable {name}",
+    }
+    return _NAMES.get(path) or known.get(group, f"'{path}'")
 
 
 def _shown(value: object) -> str:

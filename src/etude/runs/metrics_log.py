@@ -59,6 +59,11 @@ class MetricsLog:
         self._size += len(line)
         self._crcs.append(zlib.crc32(line[:-1]))
 
+    def begin(self, history: list[dict[str, Any]]) -> None:
+        """Nothing: as a log of the run, the file was cut back with the rest of its state."""
+
+    write = append
+
     def position(self) -> Tree:
         """All rows so far, on disk for good: {"bytes", "sha256", "rows": their CRC-32}."""
         self._file.fsync()

@@ -1,8 +1,8 @@
-"""A curriculum: what training begins with. Evaluation is never eased."""
+"""Curricula: training begins with an easier task. Evaluation always has the whole task."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -14,14 +14,14 @@ from etude.metrics.declared import Curve, Metric, Metrics
 
 
 class CurriculumConfig(Config):
-    """How training widens; tasks that have areas to start in scale them by the level."""
+    """How training becomes harder; tasks scale the areas that episodes start in by the level."""
 
     metrics: ClassVar[Metrics] = (Metric("curriculum/level", "level"),)
-    enabled: bool = Field(False, description="Start narrow; off trains at full width throughout.")
+    enabled: bool = Field(False, description="Start with an easier task.")
     start: float = Field(0.25, gt=0, le=1, description="Level at the start; 1 is the whole task.")
-    step: float = Field(0.25, gt=0, le=1, description="What is added when success allows.")
+    step: float = Field(0.25, gt=0, le=1, description="What is added to the level.")
     raise_at: float = Field(0.7, ge=0, le=1, description="Success rate that raises the level.")
-    episodes: int = Field(100, ge=1, description="Finished episodes a level is judged by.")
+    episodes: int = Field(100, ge=1, description="Finished episodes that the success rate is of.")
 
 
 class MotionCurriculumConfig(Config):
@@ -33,52 +33,31 @@ class MotionCurriculumConfig(Config):
             "curriculum/largest_weight", "largest weight", ".1%", curve=Curve(6, "yellow", (0, 1))
         ),
     )
-    enabled: bool = Field(False, description="Go by failures; off practises all motions evenly.")
+    enabled: bool = Field(False, description="Practise failing motions more often.")
     mix: float = Field(
-        0.5, ge=0, lt=1, description="Share that goes by failures; the rest is spread evenly."
+        0.5, ge=0, lt=1, description="Share of episodes chosen by failures; the rest is uniform."
     )
     decay: float = Field(
-        0.5, ge=0, lt=1, description="How much of the earlier failures an evaluation leaves."
+        0.5, ge=0, lt=1, description="Weight of earlier evaluations in a motion's failure rate."
     )
 
 
-class Curriculum(Protocol):
-    """What the loop needs of one: it is told what happened, and broadcasts where it stands."""
+class Curriculum:
+    """The whole task from the start; a subclass eases it."""
 
     def broadcast(self) -> Tree:
-        """For the next rollouts. Another "round" than before makes every row begin anew."""
-        ...
+        """For the next rollouts. Another "round" than before restarts every environment."""
+        return {}
 
     def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
-        """An iteration was collected in which these ended, {name: [k]} of each group; metrics."""
-        ...
+        """Take in the episodes {name: [k]} of each group that ended in an iteration; metrics."""
+        return {}
 
     def evaluated(self, episodes: dict[str, Array]) -> None:
-        """These episodes {name: [n]} were played in evaluation."""
-        ...
+        """Take in the episodes {name: [n]} of an evaluation."""
 
     def turn(self, clock: Clock) -> dict[str, float]:
         """An iteration has ended, and its evaluation if one was due; metrics."""
-        ...
-
-    def state_dict(self) -> Tree: ...
-
-    def load_state_dict(self, state: Tree) -> None: ...
-
-
-class NoCurriculum:
-    """The whole task from the start."""
-
-    def broadcast(self) -> Tree:
-        return {}
-
-    def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
-        return {}
-
-    def evaluated(self, episodes: dict[str, Array]) -> None:
-        """Nothing depends on it."""
-
-    def turn(self, clock: Clock) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> Tree:
@@ -88,39 +67,30 @@ class NoCurriculum:
         """There is nothing to load."""
 
 
-class SuccessCurriculum:
-    """Raises the level each time enough episodes in a row of counting have succeeded."""
+class SuccessCurriculum(Curriculum):
+    """Raises the level whenever enough of the last episodes of training have succeeded."""
 
     def __init__(self, config: CurriculumConfig) -> None:
         self._config = config
         self.level = config.start
-        self._seen = 0
-        self._won = 0
+        self._episodes = self._successes = 0
 
     def broadcast(self) -> Tree:
         return {"level": self.level}
 
     def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
-        """Count finished episodes, in group order; metrics."""
         for group in episodes:
-            success = group["is_success"]
-            self._seen += len(success)
-            self._won += int(success.sum())
-        if self._seen >= self._config.episodes:
-            if self._won >= self._config.raise_at * self._seen:
+            self._episodes += len(group["is_success"])
+            self._successes += int(group["is_success"].sum())
+        if self._episodes >= self._config.episodes:
+            if self._successes >= self._config.raise_at * self._episodes:
                 self.level = min(1.0, self.level + self._config.step)
-            self._seen = self._won = 0
+            self._episodes = self._successes = 0
         return {"curriculum/level": self.level}
 
-    def evaluated(self, episodes: dict[str, Array]) -> None:
-        """Levels go by the episodes of training."""
-
-    def turn(self, clock: Clock) -> dict[str, float]:
-        return {}
-
     def state_dict(self) -> Tree:
-        return {"level": self.level, "seen": self._seen, "won": self._won}
+        return {"level": self.level, "seen": self._episodes, "won": self._successes}
 
     def load_state_dict(self, state: Tree) -> None:
         self.level = float(state["level"])
-        self._seen, self._won = int(state["seen"]), int(state["won"])
+        self._episodes, self._successes = int(state["seen"]), int(state["won"])

@@ -1,7 +1,7 @@
 """Ranks as processes that torchrun (or anything that sets the same variables) has started.
 
-A sum in shard order is taken in slices: every rank is sent its slice of all shards' vectors, adds
-them up in order, and tells the others the result. Each number is the same sum as in one process,
+A sum in shard order is taken in slices: every rank receives its slice of all shards' vectors, adds
+them up in order, and sends the result to the others. Each number is the same sum as in one process,
 and a rank receives about two vectors, or shards / ranks of them where that is more, rather than
 one for every shard.
 """
@@ -28,7 +28,7 @@ from etude.training.messages import decode, encode
 T = TypeVar("T")
 
 LONGEST = timedelta(minutes=30)
-"""How long a rank waits for one that still lives, such as the first in an evaluation."""
+"""How long a rank waits for another that lives, such as the first in an evaluation."""
 PATIENCE = 120.0
 """Seconds that a rank waits for one without a sign of life, before the recipe says how long."""
 BLOCK = 2048
@@ -92,7 +92,7 @@ def _loopback_interface() -> str:
 
 
 def _loopback_store(host: str, port: int, rank: int, size: int) -> TCPStore:
-    """Torch's own would listen on every interface: it is given a socket that does not."""
+    """A store on the loopback interface alone: torch's default listens on all of them."""
     listener: int | None = None
     if rank == 0:
         door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -110,7 +110,7 @@ def _loopback_store(host: str, port: int, rank: int, size: int) -> TCPStore:
 
 
 def _store() -> PrefixStore:
-    """A connection of one's own to where the ranks have met; each start has keys of its own."""
+    """A new connection to the store at which the ranks have met; each start has its own keys."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = TCPStore(host, port, timeout=timedelta(seconds=10), wait_for_workers=False)
@@ -134,8 +134,8 @@ class Distributed:
         return self.rank == 0
 
     def part(self, count: int) -> range:
-        own = count // self.size
-        return range(self.rank * own, (self.rank + 1) * own)
+        each = count // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
 
     def owner(self, index: int, count: int) -> str:
         return f", on rank {index * self.size // count}"
@@ -148,8 +148,8 @@ class Distributed:
             value = make()
             self._broadcast(encode(value))
             return value
-        told: T = decode(self._broadcast(None))
-        return told
+        received: T = decode(self._broadcast(None))
+        return received
 
     def differing(self, make: Callable[[], str]) -> list[int]:
         first, *others = self.gather([make()])
@@ -157,8 +157,8 @@ class Distributed:
 
     def gather(self, parts: list[T]) -> list[T]:
         everyone = self._all_gather(encode(parts))
-        told = [parts if r == self.rank else decode(data) for r, data in enumerate(everyone)]
-        return [part for own in told for part in own]
+        lists = [parts if r == self.rank else decode(data) for r, data in enumerate(everyone)]
+        return [part for one in lists for part in one]
 
     def ordered_sum(self, totals: Sequence[torch.Tensor], shards: Sequence[T]) -> Iterator[T]:
         if not self._exactly:
@@ -175,7 +175,7 @@ class Distributed:
             pack.exchange(self._exchange)
 
     def _exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
-        """Take part in a collective, and look up now and then while the others do not."""
+        """Take part in a collective; while it waits, check that the other ranks live."""
         self._heart.exchanges += 1
         try:
             work = collective(*arguments, async_op=True)
@@ -213,15 +213,15 @@ class Distributed:
         lengths = [_length(block) for block in blocks]
         if max(lengths) <= BLOCK - 8:
             return [_bytes(b[8 : 8 + n]) for b, n in zip(blocks, lengths, strict=True)]
-        own = torch.zeros(max(lengths), dtype=torch.uint8)
-        own[: len(message)] = _tensor(message)
-        wholes = [torch.zeros_like(own) for _ in blocks]
-        self._exchange(distributed.all_gather, wholes, own)
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(message)] = _tensor(message)
+        wholes = [torch.zeros_like(padded) for _ in blocks]
+        self._exchange(distributed.all_gather, wholes, padded)
         return [_bytes(whole[:n]) for whole, n in zip(wholes, lengths, strict=True)]
 
 
 class _Pack:
-    """Totals of one type on their way to being sums: [ranks, own shards, slice]."""
+    """Tensors of one type whose sum is exchanged: [ranks, local shards, slice]."""
 
     def __init__(self, totals: Sequence[torch.Tensor], ranks: int, shards: int) -> None:
         self._totals = totals

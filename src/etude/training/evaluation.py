@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -35,7 +36,7 @@ class EvaluationConfig(Config):
     )
 
     final_episodes: int = Field(
-        100, ge=0, description="Fresh episodes `etude train` ends with; 0: none."
+        100, ge=0, description="Episodes of the evaluation at the end of `etude train`; 0 for none."
     )
 
     @model_validator(mode="after")
@@ -51,50 +52,53 @@ class EvaluationConfig(Config):
 
 
 class EvaluationResult(NamedTuple):
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     metrics: dict[str, float]
     is_best: bool
     """Of the run so far."""
     episodes: dict[str, Array]
-    """{name: [n] float64}: what was played; {} where nothing was."""
+    """{name: [n] float64} of the episodes; {} where none were played."""
 
 
-class AnyEvaluator(Protocol):
-    """Judges what was learned, and remembers the best result so far."""
+class AnyEvaluator(ABC):
+    """Evaluates what was learned, and remembers the best result so far."""
 
-    best: tuple[float, float] | None
-    num_done: int
-    num_episodes: int
+    def __init__(self) -> None:
+        self.best: tuple[float, float] | None = None
+        self.num_done = self.num_episodes = 0
 
+    @abstractmethod
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
         """One evaluation."""
-        ...
 
-    def state_dict(self) -> Tree: ...
+    def state_dict(self) -> Tree:
+        return {
+            "best": list(self.best) if self.best else None,
+            "num_done": self.num_done,
+            "num_episodes": self.num_episodes,
+        }
 
-    def load_state_dict(self, state: Tree) -> None: ...
+    def load_state_dict(self, state: Tree) -> None:
+        self.best = tuple(state["best"]) if state["best"] else None
+        self.num_done, self.num_episodes = int(state["num_done"]), int(state["num_episodes"])
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027 - there may be nothing to close
+        """Close what was opened for evaluations."""
 
 
-class Evaluator:
-    """Plays episodes on environments of its own and remembers the best result so far."""
+class Evaluator(AnyEvaluator):
+    """Plays episodes in its own environments, with the most likely actions."""
 
     def __init__(
         self, envs: Sequence[BatchEnv], policy: Policy, episodes: int, key: Key, workers: Workers
     ) -> None:
-        """`policy` is this evaluator's own copy."""
-        self._envs = envs
-        self._policy = policy
-        self._per_row = episodes // sum(env.num_envs for env in envs)
-        self.key = key
-        self._workers = workers
-        self.best: tuple[float, float] | None = None
+        """`policy` is overwritten in each evaluation."""
+        super().__init__()
+        self._envs, self._policy, self._workers, self.key = envs, policy, workers, key
+        self._episodes_per_env = episodes // sum(env.num_envs for env in envs)
         self._largest = 0.0
         """The largest mean reward of all evaluations with the best success."""
-        self.num_done = 0
-        self.num_episodes = 0
 
     @property
     def spec(self) -> EnvSpec:
@@ -106,7 +110,7 @@ class Evaluator:
         parts = self._workers.run(
             [
                 lambda env=env, g=g: evaluate(  # type: ignore[misc]
-                    env, self._policy, self._per_row, self.key.child(label, g)
+                    env, self._policy, self._episodes_per_env, self.key.child(label, g)
                 )
                 for g, env in enumerate(self._envs)
             ]
@@ -122,12 +126,12 @@ class Evaluator:
         return EvaluationResult(metrics, self._is_best(metrics), episodes)
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
-        """By success, then by mean reward; where that cannot tell the two apart, the later one.
+        """By success rate, then by mean reward; the later one where these are about the same.
 
-        Few episodes leave many policies with the same success, and the largest of their mean
-        rewards is mostly luck: one less by no more than its standard error is as good, and has
-        trained longer. What it is held against stays the largest, so that it cannot creep down;
-        `best` is what the policy that was kept reached.
+        With few episodes many policies have the same success rate, and which of them has the
+        largest mean reward is mostly luck: a mean reward that is less by no more than its standard
+        error is as good, and that policy has trained longer. It is compared with the largest of
+        all, so that it cannot creep down; `best` is what the policy that was kept reached.
         """
         success, reward = metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"]
         error = metrics["eval/std_reward"] / metrics["eval/episodes"] ** 0.5
@@ -140,10 +144,10 @@ class Evaluator:
         return True
 
     def state_dict(self) -> Tree:
-        return {**_memory(self), "largest": self._largest}
+        return {**super().state_dict(), "largest": self._largest}
 
     def load_state_dict(self, state: Tree) -> None:
-        _remember(self, state)
+        super().load_state_dict(state)
         self._largest = float(state["largest"])
 
     def close(self) -> None:
@@ -151,7 +155,7 @@ class Evaluator:
             env.close()
 
 
-class HeldOutEvaluator:
+class HeldOutEvaluator(AnyEvaluator):
     """Evaluates what was learned on episodes of a dataset that were held out."""
 
     def __init__(
@@ -166,11 +170,9 @@ class HeldOutEvaluator:
         score: the metric whose highest value is the best. None where no metric says which is
         better: then the newest is the best. loss: of equal scores, the one with the lowest.
         """
+        super().__init__()
         self._metrics_of, self._episodes = metrics_of, episodes
         self._score, self._loss = score, loss
-        self.best: tuple[float, float] | None = None
-        self.num_done = 0
-        self.num_episodes = 0
 
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
         metrics = self._metrics_of()
@@ -178,35 +180,11 @@ class HeldOutEvaluator:
         self.num_episodes += self._episodes
         value = -1.0 if self._score is None else metrics.get(self._score, -1.0)
         found = (value, -metrics.get(self._loss, 0.0))
-        # Where nothing can be judged, what was learned longest is the best.
-        blind = self._score is None or not metrics
-        is_best = blind or self.best is None or found > self.best
+        unscored = self._score is None or not metrics
+        is_best = unscored or self.best is None or found > self.best
         if is_best:
             self.best = found
         return EvaluationResult(metrics, is_best, {})
-
-    def state_dict(self) -> Tree:
-        return _memory(self)
-
-    def load_state_dict(self, state: Tree) -> None:
-        _remember(self, state)
-
-    def close(self) -> None:
-        pass
-
-
-def _memory(tester: AnyEvaluator) -> Tree:
-    return {
-        "best": list(tester.best) if tester.best else None,
-        "num_done": tester.num_done,
-        "num_episodes": tester.num_episodes,
-    }
-
-
-def _remember(tester: AnyEvaluator, state: Tree) -> None:
-    tester.best = tuple(state["best"]) if state["best"] else None
-    tester.num_done = int(state["num_done"])
-    tester.num_episodes = int(state["num_episodes"])
 
 
 def summarise(episodes: dict[str, Array]) -> dict[str, float]:
@@ -234,7 +212,7 @@ def summarise(episodes: dict[str, Array]) -> dict[str, float]:
 
 
 def _means(episodes: dict[str, Array]) -> dict[str, float]:
-    """Of all that has one and is not for training, as reward terms are."""
+    """Means of all statistics but categories and the terms of the reward."""
     return {
         name: float(values.mean())
         for name, values in episodes.items()

@@ -1,8 +1,8 @@
-"""Signs of life, and last words: what ranks know of each other outside their exchanges.
+"""Heartbeats of ranks, and why a rank has ended, beside their collectives.
 
-An exchange waits in silence for a rank that is frozen or cut off, and breaks without a reason where
-one has failed. So each rank has a thread that counts on in the store at which the ranks have met,
-and reads how far the others are. A rank that ends early leaves a note there, which the others find.
+A collective waits in silence for a rank that is frozen or cut off, and breaks without a reason
+where one has failed. So a thread of each rank counts in the store at which the ranks have met, and
+reads the counts of the others. A rank that ends early leaves a note in the store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from etude.core.ranks import LostRank, named
 from etude.training.messages import decode, encode
 
 BEAT = 0.5
-"""Seconds from one sign of life to the next, and between looks for those of the others."""
+"""Seconds between two heartbeats, and between two reads of the others'."""
 GONE = 3.0
 """Seconds of silence after which a rank whose connection broke is taken to have ended."""
 LARGEST_NOTE = 4 << 20
@@ -34,7 +34,7 @@ CONTINUE = (
 
 
 class Heartbeat:
-    """This rank's sign of life, and those of the others as they are read here."""
+    """This rank's heartbeat, and those of the other ranks."""
 
     def __init__(self, rank: int, size: int, store: Store, held: object) -> None:
         """`held` is kept for good where the rank ends early: torch's process group waits in its
@@ -47,8 +47,8 @@ class Heartbeat:
         self._notes: dict[int, bytes] = {}
         self._note: bytes | None = None
         self._is_noted = False
-        self._looked = self._known = time.monotonic()
-        self._heard = [self._looked] * size
+        self._polled = self._known = time.monotonic()
+        self._heard = [self._polled] * size
         self._unanswered = 0
         self._wake, self._ends, self._rests = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._run, args=[store, held], daemon=True)
@@ -81,10 +81,10 @@ class Heartbeat:
         itself says nothing, since a process that was frozen finds its clocks far ahead.
         """
         if notes := dict(self._notes):
-            told = [_error(rank, note) for rank, note in sorted(notes.items())]
-            raise min(told, key=lambda error: isinstance(error, LostRank))
-        self._unanswered = self._unanswered + 1 if self._known == self._looked else 0
-        self._known = self._looked
+            errors = [_error(rank, note) for rank, note in sorted(notes.items())]
+            raise min(errors, key=lambda error: isinstance(error, LostRank))
+        self._unanswered = self._unanswered + 1 if self._known == self._polled else 0
+        self._known = self._polled
         unreachable = self._unanswered * BEAT >= patience
         if silent := [0] if unreachable else self._silent(patience):
             raise LostRank(
@@ -110,7 +110,7 @@ class Heartbeat:
         return self._unanswered * BEAT < GONE
 
     def _silent(self, seconds: float) -> list[int]:
-        return [r for r, heard in enumerate(self._heard) if self._looked - heard >= seconds]
+        return [r for r, heard in enumerate(self._heard) if self._polled - heard >= seconds]
 
     def _run(self, store: Store, held: object) -> None:
         count = 0
@@ -133,14 +133,14 @@ class Heartbeat:
         store.set(f"beat/{self.rank}", f"{count} {self.exchanges} {note is not None:d}")
         self._is_noted = note is not None
         beats = store.multi_get([f"beat/{rank}" for rank in range(self.size)])
-        looked = time.monotonic()
+        polled = time.monotonic()
         for rank, beat in enumerate(beats):
             count, self._exchanges[rank], left = map(int, beat.split())
             if count != self._counts[rank]:
-                self._counts[rank], self._heard[rank] = count, looked
+                self._counts[rank], self._heard[rank] = count, polled
             if left and rank != self.rank and rank not in self._notes:
                 self._notes[rank] = store.get(f"note/{rank}")
-        self._looked = looked
+        self._polled = polled
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> None:

@@ -80,10 +80,12 @@ class Loop:
 
     def _agree(self) -> bool:
         """Follow the first rank's callbacks, which may end the run; whether a signal says stop."""
-        told = self.ranks.gather([(self.clock.ended_early, self.stop.requested)])
-        if any(ended for ended, _ in told) and not self.clock.ended_early:
+        ended, stopping = zip(
+            *self.ranks.gather([(self.clock.ended_early, self.stop.requested)]), strict=True
+        )
+        if any(ended) and not self.clock.ended_early:
             self.clock.end_here()
-        return any(stopping for _, stopping in told)
+        return any(stopping)
 
     def _iterate(self, context: Context) -> None:
         """Fill the buffer, update from it, then let the normaliser take in what was collected."""
@@ -120,13 +122,13 @@ class Loop:
         if not (self.clock.is_due(self.evaluate_every) or self.clock.finished):
             return
         with self.stopwatch.phase("test"):
-            verdict = self.evaluator.evaluate(self.algorithm.broadcast(self.clock))
-        self.board.record(verdict.metrics)
-        self.curriculum.evaluated(verdict.episodes)
-        if verdict.is_best:
+            result = self.evaluator.evaluate(self.algorithm.broadcast(self.clock))
+        self.board.record(result.metrics)
+        self.curriculum.evaluated(result.episodes)
+        if result.is_best:
             self.saver.want_best(self.clock)
         for callback in self.callbacks:
-            callback.evaluation_end(context, verdict.metrics)
+            callback.evaluation_end(context, result.metrics)
 
     def _log(self, context: Context) -> None:
         """A cycle's end is one log row; an epoch's last row also has the means of its losses."""

@@ -10,7 +10,7 @@ import numpy as np
 from etude.core.clock import Clock
 from etude.core.contracts import Array
 from etude.core.trees import Tree
-from etude.training.curriculum import MotionCurriculumConfig
+from etude.training.curriculum import Curriculum, MotionCurriculumConfig
 
 
 def remember(failures: Array, motions: Array, success: Array, decay: float) -> Array:
@@ -46,8 +46,11 @@ def floor(num_motions: int, mix: float) -> float:
     return (1.0 - mix) / num_motions
 
 
-class MotionCurriculum:
-    """Gives motions that fail in evaluation to more rows; all rows begin anew at epoch ends."""
+class MotionCurriculum(Curriculum):
+    """Gives motions that fail in evaluation to more environments; all restart at epoch ends.
+
+    Episodes of training do not count: they begin anywhere in a motion.
+    """
 
     def __init__(self, config: MotionCurriculumConfig, num_motions: int) -> None:
         self._config = config
@@ -58,10 +61,6 @@ class MotionCurriculum:
     def broadcast(self) -> Tree:
         """{"weights": [motions] float64, together 1; "round": how often they were renewed}."""
         return {"weights": self.weights.copy(), "round": self.round}
-
-    def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
-        """Training begins anywhere in a motion, so that its ends say little about the whole."""
-        return {}
 
     def evaluated(self, episodes: dict[str, Array]) -> None:
         self.failures = remember(

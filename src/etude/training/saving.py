@@ -39,7 +39,7 @@ class CheckpointConfig(Config):
     )
     keep_last: int = Field(3, ge=1, description="Resumable checkpoints that are kept.")
     keep_every: int | None = Field(
-        None, ge=1, description="Keep the policy of one checkpoint in so many timesteps."
+        None, ge=1, description="Also keep one policy in so many timesteps."
     )
 
 
@@ -59,19 +59,13 @@ class Saver:
         ranks: Ranks = ALONE,
         compare_every: str = "never",
     ) -> None:
-        """`parts` is everything with memory, by name; who they are does not matter here.
-
-        `compare_every`: how often ranks hold their weights against each other, besides at saves.
-        """
-        self._folder = folder
-        self._config = config
-        self._every = Interval.parse(config.every)
-        self._algorithm = algorithm
-        self._parts = parts
-        self._ranks = ranks
-        self._compare_every = Interval.parse(compare_every)
+        """`parts`: everything with state, by name. `compare_every`: how often ranks compare their
+        weights, besides at saves."""
+        self._folder, self._config, self._ranks = folder, config, ranks
+        self._algorithm, self._parts = algorithm, parts
+        self._every, self._compare_every = map(Interval.parse, (config.every, compare_every))
         self._last_save = time.monotonic()
-        # What the algorithm told each checkpoint that can be resumed.
+        # The algorithm's state, without arrays, in each checkpoint that can be resumed.
         self._saved: dict[str, Tree] = {}
         self._best: int | None = None
         self._best_is_new = False
@@ -93,9 +87,8 @@ class Saver:
         self.num_saved += due
         wanted = urgent or late or due
         if wanted or self._best_is_new or clock.is_due(self._compare_every):
-            for part in self._parts.values():
-                if isinstance(part, Shared):
-                    part.gather()
+            if isinstance(self._algorithm, Shared):
+                self._algorithm.gather()
             self._compare(clock)
         if wanted or self._best_is_new:
             self._folder.check_writer()
@@ -130,6 +123,9 @@ class Saver:
 
     def _save(self, clock: Clock) -> None:
         folder, step = self._folder.checkpoints, step_of(clock)
+        for name, part in self._parts.items():
+            if isinstance(part, Shared) and name != "algorithm":  # That one was compared before.
+                part.gather()
         training = self.training_state()
         if not self._ranks.is_first:
             return

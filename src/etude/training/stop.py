@@ -66,7 +66,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is not threading.main_thread():
-            return self  # Only the main thread is told of signals.
+            return self  # Only the main thread receives signals.
         self._boundary = time.monotonic()
         self._saved = (self._saved[0], self._boundary)
         self._pipe = os.pipe()
@@ -139,6 +139,6 @@ def _disk_hangs() -> bool:
 
 
 def _tell(text: str) -> None:
-    """To whoever sent the signal; a terminal that is gone cannot be told anything."""
+    """Print for whoever sent the signal; the terminal may be gone."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
