@@ -119,7 +119,7 @@ def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[s
     assert "--algorithm.learning-rate" in text
     assert "0.001" in text
     assert "--env.tolerance" in text
-    assert "Adam's step size at the start" in " ".join(text.replace("│", " ").split())
+    assert "Learning rate of Adam at the start" in " ".join(text.replace("│", " ").split())
 
 
 def test_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -300,17 +300,13 @@ def check_step(folder: Path, step: int) -> None:
 
 def go_back(folder: Path, step: int, say: Say = print) -> None:
     """Make the checkpoint of a step the newest: later ones are set aside as `<step>.aside`."""
-    later = [name for name in sorted(os.listdir(folder)) if _later(name, step)]
+    plain = {name: name.removesuffix(REPLACED) for name in sorted(os.listdir(folder))}
+    later = [name for name, it in plain.items() if _STEP.fullmatch(it) and int(it) > step]
     for name in later:
         say(f"The checkpoint {name} is set aside as {_set_aside(folder / name, ASIDE)}.")
     for link in folder.iterdir():
         if link.is_symlink() and os.readlink(link) in later:
             files.remove_tree(link)
-
-
-def _later(name: str, step: int) -> bool:
-    name = name.removesuffix(REPLACED)
-    return bool(_STEP.fullmatch(name)) and int(name) > step
 
 
 def _set_aside(path: Path, suffix: str = DAMAGED) -> str:
@@ -367,7 +363,9 @@ def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[P
     if anchor is None:
         return []  # nothing is known to be good, so nothing is given up
     whole.add(anchor)
-    policies = _marked(folder) | (_regular(present, every) if every else set())
+    policies = {os.readlink(p) for p in folder.iterdir() if p.is_symlink() and p.name != LATEST}
+    if every:  # The first of each stretch: those after it go, so that the choice stays the same.
+        policies.update({step_of(path) // every: path.name for path in present}.values())
     demoted = [p for p in resumable if p not in whole and p.name in policies]
     removed = [p for p in present if p not in whole and p.name not in policies]
     _drop([path / "training" for path in demoted] + removed, folder, demoted)
@@ -379,16 +377,6 @@ def _verifies(path: Path) -> bool:
         return verify(path) == step_of(path)
     except DamagedCheckpoint:
         return False
-
-
-def _marked(folder: Path) -> set[str]:
-    return {os.readlink(p) for p in folder.iterdir() if p.is_symlink() and p.name != LATEST}
-
-
-def _regular(present: Iterable[Path], every: int) -> set[str]:
-    """The first of each stretch; those after it go, so the choice stays the same later on."""
-    first = {step_of(path) // every: path.name for path in present}
-    return set(first.values())
 
 
 def _drop(paths: list[Path], folder: Path, changed: list[Path]) -> None:

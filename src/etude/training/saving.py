@@ -80,7 +80,10 @@ class Saver:
 
         Whether it was: a run that ends here can then be resumed from here.
         """
-        late = self._config.seconds is not None and self._ranks.from_first(self._is_late)
+        seconds, last = self._config.seconds, self._last_save
+        late = seconds is not None and self._ranks.from_first(
+            lambda: time.monotonic() - last >= seconds
+        )
         due = clock.finished or clock.is_due(self._every)
         # Saves that no schedule asked for are not counted: the count is state, and a run that
         # was stopped must end as one that was not.
@@ -112,9 +115,6 @@ class Saver:
                 "different numbers. Nothing was saved since they last agreed; `etude resume` goes "
                 "on from there."
             )
-
-    def _is_late(self) -> bool:
-        return time.monotonic() - self._last_save >= (self._config.seconds or 0.0)
 
     def _mark_best(self) -> None:
         if self._best_is_new and self._best is not None and self._ranks.is_first:
