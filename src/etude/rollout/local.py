@@ -54,11 +54,7 @@ class CollectorConfig(Config):
     deadline: float | None = Field(
         None,
         gt=0,
-<<<<<<< ours
         description="Seconds a rollout may take until its Ray actor is replaced; default 10 "
-=======
-        description="Seconds a group's rollout may take until its actor is replaced; default: 10 "
->>>>>>> theirs
         "times the slowest so far, at least 30.",
     )
     allow_inexact: bool = Field(
