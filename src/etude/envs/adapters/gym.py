@@ -177,7 +177,7 @@ class GymEnv:
         # As with our own simulations: MuJoCo would reset a diverged one and go on.
         pair = self._physics[row]
         if pair is not None and any(pair[1].warning[code].number for code in _DIVERGED):
-            raise NonFinite(f"physics of row {row} in '{self._config.id}'")
+            raise NonFinite(f"physics of environment {row} in '{self._config.id}'")
 
     def snapshot(self) -> Tree:
         """All that an exact environment remembers; {} for any other, whose rows begin again.
