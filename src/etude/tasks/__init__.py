@@ -4,6 +4,7 @@ ENVS = {
     "reach": "etude.tasks.reach.task:ReachConfig",
     "pick-place": "etude.tasks.pick_place.task:PickPlaceConfig",
     "imitation": "etude.tasks.imitation.task:ImitationConfig",
+    "walk-go1": "etude.tasks.velocity.task:WalkConfig",
 }
 RECIPES = {
     "reach": "etude.tasks.reach.recipes:reach",
@@ -16,6 +17,7 @@ RECIPES = {
     "pick-place-sac": "etude.tasks.pick_place.sac:pick_place_sac",
     "pick-place-anywhere": "etude.tasks.pick_place.recipes:pick_place_anywhere",
     "pick-place-short": "etude.tasks.pick_place.recipes:pick_place_short",
+    "walk-go1": "etude.tasks.velocity.recipes:walk_go1",
     "imitate-walk": "etude.tasks.imitation.recipes:imitate_walk",
     "imitate-walk-short": "etude.tasks.imitation.recipes:imitate_walk_short",
     "imitate-backflip": "etude.tasks.imitation.recipes:imitate_backflip",

@@ -308,6 +308,7 @@ class MujocoEnv:
 
     def keep(self, name: str, array: Array) -> Array:
         """Make a live array [num_envs, ...] part of every snapshot; it must be written in place."""
+        name = name.replace("/", ".")
         if name in self._states:
             raise UsageError(f"Two parts of a task have a state named {name!r}: rename one.")
         self._states[name] = array
