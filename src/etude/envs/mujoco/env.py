@@ -210,7 +210,7 @@ class Task:
     """[num_envs] control steps, where environments differ."""
     motions: tuple[str, ...] = ()
     """Names of the motions that are imitated."""
-    camera: Camera = Camera()
+    camera: Camera = field(default_factory=Camera)
     forward_after_reset: bool = True
     """Whether observations and `begin` read derived fields of environments just reset."""
 

@@ -133,9 +133,7 @@ class _Measurement:
 class _Buffer:
     """The latest measurements of a term, of which an episode's delay chooses."""
 
-    def __init__(
-        self, env: MujocoEnv, name: str, measure: Function, channel: Observation
-    ) -> None:
+    def __init__(self, env: MujocoEnv, name: str, measure: Function, channel: Observation) -> None:
         self._env, self._name, self._measure, self._channel = env, name, measure, channel
         shape = measure(env.view).shape[1:]
         self._kept = env.state(

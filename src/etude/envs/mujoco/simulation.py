@@ -42,7 +42,7 @@ _BY_THE_INTEGRATOR = ("qDeriv", "qH", "qHDiagInv", "qLU")
 
 
 class Simulation:
-    """Parallel environments of one model. Bound arrays are live; state fields among them are writable."""
+    """Parallel environments of one model. Bound arrays are live; state fields are writable."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, threads: int = 1) -> None:
         self.model = model
@@ -93,7 +93,7 @@ class Simulation:
         return self.bind("site_xpos")[:, self.model.site(name).id]
 
     def jacobians(self, body: int, point: Array) -> tuple[Array, Array]:
-        """How a point [num_envs, 3] of a body moves and turns with the joints: [num_envs, 3, nv] each."""
+        """How a point [num_envs, 3] of a body moves and turns with the joints: two [num_envs, 3, nv]."""
         translation, rotation = self._batch.jac(body, point)
         return translation, rotation
 
@@ -118,7 +118,7 @@ class Simulation:
         )
 
     def step(self, substeps: int) -> float:
-        """Advance every environment; derived fields then describe the new state. The seconds it took."""
+        """Advance all environments; derived fields then describe the new state. Seconds it took."""
         np.copyto(self._before, self._batch.state)
         # One sum finds a NaN or an infinity anywhere; MuJoCo would clamp an infinite control.
         if not np.isfinite(np.add.reduce(self._before, axis=None)):
@@ -135,7 +135,7 @@ class Simulation:
         return seconds
 
     def reset(self, env_ids: Array) -> None:
-        """Environments [k] to the model's initial state, with derived fields still to be computed."""
+        """Environments [k] to the model's initial state; derived fields are still to be computed."""
         self._batch.state[env_ids] = self._initial
 
     def forward(self, env_ids: Array | None = None) -> None:
@@ -176,7 +176,7 @@ class Simulation:
         raise NonFinite(f"physics of environment {env_id}: {reason}", arrays)
 
     def snapshot(self) -> Tree:
-        """{"state": [num_envs, n], "model" and "accelerations": {field: [num_envs, ...]}}, copied."""
+        """{"state": [num_envs, n], "model", "accelerations": {field: [num_envs, ...]}}, copied."""
         return {
             "state": self._batch.state.copy(),
             "model": {name: self._batch.expanded(name).copy() for name in self._expanded},
