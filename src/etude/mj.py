@@ -19,6 +19,7 @@ from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, Simulation
 from etude.envs.mujoco.terms import observations, resets, rewards, terminations
+from etude.envs.mujoco.terrain import Terrain
 
 __all__ = [
     "Action",
@@ -37,6 +38,7 @@ __all__ = [
     "Task",
     "TaskConfig",
     "Term",
+    "Terrain",
     "VelocityCommand",
     "derived",
     "load_spec",

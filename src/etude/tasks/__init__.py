@@ -18,6 +18,7 @@ RECIPES = {
     "pick-place-anywhere": "etude.tasks.pick_place.recipes:pick_place_anywhere",
     "pick-place-short": "etude.tasks.pick_place.recipes:pick_place_short",
     "walk-go1": "etude.tasks.velocity.recipes:walk_go1",
+    "walk-go1-rough": "etude.tasks.velocity.recipes:walk_go1_rough",
     "imitate-walk": "etude.tasks.imitation.recipes:imitate_walk",
     "imitate-walk-short": "etude.tasks.imitation.recipes:imitate_walk_short",
     "imitate-backflip": "etude.tasks.imitation.recipes:imitate_backflip",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import mujoco
 import numpy as np
@@ -34,12 +35,31 @@ def names_of(model: mujoco.MjModel, kind: str) -> list[str]:
     return [getattr(model, kind)(i).name for i in range(count[kind])]
 
 
+class Ground(Protocol):
+    """What a robot stands on."""
+
+    def height_at(self, points: Array) -> Array:
+        """[...] m: how high the ground is at points [..., 2]."""
+        ...
+
+
+class Level:
+    """The ground z = 0."""
+
+    def height_at(self, points: Array) -> Array:
+        return np.zeros(points.shape[:-1])
+
+
+LEVEL = Level()
+
+
 class Robot(Part):
     """Joints of one degree of freedom, and a base that floats where the model has a free joint.
 
     `base`: the body whose motion is asked for; default the one with a free joint, or the first.
     `joints`: a regular expression of names. `home`: a keyframe's name, or joint positions in the
-    model's order; default the model's own. Joint arrays are in the model's order.
+    model's order; default the model's own. `ground`: what heights are above. Joint arrays are in
+    the model's order.
     """
 
     def __init__(
@@ -47,8 +67,9 @@ class Robot(Part):
         base: str | None = None,
         joints: str = ".*",
         home: str | Sequence[float] | None = None,
+        ground: Ground = LEVEL,
     ) -> None:
-        self._base, self._joints, self._home = base, joints, home
+        self._base, self._joints, self._home, self._ground = base, joints, home, ground
 
     def bind(self) -> None:
         simulation = self.env.simulation
@@ -114,6 +135,11 @@ class Robot(Part):
         return self._xpos.copy()
 
     @derived
+    def height(self) -> Array:
+        """[num_envs] m: of the base above the ground."""
+        return self._xpos[:, 2] - self._ground.height_at(self._xpos[:, :2])
+
+    @derived
     def rotation(self) -> Array:
         """[num_envs, 3, 3]: the base's axes in the world, as columns."""
         return self._xmat.copy()
@@ -164,11 +190,11 @@ class Robot(Part):
 class Feet(Part):
     """Geoms that touch the ground: contact, time in the air, height and velocity.
 
-    `geoms`: a regular expression of names.
+    `geoms`: a regular expression of names. `ground`: what heights are above.
     """
 
-    def __init__(self, geoms: str) -> None:
-        self._pattern = geoms
+    def __init__(self, geoms: str, ground: Ground = LEVEL) -> None:
+        self._pattern, self._ground = geoms, ground
 
     def edit(self, spec: mujoco.MjSpec) -> None:
         geoms = [geom.name for geom in spec.geoms]
@@ -207,8 +233,9 @@ class Feet(Part):
 
     @derived
     def height(self) -> Array:
-        """[num_envs, feet] m: of the lowest point of each foot above z = 0."""
-        return self.position[:, :, 2] - self._radius
+        """[num_envs, feet] m: of the lowest point of each foot above the ground."""
+        place = self.position
+        return place[:, :, 2] - self._radius - self._ground.height_at(place[:, :, :2])
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
         self.contact[env_ids] = self._found[np.ix_(env_ids, self._sensors)] > 0

@@ -93,7 +93,7 @@ class Simulation:
         return self.bind("site_xpos")[:, self.model.site(name).id]
 
     def jacobians(self, body: int, point: Array) -> tuple[Array, Array]:
-        """How a point [num_envs, 3] of a body moves and turns with the joints: two [num_envs, 3, nv]."""
+        """How a point [num_envs, 3] of a body moves and turns with the joints, [num_envs, 3, nv]."""
         translation, rotation = self._batch.jac(body, point)
         return translation, rotation
 
@@ -135,7 +135,7 @@ class Simulation:
         return seconds
 
     def reset(self, env_ids: Array) -> None:
-        """Environments [k] to the model's initial state; derived fields are still to be computed."""
+        """Environments [k] to the model's initial state, with derived fields not yet computed."""
         self._batch.state[env_ids] = self._initial
 
     def forward(self, env_ids: Array | None = None) -> None:

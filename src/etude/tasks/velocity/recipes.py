@@ -8,6 +8,7 @@ from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.tasks.velocity.task import WalkConfig
+from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 
 
@@ -34,4 +35,26 @@ def walk_go1() -> Recipe:
         evaluation=EvaluationConfig(
             every="1 epoch", episodes=40, num_envs=40, envs_per_group=40, final_episodes=200
         ),
+    )
+
+
+def walk_go1_rough() -> Recipe:
+    """A Unitree Go1 learns to walk over slopes, blocks and stairs, level by level."""
+    flat = walk_go1()
+    return flat.model_copy(
+        update={
+            "name": "walk-go1-rough",
+            "env": WalkConfig(ground="rough", speed_x=(-1.0, 1.0), speed_y=(-0.5, 0.5)),
+            "policy": flat.policy.model_copy(
+                update={
+                    "actor_reads": ("state", "scan"),
+                    "critic_reads": ("state", "scan", "critic"),
+                }
+            ),
+            "clock": ClockConfig(total_timesteps=10_000_000, cycles=8, iterations=10),
+            "curriculum": CurriculumConfig(enabled=True, start=0.125, step=0.125, episodes=400),
+            "evaluation": EvaluationConfig(
+                every="1 epoch", episodes=40, num_envs=40, envs_per_group=40, final_episodes=200
+            ),
+        }
     )

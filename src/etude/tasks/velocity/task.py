@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import mujoco
 import numpy as np
@@ -14,14 +14,17 @@ from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv, Part, Task, TaskConfig, Term, load_spec
 from etude.envs.mujoco.observing import Group, Observation
 from etude.envs.mujoco.randomize import Randomization
-from etude.envs.mujoco.robot import Feet, JointTargets, Robot
+from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera
 from etude.envs.mujoco.terms import observations as obs
 from etude.envs.mujoco.terms import resets, rewards, terminations
+from etude.envs.mujoco.terrain import Terrain
 from etude.robots.go1 import MODEL
 
 TIMESTEP, SUBSTEPS = 0.004, 5
 Range = tuple[float, float]
+SCAN = np.stack(np.meshgrid(np.linspace(-0.5, 0.8, 9), np.linspace(-0.3, 0.3, 5)), 2).reshape(-1, 2)
+"""[45, 2] m: where the ground is observed around the trunk."""
 
 
 class WalkReward(Config):
@@ -60,6 +63,11 @@ class WalkConfig(TaskConfig):
     action_scale: float = Field(0.5, gt=0, description="Joint motion of a unit action, rad.")
     gait_frequency: float = Field(2.0, gt=0, description="Strides per second of the trot.")
     foot_height: float = Field(0.06, gt=0, description="How high feet swing, m.")
+    ground: Literal["flat", "rough"] = Field(
+        "flat", description="rough: slopes, blocks and stairs, harder by the curriculum's level."
+    )
+    levels: int = Field(8, ge=1, description="Levels of rough ground.")
+    in_turn: bool = Field(False, description="Environment i begins on tile i of rough ground.")
     max_episode_steps: int = Field(500, ge=1, description="Control steps of 20 ms.")
     observation_delay: tuple[int, int] = Field(
         (0, 0), description="Control steps by which observations are late, at least and at most."
@@ -70,9 +78,15 @@ class WalkConfig(TaskConfig):
     )
     reward: WalkReward = Field(WalkReward(), description="Weights of the reward terms.")
 
+    def for_evaluation(self) -> Self:
+        """Rough ground is walked tile by tile."""
+        return self.model_copy(update={"in_turn": True})
+
     def define(self) -> Task:
-        robot = Robot("trunk", joints=".*_joint", home="stand")
-        feet = Feet(".*_foot")
+        terrain = Terrain(self.levels, in_turn=self.in_turn) if self.ground == "rough" else None
+        ground = LEVEL if terrain is None else terrain
+        robot = Robot("trunk", joints=".*_joint", home="stand", ground=ground)
+        feet = Feet(".*_foot", ground=ground)
         twist = VelocityCommand(
             robot,
             self.speed_x,
@@ -104,6 +118,10 @@ class WalkConfig(TaskConfig):
                 "feet": lambda _: feet.height * 10.0,
             },
         }
+        if terrain is not None:
+            observations["scan"] = {
+                "ground": obs.height_scan(robot, terrain, SCAN, clip=(-1.0, 1.0), scale=2.0)
+            }
         if self.observation_delay[1]:
             observations["state"] = known
             observations["sensors"] = Group(measured, delay=self.observation_delay)
@@ -121,10 +139,11 @@ class WalkConfig(TaskConfig):
         weights = self.reward.model_dump()
         dt = TIMESTEP * SUBSTEPS
         return Task(
-            model=scene(),
+            model=MODEL if terrain is not None else on_floor(),
             parts=[
+                *([] if terrain is None else [terrain]),
                 robot,
-                resets.BasePose(robot),
+                resets.BasePose(robot, terrain=terrain),
                 resets.JointNoise(robot, 0.1),
                 feet,
                 twist,
@@ -139,6 +158,7 @@ class WalkConfig(TaskConfig):
                 "down": terminations.lower_than(robot, 0.12),
             },
             statistics={
+                **({} if terrain is None else {"tile": lambda _: terrain.tile}),
                 "velocity_error": lambda _: twist.mean_error(0, settled=False),
                 "turning_error": lambda _: twist.mean_error(1, settled=False),
                 "settled_velocity_error": lambda _: twist.mean_error(0, settled=True),
@@ -153,7 +173,7 @@ class WalkConfig(TaskConfig):
 CAMERA = Camera(follow="trunk", look_at=(0.0, 0.0, 0.25), distance=1.6, azimuth=130, elevation=-18)
 
 
-def scene() -> mujoco.MjSpec:
+def on_floor() -> mujoco.MjSpec:
     """The Go1 on a floor."""
     spec = load_spec(MODEL)
     floor = spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from etude.core.contracts import Array
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.observing import Observation
 from etude.envs.mujoco.robot import Feet, Robot
+from etude.envs.mujoco.terrain import Terrain
 
 
 def joint_positions(robot: Robot, **pipeline: Any) -> Observation:
@@ -21,8 +25,8 @@ def joint_velocities(robot: Robot, **pipeline: Any) -> Observation:
 
 
 def height(robot: Robot, **pipeline: Any) -> Observation:
-    """[num_envs, 1] m: of the base above z = 0."""
-    return Observation(lambda _: robot.position[:, 2:], **pipeline)
+    """[num_envs, 1] m: of the base above the ground."""
+    return Observation(lambda _: robot.height[:, None], **pipeline)
 
 
 def position(robot: Robot, **pipeline: Any) -> Observation:
@@ -63,6 +67,21 @@ def air_time(feet: Feet, **pipeline: Any) -> Observation:
 def command(source: VelocityCommand, **pipeline: Any) -> Observation:
     """[num_envs, 3]: the commanded velocity, m/s, m/s and rad/s."""
     return Observation(lambda _: source.command, **pipeline)
+
+
+def height_scan(robot: Robot, terrain: Terrain, points: Array, **pipeline: Any) -> Observation:
+    """[num_envs, points] m: the ground below the base, at points [points, 2] of its heading."""
+
+    def term(_: object) -> Array:
+        x, y = robot.heading[:, None, 0], robot.heading[:, None, 1]
+        place = np.stack(
+            [points[:, 0] * x - points[:, 1] * y, points[:, 0] * y + points[:, 1] * x], axis=2
+        )
+        ground = terrain.height_at(robot.position[:, None, :2] + place)
+        below: Array = robot.position[:, 2:] - ground
+        return below
+
+    return Observation(term, **pipeline)
 
 
 def last_action(**pipeline: Any) -> Observation:

@@ -10,6 +10,7 @@ from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.envs.mujoco.env import Draws, Part
 from etude.envs.mujoco.robot import Robot
+from etude.envs.mujoco.terrain import Terrain
 
 
 class JointNoise(Part):
@@ -35,7 +36,7 @@ class JointNoise(Part):
 
 class BasePose(Part):
     """A floating base begins up to `yaw` (rad) turned, `area` (m) away in x and y, `lift` (m) up,
-    and at up to `speed` (m/s and rad/s)."""
+    and at up to `speed` (m/s and rad/s); on a terrain, on the tile that the episode begins on."""
 
     def __init__(
         self,
@@ -44,9 +45,10 @@ class BasePose(Part):
         area: tuple[float, float] = (0.0, 0.0),
         lift: float = 0.0,
         speed: float = 0.0,
+        terrain: Terrain | None = None,
     ) -> None:
         self._robot, self._yaw, self._area, self._lift = robot, yaw, area, lift
-        self._speed = speed
+        self._speed, self._terrain = speed, terrain
 
     def bind(self) -> None:
         if not self._robot.floats:
@@ -61,6 +63,8 @@ class BasePose(Part):
         pose[:, 0] += x * self._area[0] / 2
         pose[:, 1] += y * self._area[1] / 2
         pose[:, 2] += (lift + 1.0) / 2 * self._lift
+        if self._terrain is not None:
+            pose[:, :3] += self._terrain.start(env_ids)
         half = yaw * self._yaw / 2
         c, s = np.cos(half), np.sin(half)
         w, i, j, k = pose[:, 3:].T.copy()

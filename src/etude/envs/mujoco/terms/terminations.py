@@ -15,10 +15,10 @@ def tilted(robot: Robot, degrees: float = 60.0) -> Term:
 
 
 def lower_than(robot: Robot, height: float) -> Term:
-    """The base is lower than this, m."""
-    return lambda _: robot.position[:, 2] < height
+    """The base is lower than this above the ground, m."""
+    return lambda _: robot.height < height
 
 
 def higher_than(robot: Robot, height: float) -> Term:
-    """The base is higher than this, m."""
-    return lambda _: robot.position[:, 2] > height
+    """The base is higher than this above the ground, m."""
+    return lambda _: robot.height > height
