@@ -51,9 +51,10 @@ def test_a_vector_environment_is_the_batch() -> None:
 @pytest.mark.parametrize("name", sorted(set(TASKS) - {"ImitateWalk"}))
 def test_gymnasium_finds_every_task(name: str) -> None:
     env = gymnasium.make(f"etude/{name}-v0")
-    assert env.observation_space.shape == task_config(TASKS[name]).make(1).spec.observations[
-        "state"
-    ].shape
+    assert (
+        env.observation_space.shape
+        == task_config(TASKS[name]).make(1).spec.observations["state"].shape
+    )
     check_env(env.unwrapped, skip_render_check=True)
     vector = gymnasium.make_vec(
         f"etude/{name}-v0", num_envs=3, vectorization_mode="vector_entry_point"

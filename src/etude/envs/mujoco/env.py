@@ -211,6 +211,8 @@ class Task:
     motions: tuple[str, ...] = ()
     """Names of the motions that are imitated."""
     camera: Camera = field(default_factory=Camera)
+    lagged: bool = False
+    """Derived fields are those of before the last physics step, as `mj_step` leaves them."""
     forward_after_reset: bool = True
     """Whether observations and `begin` read derived fields of environments just reset."""
 
@@ -344,7 +346,7 @@ class MujocoEnv:
         task.action.apply(self._late(actions))
         for act in self._acting:
             act()
-        self.physics_seconds = self.simulation.step(task.substeps)
+        self.physics_seconds = self.simulation.step(task.substeps, task.lagged)
         self.elapsed += 1
         self._update()
         terminated = np.zeros(self.num_envs, np.bool_)

@@ -93,7 +93,7 @@ class Simulation:
         return self.bind("site_xpos")[:, self.model.site(name).id]
 
     def jacobians(self, body: int, point: Array) -> tuple[Array, Array]:
-        """How a point [num_envs, 3] of a body moves and turns with the joints, [num_envs, 3, nv]."""
+        """How a point [num_envs, 3] of a body moves, turns with the joints: [num_envs, 3, nv]."""
         translation, rotation = self._batch.jac(body, point)
         return translation, rotation
 
@@ -117,15 +117,18 @@ class Simulation:
             name for name in sorted(MODEL_FIELDS) if self._batch.expanded(name) is not None
         )
 
-    def step(self, substeps: int) -> float:
-        """Advance all environments; derived fields then describe the new state. Seconds it took."""
+    def step(self, substeps: int, lagged: bool = False) -> float:
+        """Advance all environments; the seconds it took.
+
+        Derived fields then describe the new state, or with `lagged` that before the last substep.
+        """
         np.copyto(self._before, self._batch.state)
         # One sum finds a NaN or an infinity anywhere; MuJoCo would clamp an infinite control.
         if not np.isfinite(np.add.reduce(self._before, axis=None)):
             self._name_input()
         start = perf_counter()
         try:
-            self._batch.step(nstep=substeps, stage=_VELOCITY_STAGE)
+            self._batch.step(nstep=substeps, stage=_NO_STAGE if lagged else _VELOCITY_STAGE)
         except SimulationError as error:
             self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
         seconds = perf_counter() - start
