@@ -22,7 +22,7 @@ class CheckCommand(Config):
         description="module:Class or file.py:Class of a batched task, or a Gymnasium id."
     )
     options: dict[str, bool | int | float | str] = Field(
-        {}, description="Arguments for it: names and values in turn."
+        {}, description="Its options or arguments: names and values in turn."
     )
     steps: int | None = Field(
         None, ge=1, description="Steps to play; default an episode and some, 200 to 600."
@@ -59,4 +59,7 @@ def env_config(target: str, options: dict[str, bool | int | float | str]) -> Env
         return ENVS.validate({"kind": "task", "task": target, "options": options})
     if re.fullmatch(r"\w+(\.\w+)*\.\w+_v\d+", target):
         return ENVS.validate({"kind": "pettingzoo", "parallel": target, "kwargs": options})
-    return ENVS.validate({"kind": "gym", "id": target, "kwargs": options})
+    gym = ENVS.load("gym").model_fields
+    fields = {name: value for name, value in options.items() if name in gym}
+    kwargs = {name: value for name, value in options.items() if name not in gym}
+    return ENVS.validate({"kind": "gym", "id": target, "kwargs": kwargs, **fields})

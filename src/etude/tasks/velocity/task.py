@@ -127,8 +127,8 @@ class WalkConfig(TaskConfig):
             observations["sensors"] = Group(measured, delay=self.observation_delay)
         terms: dict[str, Term] = {
             "alive": rewards.alive,
-            "velocity": rewards.track_velocity(twist),
-            "turning": rewards.track_turning(twist),
+            "velocity": rewards.track_velocity(twist, 1.0, 0.1),
+            "turning": rewards.track_turning(twist, 1.0, 0.1),
             "gait": gait.reward,
             "pose": lambda _: np.exp(-rewards.square_sum(robot.joint_positions)),
             "tilt": rewards.tilt(robot),

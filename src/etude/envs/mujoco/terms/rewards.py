@@ -21,14 +21,22 @@ def alive(env: MujocoEnv) -> Array:
     return ~env.terminated
 
 
-def track_velocity(command: VelocityCommand, sigma: float = 0.25) -> Term:
-    """exp(-error^2 / sigma) of the planar velocity, sigma in (m/s)^2."""
-    return lambda _: np.exp(-(command.velocity_error**2) / sigma)
+def track_velocity(command: VelocityCommand, *sigmas: float) -> Term:
+    """exp(-error^2 / sigma) of the planar velocity, sigma in (m/s)^2; the mean of several, of
+    which a wide one leads from far and a narrow one to the end. Default 0.25."""
+    return lambda _: _near(command.velocity_error, sigmas)
 
 
-def track_turning(command: VelocityCommand, sigma: float = 0.25) -> Term:
-    """exp(-error^2 / sigma) of the turning rate, sigma in (rad/s)^2."""
-    return lambda _: np.exp(-(command.turning_error**2) / sigma)
+def track_turning(command: VelocityCommand, *sigmas: float) -> Term:
+    """The same of the turning rate, sigma in (rad/s)^2."""
+    return lambda _: _near(command.turning_error, sigmas)
+
+
+def _near(error: Array, sigmas: tuple[float, ...]) -> Array:
+    """[num_envs] 0 to 1."""
+    square = error * error
+    near: Array = np.mean([np.exp(-square / sigma) for sigma in sigmas or (0.25,)], axis=0)
+    return near
 
 
 def vertical_velocity(robot: Robot) -> Term:
