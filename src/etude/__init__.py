@@ -17,6 +17,7 @@ _EXPORTS = {
     "resume": ("etude.api", "resume"),
     "load_policy": ("etude.reports.acting", "load_policy"),
     "load_reward": ("etude.algorithms.learned", "load_reward"),
+    "make_vec": ("etude.tasks.gymnasium_api", "make_vec"),
     "Run": ("etude.api", "Run"),
     "Recipe": ("etude.planning.recipes", "Recipe"),
     "Callback": ("etude.training.callbacks", "Callback"),
@@ -38,6 +39,8 @@ __all__ = [
     "State",
     "load_policy",
     "load_reward",
+    "make_vec",
+    "mj",
     "plan",
     "recipes",
     "resume",
@@ -47,8 +50,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used, so that `import etude` is quick."""
-    if name == "recipes":
-        return import_module("etude.planning.recipes")
+    if name in ("recipes", "mj"):
+        return import_module("etude.mj" if name == "mj" else "etude.planning.recipes")
     if name in _EXPORTS:
         module, attribute = _EXPORTS[name]
         return getattr(import_module(module), attribute)

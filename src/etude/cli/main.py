@@ -20,6 +20,7 @@ etude trains robot skills.
   etude resume RUN                            continue a run, bit for bit
   etude eval   RUN [--episodes 100] [--video] fresh deterministic episodes, and films of them
   etude play   RUN                            watch the policy in MuJoCo's viewer
+  etude new-task ROBOT.xml                    a task for a robot, as a file to change
   etude check  TASK                           does an environment keep its contract
   etude data   inspect|import|validate|record  datasets of demonstrations
   etude motion list|show CLIP                 clips of motion that a humanoid can imitate
@@ -99,6 +100,7 @@ VERBS: Verbs = {
     "resume": later("etude.cli.resume"),
     "eval": later("etude.cli.evaluate"),
     "play": later("etude.cli.play"),
+    "new-task": later("etude.cli.new_task"),
     "check": later("etude.cli.check"),
     "data": later("etude.cli.data"),
     "motion": later("etude.cli.motion"),

@@ -73,6 +73,15 @@ class StyleMotions(Protocol):
         """[n] int64: the motion that each window of the reference is of."""
 
 
+@runtime_checkable
+class HasAbilities(Protocol):
+    """Has parts, or wraps an environment, and knows which of them can do something."""
+
+    def ability(self, kind: type[A]) -> A | None:
+        """The object that has an ability, or None."""
+        ...
+
+
 class EnvWrapper:
     """An environment around another one; it can do what the inner one can."""
 
@@ -102,6 +111,6 @@ class EnvWrapper:
 
 def ability(env: Any, kind: type[A]) -> A | None:
     """`env`, or the environment inside of it, as one with an ability; None where it has not."""
-    if isinstance(env, EnvWrapper):
+    if isinstance(env, HasAbilities):
         return env.ability(kind)
     return env if isinstance(env, kind) else None

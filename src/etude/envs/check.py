@@ -26,16 +26,16 @@ from etude.envs.probe import presence, random_actions
 
 BUILD = "it can be built and stepped"
 OBSERVATIONS = "observations are as the spec says, and finite"
-REWARDS = "rewards are one finite float32 per row"
+REWARDS = "rewards are one finite float32 per environment"
 ENDINGS = "an episode is terminated or truncated, never both"
-FINISHED = "finished rows and what they ended on are reported"
-RESETS = "finished rows start again in the same step"
+FINISHED = "finished environments and what they ended on are reported"
+RESETS = "finished environments start again in the same step"
 STATISTICS = "episode statistics are those of the spec"
 LIMIT = "no episode outlasts max_episode_steps"
 START = "no episode starts solved"
 OWNERSHIP = "what was given out stays as it was"
 DETERMINISM = "a key decides everything"
-INDEPENDENCE = "rows do not touch each other"
+INDEPENDENCE = "environments do not touch each other"
 SNAPSHOT = "a snapshot continues bit for bit"
 ITEMS = (
     BUILD,
@@ -188,7 +188,7 @@ class Inspection:
             self._fail(
                 REWARDS,
                 f"reward is {reward.dtype} {list(reward.shape)}, not float32 {list(rows)}",
-                "Return one reward per row with .astype(np.float32).",
+                "Return one reward per environment with .astype(np.float32).",
             )
         elif not np.isfinite(reward).all():
             self._fail(
@@ -202,7 +202,7 @@ class Inspection:
                 self._fail(
                     ENDINGS,
                     f"{name} is {array.dtype} {list(array.shape)}, not bool {list(rows)}",
-                    "Return one bool per row.",
+                    "Return one bool per environment.",
                 )
                 return False
         if (ends[0] & ends[1]).any():
@@ -292,7 +292,7 @@ class Inspection:
             self._fail(
                 RESETS,
                 f"after all {self.num_ended} endings the row went on from where it ended",
-                "Reset finished rows inside the step, and observe again: obs is the new start, "
+                "Reset finished environments inside the step, and observe again: obs is the new start, "
                 "final_obs the end.",
             )
         if self.num_solved_at_once > self.num_ended // 10:

@@ -4,6 +4,7 @@ ENVS = {
     "reach": "etude.tasks.reach.task:ReachConfig",
     "pick-place": "etude.tasks.pick_place.task:PickPlaceConfig",
     "imitation": "etude.tasks.imitation.task:ImitationConfig",
+    "walk-go1": "etude.tasks.velocity.task:WalkConfig",
 }
 RECIPES = {
     "reach": "etude.tasks.reach.recipes:reach",
@@ -14,6 +15,8 @@ RECIPES = {
     "pick-place-original": "etude.tasks.pick_place.recipes:pick_place_original",
     "pick-place-sac": "etude.tasks.pick_place.sac:pick_place_sac",
     "pick-place-anywhere": "etude.tasks.pick_place.recipes:pick_place_anywhere",
+    "walk-go1": "etude.tasks.velocity.recipes:walk_go1",
+    "walk-go1-rough": "etude.tasks.velocity.recipes:walk_go1_rough",
     "imitate-walk": "etude.tasks.imitation.recipes:imitate_walk",
     "imitate-backflip": "etude.tasks.imitation.recipes:imitate_backflip",
     "imitate-all": "etude.tasks.imitation.recipes:imitate_all",

@@ -16,7 +16,7 @@ from etude.envs.config import EnvConfig
 
 
 class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read by the checker.
-    """One row of a task as a `gymnasium.Env`.
+    """One environment of a task as a `gymnasium.Env`.
 
     A task with one observation gives the array alone, one with several a dict of them. `info` of
     an episode's last step holds its statistics, `is_success` among them.
@@ -94,6 +94,77 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
             inside: Array = np.minimum(np.maximum(action, space.low), space.high)
             return inside.astype(np.float32, copy=False)[None]
         return np.asarray(action, np.int64)[None]
+
+
+class AsVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+    """Environments of a task as a `gymnasium.vector.VectorEnv`, which are reset in the step that
+    an episode ends in (`AutoresetMode.SAME_STEP`).
+
+    A task with one observation gives the array [num_envs, n] alone, one with several a dict. Where
+    episodes end, `infos` has "final_obs" [num_envs] objects, "final_info" {statistic: [num_envs]},
+    and the masks "_final_obs", "_final_info" [num_envs] bool.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 (Gymnasium's declaration)
+        "render_modes": [],
+        "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP,
+    }
+
+    def __init__(self, env: BatchEnv, observations: Sequence[str] | None = None) -> None:
+        """observations: those to give; None gives all."""
+        self.batch, self.num_envs = env, env.num_envs
+        given = env.spec.observations
+        named = {name: _box(given[name]) for name in observations or given}
+        self._names = tuple(named)
+        self._single = next(iter(named)) if len(named) == 1 else None
+        self.single_observation_space = named[self._single] if self._single else spaces.Dict(named)
+        self.single_action_space = _action_space(env.spec.action)
+        batched = gymnasium.vector.utils.batch_space
+        self.observation_space = batched(self.single_observation_space, self.num_envs)
+        self.action_space = batched(self.single_action_space, self.num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """New episodes everywhere; a seed decides them, and without one it is drawn."""
+        super().reset(seed=seed)
+        number = int(self.np_random.integers(2**63)) if seed is None else seed
+        return self._shown(self.batch.reset(Key(number).child("gymnasium"))), {}
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """One control step of all environments. actions: [num_envs, n], or [num_envs]."""
+        space = self.action_space
+        if isinstance(space, spaces.Box):
+            actions = np.clip(actions, space.low, space.high).astype(np.float32, copy=False)
+        result = self.batch.step(np.asarray(actions))
+        ended, infos = result.final_envs, {}
+        if ended.size:
+            mask = np.zeros(self.num_envs, np.bool_)
+            mask[ended] = True
+            final = np.full(self.num_envs, None, object)
+            shown = self._shown(result.final_obs)
+            for i, env_id in enumerate(ended):
+                final[env_id] = (
+                    shown[i] if self._single else {name: shown[name][i] for name in self._names}
+                )
+            statistics = {}
+            for name, values in result.episodes.items():
+                statistics[name] = np.zeros(self.num_envs)
+                statistics[name][ended] = values
+            infos = {
+                "final_obs": final,
+                "_final_obs": mask,
+                "final_info": statistics,
+                "_final_info": mask.copy(),
+            }
+        rewards = result.reward.astype(np.float64)
+        return self._shown(result.obs), rewards, result.terminated, result.truncated, infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.batch.close()
+
+    def _shown(self, obs: Observations) -> Any:
+        return obs[self._single] if self._single else {name: obs[name] for name in self._names}
 
 
 def _box(spec: ArraySpec) -> spaces.Box:

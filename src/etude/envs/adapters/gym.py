@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 from pydantic import Field
 
-from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
+from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
 from etude.core.imports import permit
 from etude.core.keys import Key
@@ -42,12 +42,23 @@ class GymConfig(EnvConfig):
     success_key: str | None = Field(
         None, description="Entry of `info` that says whether an episode succeeded."
     )
+    engine: Literal["gymnasium", "batch"] = Field(
+        "gymnasium",
+        description="batch: MuJoCo's batch engine, for HalfCheetah, Hopper, Walker2d, Ant and "
+        "Humanoid v5; the same task, many times as fast.",
+    )
 
-    def build(self, num_envs: int, threads: int = 1) -> GymEnv:
+    def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
+        if self.engine == "batch":
+            from etude.envs.adapters.gym_native import native_env
+
+            return native_env(self.id, self.kwargs, num_envs, threads)
         return GymEnv(self, num_envs, threads)
 
     def exactness(self) -> Exactness:
         """What the probe finds; asked once per process."""
+        if self.engine == "batch":
+            return Exactness(True, "the snapshot holds every number the simulation continues from")
         return probe(unprobed, self, 2, self.id)
 
 
@@ -177,7 +188,7 @@ class GymEnv:
         # As with our own simulations: MuJoCo would reset a diverged one and go on.
         pair = self._physics[row]
         if pair is not None and any(pair[1].warning[code].number for code in _DIVERGED):
-            raise NonFinite(f"physics of row {row} in '{self._config.id}'")
+            raise NonFinite(f"physics of environment {row} in '{self._config.id}'")
 
     def snapshot(self) -> Tree:
         """All that an exact environment remembers; {} for any other, whose rows begin again.

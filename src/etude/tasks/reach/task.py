@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from etude.core.config import Config
-from etude.core.contracts import ActionSpec, Array
-from etude.envs.mujoco.batch import Camera, MujocoConfig, MujocoTask, Simulation, Term, Terms
+from etude.core.contracts import Array
+from etude.envs.mujoco.env import Action, Draws, Task, TaskConfig, Term
+from etude.envs.mujoco.simulation import Camera
 from etude.robots.kuka.scene import HAND_SITE, arm_table, kuka_spec
 
 TIMESTEP = 0.01
@@ -21,6 +20,7 @@ BOX_CENTER = (0.55, 0.0, 0.45)
 """The middle of the box of targets, m."""
 _SHARPNESS = -50.0
 """Of the precision term, 1/m: 2 cm, the default tolerance."""
+CAMERA = Camera(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
 
 
 class ReachReward(Config):
@@ -33,7 +33,7 @@ class ReachReward(Config):
     success: float = Field(5.0, description="Once, when the target has been held.")
 
 
-class ReachConfig(MujocoConfig):
+class ReachConfig(TaskConfig):
     """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
 
     demonstration: ClassVar[str] = "etude.tasks.reach.demonstration:DemonstratedReach"
@@ -70,156 +70,36 @@ class ReachConfig(MujocoConfig):
             )
         return self
 
-    def build(self, num_envs: int, threads: int = 1) -> Reach:
-        return Reach(self, num_envs, threads)
+    def define(self) -> Task:
+        arm = ReachingArm(self)
+        weights = self.reward.model_dump()
+        observations: dict[str, dict[str, Term]] = {"state": OBSERVATIONS}
+        if self.shown_steps is not None:
+            # For a value function, which is no part of what acts, the target is never hidden.
+            critic = {name: OBSERVATIONS[name] for name in _OF_TARGET}
+            shown = {
+                name: while_shown(term) if name in _OF_TARGET else term
+                for name, term in OBSERVATIONS.items()
+            }
+            observations = {"state": shown, "critic": critic}
+        return Task(
+            model=kuka_spec(fingers="locked", timestep=TIMESTEP).compile(),
+            action=arm,
+            view=arm,
+            observations=observations,
+            rewards={name: (term, weights[name]) for name, term in REWARDS.items()},
+            terminations={"success": success},
+            success=success,
+            statistics={"final_distance": distance},
+            substeps=self.substeps,
+            max_episode_steps=self.max_episode_steps,
+            camera=CAMERA,
+        )
 
 
-@dataclass(frozen=True)
-class ReachView:
-    """What the terms see. Live arrays, float64."""
-
-    joint_position: Array
-    """[rows, 7] rad."""
-    joint_velocity: Array
-    """[rows, 7] rad/s."""
-    hand: Array
-    """[rows, 3] m."""
-    action: Array
-    """[rows, 7] in [-1, 1]: the last one."""
-    target: Array
-    """[rows, 3] m."""
-    offset: Array
-    """[rows, 3] m, from hand to target."""
-    distance: Array
-    """[rows] m, from hand to target."""
-    closeness: Array
-    """[rows]: exp(-distance / 2 cm)."""
-    held: Array
-    """[rows]: consecutive control steps within tolerance."""
-    shown: Array
-    """[rows, 1] bool: whether the observation has the target."""
-    distance_change: Array
-    """[rows] m, over the last control step; likewise the two below."""
-    closeness_change: Array
-    held_change: Array
-    hold_steps: int
-
-
-def _norm(vectors: Array, out: Array | None = None) -> Array:
-    """Length [rows] of vectors [rows, n]."""
-    length: Array = np.sqrt(np.einsum("ij,ij->i", vectors, vectors), out=out)
-    return length
-
-
-def joint_position(view: ReachView) -> Array:
-    return view.joint_position
-
-
-def joint_velocity(view: ReachView) -> Array:
-    return view.joint_velocity
-
-
-def hand_position(view: ReachView) -> Array:
-    return view.hand
-
-
-def target_position(view: ReachView) -> Array:
-    return view.target
-
-
-def target_offset(view: ReachView) -> Array:
-    return view.offset
-
-
-def target_distance(view: ReachView) -> Array:
-    return view.distance[:, None]
-
-
-def hold_share(view: ReachView) -> Array:
-    """How much of the holding time has passed, 0 to 1."""
-    return view.held[:, None] / view.hold_steps
-
-
-def progress(view: ReachView) -> Array:
-    """Metres closer than before; over an episode it adds up to the distance covered."""
-    return -view.distance_change
-
-
-def precision(view: ReachView) -> Array:
-    """Gain in closeness: still has a slope where progress is down to millimetres."""
-    return view.closeness_change
-
-
-def hold(view: ReachView) -> Array:
-    """Share of the holding time gained, or lost on leaving; lingering near the edge earns 0."""
-    return view.held_change / view.hold_steps
-
-
-def action_cost(view: ReachView) -> Array:
-    cost: Array = np.einsum("ij,ij->i", view.action, view.action) / view.action.shape[1]
-    return cost
-
-
-def success(view: ReachView) -> Array:
-    return view.held >= view.hold_steps
-
-
-def distance(view: ReachView) -> Array:
-    return view.distance
-
-
-TERMS: Terms[ReachView] = Terms(
-    observations={
-        "state": {
-            "joint_position": joint_position,
-            "joint_velocity": joint_velocity,
-            "hand_position": hand_position,
-            "target_position": target_position,
-            "target_offset": target_offset,
-            "target_distance": target_distance,
-            "hold_share": hold_share,
-        }
-    },
-    rewards={
-        "progress": progress,
-        "precision": precision,
-        "hold": hold,
-        "action_cost": action_cost,
-        "success": success,
-    },
-    terminations={"success": success},
-    success=success,
-    statistics={"final_distance": distance},
-)
-
-
-def while_shown(term: Term[ReachView]) -> Term[ReachView]:
-    """The term where the target is shown, 0 elsewhere."""
-
-    def shown(view: ReachView) -> Array:
-        # A product would keep the sign, as -0.
-        return np.where(view.shown, term(view), 0.0)
-
-    return shown
-
-
-_OF_TARGET = ("target_position", "target_offset", "target_distance", "hold_share")
-"""Observations that depend on the target: with `hold_share` alone one could feel one's way."""
-MEMORY_TERMS = replace(
-    TERMS,
-    observations={
-        "state": {
-            name: while_shown(term) if name in _OF_TARGET else term
-            for name, term in TERMS.observations["state"].items()
-        },
-        # For a value function, which is no part of what acts, the target is never hidden.
-        "critic": {name: TERMS.observations["state"][name] for name in _OF_TARGET},
-    },
-)
-
-
-class Reach(MujocoTask[ReachView]):
-    """Actions: [rows, 7] in [-1, 1], joint targets relative to where the joints are.
+class ReachingArm(Action):
+    """The arm and its target. Actions: [num_envs, 7] in [-1, 1], joint targets relative to where
+    the joints are.
 
     One unit asks for the configured share of the joint's speed limit: the servo moves towards a
     target `step` away at up to step * stiffness / damping = step / 0.1 s, and a control step
@@ -229,104 +109,180 @@ class Reach(MujocoTask[ReachView]):
     nothing and nothing counts as held, so neither pose nor velocity can carry the target on.
     """
 
-    shot = Camera(look_at=(0.3, 0.0, 0.45), distance=1.5, azimuth=125.0, elevation=-20.0, floor=0.0)
+    def __init__(self, config: ReachConfig) -> None:
+        super().__init__()
+        self.config = config
 
-    def __init__(self, config: ReachConfig, num_envs: int, threads: int = 1) -> None:
-        table = arm_table()
-        simulation = Simulation(
-            kuka_spec(fingers="locked", timestep=TIMESTEP).compile(), num_envs, threads
-        )
-        joints = len(table.names)
-        self._config = config
-        self._control = simulation.bind("ctrl")
-        self._joint = simulation.bind("qpos")
+    def bind(self) -> None:
+        env, table, config = self.env, arm_table(), self.config
+        self.size, num_envs = len(table.names), env.num_envs
+        self._control = env.simulation.bind("ctrl")
         self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
         self._scale = table.speed * (config.speed * TIMESTEP * config.substeps)
         self._home = np.array(HOME)
         self._corner = np.array(BOX_CENTER) - config.box_side / 2
+        self.hold_steps = config.hold_steps
+        self.joint_position: Array = env.simulation.bind("qpos")
+        """[num_envs, 7] rad."""
+        self.joint_velocity: Array = env.simulation.bind("qvel")
+        """[num_envs, 7] rad/s."""
+        self.hand: Array = env.simulation.site(HAND_SITE)
+        """[num_envs, 3] m."""
+        self.action: Array = np.zeros((num_envs, self.size))
+        """[num_envs, 7] in [-1, 1]: the last one that took effect."""
+        self.target = env.state("target", 3)
+        """[num_envs, 3] m."""
+        self.offset: Array = np.zeros((num_envs, 3))
+        """[num_envs, 3] m, from hand to target."""
         # One array for the three potentials the reward is the change of.
-        self._potentials = np.zeros((3, num_envs))
-        self._changes = np.zeros((3, num_envs))
-        view = ReachView(
-            joint_position=self._joint,
-            joint_velocity=simulation.bind("qvel"),
-            hand=simulation.site(HAND_SITE),
-            action=np.zeros((num_envs, joints)),
-            target=np.zeros((num_envs, 3)),
-            offset=np.zeros((num_envs, 3)),
-            distance=self._potentials[0],
-            closeness=self._potentials[1],
-            held=self._potentials[2],
-            shown=np.ones((num_envs, 1), np.bool_),
-            distance_change=self._changes[0],
-            closeness_change=self._changes[1],
-            held_change=self._changes[2],
-            hold_steps=config.hold_steps,
-        )
-        super().__init__(
-            simulation,
-            view,
-            TERMS if config.shown_steps is None else MEMORY_TERMS,
-            weights=config.reward.model_dump(),
-            action=ActionSpec("box", low=(-1.0,) * joints, high=(1.0,) * joints),
-            substeps=config.substeps,
-            max_episode_steps=config.max_episode_steps,
-        )
+        self._potentials: Array = np.zeros((3, num_envs))
+        names = ("distance", "closeness", "held")
+        self.distance, self.closeness, self.held = map(env.keep, names, self._potentials)
+        """[num_envs]: m from hand to target; exp(-distance / 2 cm); consecutive control steps
+        within tolerance."""
+        self._changes: Array = np.zeros((3, num_envs))
+        self.distance_change, self.closeness_change, self.held_change = self._changes
+        """[num_envs]: of these three over the last control step."""
+        self.shown: Array = np.ones((num_envs, 1), np.bool_)
+        """[num_envs, 1] bool: whether the observation has the target."""
 
-    def _act(self, actions: Array) -> None:
-        self.view.action[:] = actions
-        if self._config.shown_steps is not None:
+    def apply(self, actions: Array) -> None:
+        self.action[:] = actions
+        if self.config.shown_steps is not None:
             # Multiplied and not overwritten, so that a NaN is still found.
-            free = self._elapsed >= self._config.shown_steps
-            np.multiply(self.view.action, free[:, None], out=self.view.action)
-        target = self._joint + self.view.action * self._scale
+            free = self.env.elapsed >= self.config.shown_steps
+            np.multiply(self.action, free[:, None], out=self.action)
+        target = self.joint_position + self.action * self._scale
         np.maximum(target, self._low, out=target)
         np.minimum(target, self._high, out=self._control)
 
-    def _measure(self) -> None:
-        view = self.view
+    def update(self) -> None:
+        elapsed = self.env.elapsed
         np.negative(self._potentials, out=self._changes)
-        np.subtract(view.target, view.hand, out=view.offset)
-        _norm(view.offset, out=view.distance)
-        np.exp(np.multiply(view.distance, _SHARPNESS, out=view.closeness), out=view.closeness)
-        np.add(view.held, 1.0, out=view.held)
-        np.multiply(view.held, view.distance <= self._config.tolerance, out=view.held)
-        if self._config.shown_steps is not None:
+        np.subtract(self.target, self.hand, out=self.offset)
+        _norm(self.offset, out=self.distance)
+        np.exp(np.multiply(self.distance, _SHARPNESS, out=self.closeness), out=self.closeness)
+        np.add(self.held, 1.0, out=self.held)
+        np.multiply(self.held, self.distance <= self.config.tolerance, out=self.held)
+        if self.config.shown_steps is not None:
             # The step just made was a free one if more than the shown ones have passed.
-            np.multiply(view.held, self._elapsed > self._config.shown_steps, out=view.held)
-            np.less(self._elapsed, self._config.shown_steps, out=view.shown[:, 0])
+            np.multiply(self.held, elapsed > self.config.shown_steps, out=self.held)
+            np.less(elapsed, self.config.shown_steps, out=self.shown[:, 0])
         np.add(self._changes, self._potentials, out=self._changes)
 
-    def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        draws = np.array([generator.random(self._home.size) for generator in generators])
-        start = self._home + (draws * 2.0 - 1.0) * self._config.start_jitter
-        self._joint[rows] = start
-        self._control[rows] = start
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        jitter = np.array([generator.random(self.size) for generator in draws.generators])
+        start = self._home + (jitter * 2.0 - 1.0) * self.config.start_jitter
+        self.joint_position[env_ids] = start
+        self._control[env_ids] = start
 
-    def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        view = self.view
-        hand = view.hand[rows]
-        draws = np.array([generator.random(3) for generator in generators])
-        offset = draws * self._config.box_side + self._corner - hand
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        hand, side = self.hand[env_ids], self.config.box_side
+        points = np.array([generator.random(3) for generator in draws.generators])
+        offset = points * side + self._corner - hand
         away = _norm(offset)
-        while (near := away < self._config.min_distance).any():
+        while (near := away < self.config.min_distance).any():
             for index in np.flatnonzero(near).tolist():
-                draw = generators[index].random(3)
-                offset[index] = draw * self._config.box_side + self._corner - hand[index]
+                point = draws.generators[index].random(3)
+                offset[index] = point * side + self._corner - hand[index]
             away = _norm(offset)
-        view.target[rows] = hand + offset
-        view.offset[rows] = offset
-        view.distance[rows] = away
-        view.closeness[rows] = np.exp(away * _SHARPNESS)
-        view.held[rows] = 0.0
-        view.shown[rows] = True
+        self.target[env_ids] = hand + offset
+        self.offset[env_ids] = offset
+        self.distance[env_ids] = away
+        self.closeness[env_ids] = np.exp(away * _SHARPNESS)
+        self.held[env_ids] = 0.0
+        self.shown[env_ids] = True
 
-    def _memory(self) -> dict[str, Array]:
-        # What the next step reads before it writes; the rest of the view follows from these.
-        view = self.view
-        return {
-            "target": view.target,
-            "distance": view.distance,
-            "closeness": view.closeness,
-            "held": view.held,
-        }
+
+def _norm(vectors: Array, out: Array | None = None) -> Array:
+    """Length [num_envs] of vectors [num_envs, n]."""
+    length: Array = np.sqrt(np.einsum("ij,ij->i", vectors, vectors), out=out)
+    return length
+
+
+def joint_position(arm: ReachingArm) -> Array:
+    return arm.joint_position
+
+
+def joint_velocity(arm: ReachingArm) -> Array:
+    return arm.joint_velocity
+
+
+def hand_position(arm: ReachingArm) -> Array:
+    return arm.hand
+
+
+def target_position(arm: ReachingArm) -> Array:
+    return arm.target
+
+
+def target_offset(arm: ReachingArm) -> Array:
+    return arm.offset
+
+
+def target_distance(arm: ReachingArm) -> Array:
+    return arm.distance[:, None]
+
+
+def hold_share(arm: ReachingArm) -> Array:
+    """How much of the holding time has passed, 0 to 1."""
+    return arm.held[:, None] / arm.hold_steps
+
+
+def progress(arm: ReachingArm) -> Array:
+    """Metres closer than before; over an episode it adds up to the distance covered."""
+    return -arm.distance_change
+
+
+def precision(arm: ReachingArm) -> Array:
+    """Gain in closeness: still has a slope where progress is down to millimetres."""
+    return arm.closeness_change
+
+
+def hold(arm: ReachingArm) -> Array:
+    """Share of the holding time gained, or lost on leaving; lingering near the edge earns 0."""
+    return arm.held_change / arm.hold_steps
+
+
+def action_cost(arm: ReachingArm) -> Array:
+    cost: Array = np.einsum("ij,ij->i", arm.action, arm.action) / arm.action.shape[1]
+    return cost
+
+
+def success(arm: ReachingArm) -> Array:
+    return arm.held >= arm.hold_steps
+
+
+def distance(arm: ReachingArm) -> Array:
+    return arm.distance
+
+
+OBSERVATIONS: dict[str, Term] = {
+    "joint_position": joint_position,
+    "joint_velocity": joint_velocity,
+    "hand_position": hand_position,
+    "target_position": target_position,
+    "target_offset": target_offset,
+    "target_distance": target_distance,
+    "hold_share": hold_share,
+}
+"""The observation "state", in this order."""
+_OF_TARGET = ("target_position", "target_offset", "target_distance", "hold_share")
+"""Observations that depend on the target: with `hold_share` alone one could feel one's way."""
+REWARDS: dict[str, Term] = {
+    "progress": progress,
+    "precision": precision,
+    "hold": hold,
+    "action_cost": action_cost,
+    "success": success,
+}
+
+
+def while_shown(term: Term) -> Term:
+    """The term where the target is shown, 0 elsewhere."""
+
+    def shown(arm: ReachingArm) -> Array:
+        # A product would keep the sign, as -0.
+        return np.where(arm.shown, term(arm), 0.0)
+
+    return shown

@@ -1,0 +1,93 @@
+"""Commands that a policy is asked to follow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.envs.mujoco.env import Draws, Part, derived
+from etude.envs.mujoco.robot import Robot
+
+
+class VelocityCommand(Part):
+    """A velocity along the base's heading (x, y in m/s) and about the vertical (yaw in rad/s).
+
+    It is drawn uniformly in the ranges at an episode's start and again `every` (least, most)
+    seconds. Each number is zero with a chance of `zero`, and all three with a chance of `stand`.
+    `settle`: seconds after a change that the settled errors leave out.
+    """
+
+    def __init__(
+        self,
+        robot: Robot,
+        x: tuple[float, float] = (-1.0, 1.0),
+        y: tuple[float, float] = (-0.5, 0.5),
+        yaw: tuple[float, float] = (-1.0, 1.0),
+        every: tuple[float, float] = (3.0, 8.0),
+        zero: float = 0.0,
+        stand: float = 0.0,
+        settle: float = 1.0,
+    ) -> None:
+        self._robot, self._every, self._zero, self._stand = robot, every, zero, stand
+        self._low, self._high = np.array([x, y, yaw], np.float64).T
+        self._settle = settle
+
+    def bind(self) -> None:
+        env = self.env
+        self.command = env.state("command", 3)
+        """[num_envs, 3] m/s, m/s, rad/s. May be written, by a joystick for one."""
+        self._left = env.state("command/left", dtype="int64")
+        self._age = env.state("command/age", dtype="int64")
+        self._sums = env.state("command/error_sums", 2, 2)
+        self._counts = env.state("command/error_counts", 2)
+        self.fixed = False
+        """Commands are no longer drawn."""
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        self._sums[env_ids] = self._counts[env_ids] = 0.0
+        self._draw(env_ids, draws)
+
+    def _draw(self, env_ids: Array, draws: Draws) -> None:
+        if self.fixed:
+            return
+        numbers = draws.uniform("command", 3, low=self._low, high=self._high)
+        chance = draws.uniform("command/zero", 5)
+        numbers *= (chance[:, :3] >= self._zero) & (chance[:, 3:4] >= self._stand)
+        self.command[env_ids] = numbers
+        low, high = self._every
+        seconds = low + chance[:, 4] * (high - low)
+        self._left[env_ids] = np.maximum(seconds / self.env.dt, 1.0)
+        self._age[env_ids] = 0
+
+    def update(self) -> None:
+        # Errors are those of the command that was followed in this step.
+        self._age += 1
+        errors = np.stack([self.velocity_error, np.abs(self.turning_error)], axis=1)
+        settled = self._age * self.env.dt > self._settle
+        self._sums[:, 0] += errors
+        self._sums[:, 1] += errors * settled[:, None]
+        self._counts[:, 0] += 1.0
+        self._counts[:, 1] += settled
+        self._left -= 1
+
+    def change(self) -> None:
+        due = (self._left <= 0).nonzero()[0]
+        if due.size:
+            self._draw(due, Draws(self.env, due))
+
+    @derived
+    def velocity_error(self) -> Array:
+        """[num_envs] m/s: how far the planar velocity is off."""
+        away = self._robot.heading_velocity[:, :2] - self.command[:, :2]
+        return np.sqrt(np.einsum("ij,ij->i", away, away))
+
+    @derived
+    def turning_error(self) -> Array:
+        """[num_envs] rad/s, with its sign."""
+        return self._robot.yaw_rate - self.command[:, 2]
+
+    def mean_error(self, which: int, settled: bool) -> Array:
+        """[num_envs]: of the episode so far; which: 0 for velocity, 1 for turning."""
+        sums, counts = self._sums[:, int(settled), which], self._counts[:, int(settled)]
+        mean: Array = sums / np.maximum(counts, 1.0)
+        return mean

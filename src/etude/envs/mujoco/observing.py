@@ -1,0 +1,156 @@
+"""From terms to observations: noise, clipping, scale, delay and history, each where asked for.
+
+A measurement is disturbed once: noise depends on the episode and the step it was made in, so what
+is shown late, or again as history, is shown as it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from etude.envs.mujoco.env import Draws, MujocoEnv
+
+Function = Callable[[Any], Array]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A term [num_envs, n], and how it is measured: in this order, each only where given."""
+
+    term: Function
+    noise: float | Array = 0.0
+    """Uniform noise of up to so much either way, in the term's unit."""
+    clip: tuple[float, float] | None = None
+    scale: float | Array = 1.0
+    delay: tuple[int, int] = (0, 0)
+    """The measurement is so many control steps old, at least and at most: drawn per episode."""
+    history: int = 1
+    """The last so many measurements, newest first."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay[0] <= self.delay[1] or self.history < 1:
+            raise UsageError(
+                f"An observation's delay is (least, most) in steps, and its history 1 or more: not "
+                f"{self.delay} and {self.history}."
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the term is shown as it is."""
+        late = self.delay[1] or self.history > 1
+        return not (np.any(self.noise) or self.clip or np.any(self.scale != 1.0) or late)
+
+    @classmethod
+    def of(cls, term: Function | Observation) -> Observation:
+        """The term with its pipeline, or with an empty one."""
+        return term if isinstance(term, Observation) else cls(term)
+
+
+def _beside(channels: list[Function]) -> Function:
+    """[num_envs, n] float32: what channels give, side by side."""
+    return lambda view: np.concatenate(
+        [channel(view) for channel in channels], axis=1, dtype=np.float32
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Terms that share a delay and a history, on top of their own pipelines."""
+
+    terms: Mapping[str, Function | Observation]
+    delay: tuple[int, int] = (0, 0)
+    history: int = 1
+
+
+class Reader:
+    """One observation of a task: its terms side by side."""
+
+    def __init__(
+        self, env: MujocoEnv, name: str, terms: Mapping[str, Function | Observation] | Group
+    ) -> None:
+        group = terms if isinstance(terms, Group) else Group(terms)
+        self._view = env.view
+        self._late: list[_Buffer] = []
+        channels = [
+            self._channel(env, f"{name}/{label}", Observation.of(term))
+            for label, term in group.terms.items()
+        ]
+        self._channels = channels
+        if group.delay[1] or group.history > 1:
+            whole = Observation(_beside(channels), delay=group.delay, history=group.history)
+            self._channels = [self._channel(env, name, whole)]
+
+    def _channel(self, env: MujocoEnv, name: str, channel: Observation) -> Function:
+        if channel.is_plain:
+            return channel.term
+        measure = _Measurement(env, name, channel)
+        if not channel.delay[1] and channel.history == 1:
+            return measure
+        buffer = _Buffer(env, name, measure, channel)
+        self._late.append(buffer)
+        return buffer
+
+    def read(self) -> Array:
+        """[num_envs, n] float32, a new array."""
+        return _beside(self._channels)(self._view)
+
+    def push(self) -> None:
+        """A control step has passed: delayed terms are measured."""
+        for buffer in self._late:
+            buffer.push()
+
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        """Environments [k] begin an episode: nothing else was ever measured."""
+        for buffer in self._late:
+            buffer.begin(env_ids, draws)
+
+
+class _Measurement:
+    """A term with noise, clipped and scaled."""
+
+    def __init__(self, env: MujocoEnv, name: str, channel: Observation) -> None:
+        self._env, self._name, self._channel = env, name, channel
+
+    def __call__(self, view: Any) -> Array:
+        channel = self._channel
+        value = channel.term(view)
+        if np.any(channel.noise):
+            noise = self._env.draws.uniform(self._name, *value.shape[1:], low=-1.0)
+            value = value + noise * channel.noise
+        if channel.clip is not None:
+            value = np.clip(value, *channel.clip)
+        return value * channel.scale
+
+
+class _Buffer:
+    """The latest measurements of a term, of which an episode's delay chooses."""
+
+    def __init__(self, env: MujocoEnv, name: str, measure: Function, channel: Observation) -> None:
+        self._env, self._name, self._measure, self._channel = env, name, measure, channel
+        shape = measure(env.view).shape[1:]
+        self._kept = env.state(
+            f"{name}/kept", channel.delay[1] + channel.history, *shape, dtype="float32"
+        )
+        self._delay = env.state(f"{name}/delay", dtype="int64")
+
+    def push(self) -> None:
+        self._kept[:, 1:] = self._kept[:, :-1].copy()
+        self._kept[:, 0] = self._measure(self._env.view)
+
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        low, high = self._channel.delay
+        self._delay[env_ids] = draws.integers(f"{self._name}/delay", low, high)
+        self._kept[env_ids] = self._measure(self._env.view)[env_ids, None]
+
+    def __call__(self, view: Any) -> Array:
+        steps = self._delay[:, None] + np.arange(self._channel.history)
+        shown = self._kept[np.arange(len(steps))[:, None], steps]
+        return shown.reshape(len(steps), -1)

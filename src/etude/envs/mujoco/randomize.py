@@ -1,0 +1,201 @@
+"""What differs from episode to episode: domain randomisation and disturbances of any task.
+
+Values are drawn per episode from the environment's own stream, written into per-environment fields
+of the model, and are part of the snapshot; constants that MuJoCo derives from them follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from etude.core.config import Config
+from etude.core.contracts import Array
+from etude.envs.mujoco.env import Draws, Part
+from etude.envs.mujoco.robot import Robot, matching, names_of
+
+Range = tuple[float, float]
+_CONSTANTS = {"body_mass", "body_inertia", "dof_armature"}
+"""Fields from which MuJoCo derives constants."""
+
+
+class Vary(Part):
+    """Model fields of things whose names match, times a factor that is drawn per episode.
+
+    `kind`: body, joint, geom or actuator. `fields`: all get the same factor. `each`: every thing
+    draws its own factor; otherwise all share one. `column`: only this one of a field's numbers.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        fields: Sequence[str],
+        share: float,
+        only: str = ".*",
+        each: bool = True,
+        column: int | None = None,
+    ) -> None:
+        self._kind, self._fields, self._share = kind, fields, share
+        self._only, self._each, self._column = only, each, column
+
+    def bind(self) -> None:
+        simulation = self.env.simulation
+        model = simulation.model
+        found = matching(names_of(model, self._kind), self._only, self._kind)
+        self._ids = np.array(found)
+        if self._kind == "joint":  # their fields here are by degree of freedom
+            self._ids = np.flatnonzero(np.isin(model.dof_jntid, found))
+        self._values = [getattr(model, field)[self._ids].copy() for field in self._fields]
+        self._arrays = [simulation.expand(field) for field in self._fields]
+        self._derives = not _CONSTANTS.isdisjoint(self._fields)
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        factor = self._factors(draws)
+        for array, value in zip(self._arrays, self._values, strict=True):
+            new = value * factor.reshape(*factor.shape, *(1,) * (value.ndim - 1))
+            where = np.ix_(env_ids, self._ids)
+            if self._column is None:
+                array[where] = new
+            else:
+                array[*where, self._column] = new[..., self._column]
+        if self._derives:
+            self.env.simulation.update_constants(env_ids)
+
+    def _factors(self, draws: Draws) -> Array:
+        """[k, things] or [k, 1]."""
+        count = self._ids.size if self._each else 1
+        low, high = 1.0 - self._share, 1.0 + self._share
+        return draws.uniform(f"randomize/{self._fields[0]}", count, low=low, high=high)
+
+
+class Mass(Vary):
+    """Mass and inertia of each body, and kilograms added to the robot's base."""
+
+    def __init__(self, robot: Robot, share: float, added: Range, only: str) -> None:
+        super().__init__("body", ("body_mass", "body_inertia"), share, only)
+        self._robot, self._added = robot, added
+
+    def _factors(self, draws: Draws) -> Array:
+        factors = super()._factors(draws)
+        at, (low, high) = self._ids == self._robot.body, self._added
+        kilograms = draws.uniform("randomize/added_mass", 1, low=low, high=high)
+        factors[:, at] += kilograms / self._values[0][at]
+        return factors
+
+
+class Gravity(Part):
+    """Gravity times a factor."""
+
+    def __init__(self, factor: Range) -> None:
+        self._factor = factor
+
+    def bind(self) -> None:
+        simulation = self.env.simulation
+        self._value = simulation.model.opt.gravity.copy()
+        self._array = simulation.expand("opt.gravity")
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        low, high = self._factor
+        factor = draws.uniform("randomize/gravity", 1, low=low, high=high)
+        self._array[env_ids] = self._value * factor
+
+
+class JointOffset(Part):
+    """Encoders that are up to `size` (rad or m) off, for a whole episode."""
+
+    def __init__(self, robot: Robot, size: float) -> None:
+        self._robot, self._size = robot, size
+
+    def bind(self) -> None:
+        count = len(self._robot.joint_names)
+        self._robot.joint_offset = self.env.state("joint_offset", count)
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        offset = self._robot.joint_offset
+        offset[env_ids] = draws.uniform(
+            "randomize/joint-offset", offset.shape[1], low=-self._size, high=self._size
+        )
+
+
+class Push(Part):
+    """At random times the base's planar velocity changes by `speed` (m/s), in any direction.
+
+    `every`: least and most seconds from one push to the next, and from the start to the first.
+    """
+
+    def __init__(self, robot: Robot, speed: float, every: Range = (5.0, 10.0)) -> None:
+        self._robot, self._speed, self._every = robot, speed, every
+
+    def bind(self) -> None:
+        self._left = self.env.state("push/left", dtype="int64")
+        self._qvel = self.env.simulation.bind("qvel")
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        self._wait(env_ids, draws)
+
+    def _wait(self, env_ids: Array, draws: Draws) -> None:
+        low, high = self._every
+        self._left[env_ids] = draws.uniform("push/wait", low=low, high=high) / self.env.dt
+
+    def act(self) -> None:
+        self._left -= 1
+        due = (self._left < 0).nonzero()[0]
+        if due.size:
+            draws = Draws(self.env, due)
+            angle = draws.uniform("push/direction", high=2.0 * np.pi)
+            first = self._robot.root_dof
+            self._qvel[due, first] += self._speed * np.cos(angle)
+            self._qvel[due, first + 1] += self._speed * np.sin(angle)
+            self._wait(due, draws)
+
+
+class Randomization(Config):
+    """How far episodes differ from the model; a share of .3 draws factors from .7 to 1.3."""
+
+    mass: float = Field(0.0, ge=0, lt=1, description="Of each body: share of its mass, inertia.")
+    added_mass: tuple[float, float] = Field(
+        (0.0, 0.0), description="Kilograms added to the robot's base, at least and at most."
+    )
+    friction: float = Field(0.0, ge=0, lt=1, description="Of all geoms together: a share.")
+    gains: float = Field(
+        0.0, ge=0, lt=1, description="Of each actuator: share of its stiffness and damping."
+    )
+    armature: float = Field(0.0, ge=0, lt=1, description="Of each joint: share of the armature.")
+    damping: float = Field(0.0, ge=0, lt=1, description="Of each joint: share of the damping.")
+    gravity: float = Field(0.0, ge=0, lt=1, description="Share of gravity.")
+    joint_offset: float = Field(
+        0.0, ge=0, description="How far joint encoders are off at most, rad or m."
+    )
+    latency: tuple[int, int] = Field(
+        (0, 0), description="Control steps until an action takes effect, at least and at most."
+    )
+    push: float = Field(0.0, ge=0, description="Change of the base's velocity by a push, m/s.")
+    push_every: tuple[float, float] = Field(
+        (5.0, 10.0), description="Seconds from one push to the next, at least and at most."
+    )
+
+    def parts(self, robot: Robot, bodies: str = ".*", geoms: str = ".*") -> list[Part]:
+        """What changes the model and pushes the robot. `bodies`, `geoms`: whose mass and friction
+        change, as regular expressions of names. Latency is the action's: `delay=latency`."""
+
+        parts: list[Part] = []
+        if self.mass or any(self.added_mass):
+            parts.append(Mass(robot, self.mass, self.added_mass, bodies))
+        if self.friction:
+            friction = Vary("geom", ("geom_friction",), self.friction, geoms, each=False, column=0)
+            parts.append(friction)
+        if self.gains:
+            parts.append(Vary("actuator", ("actuator_gainprm", "actuator_biasprm"), self.gains))
+        if self.armature:
+            parts.append(Vary("joint", ("dof_armature",), self.armature))
+        if self.damping:
+            parts.append(Vary("joint", ("dof_damping",), self.damping))
+        if self.gravity:
+            parts.append(Gravity((1.0 - self.gravity, 1.0 + self.gravity)))
+        if self.joint_offset:
+            parts.append(JointOffset(robot, self.joint_offset))
+        if self.push:
+            parts.append(Push(robot, self.push, self.push_every))
+        return parts

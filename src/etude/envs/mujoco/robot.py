@@ -1,0 +1,349 @@
+"""The robot of a task: its joints and base, its feet, and what actions do to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import mujoco
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.envs.mujoco.env import Action, Draws, Part, derived
+
+_FREE, _HINGE, _SLIDE = (
+    int(mujoco.mjtJoint.mjJNT_FREE),
+    int(mujoco.mjtJoint.mjJNT_HINGE),
+    int(mujoco.mjtJoint.mjJNT_SLIDE),
+)
+
+
+def matching(names: Sequence[str], pattern: str, what: str) -> list[int]:
+    """Indices of the names that a regular expression matches whole; refuses none."""
+    found = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
+    if not found:
+        known = ", ".join(name for name in names if name) or "none that has a name"
+        raise UsageError(f"No {what} of the model matches {pattern!r}; there are {known}.")
+    return found
+
+
+def names_of(model: mujoco.MjModel, kind: str) -> list[str]:
+    """The names of all bodies, joints, geoms or actuators ("" where there is none)."""
+    count = {"body": model.nbody, "joint": model.njnt, "geom": model.ngeom, "actuator": model.nu}
+    return [getattr(model, kind)(i).name for i in range(count[kind])]
+
+
+class Ground(Protocol):
+    """What a robot stands on."""
+
+    def height_at(self, points: Array) -> Array:
+        """[...] m: how high the ground is at points [..., 2]."""
+        ...
+
+
+class Level:
+    """The ground z = 0."""
+
+    def height_at(self, points: Array) -> Array:
+        return np.zeros(points.shape[:-1])
+
+
+LEVEL = Level()
+
+
+class Robot(Part):
+    """Joints of one degree of freedom, and a base that floats where the model has a free joint.
+
+    `base`: the body whose motion is asked for; default the one with a free joint, or the first.
+    `joints`: a regular expression of names. `home`: a keyframe's name, or joint positions in the
+    model's order; default the model's own. `ground`: what heights are above. Joint arrays are in
+    the model's order.
+    """
+
+    def __init__(
+        self,
+        base: str | None = None,
+        joints: str = ".*",
+        home: str | Sequence[float] | None = None,
+        ground: Ground = LEVEL,
+    ) -> None:
+        self._base, self._joints, self._home, self._ground = base, joints, home, ground
+
+    def bind(self) -> None:
+        simulation = self.env.simulation
+        model = simulation.model
+        free = [j for j in range(model.njnt) if model.jnt_type[j] == _FREE]
+        single = [j for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
+        names = names_of(model, "joint")
+        if single:
+            among = matching([names[j] for j in single], self._joints, "joint")
+            single = [single[i] for i in among]
+        self.joint_ids = np.array(single, np.int64)
+        self.joint_names = tuple(names[j] for j in single)
+        self.body = model.body(self._base).id if self._base else self._first_body(model, free)
+        self.floats = any(model.jnt_bodyid[j] == self.body for j in free)
+        self._qpos, self._qvel = simulation.bind("qpos"), simulation.bind("qvel")
+        self.qpos_ids, self.dof_ids = model.jnt_qposadr[single], model.jnt_dofadr[single]
+        self.root = int(model.jnt_qposadr[free[0]]) if self.floats else -1
+        self.root_dof = int(model.jnt_dofadr[free[0]]) if self.floats else -1
+        self.home: Array = self._find_home(model)
+        """[nq]: the pose that episodes begin from, before noise."""
+        self.default_joints: Array = self.home[self.qpos_ids]
+        """[joints] rad or m."""
+        limited = model.jnt_limited[single].astype(bool)
+        self.joint_range: Array = np.where(
+            limited[:, None], model.jnt_range[single], [-np.inf, np.inf]
+        )
+        self.joint_offset: Array = np.zeros((self.env.num_envs, len(single)))
+        """[num_envs, joints]: how far encoders are off; see `randomize.JointOffset`."""
+        self._xpos = simulation.bind("xpos")[:, self.body]
+        self._xmat = simulation.bind("xmat")[:, self.body].reshape(-1, 3, 3)
+        self._cvel = simulation.bind("cvel")[:, self.body]
+        self._subtree = simulation.bind("subtree_com")[:, model.body_rootid[self.body]]
+
+    @staticmethod
+    def _first_body(model: mujoco.MjModel, free: list[int]) -> int:
+        return int(model.jnt_bodyid[free[0]]) if free else min(1, model.nbody - 1)
+
+    def _find_home(self, model: mujoco.MjModel) -> Array:
+        home: Array = model.qpos0.copy()
+        if isinstance(self._home, str):
+            keys = [model.key(i).name for i in range(model.nkey)]
+            home = model.key_qpos[matching(keys, re.escape(self._home), "keyframe")[0]].copy()
+        elif self._home is not None:
+            home[self.qpos_ids] = self._home
+        return home
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        self._qpos[env_ids] = self.home
+
+    @derived
+    def joint_positions(self) -> Array:
+        """[num_envs, joints] rad or m, from the home pose, as encoders measure them."""
+        return self._qpos[:, self.qpos_ids] - self.default_joints + self.joint_offset
+
+    @derived
+    def joint_velocities(self) -> Array:
+        """[num_envs, joints] rad/s or m/s."""
+        return self._qvel[:, self.dof_ids]
+
+    @derived
+    def position(self) -> Array:
+        """[num_envs, 3] m: where the base is in the world."""
+        return self._xpos.copy()
+
+    @derived
+    def height(self) -> Array:
+        """[num_envs] m: of the base above the ground."""
+        return self._xpos[:, 2] - self._ground.height_at(self._xpos[:, :2])
+
+    @derived
+    def rotation(self) -> Array:
+        """[num_envs, 3, 3]: the base's axes in the world, as columns."""
+        return self._xmat.copy()
+
+    @derived
+    def world_velocity(self) -> Array:
+        """[num_envs, 3] m/s: of the base's origin, along the world's axes."""
+        if self.floats:
+            return self._qvel[:, self.root_dof : self.root_dof + 3].copy()
+        return self._cvel[:, 3:] + np.cross(self._cvel[:, :3], self._xpos - self._subtree)
+
+    @derived
+    def velocity(self) -> Array:
+        """[num_envs, 3] m/s: the same along the base's own axes."""
+        return np.einsum("nji,nj->ni", self._xmat, self.world_velocity)
+
+    @derived
+    def heading_velocity(self) -> Array:
+        """[num_envs, 3] m/s: the same along the axes of the base's heading, which stay level."""
+        x, y = self.heading[:, 0], self.heading[:, 1]
+        v = self.world_velocity
+        return np.stack([x * v[:, 0] + y * v[:, 1], x * v[:, 1] - y * v[:, 0], v[:, 2]], axis=1)
+
+    @derived
+    def heading(self) -> Array:
+        """[num_envs, 2]: the direction of the base's x axis on the ground, of length 1."""
+        forward = self._xmat[:, :2, 0]
+        return forward / np.maximum(np.linalg.norm(forward, axis=1, keepdims=True), 1e-9)
+
+    @derived
+    def angular_velocity(self) -> Array:
+        """[num_envs, 3] rad/s: as a gyroscope in the base measures it."""
+        if self.floats:
+            return self._qvel[:, self.root_dof + 3 : self.root_dof + 6].copy()
+        return np.einsum("nji,nj->ni", self._xmat, self._cvel[:, :3])
+
+    @derived
+    def yaw_rate(self) -> Array:
+        """[num_envs] rad/s: about the world's vertical."""
+        return np.einsum("ni,ni->n", self._xmat[:, 2], self.angular_velocity)
+
+    @derived
+    def gravity(self) -> Array:
+        """[num_envs, 3]: the direction of gravity along the base's axes; (0, 0, -1) is upright."""
+        return -self._xmat[:, 2]
+
+
+class Feet(Part):
+    """Geoms that touch the ground: contact, time in the air, height and velocity.
+
+    `geoms`: a regular expression of names. `ground`: what heights are above.
+    """
+
+    def __init__(self, geoms: str, ground: Ground = LEVEL) -> None:
+        self._pattern, self._ground = geoms, ground
+
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        geoms = [geom.name for geom in spec.geoms]
+        for i in matching(geoms, self._pattern, "geom"):
+            sensor = spec.add_sensor(name=f"contact/{geoms[i]}")
+            sensor.type = mujoco.mjtSensor.mjSENS_CONTACT
+            sensor.objtype, sensor.objname = mujoco.mjtObj.mjOBJ_GEOM, geoms[i]
+            sensor.intprm[:3] = (1, 0, 1)  # whether there is one, unreduced, at most one
+
+    def bind(self) -> None:
+        simulation = self.env.simulation
+        model = simulation.model
+        geoms = names_of(model, "geom")
+        self.geom_ids = np.array(matching(geoms, self._pattern, "geom"))
+        self.names = tuple(geoms[i] for i in self.geom_ids)
+        sensors = [int(model.sensor(f"contact/{name}").adr[0]) for name in self.names]
+        self._found = simulation.bind("sensordata")
+        self._sensors = np.array(sensors)
+        self._xpos = simulation.bind("geom_xpos")
+        self._radius = model.geom_rbound[self.geom_ids]
+        count = len(self.names)
+        self.air_time = self.env.state("feet/air_time", count)
+        """[num_envs, feet] s: since each foot was last on the ground, of the last flight."""
+        self._last = self.env.state("feet/position", count, 3)
+        self.contact: Array = np.zeros((self.env.num_envs, count), np.bool_)
+        """[num_envs, feet]: whether each foot touches anything."""
+        self.landed: Array = np.zeros_like(self.contact)
+        """[num_envs, feet]: whether it has just come down; `air_time` is the flight's then."""
+        self.velocity: Array = np.zeros_like(self._last)
+        """[num_envs, feet, 3] m/s, over the last control step."""
+
+    @derived
+    def position(self) -> Array:
+        """[num_envs, feet, 3] m: of the geoms' centres, in the world."""
+        return self._xpos[:, self.geom_ids]
+
+    @derived
+    def height(self) -> Array:
+        """[num_envs, feet] m: of the lowest point of each foot above the ground."""
+        place = self.position
+        return place[:, :, 2] - self._radius - self._ground.height_at(place[:, :, :2])
+
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        self.contact[env_ids] = self._found[np.ix_(env_ids, self._sensors)] > 0
+        self.landed[env_ids] = False
+        self.air_time[env_ids] = 0.0
+        self.velocity[env_ids] = 0.0
+        self._last[env_ids] = self.position[env_ids]
+
+    def update(self) -> None:
+        dt = self.env.dt
+        # A foot that landed in the last step begins its next flight at zero.
+        self.air_time[self.contact] = 0.0
+        self.contact[:] = self._found[:, self._sensors] > 0
+        self.air_time += dt
+        np.logical_and(self.contact, self.air_time > 1.5 * dt, out=self.landed)
+        np.divide(self.position - self._last, dt, out=self.velocity)
+        self._last[:] = self.position
+
+    def restored(self) -> None:
+        self.contact[:] = self._found[:, self._sensors] > 0
+
+
+class Controls(Action):
+    """Actions in [-1, 1] span every actuator's range of controls (1 where there is none)."""
+
+    def bind(self) -> None:
+        model = self.env.simulation.model
+        self._control = self.env.simulation.bind("ctrl")
+        self.size = model.nu
+        bounded = model.actuator_ctrllimited.astype(bool)
+        low = np.where(bounded, model.actuator_ctrlrange[:, 0], -1.0)
+        high = np.where(bounded, model.actuator_ctrlrange[:, 1], 1.0)
+        self._middle, self._half = (low + high) / 2, (high - low) / 2
+
+    def apply(self, actions: Array) -> None:
+        self._control[:] = self._middle + actions * self._half
+
+
+class JointTargets(Action):
+    """Actions are joint targets: home pose + scale x action, kept in the joints' ranges.
+
+    With `stiffness` the robot's actuators are replaced by position servos, of `stiffness` and
+    `damping` (N m/rad, N m s/rad) and at most `torque` (N m), a number or {pattern: number}.
+    """
+
+    def __init__(
+        self,
+        robot: Robot,
+        scale: float = 0.5,
+        stiffness: float | None = None,
+        damping: float = 0.0,
+        torque: float | Mapping[str, float] | None = None,
+        delay: tuple[int, int] = (0, 0),
+    ) -> None:
+        super().__init__(delay)
+        self._robot, self._scale = robot, scale
+        self._stiffness, self._damping, self._torque = stiffness, damping, torque
+
+    def edit(self, spec: mujoco.MjSpec) -> None:
+        if self._stiffness is None:
+            return
+        for actuator in list(spec.actuators):
+            spec.delete(actuator)
+        joints = [j for j in spec.joints if int(j.type) in (_HINGE, _SLIDE)]
+        chosen = matching([j.name for j in joints], self._robot._joints, "joint")
+        for joint in (joints[i] for i in chosen):
+            servo = spec.add_actuator(name=joint.name, target=joint.name)
+            servo.trntype = mujoco.mjtTrn.mjTRN_JOINT
+            servo.set_to_position(kp=self._stiffness, kv=self._damping)
+            limit = self._limit(joint.name)
+            if limit is not None:
+                servo.forcelimited, servo.forcerange = True, (-limit, limit)
+
+    def _limit(self, joint: str) -> float | None:
+        if not isinstance(self._torque, Mapping):
+            return self._torque
+        found = (limit for pattern, limit in self._torque.items() if re.fullmatch(pattern, joint))
+        return next(found, None)
+
+    def bind(self) -> None:
+        model, robot = self.env.simulation.model, self._robot
+        joint_of = {
+            int(model.actuator_trnid[a, 0]): a
+            for a in range(model.nu)
+            if model.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT
+        }
+        missing = [
+            name
+            for name, j in zip(robot.joint_names, robot.joint_ids.tolist(), strict=True)
+            if j not in joint_of
+        ]
+        if missing:
+            raise UsageError(
+                f"JointTargets needs an actuator for every joint; {', '.join(missing)} has none: "
+                "give it a stiffness, or the robot fewer joints."
+            )
+        self.size = len(robot.joint_names)
+        self.actuators = np.array([joint_of[int(j)] for j in robot.joint_ids])
+        self._control = self.env.simulation.bind("ctrl")
+        self.target: Array = np.zeros((self.env.num_envs, self.size))
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        self._control[np.ix_(env_ids, self.actuators)] = self._robot.default_joints
+
+    def apply(self, actions: Array) -> None:
+        robot = self._robot
+        np.multiply(actions, self._scale, out=self.target)
+        # Encoders that are off make the servo aim beside the target by as much.
+        self.target += robot.default_joints - robot.joint_offset
+        low, high = robot.joint_range.T
+        self._control[:, self.actuators] = np.clip(self.target, low, high)

@@ -1,0 +1,1 @@
+"""Terms for arms and legs: observations, rewards, terminations, resets."""

@@ -1,0 +1,49 @@
+"""Bring a robot: tasks on MuJoCo's batch engine from an MJCF and named terms (docs/robots.md)."""
+
+from __future__ import annotations
+
+from etude.envs.mujoco.commands import VelocityCommand
+from etude.envs.mujoco.env import (
+    Action,
+    Draws,
+    MujocoEnv,
+    Part,
+    Task,
+    TaskConfig,
+    Term,
+    derived,
+    load_spec,
+)
+from etude.envs.mujoco.observing import Group, Observation
+from etude.envs.mujoco.randomize import Randomization
+from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
+from etude.envs.mujoco.simulation import Camera, Simulation
+from etude.envs.mujoco.terms import observations, resets, rewards, terminations
+from etude.envs.mujoco.terrain import Terrain
+
+__all__ = [
+    "Action",
+    "Camera",
+    "Controls",
+    "Draws",
+    "Feet",
+    "Group",
+    "JointTargets",
+    "MujocoEnv",
+    "Observation",
+    "Part",
+    "Randomization",
+    "Robot",
+    "Simulation",
+    "Task",
+    "TaskConfig",
+    "Term",
+    "Terrain",
+    "VelocityCommand",
+    "derived",
+    "load_spec",
+    "observations",
+    "resets",
+    "rewards",
+    "terminations",
+]

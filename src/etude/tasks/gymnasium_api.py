@@ -1,0 +1,80 @@
+"""Etude's tasks for others: `etude.make_vec`, and Gymnasium's registry ("etude/WalkGo1-v0").
+
+Gymnasium calls `register_tasks` by itself where Etude is installed (an entry point), so nothing
+heavy is imported before an environment is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etude.envs.adapters.as_gym import AsGymnasium, AsVectorEnv
+    from etude.envs.config import EnvConfig
+
+TASKS = {
+    "Reach": "reach",
+    "PickPlace": "pick-place",
+    "PickPlaceAnywhere": "pick-place-anywhere",
+    "ImitateWalk": "imitate-walk",
+    "WalkGo1": "walk-go1",
+    "WalkGo1Rough": "walk-go1-rough",
+}
+"""{name in Gymnasium: the recipe whose environment it is}."""
+STATE = ("state",)
+
+
+def register_tasks() -> None:
+    """Register every task as etude/NAME-v0, single and vectorised."""
+    from gymnasium.envs.registration import register
+
+    for name, recipe in TASKS.items():
+        register(
+            id=f"etude/{name}-v0",
+            entry_point=f"{__name__}:make_single",
+            vector_entry_point=f"{__name__}:make_vec",
+            kwargs={"task": recipe},
+        )
+
+
+def task_config(task: str | EnvConfig, **options: Any) -> EnvConfig:
+    """The environment of a recipe's name, of a kind, or of module:Class, with changed options."""
+    from etude.core.catalogue import RECIPES
+    from etude.envs.config import ENVS, EnvConfig
+    from etude.planning import recipes
+
+    if isinstance(task, EnvConfig):
+        config = task
+    elif task in RECIPES.names():
+        config = recipes.find(task).task
+    else:
+        config = ENVS.make(task)
+    return ENVS.validate({**config.model_dump(), **options}) if options else config
+
+
+def make_vec(
+    task: str | EnvConfig,
+    num_envs: int = 1,
+    observations: Sequence[str] | None = STATE,
+    threads: int = 1,
+    **options: Any,
+) -> AsVectorEnv:
+    """A task as a `gymnasium.vector.VectorEnv` of `num_envs` environments, reset as they end.
+
+    task: a recipe ("walk-go1"), a kind of environment, module:Class, or a config. observations:
+    those to give, None for all; what only a value function may read is left out. threads: of the
+    physics. options: fields of the task's config, such as max_episode_steps=100.
+    """
+    from etude.envs.adapters.as_gym import AsVectorEnv
+
+    return AsVectorEnv(task_config(task, **options).make(num_envs, threads), observations)
+
+
+def make_single(
+    task: str | EnvConfig, observations: Sequence[str] | None = STATE, **options: Any
+) -> AsGymnasium:
+    """One environment of a task as a `gymnasium.Env`; see `make_vec`."""
+    from etude.envs.adapters.as_gym import AsGymnasium
+
+    return AsGymnasium(task_config(task, **options), observations)

@@ -1,0 +1,60 @@
+"""Recipes of walking by PPO."""
+
+from __future__ import annotations
+
+from etude.algorithms.ppo import PPOConfig
+from etude.core.clock import ClockConfig
+from etude.models.policies import PolicyConfig
+from etude.planning.recipe import Recipe
+from etude.rollout.local import CollectorConfig
+from etude.tasks.velocity.task import WalkConfig
+from etude.training.curriculum import CurriculumConfig
+from etude.training.evaluation import EvaluationConfig
+
+
+def walk_go1() -> Recipe:
+    """A Unitree Go1 learns to walk at commanded velocities on flat ground."""
+    return Recipe(
+        name="walk-go1",
+        env=WalkConfig(),
+        policy=PolicyConfig(
+            hidden=(128, 128), activation="elu", init_std=0.5, critic_reads=("state", "critic")
+        ),
+        collector=CollectorConfig(num_envs=512, envs_per_group=256, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=24,
+            minibatch_size=3072,
+            update_epochs=5,
+            learning_rate=1e-3,
+            final_learning_rate=0.1,
+            gamma=0.98,
+            entropy_coef=0.005,
+            bound_coef=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=5_000_000, cycles=4, iterations=10),
+        evaluation=EvaluationConfig(
+            every="1 epoch", episodes=40, num_envs=40, envs_per_group=40, final_episodes=200
+        ),
+    )
+
+
+def walk_go1_rough() -> Recipe:
+    """A Unitree Go1 learns to walk over slopes, blocks and stairs, level by level."""
+    flat = walk_go1()
+    return flat.model_copy(
+        update={
+            "name": "walk-go1-rough",
+            "env": WalkConfig(ground="rough", speed_x=(-1.0, 1.0), speed_y=(-0.5, 0.5)),
+            "policy": flat.policy.model_copy(
+                update={
+                    "actor_reads": ("state", "scan"),
+                    "critic_reads": ("state", "scan", "critic"),
+                }
+            ),
+            "clock": ClockConfig(total_timesteps=10_000_000, cycles=8, iterations=10),
+            "curriculum": CurriculumConfig(enabled=True, start=0.125, step=0.125, episodes=400),
+            "evaluation": EvaluationConfig(
+                every="1 epoch", episodes=40, num_envs=40, envs_per_group=40, final_episodes=200
+            ),
+        }
+    )

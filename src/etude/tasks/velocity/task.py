@@ -1,0 +1,214 @@
+"""Walking: a quadruped follows velocity commands by joint targets."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import mujoco
+import numpy as np
+from pydantic import Field
+
+from etude.core.config import Config
+from etude.core.contracts import Array
+from etude.envs.mujoco.commands import VelocityCommand
+from etude.envs.mujoco.env import MujocoEnv, Part, Task, TaskConfig, Term, load_spec
+from etude.envs.mujoco.observing import Group, Observation
+from etude.envs.mujoco.randomize import Randomization
+from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
+from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.terms import observations as obs
+from etude.envs.mujoco.terms import resets, rewards, terminations
+from etude.envs.mujoco.terrain import Terrain
+from etude.robots.go1 import MODEL
+
+TIMESTEP, SUBSTEPS = 0.004, 5
+Range = tuple[float, float]
+SCAN = np.stack(np.meshgrid(np.linspace(-0.5, 0.8, 9), np.linspace(-0.3, 0.3, 5)), 2).reshape(-1, 2)
+"""[45, 2] m: where the ground is observed around the trunk."""
+
+
+class WalkReward(Config):
+    """Weights of the reward terms, per second."""
+
+    alive: float = Field(1.0, description="For not falling.")
+    velocity: float = Field(2.0, description="For walking as fast as commanded: 0 to 1.")
+    turning: float = Field(1.0, description="For turning as fast as commanded: 0 to 1.")
+    gait: float = Field(2.0, description="For feet that lift and stand in a trot: 0 to 1.")
+    pose: float = Field(0.5, description="For joints near the standing pose: 0 to 1.")
+    tilt: float = Field(-5.0, description="Per squared sine of the trunk's tilt.")
+    vertical: float = Field(-0.5, description="Per squared vertical speed, (m/s)^2.")
+    wobble: float = Field(-0.05, description="Per squared roll and pitch rate, (rad/s)^2.")
+    action_rate: float = Field(-0.01, description="Per squared change of the action.")
+
+
+class WalkNoise(Config):
+    """Uniform noise of what the policy observes, either way."""
+
+    gyro: float = Field(0.0, ge=0, description="rad/s.")
+    gravity: float = Field(0.0, ge=0, description="Of the direction of gravity.")
+    joint_position: float = Field(0.0, ge=0, description="rad.")
+    joint_velocity: float = Field(0.0, ge=0, description="rad/s.")
+
+
+class WalkConfig(TaskConfig):
+    """A Unitree Go1 walks at commanded velocities, which change within an episode."""
+
+    kind: Literal["walk-go1"] = "walk-go1"
+    speed_x: Range = Field((-1.5, 1.5), description="Commanded speed ahead, m/s.")
+    speed_y: Range = Field((-0.8, 0.8), description="Commanded speed to the left, m/s.")
+    turning: Range = Field((-1.2, 1.2), description="Commanded turning rate, rad/s.")
+    command_every: Range = Field((3.0, 8.0), description="Seconds between new commands.")
+    stand: float = Field(0.05, ge=0, le=1, description="Share of commands to stand still.")
+    zero: float = Field(0.2, ge=0, le=1, description="Chance of each number to be 0.")
+    action_scale: float = Field(0.5, gt=0, description="Joint motion of a unit action, rad.")
+    gait_frequency: float = Field(2.0, gt=0, description="Strides per second of the trot.")
+    foot_height: float = Field(0.06, gt=0, description="How high feet swing, m.")
+    ground: Literal["flat", "rough"] = Field(
+        "flat", description="rough: slopes, blocks and stairs, harder by the curriculum's level."
+    )
+    levels: int = Field(8, ge=1, description="Levels of rough ground.")
+    in_turn: bool = Field(False, description="Environment i begins on tile i of rough ground.")
+    max_episode_steps: int = Field(500, ge=1, description="Control steps of 20 ms.")
+    observation_delay: tuple[int, int] = Field(
+        (0, 0), description="Control steps by which observations are late, at least and at most."
+    )
+    noise: WalkNoise = Field(WalkNoise(), description="Noise of the policy's observations.")
+    random: Randomization = Field(
+        Randomization(), description="How far episodes differ, and pushes."
+    )
+    reward: WalkReward = Field(WalkReward(), description="Weights of the reward terms.")
+
+    def for_evaluation(self) -> Self:
+        """Rough ground is walked tile by tile."""
+        return self.model_copy(update={"in_turn": True})
+
+    def define(self) -> Task:
+        terrain = Terrain(self.levels, in_turn=self.in_turn) if self.ground == "rough" else None
+        ground = LEVEL if terrain is None else terrain
+        robot = Robot("trunk", joints=".*_joint", home="stand", ground=ground)
+        feet = Feet(".*_foot", ground=ground)
+        twist = VelocityCommand(
+            robot,
+            self.speed_x,
+            self.speed_y,
+            self.turning,
+            self.command_every,
+            zero=self.zero,
+            stand=self.stand,
+        )
+        gait = Trot(feet, self.gait_frequency, self.foot_height)
+        noise = self.noise
+        measured: dict[str, Term | Observation] = {
+            "gyro": obs.angular_velocity(robot, noise=noise.gyro, scale=0.25),
+            "gravity": obs.gravity(robot, noise=noise.gravity),
+            "joints": obs.joint_positions(robot, noise=noise.joint_position),
+            "speeds": obs.joint_velocities(robot, noise=noise.joint_velocity, scale=0.05),
+        }
+        known: dict[str, Term | Observation] = {
+            "action": obs.last_action(),
+            "command": obs.command(twist),
+            "phase": gait.phase,
+        }
+        observations: dict[str, dict[str, Term | Observation] | Group] = {
+            "state": {**measured, **known},
+            "critic": {
+                "velocity": obs.velocity(robot),
+                "height": obs.height(robot),
+                "contact": obs.contact(feet),
+                "feet": lambda _: feet.height * 10.0,
+            },
+        }
+        if terrain is not None:
+            observations["scan"] = {
+                "ground": obs.height_scan(robot, terrain, SCAN, clip=(-1.0, 1.0), scale=2.0)
+            }
+        if self.observation_delay[1]:
+            observations["state"] = known
+            observations["sensors"] = Group(measured, delay=self.observation_delay)
+        terms: dict[str, Term] = {
+            "alive": rewards.alive,
+            "velocity": rewards.track_velocity(twist, 1.0, 0.1),
+            "turning": rewards.track_turning(twist, 1.0, 0.1),
+            "gait": gait.reward,
+            "pose": lambda _: np.exp(-rewards.square_sum(robot.joint_positions)),
+            "tilt": rewards.tilt(robot),
+            "vertical": rewards.vertical_velocity(robot),
+            "wobble": rewards.roll_pitch_rate(robot),
+            "action_rate": rewards.action_rate,
+        }
+        weights = self.reward.model_dump()
+        dt = TIMESTEP * SUBSTEPS
+        return Task(
+            model=MODEL if terrain is not None else on_floor(),
+            parts=[
+                *([] if terrain is None else [terrain]),
+                robot,
+                resets.BasePose(robot, terrain=terrain),
+                resets.JointNoise(robot, 0.1),
+                feet,
+                twist,
+                gait,
+                *self.random.parts(robot, geoms=".*_foot|floor"),
+            ],
+            action=JointTargets(robot, self.action_scale, delay=self.random.latency),
+            observations=observations,
+            rewards={name: (term, weights[name] * dt) for name, term in terms.items()},
+            terminations={
+                "tilted": terminations.tilted(robot, 60.0),
+                "down": terminations.lower_than(robot, 0.12),
+            },
+            statistics={
+                **({} if terrain is None else {"tile": lambda _: terrain.tile}),
+                "velocity_error": lambda _: twist.mean_error(0, settled=False),
+                "turning_error": lambda _: twist.mean_error(1, settled=False),
+                "settled_velocity_error": lambda _: twist.mean_error(0, settled=True),
+                "settled_turning_error": lambda _: twist.mean_error(1, settled=True),
+            },
+            substeps=SUBSTEPS,
+            max_episode_steps=self.max_episode_steps,
+            camera=CAMERA,
+        )
+
+
+CAMERA = Camera(follow="trunk", look_at=(0.0, 0.0, 0.25), distance=1.6, azimuth=130, elevation=-18)
+
+
+def on_floor() -> mujoco.MjSpec:
+    """The Go1 on a floor."""
+    spec = load_spec(MODEL)
+    floor = spec.worldbody.add_geom(name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE)
+    floor.size, floor.contype, floor.conaffinity = (0.0, 0.0, 0.05), 0, 1
+    floor.friction[0], floor.rgba = 0.8, (0.55, 0.6, 0.65, 1.0)
+    return spec
+
+
+class Trot(Part):
+    """A clock for a trot: diagonal feet swing together, in turn, and stand still in between.
+
+    While a robot is commanded to stand, no foot has to swing. Feet are in the order front right,
+    front left, rear right, rear left.
+    """
+
+    def __init__(self, feet: Feet, frequency: float, height: float) -> None:
+        self._feet, self._frequency, self._height = feet, frequency, height
+
+    def _angle(self) -> Array:
+        """[num_envs] rad of the clock."""
+        angle: Array = self.env.elapsed * (2.0 * np.pi * self._frequency * self.env.dt)
+        return angle
+
+    def phase(self, env: MujocoEnv) -> Array:
+        """[num_envs, 2]: sine and cosine of the clock."""
+        angle = self._angle()
+        return np.stack([np.sin(angle), np.cos(angle)], axis=1)
+
+    def reward(self, env: MujocoEnv) -> Array:
+        """[num_envs] 0 to 1: swinging feet at their height, standing feet down and still."""
+        swing = np.sin(self._angle())[:, None] * np.array([1.0, -1.0, -1.0, 1.0])
+        target = np.maximum(swing, 0.0) * self._height
+        lifted = np.exp(-(((self._feet.height - target) / 0.03) ** 2))
+        planar = self._feet.velocity[:, :, :2]
+        still = np.exp(-np.einsum("nfi,nfi->nf", planar, planar) / 0.1)
+        paid = np.where(swing > 0.0, lifted, 0.5 * lifted + 0.5 * still)
+        mean: Array = paid.mean(axis=1)
+        return mean
