@@ -203,7 +203,7 @@ class Task:
     outcomes: tuple[str, ...] = ()
     """What the statistic "outcome" counts through, success first."""
     parts: Sequence[Part] = ()
-    """In the order in which they are asked; the action's part comes last."""
+    """In the order in which they are asked; the action's part comes last, if not named here."""
     view: Any = None
     """What terms are given, with live arrays; None: the environment."""
     time_limit: Term | None = None
@@ -237,7 +237,8 @@ class MujocoEnv:
 
     def __init__(self, task: Task, num_envs: int, threads: int = 1) -> None:
         self.task, self.num_envs = task, num_envs
-        self.parts: list[Part] = [*task.parts, task.action]
+        last = () if task.action in task.parts else (task.action,)
+        self.parts: list[Part] = [*task.parts, *last]
         self.simulation = Simulation(compile_model(task.model, self.parts), num_envs, threads)
         self.dt = self.simulation.model.opt.timestep * task.substeps
         """Seconds of a control step."""
