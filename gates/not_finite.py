@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from toys import changed, tiny_reach, toy_dataset  # isort: skip
 
 import numpy as np
+from etude.envs.mujoco.batch import Simulation
 
 import etude
 from etude.algorithms.ppo import PPO
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
-from etude.envs.mujoco.batch import Simulation
 from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import MlpPolicy
 from etude.planning import recipes

@@ -14,8 +14,6 @@ import sys
 import tempfile
 import traceback
 
-import etude.building.build
-import etude.envs.mujoco.batch  # noqa: F401 - what most commands load
 from etude.cli.main import main
 
 

@@ -9,11 +9,11 @@ import mujoco
 import numpy as np
 import pytest
 from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
+from etude.envs.mujoco.batch import MujocoTask, Simulation, Terms
 from mujoco.batch import DATA_FIELDS
 
 from etude.core.contracts import ActionSpec, Array
 from etude.core.errors import UsageError
-from etude.envs.mujoco.batch import MujocoTask, Simulation, Terms
 
 XML = """
 <mujoco>

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
+from etude.envs.mujoco.batch import Simulation
 
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Streams
 from etude.core.trees import digest
-from etude.envs.mujoco.batch import Simulation
 from etude.robots.kuka.scene import kuka_spec
 from etude.tasks.reach.task import Reach, ReachConfig
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError
-from etude.core.imports import attribute
 from etude.envs.config import ENVS
 from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.demonstration import DemonstratedTask
+from etude.envs.mujoco.demonstration import Demonstration, demonstrated
+from etude.envs.mujoco.env import MujocoEnv, TaskConfig
 from etude.planning.recipe import Recipe
 
 _SLICES, _STACKS, _QUADS = 14, 8, 2
@@ -30,16 +30,16 @@ _camera: QuickCamera | None = None
 T = TypeVar("T")
 
 
-def make_demonstrated(recipe: Recipe, num_envs: int) -> DemonstratedTask:
-    """The task of a recipe, for recording."""
-    if not recipe.task.demonstration:
+def make_demonstrated(recipe: Recipe, num_envs: int) -> tuple[MujocoEnv, Demonstration]:
+    """The environments of a recipe, for recording, and their part that demonstrates."""
+    config = recipe.task
+    if not (isinstance(config, TaskConfig) and config.demonstration):
         kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
         raise UsageError(
             f"Demonstrations are recorded of {' and '.join(kinds)}, whose progress is known; "
-            f"'{recipe.name}' has an environment of the kind '{recipe.task.kind}'."
+            f"'{recipe.name}' has an environment of the kind '{config.kind}'."
         )
-    task: DemonstratedTask = attribute(recipe.task.demonstration)(recipe.task, num_envs)
-    return task
+    return demonstrated(config, num_envs)
 
 
 class QuickCamera(offscreen.Renderer):
@@ -61,10 +61,10 @@ def _start(recipe: Recipe, size: int) -> None:
     global _camera
     # One core each: Mesa would take all of them for every picture.
     os.environ["LP_NUM_THREADS"] = "0"
-    task = make_demonstrated(recipe, 1)
-    quality = task.simulation.model.vis.quality
+    env, _ = make_demonstrated(recipe, 1)
+    quality = env.simulation.model.vis.quality
     quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
-    _camera = QuickCamera(task.simulation.model, task.shot, size, size)
+    _camera = QuickCamera(env.simulation.model, env.task.camera, size, size)
 
 
 def _draw(states: Array, targets: Array) -> Array:

@@ -22,8 +22,8 @@ from etude.envs.mujoco.demonstration import (
     SIMULATION,
     TARGET,
     Actor,
-    DemonstratedTask,
 )
+from etude.envs.mujoco.env import MujocoEnv
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
 from etude.experience.store.labels import Labels
@@ -33,7 +33,7 @@ from etude.reports import fresh
 from etude.rollout.group import Inference, restart
 
 IMAGE = "image"
-ROWS = 32
+NUM_ENVS = 32
 """Environments played together."""
 _SPOILT = ("clumsy", "stops", "lets go")
 """How a failure comes about: too much noise, or at some stage nothing more is done, with the
@@ -63,14 +63,14 @@ class RecordOptions:
 class PolicyActor:
     """The most likely actions of a trained policy."""
 
-    def __init__(self, path: Path, task: DemonstratedTask) -> None:
+    def __init__(self, path: Path, env: MujocoEnv) -> None:
         self._policy = fresh.load(path)
-        fresh.check_fits(self._policy, task.spec, path)
+        fresh.check_fits(self._policy, env.spec, path)
         self._infer = Inference(self._policy)
-        self._state = self._policy.initial_state(task.num_envs)
+        self._state = self._policy.initial_state(env.num_envs)
 
-    def reset(self, rows: Array) -> None:
-        restart(self._state, self._policy, rows)
+    def reset(self, env_ids: Array) -> None:
+        restart(self._state, self._policy, env_ids)
 
     def act(self, obs: Observations) -> Array:
         seen = {name: obs[name] for name in self._policy.actor_observations}
@@ -80,11 +80,11 @@ class PolicyActor:
 
 @dataclass
 class Scripts:
-    """What every row does to its demonstrator in the episode it is in, [rows] each."""
+    """What every environment does to its demonstrator in the episode it is in, [num_envs] each."""
 
     options: RecordOptions
     key: Key
-    rows: int
+    num_envs: int
     max_steps: int
     grips: bool
     """Whether the last action is a gripper's, open where positive."""
@@ -92,29 +92,29 @@ class Scripts:
     """-1: good; else an index into the ways to fail."""
 
     def __post_init__(self) -> None:
-        self.kind = np.full(self.rows, -1)
-        self._sigma, self._level = np.zeros(self.rows), np.ones(self.rows)
-        self._linger = np.zeros(self.rows, np.int64)
-        self._last, self._stopped = np.zeros(self.rows, np.int64), np.full(self.rows, -1)
-        self._draws = [np.random.default_rng(0)] * self.rows
+        self.kind = np.full(self.num_envs, -1)
+        self._sigma, self._level = np.zeros(self.num_envs), np.ones(self.num_envs)
+        self._linger = np.zeros(self.num_envs, np.int64)
+        self._last, self._stopped = np.zeros(self.num_envs, np.int64), np.full(self.num_envs, -1)
+        self._draws = [np.random.default_rng(0)] * self.num_envs
 
-    def begin(self, row: int, episode: int, fail: bool) -> None:
+    def begin(self, env_id: int, episode: int, fail: bool) -> None:
         """A new episode, which is meant to fail or not."""
-        options, draw = self.options, self.key.episode(row, episode)
+        options, draw = self.options, self.key.episode(env_id, episode)
         kinds = len(_SPOILT) if self.grips else len(_SPOILT) - 1
-        self.kind[row] = int(draw.integers(kinds)) if fail else -1
-        clumsy = fail and _SPOILT[self.kind[row]] == "clumsy"
+        self.kind[env_id] = int(draw.integers(kinds)) if fail else -1
+        clumsy = fail and _SPOILT[self.kind[env_id]] == "clumsy"
         spoiling = options.fail_noise * (0.5 + 0.5 * draw.random())
-        self._sigma[row] = spoiling if clumsy else draw.choice(options.noise)
-        self._level[row] = draw.random() * 0.95 if fail and not clumsy else np.inf
-        self._linger[row] = draw.integers(*_LINGER, endpoint=True)
+        self._sigma[env_id] = spoiling if clumsy else draw.choice(options.noise)
+        self._level[env_id] = draw.random() * 0.95 if fail and not clumsy else np.inf
+        self._linger[env_id] = draw.integers(*_LINGER, endpoint=True)
         share = 0.25 + 0.75 * draw.random() if clumsy else 1.0
-        self._last[row] = max(2, int(share * self.max_steps))
-        self._stopped[row] = -1
-        self._draws[row] = draw
+        self._last[env_id] = max(2, int(share * self.max_steps))
+        self._stopped[env_id] = -1
+        self._draws[env_id] = draw
 
     def play(self, wanted: Array, before: Array, progress: Array, elapsed: Array) -> Array:
-        """The actions [rows, n] that are really done; before: those of the last step."""
+        """The actions [num_envs, n] that are really done; before: those of the last step."""
         stops = (self._stopped < 0) & (progress >= self._level)
         self._stopped[stops] = elapsed[stops]
         noise = np.array([draw.standard_normal(wanted.shape[1]) for draw in self._draws])
@@ -130,13 +130,13 @@ class Scripts:
         return done
 
     def ending(self, elapsed: Array) -> Array:
-        """[k]: rows whose step to come is the last of a spoiled episode."""
+        """[k]: environments whose step to come is the last of a spoiled episode."""
         over = (self._stopped >= 0) & (elapsed + 1 >= self._stopped + self._linger)
         over |= (self.kind >= 0) & (elapsed + 1 >= self._last)
         return np.flatnonzero(over)
 
-    def name(self, row: int) -> str:
-        return "demonstration" if self.kind[row] < 0 else _SPOILT[self.kind[row]]
+    def name(self, env_id: int) -> str:
+        return "demonstration" if self.kind[env_id] < 0 else _SPOILT[self.kind[env_id]]
 
 
 @dataclass
@@ -152,82 +152,84 @@ class Take:
 
 
 class Stage:
-    """Plays a task in many rows and gives episodes in the order they end."""
+    """Plays a task in many environments and gives episodes in the order they end."""
 
     def __init__(self, recipe: Recipe, options: RecordOptions) -> None:
-        self.task = make_demonstrated(recipe, ROWS)
-        self.spec, self._options = self.task.spec, options
+        self.env, shown = make_demonstrated(recipe, NUM_ENVS)
+        self.spec, self._options = self.env.spec, options
         self._actor: Actor = (
-            self.task.expert() if options.policy is None else PolicyActor(options.policy, self.task)
+            shown.expert() if options.policy is None else PolicyActor(options.policy, self.env)
         )
         limit = self.spec.max_episode_steps
         assert limit is not None
         self.max_steps = limit
         key = Key(options.seed).child("record")
         self._env_key = key.child("env")
-        self._scripts = Scripts(options, key.child("script"), ROWS, limit, self.task.has_gripper)
+        self._scripts = Scripts(options, key.child("script"), NUM_ENVS, limit, shown.has_gripper)
         self._fails = key.child("fails").generator()
 
     def takes(self) -> Iterator[Take]:
         """Episodes without end."""
-        options, task, rows = self._options, self.task, np.arange(ROWS)
-        elapsed, episodes = np.zeros(ROWS, np.int64), np.zeros(ROWS, np.int64)
-        obs = task.reset(self._env_key)
+        options, env, every = self._options, self.env, np.arange(NUM_ENVS)
+        elapsed, episodes = np.zeros(NUM_ENVS, np.int64), np.zeros(NUM_ENVS, np.int64)
+        obs = env.reset(self._env_key)
         tapes = _tapes(obs, self.max_steps)
-        actions: Array = np.ones((ROWS, *self.spec.action.array.shape), np.float32)
-        done = _tapes({"actions": actions, "rewards": np.zeros(ROWS, np.float32)}, self.max_steps)
-        self._begin(rows, episodes)
+        actions: Array = np.ones((NUM_ENVS, *self.spec.action.array.shape), np.float32)
+        done = _tapes(
+            {"actions": actions, "rewards": np.zeros(NUM_ENVS, np.float32)}, self.max_steps
+        )
+        self._begin(every, episodes)
         while True:
             for name, tape in tapes.items():
-                tape[rows, elapsed] = obs[name]
+                tape[every, elapsed] = obs[name]
             wanted = self._actor.act(obs)
             actions = self._scripts.play(wanted, actions, obs[PROGRESS][:, 0], elapsed)
-            task.truncate(self._scripts.ending(elapsed))
-            result = task.step(self.spec.action.to_env(actions))
+            env.elapsed[self._scripts.ending(elapsed)] = self.max_steps - 1
+            result = env.step(self.spec.action.to_env(actions))
             reward = result.reward if options.reward == "task" else _success_reward(result)
-            done["actions"][rows, elapsed], done["rewards"][rows, elapsed] = actions, reward
+            done["actions"][every, elapsed], done["rewards"][every, elapsed] = actions, reward
             elapsed += 1
-            for i, row in enumerate(result.final_envs.tolist()):
-                yield self._take(result, i, row, int(elapsed[row]), tapes, done)
+            for i, env_id in enumerate(result.final_envs.tolist()):
+                yield self._take(result, i, env_id, int(elapsed[env_id]), tapes, done)
             if len(result.final_envs):
                 elapsed[result.final_envs] = 0
                 episodes[result.final_envs] += 1
                 self._begin(result.final_envs, episodes)
             obs = result.obs
 
-    def _begin(self, rows: Array, episodes: Array) -> None:
-        self._actor.reset(rows)
-        for row in rows.tolist():
+    def _begin(self, env_ids: Array, episodes: Array) -> None:
+        self._actor.reset(env_ids)
+        for env_id in env_ids.tolist():
             fail = bool(self._fails.random() < self._options.fail_share)
-            self._scripts.begin(row, int(episodes[row]), fail)
+            self._scripts.begin(env_id, int(episodes[env_id]), fail)
 
     def _take(
         self,
         result: StepResult,
         i: int,
-        row: int,
+        env_id: int,
         steps: int,
         tapes: Observations,
         done: Observations,
     ) -> Take:
         obs = {
-            name: np.concatenate([tape[row, :steps], result.final_obs[name][i : i + 1]])
+            name: np.concatenate([tape[env_id, :steps], result.final_obs[name][i : i + 1]])
             for name, tape in tapes.items()
         }
         return Take(
             obs,
-            done["actions"][row, :steps].copy(),
-            done["rewards"][row, :steps].copy(),
-            bool(result.terminated[row]),
+            done["actions"][env_id, :steps].copy(),
+            done["rewards"][env_id, :steps].copy(),
+            bool(result.terminated[env_id]),
             bool(result.episodes["is_success"][i]),
-            self._scripts.name(row),
+            self._scripts.name(env_id),
         )
 
     def chosen(self) -> Iterator[Take]:
         """As many successes and failures as were asked for; what is too many is left out."""
         wanted = {False: round(self._options.episodes * self._options.fail_share)}
         wanted[True] = self._options.episodes - wanted[False]
-        most = _PATIENCE * (self._options.episodes + ROWS)
+        most = _PATIENCE * (self._options.episodes + NUM_ENVS)
         for num_played, take in enumerate(self.takes(), 1):
             if wanted[take.success]:
                 wanted[take.success] -= 1
@@ -299,7 +301,7 @@ def kinds(labels: Labels) -> dict[str, int]:
 
 
 def _tapes(arrays: Observations, steps: int) -> Observations:
-    """Room for every step of an episode in every row, {name: [rows, steps, ...]}."""
+    """Room for every step of an episode in every environment, {name: [num_envs, steps, ...]}."""
     return {
         name: np.empty((len(array), steps, *array.shape[1:]), array.dtype)
         for name, array in arrays.items()

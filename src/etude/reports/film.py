@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.batch import MujocoTask
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.recorder import Recorder, Recording
 from etude.planning.recipe import Recipe
 from etude.reports.fresh import FreshEpisodes, load
@@ -38,7 +38,7 @@ INK, PAPER = (30, 34, 40), (255, 255, 255)
 def check(recipe: Recipe) -> None:
     """Refuse what cannot be filmed, before any episode is played."""
     env = recipe.task.build(recipe.task.num_agents)
-    simulated = isinstance(env, MujocoTask)
+    simulated = isinstance(env, MujocoEnv)
     env.close()
     if not simulated:
         raise UsageError(
@@ -83,23 +83,23 @@ def film(
 ) -> list[Path]:
     """<kind>.png and <kind>.mp4 in a folder, for each kind of episode that occurred."""
     chosen, made = typical(fresh, kinds), []
-    task, recordings = replay(recipe, path, fresh, list(chosen.values()))
+    env, recordings = replay(recipe, path, fresh, list(chosen.values()))
     for kind, number in chosen.items():
         name, title = re.sub(r"\W+", "-", kind), f"{kind}, episode {number}"
         made += [folder / f"{name}.png", folder / f"{name}.mp4"]
-        strip(task, recordings[number], title).save(made[-2], optimize=True)
-        _write_film(task, recordings[number], title, made[-1])
+        strip(env, recordings[number], title).save(made[-2], optimize=True)
+        _write_film(env, recordings[number], title, made[-1])
     return made
 
 
 def replay(
     recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
-) -> tuple[MujocoTask[Any], dict[int, Recording]]:
+) -> tuple[MujocoEnv, dict[int, Recording]]:
     """Play episodes again, each among the rows it was played with, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
     judged = recipe.task.for_evaluation()
     env: BatchEnv = judged.build(fresh.envs_per_group, recipe.collector.engine_threads)
-    assert isinstance(env, MujocoTask)
+    assert isinstance(env, MujocoEnv)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):
         wanted = {n: (row, episode) for n, (g, row, episode) in places.items() if g == group}
@@ -137,9 +137,9 @@ def figures(recording: Recording, step: int, num_positions: int) -> list[Array]:
     return [reference, state]
 
 
-def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Image:
+def strip(env: MujocoEnv, recording: Recording, title: str) -> Image.Image:
     """Pictures side by side over the whole episode, each with its step; the title above."""
-    (width, height), positions = STRIP_SIZE, task.simulation.model.nq
+    (width, height), positions = STRIP_SIZE, env.simulation.model.nq
     steps = moments(recording, positions)
     rows = len(figures(recording, 0, positions))
     tall = height * rows
@@ -147,7 +147,7 @@ def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Imag
     sheet = Image.new("RGB", (STRIP_FRAMES * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
     pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
-    with offscreen.Renderer(task.simulation.model, task.shot, width, height, fine=2) as camera:
+    with offscreen.Renderer(env.simulation.model, env.task.camera, width, height, fine=2) as camera:
         for index, step in enumerate(steps):
             left = index * (width + GAP)
             for line, state in enumerate(figures(recording, step, positions)):
@@ -158,13 +158,13 @@ def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Imag
     return sheet
 
 
-def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: Path) -> None:
+def _write_film(env: MujocoEnv, recording: Recording, title: str, path: Path) -> None:
     """An mp4 in the speed of the simulation."""
-    model = task.simulation.model
-    rate = 1.0 / (model.opt.timestep * task.spec.substeps)
+    model = env.simulation.model
+    rate = 1.0 / (model.opt.timestep * env.spec.substeps)
     last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
     film = writer(path, rate, (SIZE[0] * wide, SIZE[1]))
-    with offscreen.Renderer(model, task.shot, *SIZE) as camera:
+    with offscreen.Renderer(model, env.task.camera, *SIZE) as camera:
         for step, target in enumerate(recording.targets):
             captions = ["reference", f"{title}, step {step} of {last}"][-wide:]
             pictures = [

@@ -6,10 +6,10 @@ from typing import Literal
 
 import mujoco
 import numpy as np
+from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation, Terms
 from pydantic import Field
 
 from etude.core.contracts import ActionSpec, Array
-from etude.envs.mujoco.batch import MujocoConfig, MujocoTask, Simulation, Terms
 
 SCENE = """
 <mujoco>

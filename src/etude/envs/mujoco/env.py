@@ -216,6 +216,12 @@ class Task:
     forward_after_reset: bool = True
     """Whether observations and `begin` read derived fields of environments just reset."""
 
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts and the action's."""
+        last = () if self.action in self.parts else (self.action,)
+        return *self.parts, *last
+
 
 class TaskConfig(EnvConfig):
     """The config of a task on MuJoCo: its fields are options, `define` is the task."""
@@ -237,8 +243,7 @@ class MujocoEnv:
 
     def __init__(self, task: Task, num_envs: int, threads: int = 1) -> None:
         self.task, self.num_envs = task, num_envs
-        last = () if task.action in task.parts else (task.action,)
-        self.parts: list[Part] = [*task.parts, *last]
+        self.parts = task.all_parts
         self.simulation = Simulation(compile_model(task.model, self.parts), num_envs, threads)
         self.dt = self.simulation.model.opt.timestep * task.substeps
         """Seconds of a control step."""
@@ -282,7 +287,7 @@ class MujocoEnv:
         }
         self.spec = EnvSpec(
             observations={
-                name: ArraySpec(array.shape[1:], "float32")
+                name: ArraySpec(array.shape[1:], str(array.dtype))
                 for name, array in self._observe().items()
             },
             action=task.action.spec,
@@ -399,7 +404,7 @@ class MujocoEnv:
         return total.astype(np.float32)
 
     def _observe(self) -> Observations:
-        """{name: [num_envs, n] float32}, new arrays."""
+        """{name: [num_envs, n]}, new arrays."""
         return {name: reader.read() for name, reader in self._readers.items()}
 
     def _report(self, env_ids: Array) -> dict[str, Array]:

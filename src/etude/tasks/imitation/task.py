@@ -40,7 +40,8 @@ class ImitationConfig(TaskConfig):
         "random", description="Frame of the clip that an episode begins with."
     )
     order: Literal["drawn", "in turn"] = Field(
-        "drawn", description="Clips are drawn anew for each episode, or environment i plays the i-th."
+        "drawn",
+        description="Clips are drawn anew for each episode, or environment i plays the i-th.",
     )
     control: Literal["residual", "absolute"] = Field(
         "residual", description="Actions turn joints from the clip's pose, or from the rest pose."

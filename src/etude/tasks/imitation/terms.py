@@ -86,7 +86,9 @@ class ErrorMeter(Part):
         self.errors[:4] = self._sums[:, :4].T / counts
         self.errors[4] = self._sums[:, 4] / np.maximum(counts - 1, 1)
         # The steps after which a clip has come to its end.
-        cycles = np.where(known.loops[figure.motion], known.cycles[figure.motion], figure.episode_steps)
+        cycles = np.where(
+            known.loops[figure.motion], known.cycles[figure.motion], figure.episode_steps
+        )
         np.maximum(self.worst, figure.mean_distance, out=self.worst)
         np.copyto(self.first_worst, self.worst, where=steps <= cycles)
         np.copyto(self.once, (steps > cycles) | ((steps == cycles) & ~figure.ended))

@@ -36,7 +36,7 @@ class ReachReward(Config):
 class ReachConfig(TaskConfig):
     """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
 
-    demonstration: ClassVar[str] = "etude.tasks.reach.demonstration:DemonstratedReach"
+    demonstration: ClassVar[str] = "etude.tasks.reach.demonstration:ReachDemonstration"
 
     kind: Literal["reach"] = "reach"
     box_side: float = Field(0.4, gt=0, le=0.5, description="Side of the box of targets, m.")
