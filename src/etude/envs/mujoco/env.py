@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import mujoco
 import numpy as np
@@ -37,7 +37,7 @@ from etude.envs.mujoco.simulation import Camera, Simulation
 A = TypeVar("A")
 Term = Callable[[Any], Array]
 """A function of the task's view, or of the environment where the task has none."""
-Model = str | Path | mujoco.MjSpec | mujoco.MjModel
+Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
 """An MJCF file, MJCF text, a spec, or a compiled model, which no part can add to."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -68,7 +68,8 @@ class Draws:
         index = np.arange(1, count + 1, dtype=np.uint64)
         bits = mix(self._moments()[:, None] ^ mix(stream + index * _GOLDEN))
         unit = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return low + unit.reshape(-1, *shape) * (np.asarray(high) - low)
+        found: Array = low + unit.reshape(-1, *shape) * (np.asarray(high) - low)
+        return found
 
     def normal(self, name: str, *shape: int) -> Array:
         """[k, *shape] float64, standard normal."""

@@ -58,11 +58,11 @@ class Vary(Part):
         factor = self._factors(draws)
         for array, value in zip(self._arrays, self._values, strict=True):
             new = value * factor.reshape(*factor.shape, *(1,) * (value.ndim - 1))
-            where = np.ix_(env_ids, self._ids)
+            which, things = np.ix_(env_ids, self._ids)
             if self._column is None:
-                array[where] = new
+                array[which, things] = new
             else:
-                array[*where, self._column] = new[..., self._column]
+                array[which, things, self._column] = new[..., self._column]
         if self._derives:
             self.env.simulation.update_constants(env_ids)
 

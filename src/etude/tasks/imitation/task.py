@@ -91,7 +91,7 @@ class ImitationConfig(TaskConfig):
         return offsets
 
     def for_evaluation(self) -> Self:
-        """Environment i plays clip i from its first frame, is let go astray further, and is measured.
+        """Environment i plays clip i from its first frame, may go astray further, and is measured.
 
         Where no distance ends an episode the clip is not tracked: none ends it here either, and
         it may begin where it does in training.

@@ -26,7 +26,8 @@ def _near(error: Callable[[Imitator], Array], rate: float) -> Term:
 def effort(figure: Imitator) -> Array:
     """Mean square of the action."""
     action = single(figure.env.action)
-    return (np.einsum("ij,ij->i", action, action) / NUM_ACTIONS).astype(np.float64)
+    found: Array = (np.einsum("ij,ij->i", action, action) / NUM_ACTIONS).astype(np.float64)
+    return found
 
 
 def rewards(sharpness: float) -> dict[str, Term]:

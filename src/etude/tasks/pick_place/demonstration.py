@@ -8,6 +8,7 @@ from etude.core.contracts import Array
 from etude.envs.mujoco.demonstration import Demonstration
 from etude.envs.mujoco.env import Draws
 from etude.tasks.pick_place import terms
+from etude.tasks.pick_place.arm import STAGES
 from etude.tasks.pick_place.expert import PickPlaceExpert
 
 
@@ -17,7 +18,7 @@ class PickPlaceDemonstration(Demonstration):
     has_gripper = True
 
     def bind(self) -> None:
-        weights = np.array([getattr(self.config.reward, name) for name in terms.STAGES])
+        weights = np.array([getattr(self.config.reward, name) for name in STAGES])
         self._shares: Array = weights / weights.sum() if weights.sum() > 0 else weights + 1 / 7
         self._first_potential = self.env.state("first_potential")
 

@@ -9,6 +9,7 @@ from etude.core.contracts import Array
 from etude.envs.mujoco.env import Draws, Part, Term
 from etude.envs.mujoco.randomize import Vary
 from etude.tasks.pick_place import terms
+from etude.tasks.pick_place.arm import PickPlaceArm
 from etude.tasks.pick_place.scene import CONTROL_SECONDS, CUBE
 
 _SERVOS = "joint.*"
@@ -79,7 +80,7 @@ class PositionNoise(Part):
         def target() -> Array:
             return self._noise[:, 0, 3:]
 
-        def target_offset(arm: terms.PickPlaceArm) -> Array:
+        def target_offset(arm: PickPlaceArm) -> Array:
             offset: Array = terms.target_offset(arm) + (target() - cube())
             return offset
 

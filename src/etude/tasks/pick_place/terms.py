@@ -128,7 +128,8 @@ def fallen(arm: PickPlaceArm) -> Array:
 
 def placement_error(arm: PickPlaceArm) -> Array:
     """m from the target, on the table."""
-    return arm.error
+    found: Array = arm.error
+    return found
 
 
 def drop_height(arm: PickPlaceArm) -> Array:
