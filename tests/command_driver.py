@@ -14,6 +14,8 @@ import sys
 import tempfile
 import traceback
 
+import etude.building.build
+import etude.envs.mujoco.env  # noqa: F401 - what most commands load
 from etude.cli.main import main
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from etude.envs.mujoco.batch import Simulation
 
 from etude.algorithms.ppo import PPO
 from etude.core.errors import UsageError
+from etude.envs.mujoco.simulation import Simulation
 from etude.planning import recipes
 from etude.rollout.local import LocalCollector
 from etude.runs import standard

@@ -27,7 +27,7 @@ from etude.experience.segments import join
 from etude.experience.windows import StepWindows, WindowRing
 from etude.models.discriminator import Discriminator, make_discriminator
 from etude.models.policies import PolicyConfig
-from etude.tasks.imitation.task import Imitation, ImitationConfig
+from etude.tasks.imitation.task import ImitationConfig
 from toys import StyleEnv, Trainer, TwoRanks, make_trainer
 
 SMALL: dict[str, Any] = {
@@ -412,8 +412,8 @@ def test_demonstrations_are_drawn_as_their_motions_are_practised() -> None:
 def test_the_humanoid_says_which_clip_a_window_is_of() -> None:
     pytest.importorskip("pybullet_data", reason="the clips come with pybullet")
     config = ImitationConfig(clips=("walk", "run"), style_window=4, order="in turn")
-    env = Imitation(config, 4)
-    obs, windows, motions = env.reset(Key(0)), env.style_windows(), env.style_motions()
+    env = config.build(4)
+    obs, windows, motions = env.reset(Key(0)), env.view.style_windows(), env.view.style_motions()
     env.close()
     assert obs["motion"].tolist() == [[0.0], [1.0], [0.0], [1.0]]
     assert len(motions) == len(windows)
