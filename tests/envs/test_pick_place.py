@@ -468,7 +468,7 @@ def test_observations_are_late_as_asked() -> None:
     for action in random_actions(plain, 12):
         shown.append(env.step(action).obs["state"])
         true.append(plain.step(action).obs["state"])
-    delays = env.snapshot()["task"]["state/delay"]
+    delays = env.snapshot()["task"]["state.delay"]
     assert set(delays.tolist()) == {0, 1, 2, 3}
     for step in range(13):
         for row, delay in enumerate(delays.tolist()):
@@ -515,7 +515,7 @@ def test_a_measurement_that_is_shown_again_is_the_same() -> None:
     shown = [env.reset(KEY)["state"]]
     for action in random_actions(env, 4):
         shown.append(env.step(action).obs["state"])
-    delays = env.snapshot()["task"]["state/delay"]
+    delays = env.snapshot()["task"]["state.delay"]
     assert delays.max() == 3
     for row, delay in enumerate(delays.tolist()):
         for step in range(1, delay + 1):
