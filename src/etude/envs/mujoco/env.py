@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import mujoco
 import numpy as np
@@ -32,13 +31,11 @@ from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.observing import Group, Observation, Reader
-from etude.envs.mujoco.simulation import Camera, Simulation
+from etude.envs.mujoco.simulation import Camera, Model, Simulation, load_spec
 
 A = TypeVar("A")
 Term = Callable[[Any], Array]
 """A function of the task's view, or of the environment where the task has none."""
-Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
-"""An MJCF file, MJCF text, a spec, or a compiled model, which no part can add to."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -472,21 +469,6 @@ class MujocoEnv:
 
     def close(self) -> None:
         """Nothing to release: MuJoCo's memory goes with the object."""
-
-
-def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:
-    """A spec that can be edited: of an MJCF or URDF file, of MJCF text, or a copy of a spec."""
-    if isinstance(model, mujoco.MjSpec):
-        return model.copy()
-    try:
-        if "<" in str(model):
-            return mujoco.MjSpec.from_string(str(model))
-        path = Path(model).expanduser()
-        if not path.exists():
-            raise UsageError(f"There is no model file {path}.")
-        return mujoco.MjSpec.from_file(str(path))
-    except ValueError as error:
-        raise UsageError(f"MuJoCo cannot read the model {model}: {error}") from error
 
 
 def compile_model(model: Model, parts: Sequence[Part] = ()) -> mujoco.MjModel:

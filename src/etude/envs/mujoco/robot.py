@@ -239,7 +239,9 @@ class Feet(Part):
     def height(self) -> Array:
         """[num_envs, feet] m: of the lowest point of each foot above the ground."""
         place = self.position
-        return place[:, :, 2] - self._radius - self._ground.height_at(place[:, :, :2])
+        ground = self._ground.height_at(place[:, :, :2])
+        found: Array = place[:, :, 2] - self._radius - ground
+        return found
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
         self.contact[env_ids] = self._found[np.ix_(env_ids, self._sensors)] > 0
