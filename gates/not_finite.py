@@ -29,13 +29,13 @@ import etude
 from etude.algorithms.ppo import PPO
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
-from etude.envs.mujoco.batch import Simulation
+from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.simulation import Simulation
 from etude.experience.store.episodes import EpisodeStore
 from etude.models.policies import MlpPolicy
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint
-from etude.tasks.reach.task import Reach
 from report import Gate, parse
 
 VALUES = (float("nan"), float("inf"), -float("inf"))
@@ -112,8 +112,8 @@ def dataset(case: Case, good: Callable[..., Any], *arguments: Any) -> Any:
 
 
 PLACES: dict[str, tuple[Any, Any, str, int]] = {
-    "observation": (observation, Reach, "step", 8),
-    "reward": (reward, Reach, "step", 8),
+    "observation": (observation, MujocoEnv, "step", 8),
+    "reward": (reward, MujocoEnv, "step", 8),
     "action": (action, MlpPolicy, "act", 8),
     "physics": (physics, Simulation, "step", 8),
     "loss": (loss, PPO, "loss", 8),

@@ -29,7 +29,7 @@ from mujoco.batch import Batch
 
 from etude.api import RunFolder
 from etude.building.build import build
-from etude.envs.mujoco.batch import Simulation
+from etude.envs.mujoco.simulation import Simulation
 from etude.planning.recipes import Recipe, find
 from etude.planning.resolve import resolve
 from etude.rollout.local import Workers

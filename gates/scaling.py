@@ -33,10 +33,10 @@ from etude.algorithms.ppo import PPO
 from etude.core.contracts import Array, Broadcast
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays
+from etude.envs.mujoco.env import MujocoEnv
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import make_policy
 from etude.rollout.local import LocalCollector, Workers
-from etude.tasks.reach.task import Reach
 from machine import report_load
 from report import Gate, parse
 from update_speed import at_scale, learner
@@ -57,7 +57,7 @@ class Collection:
         self.repeats = max(1, max(options.rows) // 4 // rows)
         envs = [recipe.env.make(envs_per_group, threads) for _ in range(rows // envs_per_group)]
         first = envs[0]
-        assert isinstance(first, Reach)
+        assert isinstance(first, MujocoEnv)
         policy = make_policy(recipe.policy, first.spec, key.child("policy"))
         buffer = SegmentBuffer(BufferSpec(first.spec, {}, rows, STEPS, 1))
         parts = [buffer.part(slice(r, r + envs_per_group)) for r in range(0, rows, envs_per_group)]

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 
 import etude.building.build
-import etude.envs.mujoco.batch  # noqa: F401 - what most commands load
+import etude.envs.mujoco.env  # noqa: F401 - what most commands load
 from etude.cli.main import main
 
 

@@ -24,7 +24,7 @@ import torch
 
 from etude.algorithms.ppo import PPO
 from etude.core.errors import UsageError
-from etude.envs.mujoco.batch import Simulation
+from etude.envs.mujoco.simulation import Simulation
 from etude.planning import recipes
 from etude.rollout.local import LocalCollector
 from etude.runs import standard

@@ -15,7 +15,7 @@ LAYERS = (
     {"core"},
     {"models", "experience", "motion", "metrics", "runs"},
     {"envs", "learning", "datasets", "rollout"},
-    {"robots", "training"},
+    {"robots", "training", "mj"},
     {"logs"},
     {"planning"},
     {"algorithms", "building"},

@@ -26,6 +26,7 @@ from etude.core.contracts import (
 from etude.core.keys import Key
 from etude.core.ranks import Alone
 from etude.core.trees import Tree, digest
+from etude.envs.mujoco.env import MujocoEnv
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
@@ -36,6 +37,7 @@ from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk
+from etude.tasks.reach.task import ReachConfig
 from etude.training.loop import gradient_steps
 
 BOX = ActionSpec("box", low=(-2.0, 0.0), high=(2.0, 1.0))
@@ -43,6 +45,13 @@ DISCRETE = ActionSpec("discrete", sizes=(3,))
 MULTI = ActionSpec("multi_discrete", sizes=(2, 4))
 ACTIONS = {spec.kind: spec for spec in (BOX, DISCRETE, MULTI)}
 LONGEST = 6
+
+
+class ConfiguredReach(MujocoEnv):
+    """A task whose constructor takes a config first."""
+
+    def __init__(self, config: ReachConfig, num_envs: int, threads: int = 1) -> None:
+        super().__init__(config.define(), num_envs, threads)
 
 
 class ToyEnv:

@@ -12,12 +12,11 @@ from etude.envs.mujoco.env import (
     TaskConfig,
     Term,
     derived,
-    load_spec,
 )
 from etude.envs.mujoco.observing import Group, Observation
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
-from etude.envs.mujoco.simulation import Camera, Simulation
+from etude.envs.mujoco.simulation import Camera, Simulation, load_spec
 from etude.envs.mujoco.terms import observations, resets, rewards, terminations
 from etude.envs.mujoco.terrain import Terrain
 

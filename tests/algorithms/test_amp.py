@@ -28,7 +28,7 @@ from etude.experience.windows import StepWindows, WindowRing
 from etude.models.networks import generator_of
 from etude.models.policies import PolicyConfig
 from etude.models.reward_networks import Discriminator
-from etude.tasks.imitation.task import Imitation, ImitationConfig
+from etude.tasks.imitation.task import ImitationConfig
 from toys import StyleEnv, Trainer, TwoRanks, make_trainer
 
 SMALL: dict[str, Any] = {
@@ -413,8 +413,8 @@ def test_demonstrations_are_drawn_as_their_motions_are_practised() -> None:
 def test_the_humanoid_says_which_clip_a_window_is_of() -> None:
     pytest.importorskip("pybullet_data", reason="the clips come with pybullet")
     config = ImitationConfig(clips=("walk", "run"), style_window=4, order="in turn")
-    env = Imitation(config, 4)
-    obs, windows, motions = env.reset(Key(0)), env.style_windows(), env.style_motions()
+    env = config.build(4)
+    obs, windows, motions = env.reset(Key(0)), env.view.style_windows(), env.view.style_motions()
     env.close()
     assert obs["motion"].tolist() == [[0.0], [1.0], [0.0], [1.0]]
     assert len(motions) == len(windows)

@@ -248,11 +248,11 @@ def skip_without_pictures() -> None:
 
 def test_the_quick_camera_sees_what_the_other_sees() -> None:
     skip_without_pictures()
-    task = make_demonstrated(recipes.find("pick-place"), 1)
-    task.reset(Key(0))
-    state, target, pictures = task.simulation.state[0], task.view.target[0], []
+    env, _ = make_demonstrated(recipes.find("pick-place"), 1)
+    env.reset(Key(0))
+    state, target, pictures = env.simulation.state[0], env.view.target[0], []
     for kind in (offscreen.Renderer, QuickCamera):
-        with kind(task.simulation.model, task.shot, 64, 64) as camera:
+        with kind(env.simulation.model, env.task.camera, 64, 64) as camera:
             pictures.append(camera.picture(state, target).astype(np.float64))
     assert pictures[0].std() > 10
     np.testing.assert_array_equal(pictures[0], pictures[1])

@@ -31,7 +31,7 @@ from etude.reports.fresh import FreshEpisodes
 from etude.rollout.group import evaluate
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.pick_place.terms import OUTCOMES
-from etude.tasks.reach.task import Reach
+from etude.tasks.reach.task import ReachingArm
 from toys import BOX, tiny_reach
 
 
@@ -146,13 +146,13 @@ def test_what_is_imitated_is_shown_beside_the_policy(
     pytest.importorskip("imageio_ffmpeg")
     pose = np.linspace(0.2, 0.8, 7)
 
-    def reference_pose(task: Reach, row: int, step: int) -> Array:
+    def reference_pose(arm: ReachingArm, env_id: int, step: int) -> Array:
         return pose * step / 100
 
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 4)
     plain = film.replay(recipe, finished, played, [1])
-    monkeypatch.setattr(Reach, "reference_pose", reference_pose, raising=False)
+    monkeypatch.setattr(ReachingArm, "reference_pose", reference_pose, raising=False)
     task, recordings = film.replay(recipe, finished, played, [1])
     recording, alone = recordings[1], plain[1][1]
     assert not alone.references
@@ -255,7 +255,7 @@ def test_strip_and_film(finished: Path, tmp_path: Path) -> None:
 def test_pick_place_shows_cube_and_target() -> None:
     task: Any = PickPlaceConfig().make(1)
     task.reset(Key(0))
-    with offscreen.Renderer(task.simulation.model, task.shot, *film.SIZE) as camera:
+    with offscreen.Renderer(task.simulation.model, task.task.camera, *film.SIZE) as camera:
         picture = camera.picture(task.simulation.state[0], task.view.target[0])
     red, green, blue = np.moveaxis(picture.astype(int), -1, 0)
     assert picture.shape == (360, 480, 3)

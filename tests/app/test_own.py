@@ -260,11 +260,11 @@ def test_code_that_cannot_be_imported_is_named(folder: Path) -> None:
         ("etude.tasks.seek:Sek", {}, "did you mean 'Seek'"),
         ("etude.tasks.seek:Seek", {"sped": 1}, "unexpected keyword argument 'sped'"),
         (
-            "etude.tasks.reach.task:Reach",
+            "toys:ConfiguredReach",
             {"tolerance": -1},
             "env.options.tolerance must be more than 0",
         ),
-        ("etude.tasks.reach.task:Reach", {"tolerence": 1}, "did you mean env.options.tolerance?"),
+        ("toys:ConfiguredReach", {"tolerence": 1}, "did you mean env.options.tolerance?"),
         ("Seek", {}, "write module:Class"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_task_that_is_none_is_refused(task: str, options: dict[str, Any], word
 
 
 def test_constructors_of_every_kind() -> None:
-    for task in ("etude.tasks.reach.task:Reach", "etude.tasks.seek:Seek", "toys:ToyEnv"):
+    for task in ("toys:ConfiguredReach", "etude.tasks.seek:Seek", "toys:ToyEnv"):
         config = TaskConfig(task=task)
         assert make_task(config, 3, threads=2).num_envs == 3
         assert config.exactness().exact

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import mujoco
 import numpy as np
 import pytest
 from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
 from mujoco.batch import DATA_FIELDS
 
-from etude.core.contracts import ActionSpec, Array
+from etude.core.contracts import Array
 from etude.core.errors import UsageError
-from etude.envs.mujoco.batch import MujocoTask, Simulation, Terms
+from etude.envs.mujoco.env import Action, Draws, MujocoEnv, Task
+from etude.envs.mujoco.simulation import Simulation
 
 XML = """
 <mujoco>
@@ -89,54 +87,43 @@ def test_what_only_the_integrator_computes_is_refused(name: str) -> None:
         Simulation(compiled(), 2).bind(name)
 
 
-@dataclass(frozen=True)
-class BallView:
-    position: Array
-    force: Array
-    sensors: Array
+class Ball(Action):
+    """Acts by the force that it felt last, and feels actuator force and touch."""
+
+    size = 1
+
+    def bind(self) -> None:
+        bind = self.env.simulation.bind
+        self.position, self._control = bind("qpos"), bind("ctrl")
+        self.force, self.sensors = bind("actuator_force"), bind("sensordata")
+
+    def apply(self, actions: Array) -> None:
+        self._control[:] = actions - 0.2 * self.force
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        heights = np.array([generator.uniform(0.09, 0.11) for generator in draws.generators])
+        self.position[env_ids, 2] = heights
+        self._control[env_ids, 0] = 50.0 * (heights - 0.1)
 
 
-class Ball(MujocoTask[BallView]):
-    """Observes actuator force and touch, and acts by the force that it felt last."""
-
-    def __init__(self, num_envs: int, threads: int = 1) -> None:
-        simulation = Simulation(compiled(), num_envs, threads)
-        self._control = simulation.bind("ctrl")
-        view = BallView(*(simulation.bind(n) for n in ("qpos", "actuator_force", "sensordata")))
-        super().__init__(
-            simulation,
-            view,
-            Terms(
-                observations={
-                    "state": {"force": lambda v: v.force, "sensors": lambda v: v.sensors}
-                },
-                rewards={"height": lambda v: v.position[:, 2]},
-                terminations={"high": lambda v: v.sensors[:, 3] > 30.0},
-                success=lambda v: v.position[:, 2] > 1.0,
-            ),
-            weights={"height": 1.0},
-            action=ActionSpec("box", low=(-1.0,), high=(1.0,)),
-            substeps=3,
-            max_episode_steps=17,
-        )
-
-    def _act(self, actions: Array) -> None:
-        self._control[:] = actions - 0.2 * self.view.force
-
-    def _measure(self) -> None:
-        pass
-
-    def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        heights = [generator.uniform(0.09, 0.11) for generator in generators]
-        self.view.position[rows, 2] = heights
-        self._control[rows, 0] = 50.0 * (np.array(heights) - 0.1)
-
-    def _memory(self) -> dict[str, Array]:
-        return {}
+def make_ball(num_envs: int, threads: int = 1) -> MujocoEnv:
+    ball = Ball()
+    task = Task(
+        model=compiled(),
+        action=ball,
+        view=ball,
+        observations={"state": {"force": lambda b: b.force, "sensors": lambda b: b.sensors}},
+        rewards={"height": (lambda b: b.position[:, 2], 1.0)},
+        terminations={"high": lambda b: b.sensors[:, 3] > 30.0},
+        success=lambda b: b.position[:, 2] > 1.0,
+        substeps=3,
+        max_episode_steps=17,
+    )
+    return MujocoEnv(task, num_envs, threads)
 
 
 def test_first_observations_are_those_of_plain_mujoco() -> None:
-    env = Ball(8)
+    env = make_ball(8)
     model = env.simulation.model
     obs, begun = env.reset(KEY)["state"], np.arange(8)
     touched = 0
@@ -152,12 +139,12 @@ def test_first_observations_are_those_of_plain_mujoco() -> None:
 
 
 def test_contract_of_a_task_that_feels_forces() -> None:
-    check_contract(Ball)
+    check_contract(make_ball)
 
 
 def test_a_snapshot_holds_the_forces_of_the_last_substep() -> None:
     """What was felt last decides the next action, and the state after it does not tell it."""
-    env, other = Ball(8), Ball(8, threads=2)
+    env, other = make_ball(8), make_ball(8, threads=2)
     env.reset(KEY)
     actions = random_actions(env, 30)
     play(env, actions[:10])

@@ -10,38 +10,35 @@ from pydantic import ValidationError
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
+from etude.envs.mujoco.env import MujocoEnv
 from etude.motion.skeleton import NUM_BODIES
 from etude.tasks.imitation.features import NUM_STYLE
-from etude.tasks.imitation.task import (
-    NUM_ACTIONS,
-    Imitation,
-    ImitationConfig,
-    style_windows,
-)
+from etude.tasks.imitation.imitator import NUM_ACTIONS
+from etude.tasks.imitation.tables import style_windows
+from etude.tasks.imitation.task import ImitationConfig
 
 pytest.importorskip("pybullet_data", reason="it holds the clips (the extra 'mocap')")
 MANY = ("walk", "kick", "backflip")
 
 
-def make(rows: int = 6, **changes: Any) -> Imitation:
-    return Imitation(ImitationConfig(**{"clips": MANY, **changes}), rows)
+def make(rows: int = 6, **changes: Any) -> MujocoEnv:
+    return ImitationConfig(**{"clips": MANY, **changes}).build(rows)
 
 
-def keep_on_reference(env: Imitation) -> None:
+def keep_on_reference(env: MujocoEnv) -> None:
     """Let physics do nothing but put every row where its clip is, as each step is measured."""
-    simulation = env.simulation
-    measure = env._measure
+    update, figure = env._update, env.view
 
     def placed() -> None:
-        frames = env.library.frame(env.view.motion, env._start + env._elapsed)
-        env._pose[:], env._speed[:] = frames.pose, frames.speed
-        simulation.forward()
-        measure()
+        frames = figure.library.frame(figure.motion, figure.start + env.elapsed)
+        figure.pose[:], figure.speed[:] = frames.pose, frames.speed
+        env.simulation.forward()
+        update()
 
-    env._measure = placed  # type: ignore[method-assign]
+    env._update = placed  # type: ignore[method-assign]
 
 
-def still(env: Imitation) -> Array:
+def still(env: MujocoEnv) -> Array:
     return np.zeros((env.num_envs, NUM_ACTIONS), np.float32)
 
 
@@ -49,7 +46,7 @@ def test_contract() -> None:
     config = ImitationConfig(
         clips=MANY, style_window=3, measure=True, future=(1, 5), max_episode_steps=40
     )
-    check_contract(lambda rows, threads: Imitation(config, rows, threads), steps=100)
+    check_contract(lambda rows, threads: config.build(rows, threads), steps=100)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_contract() -> None:
 )
 def test_contract_of_variants(changes: dict[str, Any]) -> None:
     config = ImitationConfig(clips=MANY, **changes)
-    check_contract(lambda rows, threads: Imitation(config, rows, threads), steps=60, exact_steps=60)
+    check_contract(lambda rows, threads: config.build(rows, threads), steps=60, exact_steps=60)
 
 
 def test_a_figure_on_its_reference_earns_everything() -> None:
@@ -97,7 +94,7 @@ def test_one_body_far_off_ends_an_episode_and_the_mean_another() -> None:
     for env, moved, ends in ((strict, 0.2, False), (strict, 0.31, True), (lax, 0.31, False),
                              (lax, 0.55, True)):  # fmt: skip
         env.reset(KEY)
-        env._pose[:, 0] += moved
+        env.view.pose[:, 0] += moved
         result = env.step(still(env))
         assert (result.terminated == ends).all()
         assert not result.truncated.any()
@@ -108,7 +105,7 @@ def test_one_body_far_off_ends_an_episode_and_the_mean_another() -> None:
 def test_a_figure_that_lies_down_can_end_an_episode() -> None:
     env = make(2, clips=("walk",), terminate_at=None, terminate_below=1.2)
     env.reset(KEY)
-    env._pose[0, 2] += 1.0
+    env.view.pose[0, 2] += 1.0
     np.testing.assert_array_equal(env.step(still(env)).terminated, [False, True])
 
 
@@ -116,11 +113,11 @@ def test_evaluation_plays_each_motion_once_from_its_first_frame() -> None:
     config = ImitationConfig(clips=MANY, style_window=3).for_evaluation()
     assert (config.start, config.order, config.measure) == ("first", "in turn", True)
     assert (config.terminate_at, config.terminate_mean) == (None, 0.5)
-    env = Imitation(config, 6)
+    env = config.build(6)
     keep_on_reference(env)
     env.reset(KEY)
-    first = env.library.frame(np.arange(6) % 3, np.zeros(6, np.int64))
-    np.testing.assert_array_equal(env._pose, first.pose)
+    first = env.view.library.frame(np.arange(6) % 3, np.zeros(6, np.int64))
+    np.testing.assert_array_equal(env.view.pose, first.pose)
     lengths = np.zeros(6)
     for step in range(1, env.spec.max_episode_steps + 1):
         result = env.step(still(env))
@@ -131,7 +128,7 @@ def test_evaluation_plays_each_motion_once_from_its_first_frame() -> None:
             assert (result.episodes["is_success"] == 1).all()
             assert (result.episodes["progress"] == 1).all()
     # Loops go on for 10 s, the kick is played to its end.
-    kick = int(env.library.cycles[1]) - 1
+    kick = int(env.view.library.cycles[1]) - 1
     np.testing.assert_array_equal(lengths, [300, kick, 300] * 2)
 
 
@@ -139,19 +136,19 @@ def test_errors_are_those_of_the_episode() -> None:
     env = make(3, order="in turn", start="first", terminate_at=None, measure=True,
                max_episode_steps=5)  # fmt: skip
     keep_on_reference(env)
-    measure = env._measure
+    update = env._update
 
     def aside() -> None:
         """Whole figures 0.3 m aside from the third step on."""
-        env.library.frames.pose[:, 1] += 0.3 * (env._elapsed[0] == 3)
-        measure()
+        env.view.library.frames.pose[:, 1] += 0.3 * (env.elapsed[0] == 3)
+        update()
 
-    reference = env.library.frames.position.copy()
-    env._measure = aside  # type: ignore[method-assign]
+    reference = env.view.library.frames.position.copy()
+    env._update = aside  # type: ignore[method-assign]
     env.reset(KEY)
     for _ in range(5):
         result = env.step(still(env))
-    assert_same_bits(env.library.frames.position, reference)
+    assert_same_bits(env.view.library.frames.position, reference)
     played = result.episodes
     np.testing.assert_allclose(played["mpjpe_g"], 3 * 300 / 5, rtol=1e-6)
     np.testing.assert_allclose(played["mpjpe_l"], 0, atol=1e-6)
@@ -170,15 +167,15 @@ def test_once_through_is_told_however_long_a_clip_loops(
     late: int, far: float, once: int, once_25: int
 ) -> None:
     config = ImitationConfig(clips=("walk",), evaluation_steps=60).for_evaluation()
-    env = Imitation(config, 1)
+    env = config.build(1)
     keep_on_reference(env)
-    measure, strays = env._measure, int(env.library.cycles[0]) + late
+    update, strays = env._update, int(env.view.library.cycles[0]) + late
 
     def aside() -> None:
-        env.library.frames.pose[:, 1] += far * (env._elapsed[0] == strays)
-        measure()
+        env.view.library.frames.pose[:, 1] += far * (env.elapsed[0] == strays)
+        update()
 
-    env._measure = aside  # type: ignore[method-assign]
+    env._update = aside  # type: ignore[method-assign]
     env.reset(KEY)
     result = env.step(still(env))
     while not result.final_envs.size:
@@ -188,8 +185,8 @@ def test_once_through_is_told_however_long_a_clip_loops(
 
 
 def test_a_loop_that_is_judged_for_less_than_its_length_never_came_to_its_end() -> None:
-    env = Imitation(ImitationConfig(clips=MANY, evaluation_steps=20).for_evaluation(), 3)
-    assert int(env.library.cycles[0]) > 20
+    env = ImitationConfig(clips=MANY, evaluation_steps=20).for_evaluation().build(3)
+    assert int(env.view.library.cycles[0]) > 20
     keep_on_reference(env)
     env.reset(KEY)
     once: dict[int, float] = {}
@@ -207,7 +204,7 @@ def test_motions_are_drawn_by_weight() -> None:
         (np.array([1.0, 2.0, 5.0]), np.array([1, 2, 5]) / 8),
         (np.array([0.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0])),
     ):
-        env.follow({} if weights is None else {"weights": weights})
+        env.view.follow({} if weights is None else {"weights": weights})
         env.reset(KEY)
         counts = np.bincount(env.view.motion, minlength=3)
         for _ in range(3):
@@ -224,23 +221,23 @@ def test_weights_change_new_episodes_only_and_need_to_fit() -> None:
     env = make(8)
     env.reset(KEY)
     before = env.view.motion.copy()
-    env.follow({"weights": np.array([0.0, 0.0, 1.0])})
+    env.view.follow({"weights": np.array([0.0, 0.0, 1.0])})
     result = env.step(still(env))
     kept = np.setdiff1d(np.arange(8), result.final_envs)
     np.testing.assert_array_equal(env.view.motion[kept], before[kept])
     for wrong in ([1.0, 1.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [np.nan, 1.0, 1.0]):
         with pytest.raises(UsageError, match="weights"):
-            env.follow({"weights": np.array(wrong)})
+            env.view.follow({"weights": np.array(wrong)})
 
 
 def test_starts_depend_on_the_key_alone_and_reach_all_frames() -> None:
     one, two, other = make(400), make(400), make(400)
     assert_same_bits(one.reset(Key(1))["state"], two.reset(Key(1))["state"])
     other.reset(Key(2))
-    assert (one._start != other._start).any()
+    assert (one.view.start != other.view.start).any()
     for motion in range(3):
-        starts = one._start[one.view.motion == motion]
-        last = one.library.cycles[motion] - 1
+        starts = one.view.start[one.view.motion == motion]
+        last = one.view.library.cycles[motion] - 1
         assert starts.min() < 5
         assert last - 20 < starts.max() <= last
 
@@ -249,14 +246,14 @@ def test_starts_depend_on_the_key_alone_and_reach_all_frames() -> None:
 def test_style_on_the_reference_is_the_references_style(window: int) -> None:
     config = ImitationConfig(clips=MANY, style_window=window, max_episode_steps=60)
     reference = style_windows(config)
-    env = Imitation(config, 12)
+    env = config.build(12)
     assert reference.shape[1:] == (window, NUM_STYLE)
     assert reference.dtype == np.float32
     keep_on_reference(env)
     seen = env.reset(KEY)["style"]
-    first = np.concatenate([[0], np.cumsum(env.library.cycles)[:-1]])
+    first = np.concatenate([[0], np.cumsum(env.view.library.cycles)[:-1]])
     for _ in range(120):
-        time = (env._start + env._elapsed) % env.library.cycles[env.view.motion]
+        time = (env.view.start + env.elapsed) % env.view.library.cycles[env.view.motion]
         np.testing.assert_allclose(seen, reference[first[env.view.motion] + time], atol=1e-5)
         seen = env.step(still(env)).obs["style"]
 
@@ -277,19 +274,19 @@ def test_style_between_frames_is_between_their_styles() -> None:
 
 def test_style_knows_neither_place_nor_heading() -> None:
     config = ImitationConfig(clips=("walk",), style_window=1, terminate_at=None, future=())
-    one, two = Imitation(config, 4), Imitation(config, 4)
+    one, two = config.build(4), config.build(4)
     one.reset(KEY)
     two.reset(KEY)
     quarter = np.sqrt(0.5)
-    x, y = two._pose[:, 0].copy(), two._pose[:, 1].copy()
-    two._pose[:, 0], two._pose[:, 1] = 5.0 - y, x
-    w, i, j, k = two._pose[:, 3:7].T.copy()
-    two._pose[:, 3:7] = quarter * np.stack([w - k, i - j, j + i, k + w], axis=1)
-    vx, vy = two._speed[:, 0].copy(), two._speed[:, 1].copy()
-    two._speed[:, 0], two._speed[:, 1] = -vy, vx
+    x, y = two.view.pose[:, 0].copy(), two.view.pose[:, 1].copy()
+    two.view.pose[:, 0], two.view.pose[:, 1] = 5.0 - y, x
+    w, i, j, k = two.view.pose[:, 3:7].T.copy()
+    two.view.pose[:, 3:7] = quarter * np.stack([w - k, i - j, j + i, k + w], axis=1)
+    vx, vy = two.view.speed[:, 0].copy(), two.view.speed[:, 1].copy()
+    two.view.speed[:, 0], two.view.speed[:, 1] = -vy, vx
     for env in (one, two):
         env.simulation.forward()
-        env._measure()
+        env._update()
     for name, shown in one._observe().items():
         np.testing.assert_allclose(shown, two._observe()[name], atol=1e-5)
 

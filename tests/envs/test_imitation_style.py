@@ -7,7 +7,8 @@ import pytest
 
 from etude.core.keys import Key
 from etude.tasks.imitation.recipes import amp_walk, imitate_walk
-from etude.tasks.imitation.task import Imitation, ImitationConfig
+from etude.tasks.imitation.task import ImitationConfig
+from etude.tasks.imitation.terms import ErrorMeter
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +19,8 @@ def config() -> ImitationConfig:
 
 
 def test_windows_of_the_humanoid_never_span_a_reset(config: ImitationConfig) -> None:
-    env, stream = Imitation(config, 8), np.random.default_rng(0)
-    reference = {window.tobytes() for window in env.style_windows()}
+    env, stream = config.build(8), np.random.default_rng(0)
+    reference = {window.tobytes() for window in env.view.style_windows()}
     before = env.reset(Key(1))["style"]
     assert all(window.tobytes() in reference for window in before)
     ended = 0
@@ -48,20 +49,22 @@ def test_motion_that_is_not_tracked_ends_in_a_fall_alone(config: ImitationConfig
 
 
 def test_how_far_it_came_is_told(config: ImitationConfig) -> None:
-    env = Imitation(config.for_evaluation(), 3)
+    env = config.for_evaluation().build(3)
     env.reset(Key(2))
-    origin = env._pose[:, :2].copy()
+    meter = env.ability(ErrorMeter)
+    assert meter is not None
+    origin = env.view.pose[:, :2].copy()
     told: dict[int, float] = {}
     for _ in range(60):
         result = env.step(np.zeros((3, 28), np.float32))
         going = np.setdiff1d(np.arange(3), result.final_envs)
-        away = np.linalg.norm(env._pose[:, :2] - origin, axis=1)
-        np.testing.assert_allclose(env.view.travelled[going], away[going], atol=1e-12)
+        away = np.linalg.norm(env.view.pose[:, :2] - origin, axis=1)
+        np.testing.assert_allclose(meter.travelled[going], away[going], atol=1e-12)
         for row, distance in zip(
             result.final_envs.tolist(), result.episodes.get("travelled", []), strict=True
         ):
             told[row] = float(distance)
-            origin[row] = env._pose[row, :2]
+            origin[row] = env.view.pose[row, :2]
     assert len(told) == 3
     assert all(0.05 < distance < 3.0 for distance in told.values())
     env.close()

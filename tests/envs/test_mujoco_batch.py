@@ -1,37 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from batch_env_contract import KEY, assert_same_bits, check_contract, play, random_actions
 
-from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Streams
 from etude.core.trees import digest
-from etude.envs.mujoco.batch import Simulation
+from etude.envs.mujoco.env import Task
+from etude.envs.mujoco.randomize import Vary
+from etude.envs.mujoco.simulation import Simulation
 from etude.robots.kuka.scene import kuka_spec
-from etude.tasks.reach.task import Reach, ReachConfig
+from etude.tasks.reach.task import ReachConfig
 
 
-class HeavyReach(Reach):
+class HeavyReach(ReachConfig):
     """Reach with links whose masses are drawn anew for every episode."""
 
-    def __init__(self, config: ReachConfig, num_envs: int, threads: int = 1) -> None:
-        super().__init__(config, num_envs, threads)
-        self._mass = self.simulation.expand("body_mass")
-        self._inertia = self.simulation.expand("body_inertia")
-        model = self.simulation.model
-        self._defaults = model.body_mass.copy(), model.body_inertia.copy()
-
-    def _place(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        super()._place(rows, generators)
-        scale = np.array([generator.uniform(0.5, 2.0) for generator in generators])
-        self._mass[rows] = self._defaults[0] * scale[:, None]
-        self._inertia[rows] = self._defaults[1] * scale[:, None, None]
-        self.simulation.update_constants(rows)
+    def define(self) -> Task:
+        heavy = Vary("body", ("body_mass", "body_inertia"), 0.5, each=False)
+        return replace(super().define(), parts=[heavy])
 
 
 def make_simulation(rows: int = 4, threads: int = 1) -> Simulation:
@@ -39,15 +30,15 @@ def make_simulation(rows: int = 4, threads: int = 1) -> Simulation:
 
 
 def test_contract_with_per_row_model_values() -> None:
-    check_contract(lambda rows, threads: HeavyReach(ReachConfig(), rows, threads))
+    check_contract(lambda rows, threads: HeavyReach().build(rows, threads))
 
 
 def test_per_row_model_values_are_in_the_snapshot_and_matter() -> None:
-    env = HeavyReach(ReachConfig(), 3)
+    env = HeavyReach().build(3)
     env.reset(KEY)
     model = env.snapshot()["simulation"]["model"]
     assert {"body_mass", "body_inertia", "body_subtreemass"} <= set(model)
-    plain = Reach(ReachConfig(), 3)
+    plain = ReachConfig().build(3)
     snapshot = env.snapshot()
     actions = random_actions(env, 5)
     expected = play(env, actions)
@@ -97,7 +88,7 @@ def test_divergence_is_caught_and_the_row_named(
     simulation = make_simulation(threads=2)
     simulation.step(3)
     simulation.bind(field)[2].flat[-1] = value
-    with pytest.raises(NonFinite, match="row 2") as caught:
+    with pytest.raises(NonFinite, match="environment 2") as caught:
         simulation.step(10)
     state = caught.value.arrays["state"]
     assert state.shape == simulation.state[0].shape
@@ -106,11 +97,11 @@ def test_divergence_is_caught_and_the_row_named(
 
 def test_nan_in_a_policy_action_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    env = Reach(ReachConfig(), 4)
+    env = ReachConfig().build(4)
     env.reset(KEY)
     actions = np.zeros((4, 7), np.float32)
     actions[3, 5] = np.nan
-    with pytest.raises(NonFinite, match="row 3: ctrl"):
+    with pytest.raises(NonFinite, match="environment 3: ctrl"):
         env.step(actions)
 
 
@@ -120,7 +111,7 @@ def test_divergence_by_a_model_value_is_caught(
     monkeypatch.chdir(tmp_path)
     simulation = make_simulation()
     simulation.expand("body_mass")[1, 3] = np.nan
-    with pytest.raises(NonFinite, match="row 1") as caught:
+    with pytest.raises(NonFinite, match="environment 1") as caught:
         simulation.step(10)
     assert "model.body_mass" in caught.value.arrays
 
@@ -128,11 +119,11 @@ def test_divergence_by_a_model_value_is_caught(
 def test_a_bad_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     simulation = make_simulation()
-    with pytest.raises(UsageError, match="3 rows"):
+    with pytest.raises(UsageError, match="3 environments"):
         simulation.restore(make_simulation(3).snapshot())
     snapshot = simulation.snapshot()
     snapshot["state"][1, 2] = np.nan
-    with pytest.raises(NonFinite, match="row 1"):
+    with pytest.raises(NonFinite, match="environment 1"):
         simulation.restore(snapshot)
     # The failure does not stick: a good snapshot makes the simulation usable again.
     simulation.restore(make_simulation().snapshot())

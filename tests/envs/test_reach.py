@@ -10,15 +10,16 @@ from pydantic import ValidationError
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite
 from etude.core.keys import Key
+from etude.envs.mujoco.env import MujocoEnv
 from etude.robots.kuka.scene import arm_table
-from etude.tasks.reach.task import BOX_CENTER, Reach, ReachConfig, ReachReward
+from etude.tasks.reach.task import BOX_CENTER, ReachConfig, ReachReward
 
 
 def test_contract() -> None:
-    check_contract(lambda rows, threads: Reach(ReachConfig(), rows, threads))
+    check_contract(lambda rows, threads: ReachConfig().build(rows, threads))
 
 
-def resolved_rate(env: Reach) -> Array:
+def resolved_rate(env: MujocoEnv) -> Array:
     """Actions [rows, 7] that move the hand to the target: damped least squares."""
     body = int(env.simulation.model.site("hand").bodyid[0])
     jacobian, _ = env.simulation.jacobians(body, env.view.hand)
@@ -33,7 +34,7 @@ def resolved_rate(env: Reach) -> Array:
 
 
 def test_a_scripted_controller_solves_the_task_within_the_speed_limits() -> None:
-    env = Reach(ReachConfig(), 50)
+    env = ReachConfig().build(50)
     env.reset(KEY)
     success: list[float] = []
     while len(success) < 200:
@@ -47,7 +48,7 @@ def test_a_scripted_controller_solves_the_task_within_the_speed_limits() -> None
 @pytest.mark.parametrize("seed", range(10))
 def test_no_episode_starts_solved(seed: int) -> None:
     config = ReachConfig()
-    env = Reach(config, 256, 2)
+    env = config.build(256, 2)
     obs = env.reset(Key(seed))["state"]
     view = env.view
     assert (view.held == 0).all()
@@ -62,7 +63,7 @@ def test_no_episode_starts_solved(seed: int) -> None:
 
 
 def test_success_needs_consecutive_steps() -> None:
-    env = Reach(ReachConfig(hold_steps=3, reward=ReachReward(action_cost=0)), 4)
+    env = ReachConfig(hold_steps=3, reward=ReachReward(action_cost=0)).build(4)
     env.reset(KEY)
     still = np.zeros((4, 7), np.float32)
     env.view.target[:2] = env.view.hand[:2]
@@ -80,7 +81,7 @@ def test_success_needs_consecutive_steps() -> None:
 
 
 def test_truncation_keeps_the_observation_before_the_reset() -> None:
-    short, long = Reach(ReachConfig(max_episode_steps=7), 5), Reach(ReachConfig(), 5)
+    short, long = ReachConfig(max_episode_steps=7).build(5), ReachConfig().build(5)
     short.reset(KEY)
     long.reset(KEY)
     for step, action in enumerate(random_actions(short, 7)):
@@ -97,7 +98,7 @@ def test_an_episodes_start_depends_on_row_and_number_only() -> None:
     config = ReachConfig(max_episode_steps=3)
     starts = []
     for seed in (0, 1):
-        env = Reach(config, 5)
+        env = config.build(5)
         env.reset(KEY)
         starts.append([env.step(a).obs["state"] for a in random_actions(env, 3, seed)][-1])
     assert_same_bits(starts[0], starts[1])
@@ -108,7 +109,7 @@ def test_an_episodes_start_depends_on_row_and_number_only() -> None:
 def test_shaping_terms_telescope_so_lingering_earns_nothing(seed: int) -> None:
     """Over an episode each potential term is worth its end minus its start, whatever the path."""
     config = ReachConfig(max_episode_steps=12)
-    env = Reach(config, 6)
+    env = config.build(6)
     env.reset(Key(seed))
     start = env.view.distance.copy()
     total = np.zeros(6)
@@ -133,7 +134,7 @@ def test_the_bonus_exceeds_all_the_shaping_near_the_target() -> None:
 
 
 def test_actions_are_joint_motions_clipped_to_the_joint_ranges() -> None:
-    env = Reach(ReachConfig(), 2)
+    env = ReachConfig().build(2)
     env.reset(KEY)
     before = env.view.joint_position.copy()
     env.step(np.array([[1] * 7, [0] * 7], np.float32))
@@ -150,7 +151,7 @@ TARGET_COLUMNS = slice(17, 25)
 
 
 def test_contract_of_the_memory_task() -> None:
-    check_contract(lambda rows, threads: Reach(ReachConfig(shown_steps=5), rows, threads))
+    check_contract(lambda rows, threads: ReachConfig(shown_steps=5).build(rows, threads))
 
 
 @settings(max_examples=10, deadline=None)
@@ -158,7 +159,7 @@ def test_contract_of_the_memory_task() -> None:
 def test_nothing_but_memory_carries_a_target_past_the_shown_steps(seed: int, shown: int) -> None:
     """Twins from the same pose see two targets, act at will while held, and then look alike."""
     config = ReachConfig(shown_steps=shown, max_episode_steps=shown + 4)
-    twins = Reach(config, 6), Reach(config, 6)
+    twins = config.build(6), config.build(6)
     for env in twins:
         env.reset(Key(seed))
     twins[1].view.target[:] = np.random.default_rng(seed).uniform(-1, 1, (6, 3))
@@ -190,7 +191,7 @@ def test_nothing_but_memory_carries_a_target_past_the_shown_steps(seed: int, sho
 
 
 def test_the_memory_task_shows_what_reach_shows_and_costs_nothing_meanwhile() -> None:
-    memory, plain = Reach(ReachConfig(shown_steps=3), 5), Reach(ReachConfig(), 5)
+    memory, plain = ReachConfig(shown_steps=3).build(5), ReachConfig().build(5)
     assert_same_bits(memory.reset(KEY)["state"], plain.reset(KEY)["state"])
     assert memory.spec.observations["state"] == plain.spec.observations["state"]
     for action in random_actions(memory, 6):
@@ -207,7 +208,7 @@ def test_the_memory_task_shows_what_reach_shows_and_costs_nothing_meanwhile() ->
 
 
 def test_holding_counts_only_once_the_arm_is_free() -> None:
-    env = Reach(ReachConfig(shown_steps=4, hold_steps=2), 3)
+    env = ReachConfig(shown_steps=4, hold_steps=2).build(3)
     env.reset(KEY)
     env.view.target[:] = env.view.hand
     still = np.zeros((3, 7), np.float32)
@@ -223,12 +224,12 @@ def test_holding_counts_only_once_the_arm_is_free() -> None:
 
 def test_a_snapshot_in_the_midst_of_the_shown_steps_continues_to_the_bit() -> None:
     config = ReachConfig(shown_steps=3, max_episode_steps=8)
-    env = Reach(config, 4)
+    env = config.build(4)
     env.reset(KEY)
     actions = random_actions(env, 12)
     for step in range(11):
         env.step(actions[step])
-        other = Reach(config, 4)
+        other = config.build(4)
         other.restore(env.snapshot(), KEY)
         kept = env.snapshot()
         for action in actions[step + 1 :]:
@@ -239,7 +240,7 @@ def test_a_snapshot_in_the_midst_of_the_shown_steps_continues_to_the_bit() -> No
 
 
 def test_a_remembered_target_is_reached_in_the_time_left() -> None:
-    env = Reach(ReachConfig(shown_steps=5), 50)
+    env = ReachConfig(shown_steps=5).build(50)
     env.reset(KEY)
     success: list[float] = []
     while len(success) < 200:
@@ -248,7 +249,7 @@ def test_a_remembered_target_is_reached_in_the_time_left() -> None:
 
 
 def test_a_bad_action_is_found_even_while_the_arm_is_held() -> None:
-    env = Reach(ReachConfig(shown_steps=5), 2)
+    env = ReachConfig(shown_steps=5).build(2)
     env.reset(KEY)
     with pytest.raises(NonFinite):
         env.step(np.full((2, 7), np.nan, np.float32))
@@ -262,7 +263,7 @@ def test_the_shown_steps_must_leave_time_to_move() -> None:
 
 
 def test_weightless_terms_are_not_reported_and_unknown_ones_refused() -> None:
-    env = Reach(ReachConfig(reward=ReachReward(hold=0)), 1)
+    env = ReachConfig(reward=ReachReward(hold=0)).build(1)
     assert "reward/hold" not in env.spec.statistics
     with pytest.raises(ValidationError):
         ReachConfig.model_validate({"reward": {"progres": 1.0}})

@@ -14,7 +14,7 @@ from etude.core.trees import Tree, copy_arrays, digest
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group, OpenEpisodes, evaluate, moments, restart
-from etude.tasks.reach.task import Reach, ReachConfig
+from etude.tasks.reach.task import ReachConfig
 from toys import (
     ACTIONS,
     BOX,
@@ -73,16 +73,16 @@ def test_a_chain_of_held_rollouts_equals_a_chain_of_restored_ones() -> None:
 
 
 def test_reach_is_pure_too() -> None:
-    env = Reach(ReachConfig(), 4)
+    env = ReachConfig().build(4)
     policy = make_policy(PolicyConfig(), env.spec, Key(1))
     group = Group(env)
     first = group.begin(policy, KEY)
     saved = copy_arrays(first)
     _, middle = group.rollout(policy, first, KEY, 0, empty(env, 30))
     held, end = group.rollout(policy, middle, KEY, 1, empty(env, 30))
-    other = Group(Reach(ReachConfig(), 4, threads=2))
+    other = Group(ReachConfig().build(4, threads=2))
     _, again = other.rollout(policy, saved, KEY, 0, empty(env, 30))
-    found, other_end = Group(Reach(ReachConfig(), 4)).rollout(
+    found, other_end = Group(ReachConfig().build(4)).rollout(
         policy, copy_arrays(again), KEY, 1, empty(env, 30)
     )
     assert fragment_bits(found) == fragment_bits(held)

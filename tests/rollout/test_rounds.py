@@ -20,7 +20,7 @@ from etude.models.policies import ActorCritic, PolicyConfig, make_policy
 from etude.rollout.group import Group
 from etude.rollout.overlap import OverlappedCollector
 from etude.runs.files import Disk
-from etude.tasks.reach.task import Reach, ReachConfig
+from etude.tasks.reach.task import ReachConfig
 from etude.tasks.seek import Seek
 from toys import LONGEST, MotionEnv, ToyEnv, Trainer, fragment_bits, make_trainer
 
@@ -110,7 +110,7 @@ def test_an_environment_that_cannot_restart_says_so() -> None:
         play(group, first, 0)
 
 
-@pytest.mark.parametrize("make", [lambda: Reach(ReachConfig(), ROWS), lambda: Seek(ROWS)])
+@pytest.mark.parametrize("make", [lambda: ReachConfig().build(ROWS), lambda: Seek(ROWS)])
 def test_shipped_tasks_restart_as_if_their_episodes_had_ended(make: Any) -> None:
     env, other = make(), make()
     for each in (env, other):

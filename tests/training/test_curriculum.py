@@ -9,7 +9,7 @@ import pytest
 
 from etude.core.keys import Key
 from etude.tasks.pick_place.scene import TABLE_CENTER
-from etude.tasks.pick_place.task import PickPlace, PickPlaceConfig
+from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.training.curriculum import Curriculum, CurriculumConfig, SuccessCurriculum
 
 
@@ -52,8 +52,8 @@ def test_without_a_curriculum_nothing_is_eased() -> None:
 @pytest.mark.parametrize("level", [0.25, 1.0])
 def test_pick_place_starts_within_the_level(level: float) -> None:
     config = PickPlaceConfig.anywhere()
-    env = PickPlace(config, 64)
-    env.follow({"level": level})
+    env = config.build(64)
+    env.view.follow({"level": level})
     env.reset(Key(0))
     away = np.abs((env.view.cube - TABLE_CENTER)[:, :2])
     half = np.array(config.cube_area) / 2 * level
@@ -63,9 +63,9 @@ def test_pick_place_starts_within_the_level(level: float) -> None:
 
 def test_a_broadcast_without_a_level_is_the_whole_task() -> None:
     eased, whole = (
-        PickPlace(PickPlaceConfig.anywhere(), 4),
-        PickPlace(PickPlaceConfig.anywhere(), 4),
+        PickPlaceConfig.anywhere().build(4),
+        PickPlaceConfig.anywhere().build(4),
     )
-    eased.follow({"level": 0.3})
-    eased.follow({})
+    eased.view.follow({"level": 0.3})
+    eased.view.follow({})
     assert np.array_equal(eased.reset(Key(1))["state"], whole.reset(Key(1))["state"])

@@ -16,9 +16,9 @@ from etude.cli import main as cli
 from etude.core.contracts import StepResult
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
+from etude.envs.mujoco.env import MujocoEnv
 from etude.models.policies import MlpPolicy
 from etude.runs import checkpoint
-from etude.tasks.reach.task import Reach
 from toys import tiny_reach
 
 STEPS_BEFORE = 3 * 8
@@ -31,9 +31,9 @@ def poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     An observation after the last step, since the action after any other would fail in physics.
     """
     at = STEPS_BEFORE + (2 if where == "reward" else 8)
-    good = Reach.step
+    good = MujocoEnv.step
 
-    def step(self: Reach, actions: Any) -> StepResult:
+    def step(self: MujocoEnv, actions: Any) -> StepResult:
         result = good(self, actions)
         self.steps_taken = getattr(self, "steps_taken", 0) + 1  # type: ignore[attr-defined]
         if self.steps_taken == at:  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
             array[3] = np.nan
         return result
 
-    monkeypatch.setattr(Reach, "step", step)
+    monkeypatch.setattr(MujocoEnv, "step", step)
 
 
 @pytest.mark.parametrize("where", ["reward", "observation"])

@@ -18,7 +18,7 @@ from etude.cli.options import Positional, parse
 from etude.cli.target import Trusting
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.envs.mujoco.batch import MujocoTask
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.offscreen import camera, draw_target
 from etude.planning.recipe import Recipe
 from etude.reports import fresh
@@ -53,48 +53,48 @@ def play(recipe: Recipe, path: Path, seed: int | None = None) -> None:
             "There is no screen here to open MuJoCo's viewer on. `etude eval "
             f"{path} --video` makes films and pictures instead."
         )
-    task = recipe.task.build(recipe.task.num_agents)
-    if not isinstance(task, MujocoTask):
+    env = recipe.task.build(recipe.task.num_agents)
+    if not isinstance(env, MujocoEnv):
         raise UsageError(
             "Only tasks on Etude's own MuJoCo simulation can be played, such as reach and "
             f"pick-place; this run's environment is of the kind '{recipe.task.kind}'."
         )
     key = Key(recipe.seed if seed is None else seed).child("play")
-    data = mujoco.MjData(task.simulation.model)
+    data = mujoco.MjData(env.simulation.model)
     viewer: Any = importlib.import_module("mujoco.viewer")
-    with viewer.launch_passive(task.simulation.model, data) as window:
-        view = camera(task.shot, task.simulation.model)
+    with viewer.launch_passive(env.simulation.model, data) as window:
+        view = camera(env.task.camera, env.simulation.model)
         window.cam.lookat[:], window.cam.distance = view.lookat, view.distance
         window.cam.azimuth, window.cam.elevation = view.azimuth, view.elevation
-        _act(task, data, window, path, key)
-    task.close()
+        _act(env, data, window, path, key)
+    env.close()
 
 
-def _act(task: MujocoTask[Any], data: Any, window: Any, path: Path, key: Key) -> None:
-    policy, model = fresh.load(path), task.simulation.model
-    fresh.check_fits(policy, task.spec, path)
-    infer, state, obs = Inference(policy), policy.initial_state(1), task.reset(key)
-    seconds, begin = model.opt.timestep * task.spec.substeps, time.monotonic()
+def _act(env: MujocoEnv, data: Any, window: Any, path: Path, key: Key) -> None:
+    policy, model = fresh.load(path), env.simulation.model
+    fresh.check_fits(policy, env.spec, path)
+    infer, state, obs = Inference(policy), policy.initial_state(1), env.reset(key)
+    seconds, begin = model.opt.timestep * env.spec.substeps, time.monotonic()
     for step in count(1):
         if not window.is_running():
             return
-        _show(task, data, window)
+        _show(env, data, window)
         actions, _, state = infer(obs, state, None)
-        result = task.step(task.spec.action.to_env(actions))
+        result = env.step(env.spec.action.to_env(actions))
         if len(result.final_envs):
             restart(state, policy, result.final_envs)
         obs = result.obs
         time.sleep(max(0.0, begin + step * seconds - time.monotonic()))
 
 
-def _show(task: MujocoTask[Any], data: Any, window: Any) -> None:
+def _show(env: MujocoEnv, data: Any, window: Any) -> None:
     """The state of the task's one environment in the window's scene."""
-    model, target = task.simulation.model, getattr(task.view, "target", None)
+    model, target = env.simulation.model, getattr(env.view, "target", None)
     integrated = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     with window.lock():
-        mujoco.mj_setState(model, data, task.simulation.state[0], integrated)
+        mujoco.mj_setState(model, data, env.simulation.state[0], integrated)
         mujoco.mj_forward(model, data)
         window.user_scn.ngeom = 0
         if target is not None:
-            draw_target(window.user_scn, task.shot, target[0])
+            draw_target(window.user_scn, env.task.camera, target[0])
     window.sync()

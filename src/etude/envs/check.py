@@ -292,8 +292,8 @@ class Inspection:
             self._fail(
                 RESETS,
                 f"after all {self.num_ended} endings the row went on from where it ended",
-                "Reset finished environments inside the step, and observe again: obs is the new start, "
-                "final_obs the end.",
+                "Reset finished environments inside the step, and observe again: obs is the new "
+                "start, final_obs the end.",
             )
         if self.num_solved_at_once > self.num_ended // 10:
             self._fail(

@@ -23,7 +23,7 @@ class EnvConfig(Config):
     metrics: ClassVar[Metrics] = ()
     """What is logged of its episodes' own statistics, beside what is logged of all environments."""
     demonstration: ClassVar[str] = ""
-    """What demonstrations are recorded of, a `DemonstratedTask` as module:Class; "" for none."""
+    """How it is demonstrated: a `Demonstration` as module:Class; "" where it cannot be."""
 
     episodic: bool = Field(
         False, description="Sum the rewards and give them only at the end of an episode."

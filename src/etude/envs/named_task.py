@@ -65,7 +65,7 @@ def task_class(name: str) -> type:
 
 
 def make_task(config: TaskConfig, num_envs: int, threads: int = 1) -> BatchEnv:
-    """An instance: `Class(num_envs, threads, **options)`, or with a config as shipped tasks have.
+    """An instance: `Class(num_envs, threads, **options)`, or with a config first.
 
     A constructor whose first argument is `config: SomeModel` is given that model, made from the
     options; one without `threads` is given none.

@@ -20,12 +20,19 @@ import numpy as np
 
 from etude.core.contracts import Array, ArraySpec, Observations, StepResult
 from etude.core.errors import EtudeError, UsageError
-from etude.core.imports import attribute
 from etude.core.keys import Key
 from etude.datasets.importing import Tick, finish, new_store
 from etude.envs.config import ENVS
 from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.demonstration import PROGRESS, SIMULATION, TARGET, Actor, DemonstratedTask
+from etude.envs.mujoco.demonstration import (
+    PROGRESS,
+    SIMULATION,
+    TARGET,
+    Actor,
+    Demonstration,
+    demonstrated,
+)
+from etude.envs.mujoco.env import MujocoEnv, TaskConfig
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
 from etude.experience.store.labels import Labels
@@ -68,26 +75,26 @@ class RecordOptions:
     workers: int = 2
 
 
-def make_demonstrated(recipe: Recipe, num_envs: int) -> DemonstratedTask:
-    """The task of a recipe, for recording."""
-    if not recipe.task.demonstration:
+def make_demonstrated(recipe: Recipe, num_envs: int) -> tuple[MujocoEnv, Demonstration]:
+    """The environments of a recipe, for recording, and their part that demonstrates."""
+    config = recipe.task
+    if not (isinstance(config, TaskConfig) and config.demonstration):
         kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
         raise UsageError(
             f"Demonstrations are recorded of {' and '.join(kinds)}, whose progress is known; "
-            f"'{recipe.name}' has an environment of the kind '{recipe.task.kind}'."
+            f"'{recipe.name}' has an environment of the kind '{config.kind}'."
         )
-    task: DemonstratedTask = attribute(recipe.task.demonstration)(recipe.task, num_envs)
-    return task
+    return demonstrated(config, num_envs)
 
 
 class PolicyActor:
     """The most likely actions of a trained policy."""
 
-    def __init__(self, path: Path, task: DemonstratedTask) -> None:
+    def __init__(self, path: Path, env: MujocoEnv) -> None:
         self._policy = fresh.load(path)
-        fresh.check_fits(self._policy, task.spec, path)
+        fresh.check_fits(self._policy, env.spec, path)
         self._infer = Inference(self._policy)
-        self._state = self._policy.initial_state(task.num_envs)
+        self._state = self._policy.initial_state(env.num_envs)
 
     def reset(self, rows: Array) -> None:
         restart(self._state, self._policy, rows)
@@ -168,24 +175,24 @@ class Recording:
     """Steps a task in `NUM_ENVS` environments and gives episodes in the order they end."""
 
     def __init__(self, recipe: Recipe, options: RecordOptions) -> None:
-        self.task = make_demonstrated(recipe, NUM_ENVS)
-        self.spec, self._options = self.task.spec, options
+        self.env, shown = make_demonstrated(recipe, NUM_ENVS)
+        self.spec, self._options = self.env.spec, options
         self._actor: Actor = (
-            self.task.expert() if options.policy is None else PolicyActor(options.policy, self.task)
+            shown.expert() if options.policy is None else PolicyActor(options.policy, self.env)
         )
         assert self.spec.max_episode_steps is not None
         self.max_steps = self.spec.max_episode_steps
         key = Key(options.seed).child("record")
         self._env_key, script = key.child("env"), key.child("script")
-        gripper = self.task.has_gripper
+        gripper = shown.has_gripper
         self._perturbed = Perturbations(options, script, NUM_ENVS, self.max_steps, gripper)
         self._fails = key.child("fails").generator()
 
     def episodes(self) -> Iterator[Recorded]:
         """Episodes without end."""
-        options, task, env_ids = self._options, self.task, np.arange(NUM_ENVS)
+        options, batch, env_ids = self._options, self.env, np.arange(NUM_ENVS)
         elapsed, episodes = np.zeros(NUM_ENVS, np.int64), np.zeros(NUM_ENVS, np.int64)
-        obs = task.reset(self._env_key)
+        obs = batch.reset(self._env_key)
         observed = self._buffers(obs)
         actions: Array = np.ones((NUM_ENVS, *self.spec.action.array.shape), np.float32)
         done = self._buffers({"actions": actions, "rewards": np.zeros(NUM_ENVS, np.float32)})
@@ -195,8 +202,8 @@ class Recording:
                 buffer[env_ids, elapsed] = obs[name]
             wanted = self._actor.act(obs)
             actions = self._perturbed.apply(wanted, actions, obs[PROGRESS][:, 0], elapsed)
-            task.truncate(self._perturbed.ending(elapsed))
-            result = task.step(self.spec.action.to_env(actions))
+            batch.elapsed[self._perturbed.ending(elapsed)] = self.max_steps - 1
+            result = batch.step(self.spec.action.to_env(actions))
             reward = result.reward if options.reward == "task" else _success_reward(result)
             done["actions"][env_ids, elapsed], done["rewards"][env_ids, elapsed] = actions, reward
             elapsed += 1
@@ -333,10 +340,10 @@ def _start(recipe: Recipe, size: int) -> None:
     global _camera
     # One core each: Mesa would take all of them for every picture.
     os.environ["LP_NUM_THREADS"] = "0"
-    task = make_demonstrated(recipe, 1)
-    quality = task.simulation.model.vis.quality
+    env, _ = make_demonstrated(recipe, 1)
+    quality = env.simulation.model.vis.quality
     quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
-    _camera = QuickCamera(task.simulation.model, task.shot, size, size)
+    _camera = QuickCamera(env.simulation.model, env.task.camera, size, size)
 
 
 def _draw(states: Array, targets: Array) -> Array:

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.batch import MujocoTask
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.recorder import Recorder, Recording
 from etude.motion import library
 from etude.motion.clips import Clip
@@ -45,7 +45,7 @@ INK, PAPER = (30, 34, 40), (255, 255, 255)
 def check(recipe: Recipe) -> None:
     """Refuse what cannot be filmed, before any episode is played."""
     env = recipe.task.build(recipe.task.num_agents)
-    simulated = isinstance(env, MujocoTask)
+    simulated = isinstance(env, MujocoEnv)
     env.close()
     if not simulated:
         raise UsageError(
@@ -101,12 +101,12 @@ def film(
 
 def replay(
     recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
-) -> tuple[MujocoTask[Any], dict[int, Recording]]:
+) -> tuple[MujocoEnv, dict[int, Recording]]:
     """Play episodes again, each with the environments of its group, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
     task = recipe.task.for_evaluation()
     env: BatchEnv = task.build(fresh.envs_per_group, recipe.collector.engine_threads)
-    assert isinstance(env, MujocoTask)
+    assert isinstance(env, MujocoEnv)
     recordings: dict[int, Recording] = {}
     for group in sorted({place[0] for place in places.values()}):
         wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
@@ -144,12 +144,12 @@ def figures(recording: Recording, step: int, num_positions: int) -> list[Array]:
     return [reference, state]
 
 
-def strip(task: MujocoTask[Any], recording: Recording, title: str) -> Image.Image:
+def strip(env: MujocoEnv, recording: Recording, title: str) -> Image.Image:
     """Pictures side by side over the whole episode, each with its step; the title above."""
-    positions, targets = task.simulation.model.nq, recording.targets
+    positions, targets = env.simulation.model.nq, recording.targets
     steps = moments(recording, positions)
     title += "; above the motion that it imitates" if recording.references else ""
-    with offscreen.Renderer(task.simulation.model, task.shot, *STRIP_SIZE, fine=2) as camera:
+    with offscreen.Renderer(env.simulation.model, env.task.camera, *STRIP_SIZE, fine=2) as camera:
         pictures = [
             [camera.picture(state, targets[step]) for state in figures(recording, step, positions)]
             for step in steps
@@ -173,13 +173,13 @@ def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image
     return sheet
 
 
-def _write_film(task: MujocoTask[Any], recording: Recording, title: str, path: Path) -> None:
+def _write_film(env: MujocoEnv, recording: Recording, title: str, path: Path) -> None:
     """An mp4 in the speed of the simulation."""
-    model = task.simulation.model
-    rate = 1.0 / (model.opt.timestep * task.spec.substeps)
+    model = env.simulation.model
+    rate = 1.0 / (model.opt.timestep * env.spec.substeps)
     last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
     film = _writer(path, rate, (SIZE[0] * wide, SIZE[1]))
-    with offscreen.Renderer(model, task.shot, *SIZE) as camera:
+    with offscreen.Renderer(model, env.task.camera, *SIZE) as camera:
         for step, target in enumerate(recording.targets):
             captions = ["reference", f"{title}, step {step} of {last}"][-wide:]
             pictures = [

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import mujoco
 import numpy as np
 
-from etude.envs.mujoco.batch import Camera
+from etude.envs.mujoco.simulation import Camera
 from etude.motion.skeleton import BODIES, HINGE_AXIS, Shape
 
 CONTROL_RATE = 30

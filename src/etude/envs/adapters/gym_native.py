@@ -220,7 +220,8 @@ class WalkerBody(Action):
         forces = self._contact
         if "contact_force_range" in self.settings:
             forces = np.clip(forces, *self.settings["contact_force_range"])
-        cost = self.settings["contact_cost_weight"] * np.einsum("nbi,nbi->n", forces, forces)
+        weight = self.settings["contact_cost_weight"]
+        cost: Array = weight * np.einsum("nbi,nbi->n", forces, forces)
         if "contact_cost_range" in self.settings:
             cost = np.clip(cost, *self.settings["contact_cost_range"])
         return cost

@@ -79,12 +79,14 @@ class VelocityCommand(Part):
     def velocity_error(self) -> Array:
         """[num_envs] m/s: how far the planar velocity is off."""
         away = self._robot.heading_velocity[:, :2] - self.command[:, :2]
-        return np.sqrt(np.einsum("ij,ij->i", away, away))
+        found: Array = np.sqrt(np.einsum("ij,ij->i", away, away))
+        return found
 
     @derived
     def turning_error(self) -> Array:
         """[num_envs] rad/s, with its sign."""
-        return self._robot.yaw_rate - self.command[:, 2]
+        found: Array = self._robot.yaw_rate - self.command[:, 2]
+        return found
 
     def mean_error(self, which: int, settled: bool) -> Array:
         """[num_envs]: of the episode so far; which: 0 for velocity, 1 for turning."""

@@ -1,14 +1,18 @@
-"""Tasks that demonstrations can be recorded of: with an expert, and with their true progress."""
+"""Demonstrations of tasks: an expert, and the true progress, beside a task as it is."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from etude.core.contracts import Array, Observations
-from etude.envs.mujoco.batch import MujocoTask
+from etude.core.imports import attribute
+from etude.envs.mujoco.env import MujocoEnv, Part, TaskConfig, Term
+from etude.envs.mujoco.observing import Group
 
 SIMULATION, TARGET = "_simulation", "_target"
 """What pictures are drawn from: observations that are not stored."""
@@ -21,44 +25,57 @@ PROPRIO = "proprio"
 class Actor(Protocol):
     """Who demonstrates: a scripted expert, or a trained policy."""
 
-    def reset(self, rows: Array) -> None:
-        """Rows [k] begin a new episode."""
+    def reset(self, env_ids: Array) -> None:
+        """Environments [k] begin a new episode."""
         ...
 
     def act(self, obs: Observations) -> Array:
-        """Actions [rows, n] in [-1, 1]."""
+        """Actions [num_envs, n] in [-1, 1]."""
         ...
 
 
-class DemonstratedTask(MujocoTask[Any]):
-    """Stands before a task among the bases of a class, `EnvConfig.demonstration` names that class.
+class Demonstration(Part):
+    """A part that stands behind those of a task; `EnvConfig.demonstration` names its class.
 
-    It is made of (config, num_envs), and its view has a "target" [rows, 3].
+    It is made of the task's config and its view, which has a "target" [num_envs, 3].
     """
 
     has_gripper = False
     """Whether the last action is a gripper's, open where positive."""
 
+    def __init__(self, config: Any, view: Any) -> None:
+        self.config, self.view = config, view
+
     @abstractmethod
     def progress(self) -> Array:
-        """[rows]: how far each episode has come; it is clipped to 0 to 1."""
+        """[num_envs]: how far each episode has come; it is clipped to 0 to 1."""
 
     @abstractmethod
     def proprioception(self) -> tuple[Array, ...]:
-        """What the robot measures of itself, [rows, n] each."""
+        """What the robot measures of itself, [num_envs, n] each."""
 
     @abstractmethod
     def expert(self) -> Actor:
         """A scripted policy that solves the task."""
 
-    def _observe(self) -> Observations:
-        return super()._observe() | {
-            PROPRIO: np.concatenate(self.proprioception(), axis=1, dtype=np.float32),
-            PROGRESS: np.clip(self.progress(), 0.0, 1.0).astype(np.float32)[:, None],
-            SIMULATION: self.simulation.state.copy(),
-            TARGET: self.view.target.copy(),
+    def observations(self) -> dict[str, Mapping[str, Term] | Group]:
+        """What is seen beside the task's own observations."""
+        state: dict[str, Term] = {"state": lambda view: self.env.simulation.state}
+        return {
+            PROPRIO: {"own": lambda view: np.concatenate(self.proprioception(), axis=1)},
+            PROGRESS: {"progress": lambda view: np.clip(self.progress(), 0.0, 1.0)[:, None]},
+            SIMULATION: Group(state, dtype="float64"),
+            TARGET: Group({"target": lambda view: view.target}, dtype="float64"),
         }
 
-    def truncate(self, rows: Array) -> None:
-        """Let the step to come be the last of the episodes in rows [k]."""
-        self._elapsed[rows] = self._limit - 1
+
+def demonstrated(config: TaskConfig, num_envs: int) -> tuple[MujocoEnv, Demonstration]:
+    """Environments of a task for recording, and their part that demonstrates."""
+    # What is learned from demonstrations is the sum of an episode's rewards, which has no discount
+    # for which shaping would cancel.
+    config = config.model_copy(update={"episodic": True})
+    task = config.define()
+    shown: Demonstration = attribute(config.demonstration)(config, task.view)
+    parts = (*task.all_parts, shown)
+    observations = {**task.observations, **shown.observations()}
+    return MujocoEnv(replace(task, parts=parts, observations=observations), num_envs), shown

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import mujoco
@@ -32,13 +31,11 @@ from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.observing import Group, Observation, Reader
-from etude.envs.mujoco.simulation import Camera, Simulation
+from etude.envs.mujoco.simulation import Camera, Model, Simulation, load_spec
 
 A = TypeVar("A")
 Term = Callable[[Any], Array]
 """A function of the task's view, or of the environment where the task has none."""
-Model = str | Path | mujoco.MjSpec | mujoco.MjModel
-"""An MJCF file, MJCF text, a spec, or a compiled model, which no part can add to."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -68,7 +65,8 @@ class Draws:
         index = np.arange(1, count + 1, dtype=np.uint64)
         bits = mix(self._moments()[:, None] ^ mix(stream + index * _GOLDEN))
         unit = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return low + unit.reshape(-1, *shape) * (np.asarray(high) - low)
+        found: Array = low + unit.reshape(-1, *shape) * (np.asarray(high) - low)
+        return found
 
     def normal(self, name: str, *shape: int) -> Array:
         """[k, *shape] float64, standard normal."""
@@ -203,7 +201,7 @@ class Task:
     outcomes: tuple[str, ...] = ()
     """What the statistic "outcome" counts through, success first."""
     parts: Sequence[Part] = ()
-    """In the order in which they are asked; the action's part comes last."""
+    """In the order in which they are asked; the action's part comes last, if not named here."""
     view: Any = None
     """What terms are given, with live arrays; None: the environment."""
     time_limit: Term | None = None
@@ -215,6 +213,12 @@ class Task:
     """Derived fields are those of before the last physics step, as `mj_step` leaves them."""
     forward_after_reset: bool = True
     """Whether observations and `begin` read derived fields of environments just reset."""
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts and the action's."""
+        last = () if self.action in self.parts else (self.action,)
+        return *self.parts, *last
 
 
 class TaskConfig(EnvConfig):
@@ -237,7 +241,7 @@ class MujocoEnv:
 
     def __init__(self, task: Task, num_envs: int, threads: int = 1) -> None:
         self.task, self.num_envs = task, num_envs
-        self.parts: list[Part] = [*task.parts, task.action]
+        self.parts = task.all_parts
         self.simulation = Simulation(compile_model(task.model, self.parts), num_envs, threads)
         self.dt = self.simulation.model.opt.timestep * task.substeps
         """Seconds of a control step."""
@@ -281,7 +285,7 @@ class MujocoEnv:
         }
         self.spec = EnvSpec(
             observations={
-                name: ArraySpec(array.shape[1:], "float32")
+                name: ArraySpec(array.shape[1:], str(array.dtype))
                 for name, array in self._observe().items()
             },
             action=task.action.spec,
@@ -398,7 +402,7 @@ class MujocoEnv:
         return total.astype(np.float32)
 
     def _observe(self) -> Observations:
-        """{name: [num_envs, n] float32}, new arrays."""
+        """{name: [num_envs, n]}, new arrays."""
         return {name: reader.read() for name, reader in self._readers.items()}
 
     def _report(self, env_ids: Array) -> dict[str, Array]:
@@ -465,21 +469,6 @@ class MujocoEnv:
 
     def close(self) -> None:
         """Nothing to release: MuJoCo's memory goes with the object."""
-
-
-def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:
-    """A spec that can be edited: of an MJCF or URDF file, of MJCF text, or a copy of a spec."""
-    if isinstance(model, mujoco.MjSpec):
-        return model.copy()
-    try:
-        if "<" in str(model):
-            return mujoco.MjSpec.from_string(str(model))
-        path = Path(model).expanduser()
-        if not path.exists():
-            raise UsageError(f"There is no model file {path}.")
-        return mujoco.MjSpec.from_file(str(path))
-    except ValueError as error:
-        raise UsageError(f"MuJoCo cannot read the model {model}: {error}") from error
 
 
 def compile_model(model: Model, parts: Sequence[Part] = ()) -> mujoco.MjModel:

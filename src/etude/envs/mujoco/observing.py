@@ -54,11 +54,9 @@ class Observation:
         return term if isinstance(term, Observation) else cls(term)
 
 
-def _beside(channels: list[Function]) -> Function:
-    """[num_envs, n] float32: what channels give, side by side."""
-    return lambda view: np.concatenate(
-        [channel(view) for channel in channels], axis=1, dtype=np.float32
-    )
+def _beside(channels: list[Function], dtype: str) -> Function:
+    """[num_envs, n]: what channels give, side by side."""
+    return lambda view: np.concatenate([channel(view) for channel in channels], axis=1, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,8 @@ class Group:
     terms: Mapping[str, Function | Observation]
     delay: tuple[int, int] = (0, 0)
     history: int = 1
+    dtype: str = "float32"
+    """What policies read is float32."""
 
 
 class Reader:
@@ -83,10 +83,12 @@ class Reader:
             self._channel(env, f"{name}/{label}", Observation.of(term))
             for label, term in group.terms.items()
         ]
-        self._channels = channels
         if group.delay[1] or group.history > 1:
-            whole = Observation(_beside(channels), delay=group.delay, history=group.history)
-            self._channels = [self._channel(env, name, whole)]
+            whole = Observation(
+                _beside(channels, group.dtype), delay=group.delay, history=group.history
+            )
+            channels = [self._channel(env, name, whole)]
+        self._read = _beside(channels, group.dtype)
 
     def _channel(self, env: MujocoEnv, name: str, channel: Observation) -> Function:
         if channel.is_plain:
@@ -99,8 +101,8 @@ class Reader:
         return buffer
 
     def read(self) -> Array:
-        """[num_envs, n] float32, a new array."""
-        return _beside(self._channels)(self._view)
+        """[num_envs, n], a new array."""
+        return self._read(self._view)
 
     def push(self) -> None:
         """A control step has passed: delayed terms are measured."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError
-from etude.envs.mujoco.batch import Camera
+from etude.envs.mujoco.simulation import Camera
 
 _VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 BACKENDS = ("egl", "osmesa")

@@ -26,6 +26,7 @@ class Vary(Part):
 
     `kind`: body, joint, geom or actuator. `fields`: all get the same factor. `each`: every thing
     draws its own factor; otherwise all share one. `column`: only this one of a field's numbers.
+    `stream`: fields of several kinds that name the same one get the same factors.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class Vary(Part):
         only: str = ".*",
         each: bool = True,
         column: int | None = None,
+        stream: str | None = None,
     ) -> None:
         self._kind, self._fields, self._share = kind, fields, share
         self._only, self._each, self._column = only, each, column
+        self._stream = f"randomize/{stream or fields[0]}"
 
     def bind(self) -> None:
         simulation = self.env.simulation
@@ -55,11 +58,11 @@ class Vary(Part):
         factor = self._factors(draws)
         for array, value in zip(self._arrays, self._values, strict=True):
             new = value * factor.reshape(*factor.shape, *(1,) * (value.ndim - 1))
-            where = np.ix_(env_ids, self._ids)
+            which, things = np.ix_(env_ids, self._ids)
             if self._column is None:
-                array[where] = new
+                array[which, things] = new
             else:
-                array[*where, self._column] = new[..., self._column]
+                array[which, things, self._column] = new[..., self._column]
         if self._derives:
             self.env.simulation.update_constants(env_ids)
 
@@ -67,7 +70,7 @@ class Vary(Part):
         """[k, things] or [k, 1]."""
         count = self._ids.size if self._each else 1
         low, high = 1.0 - self._share, 1.0 + self._share
-        return draws.uniform(f"randomize/{self._fields[0]}", count, low=low, high=high)
+        return draws.uniform(self._stream, count, low=low, high=high)
 
 
 class Mass(Vary):

@@ -154,7 +154,8 @@ class Robot(Part):
     @derived
     def velocity(self) -> Array:
         """[num_envs, 3] m/s: the same along the base's own axes."""
-        return np.einsum("nji,nj->ni", self._xmat, self.world_velocity)
+        found: Array = np.einsum("nji,nj->ni", self._xmat, self.world_velocity)
+        return found
 
     @derived
     def heading_velocity(self) -> Array:
@@ -167,19 +168,22 @@ class Robot(Part):
     def heading(self) -> Array:
         """[num_envs, 2]: the direction of the base's x axis on the ground, of length 1."""
         forward = self._xmat[:, :2, 0]
-        return forward / np.maximum(np.linalg.norm(forward, axis=1, keepdims=True), 1e-9)
+        found: Array = forward / np.maximum(np.linalg.norm(forward, axis=1, keepdims=True), 1e-9)
+        return found
 
     @derived
     def angular_velocity(self) -> Array:
         """[num_envs, 3] rad/s: as a gyroscope in the base measures it."""
         if self.floats:
             return self._qvel[:, self.root_dof + 3 : self.root_dof + 6].copy()
-        return np.einsum("nji,nj->ni", self._xmat, self._cvel[:, :3])
+        found: Array = np.einsum("nji,nj->ni", self._xmat, self._cvel[:, :3])
+        return found
 
     @derived
     def yaw_rate(self) -> Array:
         """[num_envs] rad/s: about the world's vertical."""
-        return np.einsum("ni,ni->n", self._xmat[:, 2], self.angular_velocity)
+        found: Array = np.einsum("ni,ni->n", self._xmat[:, 2], self.angular_velocity)
+        return found
 
     @derived
     def gravity(self) -> Array:
@@ -235,7 +239,9 @@ class Feet(Part):
     def height(self) -> Array:
         """[num_envs, feet] m: of the lowest point of each foot above the ground."""
         place = self.position
-        return place[:, :, 2] - self._radius - self._ground.height_at(place[:, :, :2])
+        ground = self._ground.height_at(place[:, :, :2])
+        found: Array = place[:, :, 2] - self._radius - ground
+        return found
 
     def begin(self, env_ids: Array, draws: Draws) -> None:
         self.contact[env_ids] = self._found[np.ix_(env_ids, self._sensors)] > 0

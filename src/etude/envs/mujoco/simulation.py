@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import mujoco
 import numpy as np
@@ -14,6 +15,9 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree
+
+Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
+"""An MJCF file, MJCF text, a spec, or a compiled model, which no part can add to."""
 
 _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 _VELOCITY_STAGE = int(mujoco.mjtStage.mjSTAGE_VEL)
@@ -237,3 +241,18 @@ class Camera:
     """m."""
     target_sink: float = 0.0
     """m that the mark lies below the target: a disc is drawn where things rest, not in them."""
+
+
+def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:
+    """A spec that can be edited: of an MJCF or URDF file, of MJCF text, or a copy of a spec."""
+    if isinstance(model, mujoco.MjSpec):
+        return model.copy()
+    try:
+        if "<" in str(model):
+            return mujoco.MjSpec.from_string(str(model))
+        path = Path(model).expanduser()
+        if not path.exists():
+            raise UsageError(f"There is no model file {path}.")
+        return mujoco.MjSpec.from_file(str(path))
+    except ValueError as error:
+        raise UsageError(f"MuJoCo cannot read the model {model}: {error}") from error

@@ -34,7 +34,8 @@ def _rings(size: int) -> Array:
 def slope(difficulty: float, size: int, generator: np.random.Generator) -> Array:
     """A pyramid that rises to the platform, by up to 25 degrees."""
     rings = _rings(size)
-    return (rings.max() - rings) * 0.47 * difficulty
+    heights: Array = (rings.max() - rings) * 0.47 * difficulty
+    return heights
 
 
 def pit(difficulty: float, size: int, generator: np.random.Generator) -> Array:
@@ -45,7 +46,8 @@ def pit(difficulty: float, size: int, generator: np.random.Generator) -> Array:
 def stairs(difficulty: float, size: int, generator: np.random.Generator) -> Array:
     """Stairs of up to 15 cm that rise to the platform."""
     steps = np.ceil(_rings(size) / _STAIR - 1e-9)
-    return (steps.max() - steps) * 0.15 * difficulty
+    heights: Array = (steps.max() - steps) * 0.15 * difficulty
+    return heights
 
 
 def stairs_down(difficulty: float, size: int, generator: np.random.Generator) -> Array:

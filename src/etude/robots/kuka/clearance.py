@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.envs.mujoco.batch import Simulation
+from etude.envs.mujoco.simulation import Simulation
 from etude.robots.kuka.scene import PALM, arm_table
 
 

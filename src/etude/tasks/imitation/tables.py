@@ -1,13 +1,15 @@
-"""Tables of what is looked up frame by frame, made once from the clips."""
+"""The clips of a task, and tables of what is looked up frame by frame, made once from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from etude.core.contracts import Array
+from etude.motion import clips, library
 from etude.motion import rotations as rot
 from etude.motion.library import Frames, MotionLibrary
 from etude.motion.skeleton import (
@@ -16,6 +18,40 @@ from etude.motion.skeleton import (
     HINGE_COLUMNS,
     HINGE_SPEED_COLUMNS,
 )
+from etude.robots.humanoid import CONTROL_RATE
+from etude.tasks.imitation import features
+
+if TYPE_CHECKING:
+    from etude.tasks.imitation.task import ImitationConfig
+
+_BETWEEN = 4
+"""Moments of a frame at which windows for a judge of style may begin."""
+
+
+def motion_library(config: ImitationConfig, finer: int = 1) -> MotionLibrary:
+    """The config's clips at the control rate, or a finer one, for as long as an episode takes."""
+    ahead = max(config.future, default=0)
+    found = clips.load(config.clips, config.folder)
+    frames = config.max_episode_steps + ahead + 1
+    return library.build(found, finer * CONTROL_RATE, finer * frames)
+
+
+def style_windows(config: ImitationConfig) -> Array:
+    """[N, window, n] float32: every window of the reference clips, newest frame last.
+
+    They are what the observation "style" shows of a figure that moves exactly as its clip, and of
+    one that does so a fraction of a frame later: a judge that knows a few dozen windows by heart
+    would call all others false.
+    """
+    window, between = config.style_window, _BETWEEN
+    finer = features.reference_windows(motion_library(config, between), window, between)
+    return np.concatenate([features.reference_windows(motion_library(config), window), finer])
+
+
+def style_motions(config: ImitationConfig) -> Array:
+    """[N] int64: the clip that each of `style_windows` is of."""
+    libraries = motion_library(config), motion_library(config, _BETWEEN)
+    return np.concatenate([np.repeat(np.arange(x.num_motions), x.cycles) for x in libraries])
 
 
 def single(array: Array) -> Array:

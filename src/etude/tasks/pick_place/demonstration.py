@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.envs.mujoco.demonstration import DemonstratedTask
+from etude.envs.mujoco.demonstration import Demonstration
+from etude.envs.mujoco.env import Draws
 from etude.tasks.pick_place import terms
+from etude.tasks.pick_place.arm import STAGES
 from etude.tasks.pick_place.expert import PickPlaceExpert
-from etude.tasks.pick_place.task import PickPlace, PickPlaceConfig
 
 
-class DemonstratedPickPlace(DemonstratedTask, PickPlace):
-    """Pick-and-place; progress is how far the staged potential has come from its start."""
+class PickPlaceDemonstration(Demonstration):
+    """Progress is how far the staged potential has come from its start."""
 
     has_gripper = True
 
-    def __init__(self, config: PickPlaceConfig, num_envs: int) -> None:
-        self._first_potential: Array = np.zeros(num_envs)
-        weights = np.array([getattr(config.reward, name) for name in terms.STAGES])
+    def bind(self) -> None:
+        weights = np.array([getattr(self.config.reward, name) for name in STAGES])
         self._shares: Array = weights / weights.sum() if weights.sum() > 0 else weights + 1 / 7
-        # What is learned from demonstrations is the sum of an episode's rewards, undiscounted:
-        # shaping would not cancel in it.
-        PickPlace.__init__(self, config.model_copy(update={"shaping": 0.0}), num_envs)
+        self._first_potential = self.env.state("first_potential")
 
-    def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        super()._aim(rows, generators)
-        self._first_potential[rows] = (self.view.stages @ self._shares)[rows]
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        self._first_potential[env_ids] = (self.view.stages @ self._shares)[env_ids]
 
     def progress(self) -> Array:
         start = self._first_potential
@@ -40,4 +35,4 @@ class DemonstratedPickPlace(DemonstratedTask, PickPlace):
         return tuple(term(self.view) for term in felt)
 
     def expert(self) -> PickPlaceExpert:
-        return PickPlaceExpert(self._config, self.num_envs)
+        return PickPlaceExpert(self.config, self.env.num_envs)

@@ -12,8 +12,9 @@ import numpy as np
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.robots.kuka.scene import STROKE
+from etude.tasks.pick_place.arm import TENT
 from etude.tasks.pick_place.task import PickPlaceConfig
-from etude.tasks.pick_place.terms import SLICES, TENT
+from etude.tasks.pick_place.terms import SLICES
 
 HOVER = 0.055
 """How far above the cube the hand comes to a stop before it descends, m."""
@@ -24,7 +25,7 @@ _CLOSING_STEPS = 10
 
 
 class Phase(IntEnum):
-    """What a row is doing."""
+    """What an environment is doing."""
 
     APPROACH = 0
     DESCEND = 1
@@ -36,23 +37,23 @@ class Phase(IntEnum):
 
 
 class PickPlaceExpert:
-    """One script per row, each in its own phase."""
+    """One script per environment, each in its own phase."""
 
     def __init__(self, config: PickPlaceConfig, num_envs: int) -> None:
         if config.control == "joint":
             raise UsageError('The expert moves the hand: use control "hand" or "hand-turn".')
         self._config = config
         self.phase = np.zeros(num_envs, np.int64)
-        """[rows]: see `Phase`."""
+        """[num_envs]: see `Phase`."""
         self._waited = np.zeros(num_envs, np.int64)
 
-    def reset(self, rows: Array) -> None:
-        """Rows [k] begin a new episode."""
-        self.phase[rows] = Phase.APPROACH
-        self._waited[rows] = 0
+    def reset(self, env_ids: Array) -> None:
+        """Environments [k] begin a new episode."""
+        self.phase[env_ids] = Phase.APPROACH
+        self._waited[env_ids] = 0
 
     def act(self, obs: Observations) -> Array:
-        """Actions [rows, n] float32 for the observations after the last step."""
+        """Actions [num_envs, n] float32 for the observations after the last step."""
         seen = {name: obs["state"][:, part].astype(np.float64) for name, part in SLICES.items()}
         turn = np.arctan2(seen["cube_turn"][:, 1], seen["cube_turn"][:, 0]) / 4.0
         self._advance(seen, turn)
@@ -72,7 +73,7 @@ class PickPlaceExpert:
         return actions.astype(np.float32)
 
     def _advance(self, seen: dict[str, Array], turn: Array) -> None:
-        """Each row to the phase its observation calls for."""
+        """Each environment to the phase that its observation calls for."""
         phase, offset, target = self.phase, seen["cube_offset"], seen["target_offset"]
         flat, error = np.hypot(offset[:, 0], offset[:, 1]), np.hypot(target[:, 0], target[:, 1])
         height = -target[:, 2]
@@ -98,7 +99,7 @@ class PickPlaceExpert:
         phase[:] = after
 
     def _moves(self, seen: dict[str, Array]) -> Array:
-        """[rows, 3] m the hand should move."""
+        """[num_envs, 3] m the hand should move."""
         phase, offset, target = self.phase, seen["cube_offset"], seen["target_offset"]
         up = np.array([0.0, 0.0, 1.0])
         hover = offset + HOVER * up

@@ -2,58 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from etude.core.contracts import Array, Observations
-from etude.envs.mujoco.demonstration import DemonstratedTask
+from etude.envs.mujoco.demonstration import Demonstration
+from etude.envs.mujoco.env import Draws
 from etude.robots.kuka.scene import HAND_SITE, arm_table
-from etude.tasks.reach.task import TIMESTEP, Reach, ReachConfig, success
+from etude.tasks.reach.task import TIMESTEP, ReachConfig, ReachingArm, success
 
 _DAMPING = 0.05
 
 
-class DemonstratedReach(DemonstratedTask, Reach):
-    """Reach; progress is the share of the way to the target."""
+class ReachDemonstration(Demonstration):
+    """Progress is the share of the way to the target."""
 
-    def __init__(self, config: ReachConfig, num_envs: int) -> None:
-        self._first_distance: Array = np.ones(num_envs)
-        Reach.__init__(self, config, num_envs)
+    def bind(self) -> None:
+        self._first_distance = self.env.keep("first_distance", np.ones(self.env.num_envs))
 
-    def _aim(self, rows: Array, generators: Sequence[np.random.Generator]) -> None:
-        super()._aim(rows, generators)
-        self._first_distance[rows] = self.view.distance[rows]
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        self._first_distance[env_ids] = self.view.distance[env_ids]
 
     def progress(self) -> Array:
-        view = self.view
-        return np.where(success(view), 1.0, 1.0 - view.distance / self._first_distance)
+        covered = 1.0 - self.view.distance / self._first_distance
+        return np.where(success(self.view), 1.0, covered)
 
     def proprioception(self) -> tuple[Array, ...]:
         return self.view.joint_position, self.view.joint_velocity, self.view.hand
 
     def expert(self) -> ReachExpert:
-        return ReachExpert(self, self._config)
+        return ReachExpert(self.view, self.config)
 
 
 class ReachExpert:
     """Moves the hand straight at the target, by damped least squares on the joints."""
 
-    def __init__(self, task: Reach, config: ReachConfig) -> None:
-        self._task = task
-        self._body = int(task.simulation.model.site(HAND_SITE).bodyid[0])
+    def __init__(self, arm: ReachingArm, config: ReachConfig) -> None:
+        self._arm, self._simulation = arm, arm.env.simulation
+        self._body = int(self._simulation.model.site(HAND_SITE).bodyid[0])
         self._scale = arm_table().speed * (config.speed * (TIMESTEP * config.substeps))
 
-    def reset(self, rows: Array) -> None:
+    def reset(self, env_ids: Array) -> None:
         """Nothing is remembered."""
 
     def act(self, obs: Observations) -> Array:
-        """Actions [rows, 7] float32 for where the rows are now."""
-        view = self._task.view
-        move, _ = self._task.simulation.jacobians(self._body, view.hand)
+        """Actions [num_envs, 7] float32 for where the arms are now."""
+        move, _ = self._simulation.jacobians(self._body, self._arm.hand)
         move = move[:, :, : len(self._scale)]
         square = move @ move.transpose(0, 2, 1) + _DAMPING**2 * np.eye(3)
-        joints = move.transpose(0, 2, 1) @ np.linalg.solve(square, view.offset[:, :, None])
+        joints = move.transpose(0, 2, 1) @ np.linalg.solve(square, self._arm.offset[:, :, None])
         actions = joints[:, :, 0] / self._scale
         # Shortened as a whole, so that the hand keeps its direction.
         actions /= np.maximum(np.abs(actions).max(axis=1, keepdims=True), 1.0)

@@ -36,7 +36,7 @@ class ReachReward(Config):
 class ReachConfig(TaskConfig):
     """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
 
-    demonstration: ClassVar[str] = "etude.tasks.reach.demonstration:DemonstratedReach"
+    demonstration: ClassVar[str] = "etude.tasks.reach.demonstration:ReachDemonstration"
 
     kind: Literal["reach"] = "reach"
     box_side: float = Field(0.4, gt=0, le=0.5, description="Side of the box of targets, m.")
@@ -231,17 +231,20 @@ def hold_share(arm: ReachingArm) -> Array:
 
 def progress(arm: ReachingArm) -> Array:
     """Metres closer than before; over an episode it adds up to the distance covered."""
-    return -arm.distance_change
+    found: Array = -arm.distance_change
+    return found
 
 
 def precision(arm: ReachingArm) -> Array:
     """Gain in closeness: still has a slope where progress is down to millimetres."""
-    return arm.closeness_change
+    found: Array = arm.closeness_change
+    return found
 
 
 def hold(arm: ReachingArm) -> Array:
     """Share of the holding time gained, or lost on leaving; lingering near the edge earns 0."""
-    return arm.held_change / arm.hold_steps
+    found: Array = arm.held_change / arm.hold_steps
+    return found
 
 
 def action_cost(arm: ReachingArm) -> Array:

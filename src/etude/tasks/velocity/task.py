@@ -11,11 +11,11 @@ from pydantic import Field
 from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import MujocoEnv, Part, Task, TaskConfig, Term, load_spec
+from etude.envs.mujoco.env import MujocoEnv, Part, Task, TaskConfig, Term
 from etude.envs.mujoco.observing import Group, Observation
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
-from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.simulation import Camera, load_spec
 from etude.envs.mujoco.terms import observations as obs
 from etude.envs.mujoco.terms import resets, rewards, terminations
 from etude.envs.mujoco.terrain import Terrain

@@ -84,7 +84,8 @@ def foot_slip(feet: Feet) -> Term:
 
     def term(_: object) -> Array:
         planar = feet.velocity[:, :, :2]
-        return (np.einsum("nfi,nfi->nf", planar, planar) * feet.contact).sum(axis=1)
+        found: Array = (np.einsum("nfi,nfi->nf", planar, planar) * feet.contact).sum(axis=1)
+        return found
 
     return term
 

@@ -1,0 +1,268 @@
+"""The humanoid that imitates: what its actions do, and how far it is from its reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.core.trees import Tree
+from etude.envs.mujoco.env import Action, Draws
+from etude.motion import rotations as rot
+from etude.motion.library import Figure
+from etude.motion.skeleton import (
+    BALLS,
+    HINGES,
+    NAMES,
+    NUM_BODIES,
+    NUM_POSE,
+    NUM_SPEED,
+)
+from etude.tasks.imitation import features
+from etude.tasks.imitation.tables import (
+    aims,
+    join,
+    motion_library,
+    phases,
+    single,
+    split,
+    style_motions,
+    style_windows,
+)
+
+if TYPE_CHECKING:
+    from etude.tasks.imitation.task import ImitationConfig
+
+_LAST_START = 10
+"""Frames that a clip which does not loop has left at least, at a random start."""
+_MOVED = tuple(NAMES[i] for i in (*BALLS, *HINGES))
+_BODY_SHAPES = ((NUM_BODIES, 3), (NUM_BODIES, 4), (NUM_BODIES, 3), (NUM_BODIES, 3))
+_FIGURE_SHAPES = ((NUM_POSE,), (NUM_SPEED,), (NUM_BODIES, 3))
+NUM_ACTIONS = 3 * len(BALLS) + len(HINGES)
+
+
+class Imitator(Action):
+    """Actions: [num_envs, 28] in [-1, 1], rotation vectors of the ball joints, then hinge angles.
+
+    Arrays are [num_envs] float64 where not said otherwise.
+    """
+
+    size = NUM_ACTIONS
+
+    def __init__(self, config: ImitationConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.library = motion_library(config)
+        frames = self.library.frames
+        self._ball_aims, self._hinge_aims = aims(frames, config.lead)
+        # One table for what is looked up together, in single precision, which is a micrometre
+        # here: a lookup costs as much as what it copies.
+        self._bodies = join(frames.position, frames.quaternion, frames.velocity, frames.spin)
+        self._figures = join(*frames.figure)
+        self._phases = phases(self.library)
+        self._set_chances(np.ones(self.library.num_motions))
+        ahead = len(config.future)
+        width = features.NUM_SELF + ahead * features.NUM_AHEAD + 2 * bool(ahead)
+        self._first_sights = self._look_ahead(width)
+
+    def bind(self) -> None:
+        env, config = self.env, self._config
+        num_envs = env.num_envs
+        self._bind_simulation()
+        self.motion = env.state("motion", dtype="int64")
+        """[num_envs] int64: which clip is imitated."""
+        self.start = env.state("start", dtype="int64")
+        """[num_envs] int64: the frame of it that the episode began with."""
+        self.episode_steps = env.keep("limit", np.full(num_envs, config.max_episode_steps))
+        """[num_envs] int64: control steps of the episode."""
+        self.first_frame, self.last_frame = np.zeros((2, num_envs), np.int64)
+        """[num_envs] int64: where the library has the episode's first frame and the clip's last."""
+        self.seen: Array = np.zeros((num_envs, self._first_sights.shape[1]), np.float32)
+        """[num_envs, n] float32: what a policy reads."""
+        errors: Array = np.zeros((4, num_envs))
+        self.position_error, self.turn_error, self.velocity_error, self.spin_error = errors
+        """Means over bodies of squares, from the reference: m^2, rad^2, (m/s)^2, (rad/s)^2."""
+        self.mean_distance, self.largest_distance = np.zeros((2, num_envs))
+        """m: over all bodies; of the farthest one."""
+        self.progress: Array = np.zeros(num_envs)
+        """Share of the episode that has passed."""
+        self.ended: Array = np.zeros(num_envs, np.bool_)
+        """[num_envs] bool: too far off, or too low."""
+        if config.style_window:
+            window = (config.style_window, features.NUM_STYLE)
+            self.style = env.state("style", *window, dtype="float32")
+            """[num_envs, window, n] float32: what a judge of style is shown, newest frame last."""
+            self._style_table = features.style(self.library.frames.figure)
+        self.restored()
+
+    def _bind_simulation(self) -> None:
+        simulation = self.env.simulation
+        model = simulation.model
+        self.pose: Array = simulation.bind("qpos")
+        """[num_envs, 43]."""
+        self.speed: Array = simulation.bind("qvel")
+        """[num_envs, 34]."""
+        self._control = simulation.bind("ctrl")
+        at = {name: int(model.actuator_ctrladr[model.actuator(name).id]) for name in _MOVED}
+        balls = [at[NAMES[i]] + k for i in BALLS for k in range(4)]
+        # Where each control comes from, among the balls' numbers and then the hinges'.
+        self._control_order = np.argsort([*balls, *(at[NAMES[i]] for i in HINGES)])
+        # Body 0 is the world.
+        self.position: Array = simulation.bind("xpos")[:, 1:]
+        """[num_envs, 15, 3] m: of the bodies."""
+        self._quaternion = simulation.bind("xquat")[:, 1:]
+        self._twist = simulation.bind("cvel")[:, 1:]
+        self._center = simulation.bind("subtree_com")[:, 1:2]
+
+    def restored(self) -> None:
+        self._find_frames(np.arange(self.env.num_envs))
+
+    def reference_pose(self, env_id: int, step: int) -> Array:
+        """[43] the clip's pose so many steps after the start of an environment's episode."""
+        frame = self.library.rows(self.motion[env_id], self.start[env_id] + step)
+        pose: Array = self.library.frames.pose[frame]
+        return pose
+
+    def _look_ahead(self, width: int) -> Array:
+        """[total, width] float32: the observation of a figure that is where each frame has it."""
+        known, seen = self.library, np.zeros((len(self._phases), width), np.float32)
+        motion = np.repeat(np.arange(known.num_motions), known.counts)
+        time = np.arange(len(motion)) - known.starts[motion]
+        figures = [known.frame(motion, time + n).figure for n in self._config.future]
+        features.observe(known.frames.figure, figures, self._phases, seen)
+        return seen
+
+    def follow(self, curriculum: Tree) -> None:
+        """Draw the clips of episodes to come by the curriculum's weights; evenly without any."""
+        count = self.library.num_motions
+        weights = np.asarray(curriculum.get("weights", np.ones(count)), np.float64)
+        if weights.shape != (count,) or not (weights >= 0).all() or not weights.sum() > 0:
+            raise UsageError(f"A curriculum over {count} clips needs as many weights, 0 or more.")
+        self._set_chances(weights)
+
+    def style_windows(self) -> Array:
+        """Every window of the reference clips, [N, window, n] float32."""
+        return style_windows(self._config)
+
+    def style_motions(self) -> Array:
+        """[N] int64: the clip that each window is of."""
+        return style_motions(self._config)
+
+    def _set_chances(self, weights: Array) -> None:
+        self._chances = np.cumsum(weights) / weights.sum()
+
+    def longest(self) -> int:
+        """Control steps of the longest episode."""
+        motions = np.arange(self.library.num_motions)
+        return int(self._steps_from(motions, np.zeros(1, np.int64)).max())
+
+    def _steps_from(self, motion: Array, start: Array) -> Array:
+        """[k] steps of episodes of motions [k] from frames [k]."""
+        most, known = self._config.max_episode_steps, self.library
+        left = known.cycles[motion] - 1 - start
+        if self._config.order == "drawn":
+            left = np.minimum(left, most)
+        steps: Array = np.where(known.loops[motion], most, left)
+        return steps
+
+    def apply(self, actions: Array) -> None:
+        num_envs = len(actions)
+        turns = actions * np.float32(self._config.reach)
+        balls = rot.exp(turns[:, : 3 * len(BALLS)].reshape(num_envs, -1, 3))
+        hinges = turns[:, 3 * len(BALLS) :]
+        if self._config.control == "residual":
+            frames = self.frames_at(1)
+            balls = rot.multiply(self._ball_aims.take(frames, axis=0), balls)
+            hinges = hinges + self._hinge_aims.take(frames, axis=0)
+        told = np.concatenate([balls.reshape(num_envs, -1), hinges], axis=1)
+        self._control[...] = told[:, self._control_order]
+
+    def frames_at(self, ahead: int) -> Array:
+        """[num_envs] where the library has the frames so many steps from now."""
+        frames: Array = np.minimum(self.first_frame + self.env.elapsed + ahead, self.last_frame)
+        return frames
+
+    def _find_frames(self, env_ids: Array) -> None:
+        """Note where the library has the first and last frames of environments [k]."""
+        known, motion = self.library, self.motion[env_ids]
+        self.first_frame[env_ids] = known.starts[motion] + self.start[env_ids]
+        self.last_frame[env_ids] = known.starts[motion] + known.counts[motion] - 1
+
+    def update(self) -> None:
+        config, frames = self._config, self.frames_at(0)
+        now = Figure(*map(single, (self.pose, self.speed, self.position)))
+        self._compare(now.position, *split(self._bodies.take(frames, axis=0), _BODY_SHAPES))
+        np.divide(self.env.elapsed, self.episode_steps, out=self.progress)
+        self.ended[:] = False
+        if config.terminate_at is not None:
+            self.ended |= self.largest_distance > config.terminate_at
+        if config.terminate_mean is not None:
+            self.ended |= self.mean_distance > config.terminate_mean
+        if config.terminate_below is not None:
+            self.ended |= self.pose[:, 2] < config.terminate_below
+        if config.style_window:
+            self.style[:, :-1] = self.style[:, 1:]
+            self.style[:, -1] = features.style(now)
+        self._see(now)
+
+    def _compare(
+        self, own: Array, position: Array, quaternion: Array, velocity: Array, spin: Array
+    ) -> None:
+        """Bodies of the figures against those of their references, [num_envs, 15, ...] each."""
+        twist = single(self._twist)
+        own_spin = twist[:, :, :3]
+        away = own - position
+        away *= away
+        squares = away[:, :, 0] + away[:, :, 1] + away[:, :, 2]
+        np.divide(np.add.reduce(squares, axis=1), NUM_BODIES, out=self.position_error)
+        distances = np.sqrt(squares, out=squares)
+        np.divide(np.add.reduce(distances, axis=1), NUM_BODIES, out=self.mean_distance)
+        # Body by body: along a row of 15 numbers numpy takes five times as long.
+        np.maximum.reduce(distances.T.copy(), axis=0, out=self.largest_distance)
+        angles = rot.angle_between(single(self._quaternion), quaternion)
+        np.divide(np.einsum("ij,ij->i", angles, angles), NUM_BODIES, out=self.turn_error)
+        # MuJoCo gives the velocity at the figure's centre of mass, as if it were part of a body.
+        faster = rot.cross(own_spin, rot.difference(own, single(self._center)))
+        for i in range(3):
+            faster[:, :, i] += twist[:, :, 3 + i]
+        faster -= velocity
+        turning = rot.difference(own_spin, spin)
+        for change, out in ((faster, self.velocity_error), (turning, self.spin_error)):
+            np.divide(np.einsum("ijk,ijk->i", change, change), NUM_BODIES, out=out)
+
+    def _see(self, now: Figure) -> None:
+        """Bring the observation up to date."""
+        ahead = [
+            Figure(*split(self._figures.take(self.frames_at(n), axis=0), _FIGURE_SHAPES))
+            for n in self._config.future
+        ]
+        features.observe(now, ahead, self._phases[self.frames_at(0)], self.seen)
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        config, known = self._config, self.library
+        drawn = np.array([generator.random(2) for generator in draws.generators])
+        if config.order == "in turn":
+            motion = env_ids % known.num_motions
+        else:
+            motion = np.searchsorted(self._chances, drawn[:, 0], side="right")
+        self.motion[env_ids] = motion
+        starts = np.where(
+            known.loops[motion], known.cycles[motion], known.cycles[motion] - _LAST_START
+        )
+        first = config.start == "first"
+        self.start[env_ids] = 0 if first else drawn[:, 1] * np.maximum(starts, 1)
+        self.episode_steps[env_ids] = self._steps_from(motion, self.start[env_ids])
+        self._find_frames(env_ids)
+        frames = self.first_frame[env_ids]
+        self.pose[env_ids] = known.frames.pose[frames]
+        self.speed[env_ids] = known.frames.speed[frames]
+
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        # An episode begins on its reference, and what that looks like is known.
+        self.seen[env_ids] = self._first_sights[self.first_frame[env_ids]]
+        if self._config.style_window:
+            motion, start = self.motion[env_ids], self.start[env_ids]
+            before = features.window_rows(self.library, motion, start, self._config.style_window)
+            self.style[env_ids] = self._style_table[before]

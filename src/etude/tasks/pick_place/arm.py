@@ -1,0 +1,318 @@
+"""The arm of pick-and-place with its cube and target: what actions do, and what has happened."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.core.trees import Tree
+from etude.envs.mujoco.env import Action, Draws
+from etude.robots.kuka.clearance import Clearance
+from etude.robots.kuka.hand_control import HandControl, solve_pose
+from etude.robots.kuka.scene import FINGERS, HAND_SITE, STROKE, arm_table
+from etude.tasks.pick_place.scene import (
+    CONTROL_SECONDS,
+    CUBE,
+    CUBE_HALF,
+    REST_HEIGHT,
+    TABLE_CENTER,
+)
+
+if TYPE_CHECKING:
+    from etude.tasks.pick_place.task import PickPlaceConfig
+
+STAGES = ("reach", "align", "grasp", "carry", "place", "release", "clear")
+"""Parts of the staged potential; each is a reward term."""
+TENT = 0.05
+"""How high above the table the cube is best carried, and above the cube the hand approaches, m."""
+CLEAR = 0.06
+"""How far from the cube's centre hand, palm and links count as away, m."""
+_CORNER = CUBE_HALF * 3**0.5
+"""How far from its centre the cube reaches: what is further away cannot touch it, m."""
+LOW = 0.008
+"""A cube no higher than this above the table counts as put down, m."""
+DROPPED = 0.02
+"""Let go of from higher than this, a cube was dropped and not placed, m."""
+GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
+"""Joint angles the home posture is solved from, rad: elbow up, hand down."""
+START_HEIGHT = 0.18
+"""Of the hand above the table at the start, m."""
+FINGER_STEP = 0.01
+"""How far ahead of themselves the fingers are sent, m: 10 N each when the cube blocks them, and
+no faster than 0.25 m/s."""
+_PRESS = 0.5
+"""Force of a finger that counts as holding, N: half the cube's weight."""
+_TOUCH = 0.01
+"""Force that counts as touching, N."""
+_NEAR = 0.035
+"""Between the fingers: hand to cube, m."""
+_LIFTED = 0.02
+"""Above the table, m."""
+_SLOW = 0.05
+"""At rest: m/s and rad/s."""
+_REST_STEPS = 2
+"""Consecutive control steps a cube must lie still."""
+
+
+class PickPlaceArm(Action):
+    """Actions: [num_envs, n] in [-1, 1]; the last is the gripper, open where positive.
+
+    "hand": displacement of the hand in x, y, z; it keeps pointing straight down, turned to 0.
+    "hand-turn": also its turn about the vertical. "joint": the seven joints.
+    All are relative to where the hand or the joints are.
+    """
+
+    def __init__(self, config: PickPlaceConfig) -> None:
+        super().__init__()
+        self._config = config
+        # A sum has no discount for which shaping would cancel: it would pay to run out of time.
+        self._shaping = config.shaping if config.shaping_discount() is not None else 0.0
+        self._level = 1.0
+
+    def bind(self) -> None:
+        simulation, table, config = self.env.simulation, arm_table(), self._config
+        joints = len(table.names)
+        self.size = {"hand": 3, "hand-turn": 4, "joint": joints}[config.control] + 1
+        start = TABLE_CENTER + np.array([0.0, 0.0, START_HEIGHT])
+        self._home = solve_pose(simulation.model, np.array(GUESS), start, 0.0)
+        self._hand_control = HandControl(simulation, table, self._home)
+        self._clearance = Clearance(simulation)
+        self._speed = table.speed * (config.joint_speed * CONTROL_SECONDS)
+        self._low, self._high = table.range[:, 0].copy(), table.range[:, 1].copy()
+        cube, body = joints + len(FINGERS), simulation.model.body(CUBE).id
+        qpos, control = simulation.bind("qpos"), simulation.bind("ctrl")
+        self._joint_control, self._finger_control = control[:, :joints], control[:, joints:]
+        self._fingers, self._cube_pose = qpos[:, joints:cube], qpos[:, cube : cube + 7]
+        self._cube_frame = simulation.bind("xmat")[:, body].reshape(-1, 3, 3)
+        self._forces = simulation.bind("sensordata").reshape(-1, len(FINGERS), 3)
+        self.joint_position: Array = qpos[:, :joints]
+        """[num_envs, 7] rad."""
+        self.hand: Array = simulation.site(HAND_SITE)
+        """[num_envs, 3] m: between the fingertips."""
+        self.cube: Array = simulation.bind("xpos")[:, body]
+        """[num_envs, 3] m: the cube's centre."""
+        self.cube_velocity: Array = simulation.bind("qvel")[:, cube : cube + 6]
+        """[num_envs, 6] m/s and rad/s."""
+        self._bind_memory()
+        self._bind_findings()
+
+    def _bind_memory(self) -> None:
+        """What the next step reads before it writes; the rest follows from these."""
+        env = self.env
+        self.target = env.state("target", 3)
+        """[num_envs, 3] m: where the cube's centre should rest."""
+        self._last_hand = env.state("hand", 3)
+        self.hand_yaw = env.state("hand_yaw")
+        """[num_envs] rad."""
+        self.reached = env.state("reached", dtype="bool")
+        """[num_envs] bool: the hand has been around the cube."""
+        self.lifted = env.state("lifted", dtype="bool")
+        """[num_envs] bool: the cube has been off the table while held."""
+        self.carried = env.state("carried", dtype="bool")
+        """[num_envs] bool: lifted, and not left lying outside the target since."""
+        self.rested = env.state("rested")
+        """[num_envs]: consecutive control steps at rest in the target with the hand away."""
+        self.drop = env.state("drop")
+        """[num_envs] m above the table when last held."""
+        self.stages = env.state("stages", len(STAGES))
+        """[num_envs, 7], each 0 to 1: see `STAGES`."""
+        self.best_stages = env.state("best_stages", len(STAGES))
+        """[num_envs, 7]: the most of each so far in this episode."""
+
+    def _bind_findings(self) -> None:
+        num_envs = self.env.num_envs
+        self.hand_velocity: Array = np.zeros((num_envs, 3))
+        """[num_envs, 3] m/s, over the last control step."""
+        self.offset: Array = np.zeros((num_envs, 3))
+        """[num_envs, 3] m from hand to cube."""
+        self.gains: Array = np.zeros((num_envs, len(STAGES)))
+        """[num_envs, 7]: what each stage pays for the last control step."""
+        self.command: Array = np.ones(num_envs)
+        """[num_envs]: the gripper command in force, 1 open or -1 closed."""
+        numbers: Array = np.zeros((7, num_envs))
+        self.cube_yaw, self.cube_level, self.opening = numbers[:3]
+        """[num_envs]: rad, of a horizontal edge, the same every quarter turn; 1 where a face
+        points up; m between the fingers."""
+        self.distance, self.clearance, self.height, self.error = numbers[3:]
+        """[num_envs] m: from hand to cube; from the cube's centre to the nearest surface of palm
+        and links; of the cube above the table; from cube to target, on the table."""
+        self.touch: Array = np.zeros((num_envs, len(FINGERS)), np.bool_)
+        """[num_envs, 2] bool: a finger touches the cube."""
+        self.held, self.placed, self.success, self.fallen = np.zeros((4, num_envs), np.bool_)
+        """[num_envs] bool: both fingers press on the cube from opposite sides; carried, and now
+        down inside the target; the task is done; the cube has left the table."""
+
+    def follow(self, curriculum: Tree) -> None:
+        """Start cubes and targets in a part of their areas, and cubes less turned."""
+        self._level = float(curriculum.get("level", 1.0))
+        config = self._config
+        sides = np.add(config.cube_area, config.target_area) / 2 * self._level
+        widest = np.abs(np.subtract(config.cube_center, config.target_center)) + sides
+        if float(np.linalg.norm(widest)) < 1.2 * config.min_distance:
+            raise UsageError(
+                f"At level {self._level:g} cube and target have no room to be "
+                f"{config.min_distance:g} m apart: raise curriculum.start."
+            )
+
+    def apply(self, actions: Array) -> None:
+        config, actions = self._config, np.asarray(actions, np.float64)
+        moves = actions[:, :-1]
+        if config.control == "joint":
+            target = self.joint_position + moves * self._speed
+            np.minimum(np.maximum(target, self._low), self._high, out=self._joint_control)
+        else:
+            turns = config.control == "hand-turn"
+            yaw = self.hand_yaw + moves[:, 3] * config.turn_step if turns else 0.0 * self.hand_yaw
+            displacement = moves[:, :3] * config.reach_step
+            self._joint_control[:] = self._hand_control.targets(displacement, yaw, CONTROL_SECONDS)
+        np.copyto(self.command, np.where(actions[:, -1] > 0.0, 1.0, -1.0))
+        # One target for both fingers, a little ahead: they move alike and centre the cube, and
+        # the distance bounds their speed and the force on it.
+        ahead = self._fingers.mean(axis=1) + self.command * FINGER_STEP
+        self._finger_control[:] = np.minimum(np.maximum(ahead, 0.0), STROKE / 2)[:, None]
+
+    def update(self) -> None:
+        np.divide(self.hand - self._last_hand, CONTROL_SECONDS, out=self.hand_velocity)
+        self._last_hand[:] = self.hand
+        self._locate()
+        self._feel()
+        self._judge()
+        self._pay()
+
+    def _locate(self) -> None:
+        """Where things are to each other."""
+        frame = self._cube_frame
+        self.hand_yaw[:] = self._hand_control.yaw()
+        self.opening[:] = self._fingers.sum(axis=1)
+        np.subtract(self.cube, self.hand, out=self.offset)
+        np.sqrt(np.einsum("ij,ij->i", self.offset, self.offset), out=self.distance)
+        self.clearance[:] = self._clearance.of(self.cube)
+        np.subtract(self.cube[:, 2], REST_HEIGHT, out=self.height)
+        away = self.target - self.cube
+        np.sqrt(away[:, 0] ** 2 + away[:, 1] ** 2, out=self.error)
+        # A cube may lie on any face: the yaw of whichever of two edges is the more horizontal.
+        edge = np.where(np.abs(frame[:, 2, :1]) < 0.7, frame[:, :2, 0], frame[:, :2, 1])
+        np.arctan2(edge[:, 1], edge[:, 0], out=self.cube_yaw)
+        np.abs(frame[:, 2]).max(axis=1, out=self.cube_level)
+
+    def _feel(self) -> None:
+        """What the fingers touch, and whether they hold the cube, from the contact forces."""
+        forces = self._forces
+        np.greater(np.einsum("ijk,ijk->ij", forces, forces), _TOUCH**2, out=self.touch)
+        closing = np.einsum("ijk,ik->ij", forces, self._hand_control.frame[:, :, 1])
+        # The left finger presses against the hand's second axis, the right one along it.
+        pressed = (closing[:, 0] < -_PRESS) & (closing[:, 1] > _PRESS)
+        np.logical_and(pressed, self.distance < _NEAR, out=self.held)
+
+    def _judge(self) -> None:
+        """What has happened: reached, lifted, placed, dropped, done."""
+        height = self.height
+        inside = self.error <= self._config.radius
+        down = height < LOW
+        lifted = self.held & (height > _LIFTED)
+        np.logical_or(self.reached, self.distance < _NEAR, out=self.reached)
+        np.logical_or(self.lifted, lifted, out=self.lifted)
+        # A cube that was let go of outside must be picked up again: pushing it in earns nothing.
+        left = down & ~self.held & ~inside
+        np.copyto(self.carried, (self.carried | lifted) & ~left)
+        np.logical_and(self.carried, inside & down, out=self.placed)
+        np.copyto(self.drop, np.maximum(height, 0.0), where=self.held)
+        still = np.abs(self.cube_velocity).max(axis=1) < _SLOW
+        away = np.minimum(self.distance, self.clearance) > CLEAR
+        rests = self.placed & free(self) & still & (height < 0.002) & away
+        np.multiply(self.rested + 1.0, rests, out=self.rested)
+        np.greater_equal(self.rested, _REST_STEPS, out=self.success)
+        np.less(height, -0.03, out=self.fallen)
+
+    def _pay(self) -> None:
+        """What the stages are worth: new heights, once, and the gain of the potential."""
+        before = self.stages.copy()
+        self.stages[:] = rate(self)
+        best = np.maximum(self.best_stages, self.stages)
+        # Where an episode terminates nothing is left to hope for: there the potential is 0, or it
+        # would be a reward of its own. Where time runs out it stays, and so does the value.
+        goes_on = ~(self.success | self.fallen)
+        shaping = self._config.discount * self.stages * goes_on[:, None] - before
+        np.add(best - self.best_stages, self._shaping * shaping, out=self.gains)
+        self.best_stages[:] = best
+
+    def reset(self, env_ids: Array, draws: Draws) -> None:
+        config, count = self._config, self._home.size
+        drawn = np.array([g.random(count + 1) for g in draws.generators]) * 2.0 - 1.0
+        joints = self._home + drawn[:, :count] * config.start_jitter
+        half_turn = drawn[:, count] * (config.cube_turn * self._level / 2)
+        points = np.array([self._draw_points(generator) for generator in draws.generators])
+        self.joint_position[env_ids] = self._joint_control[env_ids] = joints
+        self._fingers[env_ids] = self._finger_control[env_ids] = STROKE / 2
+        pose = np.zeros((env_ids.size, 7))
+        pose[:, :2], pose[:, 2] = points[:, 0], REST_HEIGHT
+        pose[:, 3], pose[:, 6] = np.cos(half_turn), np.sin(half_turn)
+        self._cube_pose[env_ids] = pose
+        self.target[env_ids, :2] = points[:, 1]
+        self.target[env_ids, 2] = REST_HEIGHT
+
+    def _draw_points(self, generator: np.random.Generator) -> Array:
+        """Cube and target, [2, 2] m, drawn until they are apart."""
+        config = self._config
+        center = np.array([config.cube_center, config.target_center]) + TABLE_CENTER[:2]
+        area = np.array([config.cube_area, config.target_area]) * self._level
+        while True:
+            points: Array = center + (generator.random((2, 2)) - 0.5) * area
+            if float(np.linalg.norm(points[0] - points[1])) >= config.min_distance:
+                return points
+
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        history = (self.touch, self.held, self.reached, self.lifted, self.carried, self.placed)
+        for flag in (*history, self.success, self.fallen):
+            flag[env_ids] = False
+        for number in (self.rested, self.drop, self.hand_velocity):
+            number[env_ids] = 0.0
+        self.command[env_ids] = 1.0
+        self._last_hand[env_ids] = self.hand[env_ids]
+        self._locate()
+        self.stages[env_ids] = self.best_stages[env_ids] = rate(self)[env_ids]
+
+
+def gentleness(arm: PickPlaceArm) -> Array:
+    """[num_envs] 0 to 1: a half for a cube let go of 2 cm above the table.
+
+    Discounting hurries a policy; without this it learns to throw.
+    """
+    gentle: Array = 1.0 / (1.0 + (arm.drop / DROPPED) ** 2)
+    return gentle
+
+
+def free(arm: PickPlaceArm) -> Array:
+    """[num_envs] bool: no finger touches the cube, and neither palm nor links can."""
+    untouched: Array = ~arm.touch.any(axis=1) & (arm.clearance > _CORNER)
+    return untouched
+
+
+def rate(arm: PickPlaceArm) -> Array:
+    """The staged potential, [num_envs, 7]: a later stage counts only once the earlier are done."""
+    held, placed, distance, error = arm.held, arm.placed, arm.distance, arm.error
+    later = held | placed
+    offset = arm.offset
+    # From above, so that open fingers come down on either side of the cube: the way still to go
+    # to a path that is a hand's breadth over the cube until it is over its middle.
+    flat = np.sqrt(offset[:, 0] ** 2 + offset[:, 1] ** 2)
+    above = np.minimum(2.0 * np.maximum(flat - 0.01, 0.0), TENT)
+    approach = flat + np.abs(offset[:, 2] + above)
+    # Up, over and down: likewise along a tent over the table.
+    way = error + np.abs(arm.height - np.minimum(error, TENT))
+    away = np.minimum(distance, arm.clearance)
+    around = np.exp(-((distance / CUBE_HALF) ** 2))
+    open_share = arm.opening / STROKE
+    stages = np.empty((distance.size, len(STAGES)))
+    stages[:, 0] = np.where(later, 1.0, 1.0 - np.tanh(6.0 * approach))
+    stages[:, 1] = np.where(later, 1.0, 0.5 + 0.5 * np.cos(4.0 * (arm.cube_yaw - arm.hand_yaw)))
+    stages[:, 2] = np.where(later, 1.0, 0.5 * around * (1.0 - open_share))
+    stages[:, 3] = np.where(placed, 1.0, held * (1.0 - np.tanh(2.5 * way)))
+    gently = placed * gentleness(arm)
+    stages[:, 4] = gently * (0.5 + 0.5 * np.exp(-((error / 0.015) ** 2)))
+    stages[:, 5] = gently * open_share
+    stages[:, 6] = gently * free(arm) * np.minimum(away / CLEAR, 1.0)
+    return stages
