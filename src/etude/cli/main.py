@@ -18,7 +18,8 @@ etude trains robot skills.
   etude plan   RECIPE [--section.key value]   what a run would do; --measure, --compare, --json
   etude train  RECIPE [--section.key value]   plan, then train
   etude resume RUN                            continue a run, bit for bit
-  etude eval   RUN [--episodes 100] [--video] fresh deterministic episodes, and films of them
+  etude eval   RUN [--episodes 100] [--video] fresh deterministic episodes, and films of them;
+                                              --env.NAME VALUE changes their environment
   etude play   RUN                            watch the policy in MuJoCo's viewer
   etude new-task ROBOT.xml                    a task for a robot, as a file to change
   etude check  TASK                           does an environment keep its contract

@@ -16,6 +16,7 @@ RECIPES = {
     "pick-place-sac": "etude.tasks.pick_place.sac:pick_place_sac",
     "pick-place-anywhere": "etude.tasks.pick_place.recipes:pick_place_anywhere",
     "walk-go1": "etude.tasks.velocity.recipes:walk_go1",
+    "walk-go1-robust": "etude.tasks.velocity.recipes:walk_go1_robust",
     "walk-go1-rough": "etude.tasks.velocity.recipes:walk_go1_rough",
     "imitate-walk": "etude.tasks.imitation.recipes:imitate_walk",
     "imitate-backflip": "etude.tasks.imitation.recipes:imitate_backflip",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
+from etude.envs.mujoco.randomize import Randomization
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
-from etude.tasks.velocity.task import WalkConfig
+from etude.tasks.velocity.task import WalkConfig, WalkNoise
 from etude.training.curriculum import CurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 
@@ -38,13 +39,38 @@ def walk_go1() -> Recipe:
     )
 
 
+def walk_go1_robust() -> Recipe:
+    """A Unitree Go1 learns to walk with noise, delays, pushes and physics that differ."""
+    flat = walk_go1()
+    random = Randomization(
+        mass=0.3,
+        added_mass=(-0.5, 1.0),
+        friction=0.4,
+        gains=0.2,
+        joint_offset=0.02,
+        latency=(0, 3),
+        push=0.6,
+        push_every=(2.0, 5.0),
+    )
+    noise = WalkNoise(gyro=0.2, gravity=0.05, joint_position=0.02, joint_velocity=1.0)
+    return flat.model_copy(
+        update={
+            "name": "walk-go1-robust",
+            "env": WalkConfig(random=random, noise=noise),
+            "clock": ClockConfig(total_timesteps=8_000_000, cycles=4, iterations=10),
+        }
+    )
+
+
 def walk_go1_rough() -> Recipe:
     """A Unitree Go1 learns to walk over slopes, blocks and stairs, level by level."""
     flat = walk_go1()
     return flat.model_copy(
         update={
             "name": "walk-go1-rough",
-            "env": WalkConfig(ground="rough", speed_x=(-1.0, 1.0), speed_y=(-0.5, 0.5)),
+            "env": WalkConfig(
+                ground="rough", speed_x=(-1.0, 1.0), speed_y=(-0.5, 0.5), success_error=0.4
+            ),
             "policy": flat.policy.model_copy(
                 update={
                     "actor_reads": ("state", "scan"),

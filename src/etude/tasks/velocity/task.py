@@ -12,7 +12,7 @@ from etude.core.config import Config
 from etude.core.contracts import Array
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv, Part, Task, TaskConfig, Term
-from etude.envs.mujoco.observing import Group, Observation
+from etude.envs.mujoco.observing import Observation
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, load_spec
@@ -68,9 +68,13 @@ class WalkConfig(TaskConfig):
     )
     levels: int = Field(8, ge=1, description="Levels of rough ground.")
     in_turn: bool = Field(False, description="Environment i begins on tile i of rough ground.")
+    success_error: float = Field(
+        0.25, gt=0, description="A success does not fall, and is off by at most this, m/s."
+    )
     max_episode_steps: int = Field(500, ge=1, description="Control steps of 20 ms.")
     observation_delay: tuple[int, int] = Field(
-        (0, 0), description="Control steps by which observations are late, at least and at most."
+        (0, 0),
+        description="Control steps that sensors are late, at least and at most; each its own.",
     )
     noise: WalkNoise = Field(WalkNoise(), description="Noise of the policy's observations.")
     random: Randomization = Field(
@@ -97,47 +101,6 @@ class WalkConfig(TaskConfig):
             stand=self.stand,
         )
         gait = Trot(feet, self.gait_frequency, self.foot_height)
-        noise = self.noise
-        measured: dict[str, Term | Observation] = {
-            "gyro": obs.angular_velocity(robot, noise=noise.gyro, scale=0.25),
-            "gravity": obs.gravity(robot, noise=noise.gravity),
-            "joints": obs.joint_positions(robot, noise=noise.joint_position),
-            "speeds": obs.joint_velocities(robot, noise=noise.joint_velocity, scale=0.05),
-        }
-        known: dict[str, Term | Observation] = {
-            "action": obs.last_action(),
-            "command": obs.command(twist),
-            "phase": gait.phase,
-        }
-        observations: dict[str, dict[str, Term | Observation] | Group] = {
-            "state": {**measured, **known},
-            "critic": {
-                "velocity": obs.velocity(robot),
-                "height": obs.height(robot),
-                "contact": obs.contact(feet),
-                "feet": lambda _: feet.height * 10.0,
-            },
-        }
-        if terrain is not None:
-            observations["scan"] = {
-                "ground": obs.height_scan(robot, terrain, SCAN, clip=(-1.0, 1.0), scale=2.0)
-            }
-        if self.observation_delay[1]:
-            observations["state"] = known
-            observations["sensors"] = Group(measured, delay=self.observation_delay)
-        terms: dict[str, Term] = {
-            "alive": rewards.alive,
-            "velocity": rewards.track_velocity(twist, 1.0, 0.1),
-            "turning": rewards.track_turning(twist, 1.0, 0.1),
-            "gait": gait.reward,
-            "pose": lambda _: np.exp(-rewards.square_sum(robot.joint_positions)),
-            "tilt": rewards.tilt(robot),
-            "vertical": rewards.vertical_velocity(robot),
-            "wobble": rewards.roll_pitch_rate(robot),
-            "action_rate": rewards.action_rate,
-        }
-        weights = self.reward.model_dump()
-        dt = TIMESTEP * SUBSTEPS
         return Task(
             model=MODEL if terrain is not None else on_floor(),
             parts=[
@@ -151,13 +114,17 @@ class WalkConfig(TaskConfig):
                 *self.random.parts(robot, geoms=".*_foot|floor"),
             ],
             action=JointTargets(robot, self.action_scale, delay=self.random.latency),
-            observations=observations,
-            rewards={name: (term, weights[name] * dt) for name, term in terms.items()},
+            observations=self._observations(robot, feet, twist, gait, terrain),
+            rewards=self._rewards(robot, twist, gait),
             terminations={
                 "tilted": terminations.tilted(robot, 60.0),
                 "down": terminations.lower_than(robot, 0.12),
             },
+            success=lambda env: (
+                ~env.terminated & (twist.mean_error(0, settled=False) <= self.success_error)
+            ),
             statistics={
+                "fell": lambda env: env.terminated,
                 **({} if terrain is None else {"tile": lambda _: terrain.tile}),
                 "velocity_error": lambda _: twist.mean_error(0, settled=False),
                 "turning_error": lambda _: twist.mean_error(1, settled=False),
@@ -168,6 +135,57 @@ class WalkConfig(TaskConfig):
             max_episode_steps=self.max_episode_steps,
             camera=CAMERA,
         )
+
+    def _observations(
+        self, robot: Robot, feet: Feet, twist: VelocityCommand, gait: Trot, terrain: Terrain | None
+    ) -> dict[str, dict[str, Term | Observation]]:
+        """What sensors measure and what is known: "state"; for the value function, "critic"."""
+        noise, late = self.noise, self.observation_delay
+        measured: dict[str, Term | Observation] = {
+            "gyro": obs.angular_velocity(robot, noise=noise.gyro, scale=0.25, delay=late),
+            "gravity": obs.gravity(robot, noise=noise.gravity, delay=late),
+            "joints": obs.joint_positions(robot, noise=noise.joint_position, delay=late),
+            "speeds": obs.joint_velocities(
+                robot, noise=noise.joint_velocity, scale=0.05, delay=late
+            ),
+        }
+        known: dict[str, Term | Observation] = {
+            "action": obs.last_action(),
+            "command": obs.command(twist),
+            "phase": gait.phase,
+        }
+        observations: dict[str, dict[str, Term | Observation]] = {
+            "state": {**measured, **known},
+            "critic": {
+                "velocity": obs.velocity(robot),
+                "height": obs.height(robot),
+                "contact": obs.contact(feet),
+                "feet": lambda _: feet.height * 10.0,
+            },
+        }
+        if terrain is not None:
+            observations["scan"] = {
+                "ground": obs.height_scan(robot, terrain, SCAN, clip=(-1.0, 1.0), scale=2.0)
+            }
+        return observations
+
+    def _rewards(
+        self, robot: Robot, twist: VelocityCommand, gait: Trot
+    ) -> dict[str, tuple[Term, float]]:
+        """Terms with their weights for a control step."""
+        terms: dict[str, Term] = {
+            "alive": rewards.alive,
+            "velocity": rewards.track_velocity(twist),
+            "turning": rewards.track_turning(twist),
+            "gait": gait.reward,
+            "pose": lambda _: np.exp(-rewards.square_sum(robot.joint_positions)),
+            "tilt": rewards.tilt(robot),
+            "vertical": rewards.vertical_velocity(robot),
+            "wobble": rewards.roll_pitch_rate(robot),
+            "action_rate": rewards.action_rate,
+        }
+        weights, dt = self.reward.model_dump(), TIMESTEP * SUBSTEPS
+        return {name: (term, weights[name] * dt) for name, term in terms.items()}
 
 
 CAMERA = Camera(follow="trunk", look_at=(0.0, 0.0, 0.25), distance=1.6, azimuth=130, elevation=-18)
