@@ -49,6 +49,9 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/scaling.py
 	python gates/train_memory.py
 	python gates/train_spread.py
+	python gates/train_walk.py --seeds 3
+	python gates/train_walk.py --recipe walk-go1-robust --seeds 1
+	python gates/train_walk.py --recipe walk-go1-rough --seeds 1
 	python gates/off_policy_speed.py
 	python gates/reward_speed.py
 	python gates/train_imitation.py

@@ -328,6 +328,22 @@ def train_pick_place(bench: Bench) -> list[str]:
 
 
 @product
+def train_walk(bench: Bench) -> list[str]:
+    errors = ("velocity", "turning", "settled_velocity", "settled_turning")
+    walks = {f"eval/{name}_error": 0.1 for name in errors} | {"eval/fell": 0.0}
+    falls = walks | {"eval/fell": 0.1}
+
+    class Walking(FakeEtude):
+        def _eval(self, folder: Path) -> str:
+            (folder / "words").read_text()  # of a run that was trained
+            found = falls if bench.way == "wrong" else walks
+            return json.dumps({**found, "eval/episodes": 200})
+
+    bench.put("etude", Walking(bench, good_or(bench, 1.0, 0.9), timesteps=5_000_000))
+    return []
+
+
+@product
 def train_offline(bench: Bench) -> list[str]:
     def success(words: str) -> float:
         return 0.97 if "100.0" in words and bench.way == "wrong" else 0.96 - ("100.0" in words)

@@ -37,6 +37,8 @@ A = TypeVar("A")
 Term = Callable[[Any], Array]
 """A function of the task's view, or of the environment where the task has none."""
 
+_SINCE = ("action", "last_action")
+"""States that snapshots of earlier versions lack, where no task read them."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
@@ -462,7 +464,15 @@ class MujocoEnv:
         for index, name in enumerate(self._names):
             self._sums[index] = snapshot["sums"][name]
         for name, array in self._states.items():
-            array[...] = snapshot["task"][name]
+            if name in snapshot["task"]:
+                array[...] = snapshot["task"][name]
+            elif name in _SINCE:
+                array[...] = 0.0
+            else:
+                raise UsageError(
+                    f"This snapshot has no '{name}': it is of another version of the task, or of "
+                    "Etude. The policy can still be loaded and evaluated."
+                )
         self.tick += 1
         for part in self.parts:
             part.restored()
