@@ -281,6 +281,19 @@ def test_eval_command(finished: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert Run(finished).fingerprint() == before
 
 
+def test_eval_in_a_changed_environment(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the evaluation's environment changes, and what there is not is refused."""
+    known = Run(finished).recipe
+    changed = ["eval", str(finished), "--episodes", "4", "--json", "--env.max-episode-steps", "7"]
+    assert cli.main(changed) == 0
+    assert json.loads(capsys.readouterr().out)["eval/mean_ep_length"] == 7.0
+    assert Run(finished).recipe == known
+    assert cli.main(["eval", str(finished), "--env.bogus", "1"]) == 2
+    assert "no option --env.bogus" in capsys.readouterr().err
+    assert cli.main(["eval", str(finished), "--env.max-episode-steps", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
 def test_the_evaluation_that_ends_training(finished: Path) -> None:
     said: list[str] = []
     recipe, before = Run(finished).recipe, Run(finished).fingerprint()
