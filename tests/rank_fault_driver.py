@@ -63,10 +63,10 @@ def inject(kind: str, iteration: int) -> None:
         return collect
 
     def moved(good: Callable[..., Any]) -> Callable[..., Any]:
-        def step(self: Simulation, substeps: int) -> Any:
+        def step(self: Simulation, *arguments: Any) -> Any:
             if now["iteration"] == iteration:
                 self.bind("qpos")[3, 0] = np.nan
-            return good(self, substeps)
+            return good(self, *arguments)
 
         return step
 

@@ -166,7 +166,7 @@ def test_diverged_physics_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     actions = np.zeros((2, 6), np.float32)
     env.step(actions)
     env._envs[1].unwrapped.data.qvel[0] = np.nan
-    with pytest.raises(NonFinite, match="row 1"):
+    with pytest.raises(NonFinite, match="environment 1"):
         env.step(actions)
 
 

@@ -189,7 +189,7 @@ def test_the_gate_fails_where_ranks_end_otherwise(
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "gates")
     module, report = import_module("rank_faults"), import_module("report")
-    told = "Not a finite number: physics of row 3, on rank 1."
+    told = "Not a finite number: physics of environment 3, on rank 1."
     fault = {
         "kind": "physics",
         "ranks": 2,
