@@ -44,7 +44,7 @@ class Fault(NamedTuple):
 
 
 METHODS = ("reach-at-scale", "reach-2-threads", "pick-place", "imitate-walk", "amp-walk", "ppo")
-METHODS += ("spread", "sac", "td3", "episodic-ircr", "offline", "reward-only")
+METHODS += ("walk-go1", "spread", "sac", "td3", "episodic-ircr", "offline", "reward-only")
 """Beside PPO on reach, and SAC with RRD on its episodic form."""
 
 FAULTS = (

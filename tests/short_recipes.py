@@ -12,6 +12,7 @@ from etude.algorithms.ppo import PPOConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.sac import SACConfig
 from etude.core.clock import ClockConfig
+from etude.envs.mujoco.randomize import Randomization
 from etude.learning.config import LearnerConfig
 from etude.models.policies import PolicyConfig
 from etude.planning import recipes
@@ -20,6 +21,7 @@ from etude.rollout.local import CollectorConfig
 from etude.tasks.imitation.task import ImitationConfig
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.reach.task import ReachConfig
+from etude.tasks.velocity.task import WalkConfig, WalkNoise
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
@@ -85,6 +87,49 @@ def imitate_walk_short() -> Recipe:
             "clock": ClockConfig(total_timesteps=8_192, cycles=1, iterations=2),
             "evaluation": EvaluationConfig(
                 every="2 cycles", episodes=2, num_envs=2, envs_per_group=2, final_episodes=2
+            ),
+            "checkpoint": CheckpointConfig(every="1 cycle"),
+        }
+    )
+
+
+def walk_go1_short() -> Recipe:
+    """walk-go1-rough in seconds: randomised, noisy, late, pushed, with a curriculum over levels."""
+    full = recipes.find("walk-go1-rough")
+    random = Randomization(
+        mass=0.3,
+        friction=0.3,
+        gains=0.2,
+        armature=0.2,
+        gravity=0.05,
+        joint_offset=0.02,
+        latency=(0, 2),
+        push=0.5,
+        push_every=(0.1, 0.5),
+    )
+    env = WalkConfig(
+        ground="rough",
+        levels=4,
+        command_every=(0.2, 0.6),
+        max_episode_steps=40,
+        success_error=2.0,
+        observation_delay=(0, 2),
+        noise=WalkNoise(gyro=0.2, joint_velocity=1.0),
+        random=random,
+    )
+    return full.model_copy(
+        update={
+            "name": "walk-go1-short",
+            "env": env,
+            "policy": full.policy.model_copy(update={"hidden": (32, 32)}),
+            "collector": CollectorConfig(num_envs=32, envs_per_group=8, threads=2),
+            "algorithm": full.algorithm.model_copy(
+                update={"rollout_steps": 16, "minibatch_size": 128, "update_epochs": 2}
+            ),
+            "clock": ClockConfig(total_timesteps=6_144, cycles=1, iterations=2),
+            "curriculum": CurriculumConfig(enabled=True, raise_at=0.3, episodes=10),
+            "evaluation": EvaluationConfig(
+                every="3 cycles", episodes=8, num_envs=8, envs_per_group=4, final_episodes=8
             ),
             "checkpoint": CheckpointConfig(every="1 cycle"),
         }
@@ -170,6 +215,7 @@ SHORT: dict[str, Callable[[], Recipe]] = {
     "reach-at-scale-short": reach_at_scale_short,
     "pick-place-short": pick_place_short,
     "imitate-walk-short": imitate_walk_short,
+    "walk-go1-short": walk_go1_short,
     "amp-walk-short": amp_walk_short,
     "episodic-short": episodic_short,
     "reward-only-debug": reward_only_debug,

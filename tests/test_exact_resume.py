@@ -86,6 +86,7 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
         "imitate-walk-short",  # many clips
         pytest.param(EVERYTHING, marks=pytest.mark.slow),
         "amp-walk-short",  # AMP, its replay, LSTM, curriculum, two shards, lag
+        "walk-go1-short",  # randomised, late, pushed, on rough ground with a curriculum
         pytest.param("episodic-short", marks=pytest.mark.slow),  # SAC, its replay, learned rewards
     ],
 )
@@ -146,16 +147,21 @@ def test_threads_and_time_change_nothing_with_everything_on(
     assert fingerprint(tmp_path, threads) == everything
 
 
-def test_threads_change_nothing_in_a_randomised_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "counts"), [("pick-place-short", (1, 4)), ("walk-go1-short", (1, 2, 4))]
+)
+def test_threads_change_nothing_in_a_randomised_task(
+    name: str, counts: tuple[int, ...], tmp_path: Path
+) -> None:
     hashes = []
-    for threads in (1, 4):
+    for threads in counts:
         recipe = changed(
-            short_recipes.find("pick-place-short"),
+            short_recipes.find(name),
             collector={"threads": threads, "engine_threads": threads},
             clock={"total_timesteps": 2_048},
         )
         hashes.append(run_hash(train(recipe, tmp_path / str(threads)).path))
-    assert hashes[0] == hashes[1]
+    assert all(each == hashes[0] for each in hashes)
 
 
 def test_collector_threads_change_nothing(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ RRD = short_recipes.find("episodic-short")
 """SAC, its replay, and learned rewards."""
 MOTIONS = tiny_motions().model_copy(update={"name": "motions"})
 """A curriculum over motions, whose rows restart at each epoch's end."""
+WALK = short_recipes.find("walk-go1-short")
+"""A randomised task on rough ground, with a curriculum over its levels."""
 SLOW = pytest.mark.slow
 
 
@@ -125,6 +127,7 @@ def test_threads_do_not_matter_either(untouched: Any, tmp_path: Path) -> None:
         (RRD, 2),
         pytest.param(RRD, 4, marks=SLOW),
         (MOTIONS, 2),
+        pytest.param(WALK, 2, marks=SLOW),
     ],
     ids=named,
 )
