@@ -101,6 +101,7 @@ VERBS: Verbs = {
     "resume": later("etude.cli.resume"),
     "eval": later("etude.cli.evaluate"),
     "play": later("etude.cli.play"),
+    "view": later("etude.cli.view"),
     "new-task": later("etude.cli.new_task"),
     "check": later("etude.cli.check"),
     "data": later("etude.cli.data"),

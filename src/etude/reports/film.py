@@ -53,6 +53,11 @@ def check(recipe: Recipe) -> None:
             f"pick-place; this run's environment is of the kind '{recipe.task.kind}'. Leave out "
             "--video."
         )
+    check_tools()
+
+
+def check_tools() -> None:
+    """Refuse to film where that is not possible, before any episode is played."""
     _ffmpeg()
     offscreen.backend()
 
@@ -93,10 +98,16 @@ def film(
     task, recordings = replay(recipe, path, fresh, list(chosen.values()))
     for kind, number in chosen.items():
         name, title = re.sub(r"\W+", "-", kind), f"{kind}, episode {number}"
-        made += [folder / f"{name}.png", folder / f"{name}.mp4"]
-        strip(task, recordings[number], title).save(made[-2], optimize=True)
-        _write_film(task, recordings[number], title, made[-1])
+        made += write(task, recordings[number], title, folder, name)
     return made
+
+
+def write(env: MujocoEnv, recording: Recording, title: str, folder: Path, name: str) -> list[Path]:
+    """<name>.png, a strip of pictures, and <name>.mp4 in a folder: one episode under a title."""
+    picture, moving = folder / f"{name}.png", folder / f"{name}.mp4"
+    strip(env, recording, title).save(picture, optimize=True)
+    _write_film(env, recording, title, moving)
+    return [picture, moving]
 
 
 def replay(
