@@ -6,7 +6,6 @@ The viewer listens on every interface by itself and asks nobody who they are. He
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 import socket
@@ -24,6 +23,7 @@ from mujoco.studio.web import web_server
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError
 from etude.envs.mujoco.commands import VelocityCommand
+from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.offscreen import aim, shape_floor, shape_target
 from etude.envs.mujoco.simulation import Camera
@@ -110,9 +110,10 @@ class Panel(plugin.ViewerPlugin):  # type: ignore[misc]
 
     @messages.handler  # type: ignore[untyped-decorator]
     def _on_gui(self, event: messages.BuildGuiEvent) -> None:
-        first, grow = int(imgui.Cond.FirstUseEver), int(imgui.WindowFlags.AlwaysAutoResize)
-        imgui.SetNextWindowPos(imgui.Vec2(12, 12), first)
-        imgui.Begin(self._title, flags=grow)
+        plain = imgui.WindowFlags.AlwaysAutoResize, imgui.WindowFlags.NoTitleBar
+        imgui.SetNextWindowPos(imgui.Vec2(12, 12), int(imgui.Cond.FirstUseEver))
+        imgui.Begin(self._title, flags=sum(map(int, plain)))
+        imgui.TextUnformatted(self._title)
         if self._ranges is not None:
             self._joystick(self._ranges)
         for line in self.lines:
@@ -180,8 +181,7 @@ class BrowserWindow:
         except (RuntimeError, OSError) as error:
             raise UsageError(f"The web viewer did not start. {error}") from error
         self.url = f"http://{HOST}:{panel.port}/"
-        # The person may change options of the model that they see; the simulation has its own.
-        self._model = copy.copy(env.simulation.model)
+        self._model = decorated(env)
         self._data = mujoco.MjData(self._model)
         self._viewer.set_model(self._model, data=self._data)
 

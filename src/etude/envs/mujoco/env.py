@@ -108,7 +108,8 @@ class Part:
         return self._env
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        """Add to the model before it is compiled: sensors, actuators, terrain."""
+        """Add to the model before it is compiled: sensors, actuators, terrain. It may be asked for
+        again, by whoever draws pictures."""
 
     def bind(self) -> None:
         """Find arrays and ids once `self.env` is there; its simulation is not stepped yet."""
