@@ -20,6 +20,7 @@ class PlayCommand(Watching):
     """Watch a run's best policy in MuJoCo's viewer, or in the browser."""
 
     run: Positional[str] = Field(description="The run's folder.")
+    seed: int | None = Field(None, description="Seed of the episodes; default: that of the run.")
 
 
 def run(arguments: list[str]) -> int:

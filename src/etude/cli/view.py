@@ -33,6 +33,7 @@ class ViewCommand(Watching):
         description="What acts: zero, the middle of every action's range; random; or a run's "
         "folder, for its best policy.",
     )
+    seed: int = Field(0, description="Seed of the episodes.")
     seconds: float = Field(10.0, gt=0, le=3600, description="Length of the film, at most.")
     out: str = Field("films", description="Folder for the film and the strip of pictures.")
     env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
@@ -48,7 +49,7 @@ def run(arguments: list[str]) -> int:
     command = parse("view", ViewCommand, arguments, default)
     config = task_config(command.task) if command.env is None else command.env
     env = command.environment(config, "viewed")
-    key = Key(command.seed or 0).child("view")
+    key = Key(command.seed).child("view")
     player = Player(env, actor(command.policy, env.spec, key.child("act"), command.trust), key)
     policy = command.policy if command.policy in (ZERO, RANDOM) else Path(command.policy).name
     title = f"{command.task}, {policy} policy"
@@ -69,12 +70,11 @@ def task_config(target: str) -> EnvConfig:
     """The environment of a recipe, or whatever `etude check` takes."""
     if target in RECIPES.names():
         return recipes.find(target).task
-    if target not in ENVS.names() and re.fullmatch(r"[\w-]+", target):
-        if not re.search(r"-v\d+$", target):
-            near = difflib.get_close_matches(target, [*RECIPES.names(), *ENVS.names()], n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise UsageError(
-                f"There is no task '{target}'; {hint}`etude list` shows the recipes, and "
-                "FILE.py:Class works too."
-            )
-    return env_config(target, {})
+    if target in ENVS.names() or not re.fullmatch(r"[\w-]+(?<!-v\d)(?<!-v\d\d)", target):
+        return env_config(target, {})
+    near = difflib.get_close_matches(target, [*RECIPES.names(), *ENVS.names()], n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise UsageError(
+        f"There is no task '{target}'; {hint}`etude list` shows the recipes, and FILE.py:Class "
+        "works too."
+    )

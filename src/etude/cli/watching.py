@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, FiniteFloat
 
@@ -19,7 +19,6 @@ from etude.reports.playing import Player, hold, watch
 class Watching(Trusting):
     """A command that shows a task."""
 
-    seed: int | None = Field(None, description="Seed of the episodes; default: that of the run.")
     command: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = Field(
         None,
         description="A velocity to follow all the time, where the task follows commands: "
@@ -47,19 +46,21 @@ class Watching(Trusting):
 
     def watch(self, player: Player, title: str) -> int:
         """Show episodes until the window is closed, or a signal comes; the exit code."""
-        env = player.env
-        with (
-            Signals() as signals,
-            browser_window(env, title, self.port) if self.web else ScreenWindow(env) as window,
-        ):
-            if self.web:
-                print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
+        env, window = player.env, self._window(player, title)
+        with Signals() as signals, window:
             watch(player, window, lambda: signals.came is not None)
         env.close()
         if signals.came is None:
             return 0
         print("Stopped.")
         return 128 + signals.came
+
+    def _window(self, player: Player, title: str) -> Any:
+        if not self.web:
+            return ScreenWindow(player.env)
+        window = browser_window(player.env, title, self.port)
+        print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
+        return window
 
 
 class Signals:

@@ -22,6 +22,7 @@ from mujoco.studio.web import web_server
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError
+from etude.core.imports import describe
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
@@ -35,7 +36,7 @@ _OWN_PAGES = re.compile(r"http://(127\.0\.0\.1|localhost)(:\d+)?")
 _NAMES, _UNITS = ("x", "y", "yaw"), ("m/s", "m/s", "rad/s")
 _KEY_STEP = 0.1
 """m/s or rad/s that a press of an arrow key changes the command by."""
-_guarded = threading.Event()
+_guarded, _prepared = threading.Event(), threading.Event()
 
 
 class Exposed(EtudeError):
@@ -54,15 +55,16 @@ def _guard(event: str, details: tuple[Any, ...]) -> None:
 
 
 def _keep_to_this_machine() -> None:
-    """Guard sockets from now on, and answer no page of another site. Once is enough."""
-    if _guarded.is_set():
-        return
-    sys.addaudithook(_guard)
+    """Guard sockets until a window is closed, and answer no page of another site."""
     _guarded.set()
+    if _prepared.is_set():
+        return
+    _prepared.set()
+    sys.addaudithook(_guard)  # There is no way to remove it.
     # A browser lets every site open web sockets to this machine; None: no browser.
-    served = partial(web_server.serve, origins=[_OWN_PAGES, None])
-    vars(web_server)["serve"] = served
-    vars(web_viewer)["print"] = lambda *_, **__: None  # Addresses that other machines would use.
+    vars(web_server)["serve"] = partial(web_server.serve, origins=[_OWN_PAGES, None])
+    # The viewer prints an address for other machines, which cannot reach it.
+    vars(web_viewer)["print"] = lambda *_, **__: None
     logging.getLogger("WebServer").setLevel(logging.WARNING)
 
 
@@ -178,8 +180,15 @@ class BrowserWindow:
         try:
             while not panel.ready.wait(0.02):
                 self._viewer.is_running()  # raises what ended the thread
-        except (RuntimeError, OSError) as error:
-            raise UsageError(f"The web viewer did not start. {error}") from error
+        except BaseException as error:
+            _guarded.clear()
+            if isinstance(error, RuntimeError) and port is not None:
+                raise UsageError(
+                    f"Port {port} is taken: name another --port, or leave it out for a free one."
+                ) from error
+            if isinstance(error, EtudeError) or not isinstance(error, Exception):
+                raise
+            raise UsageError(f"The web viewer did not start: {describe(error)}.") from error
         self.url = f"http://{HOST}:{panel.port}/"
         self._model = decorated(env)
         self._data = mujoco.MjData(self._model)
@@ -213,3 +222,4 @@ class BrowserWindow:
 
     def __exit__(self, *_: object) -> None:
         self._viewer.close()
+        _guarded.clear()

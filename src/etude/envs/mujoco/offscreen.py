@@ -95,7 +95,8 @@ def aim(view: mujoco.MjvCamera, shot: Camera, model: mujoco.MjModel) -> None:
 def shape_target(geom: mujoco.MjvGeom, shot: Camera, target: Array) -> None:
     """Make a geom the mark of a target [3]."""
     radius, disc = shot.target_radius, shot.target == "disc"
-    kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_SPHERE
+    # An ellipsoid, because the web viewer leaves out spheres that are not of the model.
+    kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_ELLIPSOID
     size = np.array([radius, _DISC_HALF, 0.0]) if disc else np.full(3, radius)
     _shape(geom, kind, size, np.asarray(target) - np.array([0.0, 0.0, shot.target_sink]), _GREEN)
 
