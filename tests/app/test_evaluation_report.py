@@ -22,7 +22,7 @@ from etude.cli import play
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.envs.mujoco import offscreen
+from etude.envs.mujoco import offscreen, windows
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.reports import evaluation, film, fresh
@@ -346,7 +346,7 @@ def test_play_shows_the_policy_at_work(finished: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setitem(sys.modules, "mujoco.viewer", SimpleNamespace(launch_passive=launch))
-    play.play(Run(finished).recipe, finished)
+    play.play(Run(finished).recipe, finished, play.PlayCommand(run=str(finished)))
     assert opened[0].shown == pytest.approx([0.0, 0.1, 0.2])
     assert opened[0].cam.distance == 1.5
 
@@ -360,7 +360,7 @@ def test_what_cannot_be_shown_is_said(
     assert "apt-get install" in capsys.readouterr().err
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr(play.sys, "platform", "linux")
+    monkeypatch.setattr(windows.sys, "platform", "linux")
     assert cli.main(["play", str(finished)]) == 2
     assert f"etude eval {finished} --video" in capsys.readouterr().err
     gym = tiny_reach(2).model_dump(mode="json") | {"env": {"kind": "gym", "id": "CartPole-v1"}}

@@ -20,7 +20,9 @@ etude trains robot skills.
   etude resume RUN                            continue a run, bit for bit
   etude eval   RUN [--episodes 100] [--video] fresh deterministic episodes, and films of them;
                                               --env.NAME VALUE changes their environment
-  etude play   RUN                            watch the policy in MuJoCo's viewer
+  etude play   RUN [--web]                    watch the policy in MuJoCo's viewer, or the browser
+  etude view   TASK [--policy zero|random|RUN] [--web]
+                                              a film of a task before it is trained, or the browser
   etude new-task ROBOT.xml                    a task for a robot, as a file to change
   etude check  TASK                           does an environment keep its contract
   etude data   inspect|import|validate|record  datasets of demonstrations
@@ -101,6 +103,7 @@ VERBS: Verbs = {
     "resume": later("etude.cli.resume"),
     "eval": later("etude.cli.evaluate"),
     "play": later("etude.cli.play"),
+    "view": later("etude.cli.view"),
     "new-task": later("etude.cli.new_task"),
     "check": later("etude.cli.check"),
     "data": later("etude.cli.data"),

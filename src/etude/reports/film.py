@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.mujoco import offscreen
+from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.recorder import Recorder, Recording
 from etude.motion import library
@@ -53,6 +54,11 @@ def check(recipe: Recipe) -> None:
             f"pick-place; this run's environment is of the kind '{recipe.task.kind}'. Leave out "
             "--video."
         )
+    check_tools()
+
+
+def check_tools() -> None:
+    """Refuse to film where that is not possible, before any episode is played."""
     _ffmpeg()
     offscreen.backend()
 
@@ -93,10 +99,16 @@ def film(
     task, recordings = replay(recipe, path, fresh, list(chosen.values()))
     for kind, number in chosen.items():
         name, title = re.sub(r"\W+", "-", kind), f"{kind}, episode {number}"
-        made += [folder / f"{name}.png", folder / f"{name}.mp4"]
-        strip(task, recordings[number], title).save(made[-2], optimize=True)
-        _write_film(task, recordings[number], title, made[-1])
+        made += write(task, recordings[number], title, folder, name)
     return made
+
+
+def write(env: MujocoEnv, recording: Recording, title: str, folder: Path, name: str) -> list[Path]:
+    """<name>.png, a strip of pictures, and <name>.mp4 in a folder: one episode under a title."""
+    picture, moving = folder / f"{name}.png", folder / f"{name}.mp4"
+    strip(env, recording, title).save(picture, optimize=True)
+    _write_film(env, recording, title, moving)
+    return [picture, moving]
 
 
 def replay(
@@ -149,7 +161,7 @@ def strip(env: MujocoEnv, recording: Recording, title: str) -> Image.Image:
     positions, targets = env.simulation.model.nq, recording.targets
     steps = moments(recording, positions)
     title += "; above the motion that it imitates" if recording.references else ""
-    with offscreen.Renderer(env.simulation.model, env.task.camera, *STRIP_SIZE, fine=2) as camera:
+    with offscreen.Renderer(decorated(env), env.task.camera, *STRIP_SIZE, fine=2) as camera:
         pictures = [
             [camera.picture(state, targets[step]) for state in figures(recording, step, positions)]
             for step in steps
@@ -175,8 +187,8 @@ def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image
 
 def _write_film(env: MujocoEnv, recording: Recording, title: str, path: Path) -> None:
     """An mp4 in the speed of the simulation."""
-    model = env.simulation.model
-    rate = 1.0 / (model.opt.timestep * env.spec.substeps)
+    model = decorated(env)
+    rate = 1.0 / env.dt
     last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
     film = _writer(path, rate, (SIZE[0] * wide, SIZE[1]))
     with offscreen.Renderer(model, env.task.camera, *SIZE) as camera:

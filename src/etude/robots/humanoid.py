@@ -65,7 +65,12 @@ def substeps(physics: Physics) -> int:
 
 
 def humanoid(physics: Physics = "fast") -> mujoco.MjModel:
-    """The compiled model.
+    """The compiled model of `humanoid_spec`."""
+    return humanoid_spec(physics).compile()
+
+
+def humanoid_spec(physics: Physics = "fast") -> mujoco.MjSpec:
+    """A figure of the size of a person, on a floor.
 
     "fast" has no torque limits: a servo at its limit has no damping left, and steps of 1/60 s then
     explode. "checked" has limits, smaller steps and another integrator; it is four times slower
@@ -99,7 +104,7 @@ def humanoid(physics: Physics = "fast") -> mujoco.MjModel:
             part.add_freejoint(name=body.name)
         elif body.joint != "none":
             _add_joint(spec, part, body.joint, SERVOS[kind], fast)
-    return spec.compile()
+    return spec
 
 
 def _paint_floor(spec: mujoco.MjSpec) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from etude.core.contracts import Array
@@ -35,7 +37,7 @@ class VelocityCommand(Part):
     def bind(self) -> None:
         env = self.env
         self.command = env.state("command", 3)
-        """[num_envs, 3] m/s, m/s, rad/s. May be written, by a joystick for one."""
+        """[num_envs, 3] m/s, m/s, rad/s."""
         self._left = env.state("command/left", dtype="int64")
         self._age = env.state("command/age", dtype="int64")
         self._sums = env.state("command/error_sums", 2, 2)
@@ -43,8 +45,22 @@ class VelocityCommand(Part):
         self.fixed = False
         """Commands are no longer drawn."""
 
+    @property
+    def ranges(self) -> Array:
+        """[3, 2]: the least and the most of x, y and yaw that are drawn."""
+        found: Array = np.stack([self._low, self._high], axis=1)
+        return found
+
+    def hold(self, command: Sequence[float]) -> None:
+        """Give all environments this command [3], and draw no other; a joystick does so."""
+        self.fixed = True
+        changed = (self.command != command).any(axis=1)
+        self.command[changed] = command
+        self._age[changed] = 0
+
     def reset(self, env_ids: Array, draws: Draws) -> None:
         self._sums[env_ids] = self._counts[env_ids] = 0.0
+        self._age[env_ids] = 0
         self._draw(env_ids, draws)
 
     def _draw(self, env_ids: Array, draws: Draws) -> None:

@@ -110,7 +110,8 @@ class Part:
         return self._env
 
     def edit(self, spec: mujoco.MjSpec) -> None:
-        """Add to the model before it is compiled: sensors, actuators, terrain."""
+        """Add to the model before it is compiled: sensors, actuators, terrain. It may be asked for
+        again, by whoever draws pictures."""
 
     def bind(self) -> None:
         """Find arrays and ids once `self.env` is there; its simulation is not stepped yet."""
@@ -323,6 +324,11 @@ class MujocoEnv:
         return array
 
     @property
+    def reward_sums(self) -> dict[str, Array]:
+        """{term: [num_envs]}: weighted, added up since the episode's start; live arrays."""
+        return dict(zip(self._names, self._sums, strict=True))
+
+    @property
     def draws(self) -> Draws:
         """Random numbers for this step, in all environments."""
         return Draws(self)
@@ -451,7 +457,7 @@ class MujocoEnv:
             "simulation": self.simulation.snapshot(),
             "episode": self.episode.copy(),
             "elapsed": self.elapsed.copy(),
-            "sums": {name: self._sums[i].copy() for i, name in enumerate(self._names)},
+            "sums": {name: total.copy() for name, total in self.reward_sums.items()},
             "task": {name: array.copy() for name, array in self._states.items()},
         }
 
@@ -461,8 +467,8 @@ class MujocoEnv:
         self._use(key)
         self.episode[:] = snapshot["episode"]
         self.elapsed[:] = snapshot["elapsed"]
-        for index, name in enumerate(self._names):
-            self._sums[index] = snapshot["sums"][name]
+        for name, total in self.reward_sums.items():
+            total[:] = snapshot["sums"][name]
         for name, array in self._states.items():
             if name in snapshot["task"]:
                 array[...] = snapshot["task"][name]

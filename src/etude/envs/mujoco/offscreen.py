@@ -82,18 +82,39 @@ def camera(shot: Camera, model: mujoco.MjModel) -> mujoco.MjvCamera:
     return view
 
 
-def draw_target(scene: mujoco.MjvScene, shot: Camera, target: Array) -> None:
-    """Add the mark of a target [3] to a scene."""
+def aim(view: mujoco.MjvCamera, shot: Camera, model: mujoco.MjModel) -> None:
+    """Turn the camera of a window as a shot says; it goes along with the body that is followed."""
+    still = camera(shot, model)
+    view.lookat[:], view.distance = still.lookat, still.distance
+    view.azimuth, view.elevation = still.azimuth, still.elevation
+    if shot.follow is not None:
+        view.type = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
+        view.trackbodyid = model.body(shot.follow).id
+
+
+def shape_target(geom: mujoco.MjvGeom, shot: Camera, target: Array) -> None:
+    """Make a geom the mark of a target [3]."""
     radius, disc = shot.target_radius, shot.target == "disc"
-    kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_SPHERE
+    # An ellipsoid, because the web viewer leaves out spheres that are not of the model.
+    kind = mujoco.mjtGeom.mjGEOM_CYLINDER if disc else mujoco.mjtGeom.mjGEOM_ELLIPSOID
     size = np.array([radius, _DISC_HALF, 0.0]) if disc else np.full(3, radius)
-    _add(scene, kind, size, np.asarray(target) - np.array([0.0, 0.0, shot.target_sink]), _GREEN)
+    _shape(geom, kind, size, np.asarray(target) - np.array([0.0, 0.0, shot.target_sink]), _GREEN)
 
 
-def _add(scene: mujoco.MjvScene, kind: Any, size: Array, place: Array, color: Array) -> None:
-    geom = scene.geoms[scene.ngeom]
+def shape_floor(geom: mujoco.MjvGeom, height: float) -> None:
+    """Make a geom the floor of a model that has none."""
+    place = np.array([0.0, 0.0, height - _FLOOR_SIZE[2]])
+    _shape(geom, mujoco.mjtGeom.mjGEOM_BOX, _FLOOR_SIZE, place, _FLOOR)
+
+
+def _shape(geom: mujoco.MjvGeom, kind: Any, size: Array, place: Array, color: Array) -> None:
     mujoco.mjv_initGeom(geom, kind, size, place, np.eye(3).ravel(), color)
     geom.specular, geom.emission = 0.0, 0.4
+
+
+def draw_target(scene: mujoco.MjvScene, shot: Camera, target: Array) -> None:
+    """Add the mark of a target [3] to a scene."""
+    shape_target(scene.geoms[scene.ngeom], shot, target)
     scene.ngeom += 1
 
 
@@ -131,8 +152,8 @@ class Renderer:
         every = int(mujoco.mjtCatBit.mjCAT_ALL)
         mujoco.mjv_updateScene(model, data, self._option, None, self._view, every, self._scene)
         if self._shot.floor is not None:
-            place = np.array([0.0, 0.0, self._shot.floor - _FLOOR_SIZE[2]])
-            _add(self._scene, mujoco.mjtGeom.mjGEOM_BOX, _FLOOR_SIZE, place, _FLOOR)
+            shape_floor(self._scene.geoms[self._scene.ngeom], self._shot.floor)
+            self._scene.ngeom += 1
         if target is not None:
             draw_target(self._scene, self._shot, target)
         return self._shoot()

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from etude.core.config import Config
 from etude.envs.mujoco.env import Part, Task, TaskConfig, Term
 from etude.metrics.declared import Curve, Metric, Metrics
-from etude.robots.humanoid import CAMERA, Physics, humanoid, substeps
+from etude.robots.humanoid import CAMERA, Physics, humanoid_spec, substeps
 from etude.tasks.imitation.imitator import Imitator
 from etude.tasks.imitation.terms import ErrorMeter, rewards
 
@@ -125,7 +125,7 @@ class ImitationConfig(TaskConfig):
             parts += [figure, meter]
             statistics |= meter.statistics()
         return Task(
-            model=humanoid(self.physics),
+            model=humanoid_spec(self.physics),
             action=figure,
             view=figure,
             parts=parts,

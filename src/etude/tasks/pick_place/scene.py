@@ -33,13 +33,6 @@ _INTEGRATORS = {
 }
 
 
-def scene(
-    timestep: float, cone: Cone = "pyramidal", integrator: Integrator = "discrete"
-) -> mujoco.MjModel:
-    """The compiled model of `scene_spec`."""
-    return scene_spec(timestep, cone, integrator).compile()
-
-
 def scene_spec(
     timestep: float, cone: Cone = "pyramidal", integrator: Integrator = "discrete"
 ) -> mujoco.MjSpec:

@@ -25,7 +25,7 @@ from etude.tasks.pick_place.scene import (
     TABLE_CENTER,
     Cone,
     Integrator,
-    scene,
+    scene_spec,
 )
 
 CAMERA = Camera(
@@ -130,7 +130,7 @@ class PickPlaceConfig(TaskConfig):
             state |= noise.observations()
             parts.append(noise)
         return Task(
-            model=scene(CONTROL_SECONDS / self.substeps, self.cone, self.integrator),
+            model=scene_spec(CONTROL_SECONDS / self.substeps, self.cone, self.integrator),
             action=arm,
             view=arm,
             parts=parts,

@@ -83,7 +83,7 @@ class ReachConfig(TaskConfig):
             }
             observations = {"state": shown, "critic": critic}
         return Task(
-            model=kuka_spec(fingers="locked", timestep=TIMESTEP).compile(),
+            model=kuka_spec(fingers="locked", timestep=TIMESTEP),
             action=arm,
             view=arm,
             observations=observations,

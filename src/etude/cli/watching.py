@@ -1,0 +1,83 @@
+"""What commands that show a task share: the window, the joystick's command, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any, Self
+
+from pydantic import Field, FiniteFloat
+
+from etude.cli.target import Trusting
+from etude.core.errors import UsageError
+from etude.envs.config import EnvConfig
+from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.windows import ScreenWindow, browser_window
+from etude.reports.playing import Player, hold, watch
+
+
+class Watching(Trusting):
+    """A command that shows a task."""
+
+    command: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = Field(
+        None,
+        description="A velocity to follow all the time, where the task follows commands: "
+        "x and y in m/s, yaw in rad/s.",
+    )
+    web: bool = Field(
+        False, description="Show it in the browser, by a server for this machine only."
+    )
+    port: int | None = Field(
+        None, ge=1, le=65535, description="Port of that server; default: a free one from 8080."
+    )
+
+    def environment(self, config: EnvConfig, verb: str) -> MujocoEnv:
+        """The one environment that is shown, with the command held; refuses what cannot be."""
+        if self.port is not None and not self.web:
+            raise UsageError("--port is that of the page in the browser: add --web.")
+        env = config.build(config.num_agents)
+        if not isinstance(env, MujocoEnv):
+            raise UsageError(
+                f"Only tasks on Etude's own MuJoCo simulation can be {verb}, such as reach and "
+                f"pick-place; this environment is of the kind '{config.kind}'."
+            )
+        hold(env, self.command)
+        return env
+
+    def watch(self, player: Player, title: str) -> int:
+        """Show episodes until the window is closed, or a signal comes; the exit code."""
+        env, window = player.env, self._window(player, title)
+        with Signals() as signals, window:
+            watch(player, window, lambda: signals.came is not None)
+        env.close()
+        if signals.came is None:
+            return 0
+        print("Stopped.")
+        return 128 + signals.came
+
+    def _window(self, player: Player, title: str) -> Any:
+        if not self.web:
+            return ScreenWindow(player.env)
+        window = browser_window(player.env, title, self.port)
+        print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
+        return window
+
+
+class Signals:
+    """Takes the first request to stop; a second one ends the process as it would without this."""
+
+    def __init__(self) -> None:
+        self.came: int | None = None
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.came = number
+        self.__exit__()
+
+    def __enter__(self) -> Self:
+        wanted = (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.signal(number, self._take) for number in wanted}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,225 @@
+"""MuJoCo's web viewer, kept to this machine, with a joystick for tasks that follow commands.
+
+The viewer listens on every interface by itself and asks nobody who they are. Here it listens on
+127.0.0.1, and whatever else would be listened on is refused before it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+
+import mujoco
+from mujoco.studio import launch_thread, messages, plugin, ux, viewer_protocol, web_viewer
+from mujoco.studio.dear_imgui import dear_imgui as imgui
+from mujoco.studio.web import web_server
+
+from etude.core.contracts import Array
+from etude.core.errors import EtudeError, UsageError
+from etude.core.imports import describe
+from etude.envs.mujoco.commands import VelocityCommand
+from etude.envs.mujoco.decor import decorated
+from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.offscreen import aim, shape_floor, shape_target
+from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.windows import INTEGRATED
+
+HOST = "127.0.0.1"
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_OWN_PAGES = re.compile(r"http://(127\.0\.0\.1|localhost)(:\d+)?")
+_NAMES, _UNITS = ("x", "y", "yaw"), ("m/s", "m/s", "rad/s")
+_KEY_STEP = 0.1
+"""m/s or rad/s that a press of an arrow key changes the command by."""
+_guarded, _prepared = threading.Event(), threading.Event()
+
+
+class Exposed(EtudeError):
+    """A socket would be open to other machines."""
+
+
+def _guard(event: str, details: tuple[Any, ...]) -> None:
+    """Refuse to bind a socket to more than this machine, whatever code asks for it."""
+    if event == "socket.bind" and _guarded.is_set():
+        sock, address = details
+        if sock.family in _INTERNET and address[0] not in (HOST, "::1"):
+            raise Exposed(
+                f"MuJoCo {mujoco.__version__} would show the web viewer to other machines, in a "
+                "way that Etude does not know to change; leave out --web."
+            )
+
+
+def _keep_to_this_machine() -> None:
+    """Guard sockets until a window is closed, and answer no page of another site."""
+    _guarded.set()
+    if _prepared.is_set():
+        return
+    _prepared.set()
+    sys.addaudithook(_guard)  # There is no way to remove it.
+    # A browser lets every site open web sockets to this machine; None: no browser.
+    vars(web_server)["serve"] = partial(web_server.serve, origins=[_OWN_PAGES, None])
+    # The viewer prints an address for other machines, which cannot reach it.
+    vars(web_viewer)["print"] = lambda *_, **__: None
+    logging.getLogger("WebServer").setLevel(logging.WARNING)
+
+
+class LocalViewer(web_viewer.WebViewer):  # type: ignore[misc]
+    """The web viewer, whose host is this machine whatever its constructor says."""
+
+    @property
+    def _host(self) -> str:
+        return HOST
+
+    @_host.setter
+    def _host(self, host: str) -> None:
+        """The constructor's choice, every interface, is not taken."""
+
+
+class Panel(plugin.ViewerPlugin):  # type: ignore[misc]
+    """What the page shows beside the simulation; runs in the viewer's thread.
+
+    The thread of the simulation writes `lines`, `marks` and, while no command is held, `command`;
+    it reads `command` while `held`.
+    """
+
+    def __init__(self, title: str, shot: Camera, ranges: Array | None) -> None:
+        """ranges: [3, 2] of the velocity command; None where the task follows none."""
+        self.ready = threading.Event()
+        self.lines: Sequence[str] = ()
+        self.marks: list[mujoco.MjvGeom] = []
+        self.command = (0.0, 0.0, 0.0)
+        self.held = False
+        self._title, self._shot, self._ranges = title, shot, ranges
+
+    @messages.handler  # type: ignore[untyped-decorator]
+    def _on_start(self, event: plugin.ViewerInitEvent) -> None:
+        ux.setup_theme(ux.GuiTheme.LIGHT)
+        self.port = event.viewer._http_sock.getsockname()[1]
+        self.ready.set()
+
+    @messages.handler  # type: ignore[untyped-decorator]
+    def _on_model(self, event: messages.PostModelEvent) -> None:
+        aim(self.viewer.camera, self._shot, event.model)
+
+    @messages.handler  # type: ignore[untyped-decorator]
+    def _on_update(self, event: messages.UpdateEvent) -> None:
+        self.viewer.extra_geoms[:] = self.marks
+
+    @messages.handler  # type: ignore[untyped-decorator]
+    def _on_gui(self, event: messages.BuildGuiEvent) -> None:
+        plain = imgui.WindowFlags.AlwaysAutoResize, imgui.WindowFlags.NoTitleBar
+        imgui.SetNextWindowPos(imgui.Vec2(12, 12), int(imgui.Cond.FirstUseEver))
+        imgui.Begin(self._title, flags=sum(map(int, plain)))
+        imgui.TextUnformatted(self._title)
+        if self._ranges is not None:
+            self._joystick(self._ranges)
+        for line in self.lines:
+            imgui.TextUnformatted(line)
+        imgui.End()
+
+    def _joystick(self, ranges: Array) -> None:
+        """Sliders of the command; arrow keys change it too, and the space bar stops."""
+        wanted, moved = list(self.command), False
+        imgui.PushItemWidth(220)
+        for index, (name, unit) in enumerate(zip(_NAMES, _UNITS, strict=True)):
+            label, (low, high) = f"{name}, {unit}", ranges[index]
+            changed, wanted[index] = imgui.SliderFloat(label, wanted[index], low, high, "%.2f")
+            moved |= changed
+        imgui.PopItemWidth()
+        moved |= self._keys(wanted, ranges)
+        if moved:
+            self.command, self.held = (wanted[0], wanted[1], wanted[2]), True
+        _, self.held = imgui.Checkbox("hold this command", self.held)
+        imgui.TextDisabled("up, down: x; left, right: yaw; space: stop")
+        imgui.Separator()
+
+    def _keys(self, wanted: list[float], ranges: Array) -> bool:
+        """Change the command by the keys that are pressed; whether any was."""
+        key = imgui.Key
+        steps = {
+            key.UpArrow: (0, _KEY_STEP),
+            key.DownArrow: (0, -_KEY_STEP),
+            key.LeftArrow: (2, _KEY_STEP),
+            key.RightArrow: (2, -_KEY_STEP),
+        }
+        pressed = [step for each, step in steps.items() if imgui.IsKeyPressed(each)]
+        for index, step in pressed:
+            low, high = ranges[index]
+            wanted[index] = min(max(round(wanted[index] + step, 2), low), high)
+        if imgui.IsKeyPressed(key.Space, False):
+            wanted[:] = 0.0, 0.0, 0.0
+            return True
+        return bool(pressed)
+
+
+class BrowserWindow:
+    """A page that shows the simulation as it runs, at `url`."""
+
+    def __init__(self, env: MujocoEnv, title: str, port: int | None) -> None:
+        _keep_to_this_machine()
+        self._command = env.ability(VelocityCommand)
+        shot, ranges = env.task.camera, None if self._command is None else self._command.ranges
+        self._panel = panel = Panel(title, shot, ranges)
+        panel.held = self._command is not None and self._command.fixed
+        if self._command is not None:
+            panel.command = tuple(self._command.command[0].tolist())
+        self._floor = [] if shot.floor is None else [mujoco.MjvGeom()]
+        for geom in self._floor:
+            shape_floor(geom, shot.floor or 0.0)
+        config = viewer_protocol.ViewerConfig(title=title, gfx="web", http_port=port or 0)
+
+        def run(endpoint: Any) -> None:
+            viewer_protocol.run_viewer_loop(LocalViewer(config, endpoint, plugins=[panel]))
+
+        self._viewer = launch_thread.launch_thread(run)
+        try:
+            while not panel.ready.wait(0.02):
+                self._viewer.is_running()  # raises what ended the thread
+        except BaseException as error:
+            _guarded.clear()
+            if isinstance(error, RuntimeError) and port is not None:
+                raise UsageError(
+                    f"Port {port} is taken: name another --port, or leave it out for a free one."
+                ) from error
+            if isinstance(error, EtudeError) or not isinstance(error, Exception):
+                raise
+            raise UsageError(f"The web viewer did not start: {describe(error)}.") from error
+        self.url = f"http://{HOST}:{panel.port}/"
+        self._model = decorated(env)
+        self._data = mujoco.MjData(self._model)
+        self._viewer.set_model(self._model, data=self._data)
+
+    def is_running(self) -> bool:
+        return bool(self._viewer.is_running())
+
+    def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
+        """The state of the task's one environment, which takes the joystick's command."""
+        panel, target = self._panel, getattr(env.view, "target", None)
+        marks = list(self._floor)
+        if target is not None:
+            marks.append(mujoco.MjvGeom())
+            shape_target(marks[-1], env.task.camera, target[0])
+        panel.lines, panel.marks = tuple(lines), marks
+        if self._command is not None:
+            self._follow(self._command)
+        mujoco.mj_setState(self._model, self._data, env.simulation.state[0], INTEGRATED)
+        self._viewer.sync()
+
+    def _follow(self, command: VelocityCommand) -> None:
+        if self._panel.held:
+            command.hold(self._panel.command)
+        else:
+            command.fixed = False
+            self._panel.command = tuple(command.command[0].tolist())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._viewer.close()
+        _guarded.clear()

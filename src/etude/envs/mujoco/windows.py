@@ -1,0 +1,68 @@
+"""Windows that show a simulation as it runs: MuJoCo's own on a screen, or one in the browser."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Self
+
+import mujoco
+
+from etude.core.errors import UsageError
+from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.offscreen import aim, draw_target
+
+INTEGRATED = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+def has_screen() -> bool:
+    """Whether a window can be opened."""
+    if not sys.platform.startswith("linux"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+class ScreenWindow:
+    """MuJoCo's viewer on this machine's screen."""
+
+    def __init__(self, env: MujocoEnv) -> None:
+        viewer: Any = importlib.import_module("mujoco.viewer")
+        self._model = env.simulation.model
+        self._data = mujoco.MjData(self._model)
+        self._window = viewer.launch_passive(self._model, self._data)
+        aim(self._window.cam, env.task.camera, self._model)
+
+    def is_running(self) -> bool:
+        return bool(self._window.is_running())
+
+    def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
+        """The state of the task's one environment; there is no place for the lines."""
+        target = getattr(env.view, "target", None)
+        with self._window.lock():
+            mujoco.mj_setState(self._model, self._data, env.simulation.state[0], INTEGRATED)
+            mujoco.mj_forward(self._model, self._data)
+            self._window.user_scn.ngeom = 0
+            if target is not None:
+                draw_target(self._window.user_scn, env.task.camera, target[0])
+        self._window.sync()
+
+    def __enter__(self) -> Self:
+        self._window.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._window.__exit__(*details)
+
+
+def browser_window(env: MujocoEnv, title: str, port: int | None) -> Any:
+    """MuJoCo's viewer in the browser, for this machine only; port None: the first free one."""
+    try:
+        browser = importlib.import_module("etude.envs.mujoco.browser")
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"MuJoCo {mujoco.__version__} has no web viewer here that Etude can keep to this "
+            f"machine ({error}); leave out --web."
+        ) from error
+    return browser.BrowserWindow(env, title, port)
