@@ -26,7 +26,7 @@ from etude.metrics.declared import Health
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.recipes import Recipe
-from etude.planning.resolve import loops_of
+from etude.planning.resolve import resolve
 from etude.training.callbacks import DashboardCallback
 from machine import report_load
 from report import Gate, parse
@@ -78,7 +78,7 @@ def within(recipe: Recipe, folder: Path) -> tuple[float, float]:
     """(seconds of the run, seconds of them in the dashboard)."""
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=160, height=50)
-        health = Health(metrics_of(recipe), loops_of(recipe).iterations)
+        health = Health(metrics_of(recipe), resolve(recipe).loops.iterations)
         dashboard = Dashboard("reach", str(folder), health, console)
         start = time.perf_counter()
         etude.train(

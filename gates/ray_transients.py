@@ -26,7 +26,7 @@ import etude
 import ray_moods
 from etude.core.contracts import Fragment
 from etude.planning.recipe import Recipe
-from etude.planning.resolve import loops_of
+from etude.planning.resolve import resolve
 from etude.training.callbacks import Callback, Context
 from report import Gate, parse
 from results import fingerprint
@@ -50,7 +50,7 @@ class Moments(Callback):
 
 def short(name: str) -> Recipe:
     recipe = find(f"{name}-short")
-    steps = ITERATIONS * loops_of(recipe).steps_per_iteration
+    steps = ITERATIONS * resolve(recipe).loops.steps_per_iteration
     clock = recipe.clock.model_copy(update={"total_timesteps": steps})
     return recipe.model_copy(update={"clock": clock})
 

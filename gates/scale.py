@@ -350,7 +350,7 @@ def on_ray(cores: int) -> Setup:
     machines = -(-cores // MACHINE_CORES)
     threads = cores // machines
     return Setup(
-        rows=machines * threads * 128,
+        num_envs=machines * threads * 128,
         envs_per_group=128,
         steps=STEPS,
         minibatches=32,

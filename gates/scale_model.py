@@ -48,10 +48,10 @@ class Constants:
 class Setup:
     """A geometry and where it runs."""
 
-    rows: int
+    num_envs: int
     envs_per_group: int
     steps: int
-    """Of every row in an iteration."""
+    """Of every environment in an iteration."""
     minibatches: int
     passes: int = 1
     lag: int = 1
@@ -68,11 +68,11 @@ class Setup:
 
     @property
     def buffer_steps(self) -> int:
-        return self.rows * self.steps
+        return self.num_envs * self.steps
 
     @property
     def groups(self) -> int:
-        return self.rows // self.envs_per_group
+        return self.num_envs // self.envs_per_group
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def iteration(k: Constants, setup: Setup) -> Cost:
     updates, samples = setup.minibatches * setup.passes, setup.buffer_steps * setup.passes
     parts["learner"] = (samples / setup.ranks * k.sample + updates * k.update) * beside
     if setup.ranks == 1:
-        answers = setup.buffer_steps * k.step_bytes + setup.rows * k.row_bytes
+        answers = setup.buffer_steps * k.step_bytes + setup.num_envs * k.row_bytes
         parts["network"] = (answers + setup.machines * k.broadcast_bytes) * k.wire
         parts["head"] = setup.workers * (k.order + setup.workers * k.look)
         parts["head"] += setup.groups * k.fragment + answers * k.byte

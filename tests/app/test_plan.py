@@ -24,7 +24,18 @@ from etude.planning.resolve import resolve
 from etude.runs.folder import RunFolder
 from toys import changed, tiny_reach, toy_dataset
 
+WALK: dict[str, dict[str, Any]] = {
+    "policy": {"hidden": (16,)},
+    "collector": {"num_envs": 32, "envs_per_group": 16},
+    "algorithm": {"minibatch_size": 256},
+    "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},
+    "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4, "final_episodes": 4},
+}
 SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
+    "walk-go1": WALK,
+    "walk-go1-robust": WALK,
+    "walk-go1-rough": WALK,
+    "walk-go1-short": {"clock": {"total_timesteps": 3_000}},
     "reach": {
         "collector": {"num_envs": 32, "envs_per_group": 16},
         "algorithm": {"minibatch_size": 256, "update_epochs": 2},

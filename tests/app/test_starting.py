@@ -146,7 +146,7 @@ def test_a_rank_that_comes_late_to_a_larger_budget_takes_it_too(tmp_path: Path) 
         is_first = False
 
     said: list[str] = []
-    _extend(resolve(longer), 1_024, clock, run.folder, Second(), said.append)
+    _extend(resolve(longer), clock, run.folder, Second(), said.append)
     assert clock.loops.iterations == 4
     assert said == []
 

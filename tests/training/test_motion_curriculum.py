@@ -137,7 +137,7 @@ def test_the_plan_says_what_happens_and_is_right(whole: tuple[int, Run, Watch]) 
     (note,) = (note for note in plan.notes if "motions" in note)
     assert note.startswith("3 motions")
     assert "at least 6.67%" in note
-    assert "epoch's end" in note
+    assert "at the end of every epoch" in note
     assert plan.counts == run.summary()["counts"]
     saved = (run.path / "checkpoints" / "final").resolve()
     size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
