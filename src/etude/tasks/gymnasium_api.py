@@ -1,7 +1,6 @@
 """Etude's tasks for others: `etude.make_vec`, and Gymnasium's registry ("etude/WalkGo1-v0").
 
-Gymnasium calls `register_tasks` by itself where Etude is installed (an entry point), so nothing
-heavy is imported before an environment is made.
+`import etude.gym` registers them. Nothing heavy is imported before an environment is made.
 """
 
 from __future__ import annotations
