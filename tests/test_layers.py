@@ -20,6 +20,7 @@ LAYERS = (
     {"planning"},
     {"algorithms", "building"},
     {"tasks"},
+    {"gym"},
     {"reports"},
     {"recording"},
     {"api"},

@@ -1,4 +1,4 @@
-"""Etude's tasks in Gymnasium's registry: `import etude.gym`, then `gymnasium.make("etude/Reach-v0")`.
+"""Etude's tasks in Gymnasium's registry: `import etude.gym; gymnasium.make("etude/Reach-v0")`.
 
 `gymnasium.make("etude.gym:etude/Reach-v0")` imports this by itself.
 """

@@ -79,3 +79,15 @@ class Streams:
             counter[2], counter[3] = env, episode
             generator.bit_generator.state = state
         return generators
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""The step between numbers that `mix` is given (splitmix64)."""
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+
+
+def mix(bits: Any) -> Any:
+    """Bits [...] uint64 that look random and depend on all of the given ones (splitmix64)."""
+    for shift, factor in _MIX:
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits

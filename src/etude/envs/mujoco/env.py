@@ -27,7 +27,7 @@ from etude.core.contracts import (
     StepResult,
 )
 from etude.core.errors import UsageError
-from etude.core.keys import Key, Streams
+from etude.core.keys import GOLDEN, Key, Streams, mix
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.observing import Group, Observation, Reader
@@ -39,15 +39,6 @@ Term = Callable[[Any], Array]
 
 _SINCE = ("action", "last_action")
 """States that snapshots of earlier versions lack, where no task read them."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-
-
-def mix(bits: Array) -> Array:
-    """Bits [...] uint64 that look random and depend on all of the given ones (splitmix64)."""
-    for shift, factor in _MIX:
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    return bits
 
 
 class Draws:
@@ -65,7 +56,7 @@ class Draws:
         count = int(np.prod(shape))
         stream = np.uint64(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little"))
         index = np.arange(1, count + 1, dtype=np.uint64)
-        bits = mix(self._moments()[:, None] ^ mix(stream + index * _GOLDEN))
+        bits = mix(self._moments()[:, None] ^ mix(stream + index * GOLDEN))
         unit = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
         found: Array = low + unit.reshape(-1, *shape) * (np.asarray(high) - low)
         return found
@@ -91,8 +82,8 @@ class Draws:
         """[k] uint64: a number for this step of each environment's episode."""
         env, ids = self._env, self._env_ids
         who = np.arange(env.num_envs, dtype=np.uint64)[ids] + np.uint64(1)
-        episode = mix(mix(env.seed + who * _GOLDEN) + env.episode[ids].astype(np.uint64) * _GOLDEN)
-        return mix(episode + env.elapsed[ids].astype(np.uint64) * _GOLDEN)
+        episode = mix(mix(env.seed + who * GOLDEN) + env.episode[ids].astype(np.uint64) * GOLDEN)
+        return mix(episode + env.elapsed[ids].astype(np.uint64) * GOLDEN)
 
 
 class Part:
