@@ -83,7 +83,8 @@ class Draws:
         env, ids = self._env, self._env_ids
         who = np.arange(env.num_envs, dtype=np.uint64)[ids] + np.uint64(1)
         episode = mix(mix(env.seed + who * GOLDEN) + env.episode[ids].astype(np.uint64) * GOLDEN)
-        return mix(episode + env.elapsed[ids].astype(np.uint64) * GOLDEN)
+        moments: Array = mix(episode + env.elapsed[ids].astype(np.uint64) * GOLDEN)
+        return moments
 
 
 class Part:
