@@ -58,7 +58,7 @@ MACHINE_CORES = 32
 
 
 def recipe_of(
-    rows: int,
+    num_envs: int,
     envs_per_group: int,
     steps: int = STEPS,
     minibatches: int = MINIBATCHES,
@@ -66,8 +66,12 @@ def recipe_of(
 ) -> Recipe:
     """`reach-at-scale` with another buffer, and nothing that a model of an iteration leaves out."""
     full = etude.recipes.reach_at_scale()
-    sizes = {"num_envs": rows, "envs_per_group": envs_per_group, "threads": 1} | collector
-    cut = {"rollout_steps": steps, "horizon": steps, "minibatch_size": rows * steps // minibatches}
+    sizes = {"num_envs": num_envs, "envs_per_group": envs_per_group, "threads": 1} | collector
+    cut = {
+        "rollout_steps": steps,
+        "horizon": steps,
+        "minibatch_size": num_envs * steps // minibatches,
+    }
     return full.model_copy(
         update={
             "collector": full.collector.model_copy(update=sizes),
