@@ -43,8 +43,8 @@ class Fault(NamedTuple):
     """The tests try all there is: there is no larger size."""
 
 
-METHODS = ("reach-at-scale", "reach-2-threads", "pick-place", "imitate-walk", "amp-walk", "ppo")
-METHODS += ("walk-go1", "spread", "sac", "td3", "episodic-ircr", "offline", "reward-only")
+METHODS = ("reach-at-scale", "reach-2-threads", "pick-place", "imitate-walk", "amp-walk")
+METHODS += ("walk-go1", "ppo", "spread", "sac", "td3", "episodic-ircr", "offline", "reward-only")
 """Beside PPO on reach, and SAC with RRD on its episodic form."""
 
 FAULTS = (

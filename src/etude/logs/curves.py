@@ -89,9 +89,11 @@ def spark(
         return (" " * max(width, 0),) * height
     low = min(known) if bounds[0] is None else min(bounds[0], min(known))
     high = max(known) if bounds[1] is None else max(bounds[1], max(known))
-    scale = 8 * height / (high - low) if high > low else 0.0
+    extent = high - low if high > low else 1.0  # may be so small that 1 / it overflows
     # The lowest value still shows as a line, so that it is not taken for a missing one.
-    levels = [0 if math.isnan(v) else max(1, round((v - low) * scale)) for v in columns]
+    levels = [
+        0 if math.isnan(v) else max(1, round(8 * height * ((v - low) / extent))) for v in columns
+    ]
     lines = []
     for line in reversed(range(height)):
         text = "".join(EIGHTHS[max(0, min(8, level - 8 * line))] for level in levels)
