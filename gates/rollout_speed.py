@@ -128,10 +128,10 @@ def record(collect: Callable[[], None]) -> tuple[mujoco.MjModel, int, list[np.nd
     recorded: dict[Simulation, list[np.ndarray]] = {}
     plain, seen = Simulation.step, set()
 
-    def step(simulation: Simulation, substeps: int) -> float:
+    def step(simulation: Simulation, substeps: int, lagged: bool = False) -> float:
         recorded.setdefault(simulation, []).append(simulation.state.copy())
         seen.add(substeps)
-        return plain(simulation, substeps)
+        return plain(simulation, substeps, lagged)
 
     Simulation.step = step
     collect()
