@@ -27,7 +27,9 @@ METHODS = reach-at-scale reach-2-threads pick-place imitate-walk amp-walk walk-g
 
 gate:  ## the measured promises at full size, one result each in gates/results; a day, on an idle machine
 	python gates/rollout_speed.py
-	python gates/rollout_speed.py --recipe imitate-walk
+	python gates/rollout_speed.py --task imitate-walk
+	python gates/rollout_speed.py --task walk-go1
+	for task in HalfCheetah Hopper Walker2d Ant Humanoid; do python gates/rollout_speed.py --task $$task-v5 || exit 1; done
 	python gates/update_speed.py
 	python gates/train_reach.py
 	python gates/train_pick_place.py --seeds 5

@@ -1,12 +1,14 @@
 """Collector steps/s with the policy acting, against bare `Batch.step` of the same model.
 
-    python gates/rollout_speed.py [--recipe reach] [--rows 256] [--threads 2] [--rounds 15]
-    python gates/rollout_speed.py --recipe imitate-walk
+    python gates/rollout_speed.py [--task reach] [--num-envs 256] [--threads 2] [--rounds 15]
+    python gates/rollout_speed.py --task imitate-walk
+    python gates/rollout_speed.py --task Ant-v5
 
-Both sides have the same rows, threads, substeps and stage, and alternate in one process. The
-median of the rounds' ratios must reach the recipe's goal; the same in processor time, which a busy
-machine changes less, is printed too. `--profile` prints what a group step calls beside the
-physics, and how often.
+A task is a recipe's, or one of Gymnasium's on the batch engine. Both sides have the same
+environments, threads, substeps and stage, and alternate in one process. The median of the rounds'
+ratios must reach the task's goal; the same in processor time, which a busy machine changes less, is
+printed too. Gymnasium's tasks are also collected through its own environments, and the ratio to
+that is a figure. `--profile` prints what a group step calls beside the physics, and how often.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ import pstats
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
 import mujoco
 import numpy as np
@@ -28,7 +33,8 @@ import torch
 from mujoco.batch import Batch
 
 from etude.api import RunFolder
-from etude.building.build import build
+from etude.building.build import Parts, build
+from etude.envs.adapters.gym import GymConfig
 from etude.envs.mujoco.simulation import Simulation
 from etude.planning.recipes import Recipe, find
 from etude.planning.resolve import resolve
@@ -36,15 +42,16 @@ from etude.rollout.local import Workers
 from machine import report_load
 from report import Gate, parse
 
-GOALS = {"reach": 0.90, "imitate-walk": 0.85}
-SIZES = {"reach": (256, 128), "imitate-walk": (512, 256)}
-"""Rows, and those of a group. The humanoid's policy is larger and its physics shorter."""
+GYMNASIUM = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
+GOALS = {"reach": 0.90, "imitate-walk": 0.85, "walk-go1": 0.85, **dict.fromkeys(GYMNASIUM, 0.85)}
+SIZES = {"imitate-walk": (512, 256), "walk-go1": (512, 256)}
+"""Environments, and those of a group; of the other tasks 256 and 128."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipe", default="reach", choices=sorted(GOALS))
-    parser.add_argument("--rows", type=int, help="default 256, of the humanoid 512")
+    parser.add_argument("--task", default="reach", choices=list(GOALS))
+    parser.add_argument("--num-envs", type=int, help="default 256, of legs and the humanoid 512")
     parser.add_argument("--envs-per-group", type=int, help="default half of that")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--engine-threads", type=int, default=2)
@@ -53,46 +60,45 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--profile", action="store_true", help="also print a profile")
     smallest = {"num_envs": 32, "envs_per_group": 16, "steps": 8, "rounds": 2}
     options = parse(parser, smallest, arguments)
-    rows, envs_per_group = SIZES[options.recipe]
-    options.rows, options.envs_per_group = (
-        options.rows or rows,
-        options.envs_per_group or envs_per_group,
-    )
+    num_envs, envs_per_group = SIZES.get(options.task, (256, 128))
+    options.num_envs = options.num_envs or num_envs
+    options.envs_per_group = options.envs_per_group or envs_per_group
     needs = {"rounds": options.rounds}
-    with Gate("rollout_speed", options, needs=needs, variant=options.recipe) as gate:
+    with Gate("rollout_speed", options, needs=needs, variant=options.task) as gate:
         report_load(gate)
+        recipe = recipe_of(options)
         with tempfile.TemporaryDirectory() as scratch:
-            ratios = measure(recipe_of(options), options.rounds, Path(scratch), options.profile)
+            ratios, speed = measure(recipe, options.rounds, Path(scratch), options.profile)
         gate.count("rounds", len(ratios))
-        ratio, goal = float(np.median(ratios)), GOALS[options.recipe]
+        ratio, goal = float(np.median(ratios)), GOALS[options.task]
         gate.figure("collector over bare physics", ratio, at_least=goal, timing=True)
+        if options.task in GYMNASIUM:
+            with tempfile.TemporaryDirectory() as scratch:
+                other = adapter_speed(recipe, max(1, options.rounds // 5), Path(scratch))
+            gate.figure("batch engine over Gymnasium's environments", speed / other, timing=True)
     return gate.code
 
 
 def recipe_of(options: argparse.Namespace) -> Recipe:
-    recipe = find(options.recipe)
+    if options.task in GYMNASIUM:
+        recipe = find("ppo").model_copy(update={"env": GymConfig(id=options.task, engine="batch")})
+    else:
+        recipe = find(options.task)
     return recipe.model_copy(
         update={
             "collector": recipe.collector.model_copy(
                 update={
-                    "num_envs": options.rows,
+                    "num_envs": options.num_envs,
                     "envs_per_group": options.envs_per_group,
                     "threads": options.threads,
                     "engine_threads": options.engine_threads,
                 }
             ),
             "algorithm": recipe.algorithm.model_copy(
-                update={"rollout_steps": options.steps, "minibatch_size": options.rows}
+                update={"rollout_steps": options.steps, "minibatch_size": options.num_envs}
             ),
         }
     )
-
-
-BOUND = {
-    "reach": ("qpos", "qvel", "ctrl", "site_xpos"),
-    "imitation": ("qpos", "qvel", "ctrl", "xpos", "xquat", "cvel", "subtree_com"),
-}
-"""What each task reads and writes."""
 
 
 class Bare:
@@ -102,43 +108,66 @@ class Bare:
     """
 
     def __init__(self, model: mujoco.MjModel, states: list[np.ndarray], threads: int) -> None:
-        """states: [rows, n] each, controls among them; what was set at resets is in them."""
+        """states: [num_envs, n] each, with controls; what was set at resets is in them."""
         self._batch = Batch(model, len(states[0]), threads)
         self._states = states
         self.threads = threads
         self.seconds: list[float] = []
         self.processor: list[float] = []
 
-    def bind(self, names: tuple[str, ...]) -> None:
-        for name in names:
+    def bind(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
             self._batch.bind(name)
 
-    def run(self, substeps: int) -> None:
+    def run(self, substeps: int, stage: int) -> None:
         batch = self._batch
         begin, spent = time.perf_counter(), time.process_time()
         for state in self._states:
             batch.state[...] = state
-            batch.step(nstep=substeps, stage=int(mujoco.mjtStage.mjSTAGE_VEL))
+            batch.step(nstep=substeps, stage=stage)
         self.seconds.append(time.perf_counter() - begin)
         self.processor.append(time.process_time() - spent)
 
 
-def record(collect: Callable[[], None]) -> tuple[mujoco.MjModel, int, list[np.ndarray]]:
-    """The model, its substeps and every state [rows, n] of a rollout, all groups side by side."""
+class Recorded(NamedTuple):
+    """A rollout's physics: what `Batch.step` was asked to do."""
+
+    model: mujoco.MjModel
+    substeps: int
+    stage: int
+    states: list[np.ndarray]
+    """[num_envs, n] before every step, all groups side by side."""
+
+
+def record(collect: Callable[[], None]) -> Recorded:
+    """The physics of one rollout."""
     recorded: dict[Simulation, list[np.ndarray]] = {}
     plain, seen = Simulation.step, set()
 
     def step(simulation: Simulation, substeps: int, lagged: bool = False) -> float:
         recorded.setdefault(simulation, []).append(simulation.state.copy())
-        seen.add(substeps)
+        stage = mujoco.mjtStage.mjSTAGE_NONE if lagged else mujoco.mjtStage.mjSTAGE_VEL
+        seen.add((substeps, int(stage)))
         return plain(simulation, substeps, lagged)
 
-    Simulation.step = step
-    collect()
-    Simulation.step = plain
+    with patch.object(Simulation, "step", step):
+        collect()
     states = [np.concatenate(parts) for parts in zip(*recorded.values(), strict=True)]
-    (substeps,) = seen
-    return next(iter(recorded)).model, substeps, states
+    ((substeps, stage),) = seen
+    return Recorded(next(iter(recorded)).model, substeps, stage, states)
+
+
+@contextmanager
+def binding() -> Iterator[set[str]]:
+    """The names of the fields that simulations are asked for meanwhile."""
+    names, plain = set[str](), Simulation.bind
+
+    def bind(simulation: Simulation, name: str) -> np.ndarray:
+        names.add(name)
+        return plain(simulation, name)
+
+    with patch.object(Simulation, "bind", bind):
+        yield names
 
 
 def profile(collect: Callable[[], None], group_steps: int, lines: int = 40) -> None:
@@ -165,34 +194,30 @@ def profile(collect: Callable[[], None], group_steps: int, lines: int = 40) -> N
         print(f"{own:9.1f} us {calls:6.2f} calls  {Path(file).name}:{line} {name}")
 
 
-def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> np.ndarray:
-    """Alternate both sides; the rounds' ratios.
+def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> tuple[np.ndarray, float]:
+    """Alternate both sides: the rounds' ratios, and the collector's steps/s.
 
     The bare side runs with as many threads as the collector has in all, and with one per core;
     whichever is faster is the one to beat.
     """
     folder = RunFolder.create(scratch / "run", "", "", {}, {})
-    parts = build(resolve(recipe), folder)
-    loop, collector = parts.loop, recipe.collector
-    number, weights = itertools.count(), loop.algorithm.broadcast(loop.clock)
-
-    def collect() -> None:
-        loop.collector.collect(weights, next(number))
-
-    collect()
-    model, substeps, states = record(collect)
+    with binding() as names:
+        parts = build(resolve(recipe), folder)
+        collect = collecting(parts)
+        collect()
+    collector, physics = recipe.collector, record(collect)
     threads = {collector.threads * collector.engine_threads, os.cpu_count() or 1}
-    rivals = [Bare(model, states, many) for many in sorted(threads)]
+    rivals = [Bare(physics.model, physics.states, many) for many in sorted(threads)]
     ours, spent = [], []
     for rival in rivals:
-        rival.bind(BOUND[recipe.task.kind])
+        rival.bind(names)
     for _ in range(rounds + 1):
         begin, before = time.perf_counter(), time.process_time()
         collect()
         ours.append(time.perf_counter() - begin)
         spent.append(time.process_time() - before)
         for rival in rivals:
-            rival.run(substeps)
+            rival.run(physics.substeps, physics.stage)
     if profiled:
         profile(collect, collector.num_groups * recipe.algorithm.rollout_steps)
     parts.close()
@@ -211,7 +236,30 @@ def measure(recipe: Recipe, rounds: int, scratch: Path, profiled: bool) -> np.nd
     processor = float(np.median(np.array(best.processor[1:]) / np.array(spent[1:])))
     print(f"ratio in processor time: {processor:.3f}")
     print(f"ratio by round: {np.quantile(ratios, 0.25):.3f} to {np.quantile(ratios, 0.75):.3f}")
-    return ratios
+    return ratios, float(done / np.median(ours[1:]))
+
+
+def collecting(parts: Parts) -> Callable[[], None]:
+    """Collects a rollout of a built run, with the weights that it begins with."""
+    loop, number = parts.loop, itertools.count()
+    weights = loop.algorithm.broadcast(loop.clock)
+    return lambda: loop.collector.collect(weights, next(number))
+
+
+def adapter_speed(recipe: Recipe, rounds: int, scratch: Path) -> float:
+    """The collector's steps/s on Gymnasium's own environments, of the same task."""
+    env = recipe.env.model_copy(update={"engine": "gymnasium"})
+    folder = RunFolder.create(scratch / "run", "", "", {}, {})
+    parts = build(resolve(recipe.model_copy(update={"env": env})), folder)
+    collect, seconds = collecting(parts), []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        collect()
+        seconds.append(time.perf_counter() - begin)
+    parts.close()
+    speed = recipe.collector.num_envs * recipe.algorithm.rollout_steps / np.median(seconds[1:])
+    print(f"gymnasium {speed:10,.0f} steps/s")
+    return float(speed)
 
 
 if __name__ == "__main__":
