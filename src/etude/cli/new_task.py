@@ -12,13 +12,15 @@ from etude.cli.options import Positional, parse
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.envs.mujoco.robot import names_of
-from etude.envs.mujoco.simulation import load_spec
+from etude.envs.mujoco.simulation import load_spec, model_file
 
 
 class NewTaskCommand(Config):
     """Write a task for a robot: a Python file to train at once, and to change."""
 
-    robot: Positional[str] = Field(description="An MJCF or URDF file.")
+    robot: Positional[str] = Field(
+        description="An MJCF or URDF file, or the name of a robot of MuJoCo Menagerie."
+    )
     out: str | None = Field(None, description="File to write; default NAME_task.py, here.")
     force: bool = Field(False, description="Replace the file if there is one.")
 
@@ -26,23 +28,21 @@ class NewTaskCommand(Config):
 def run(arguments: list[str]) -> int:
     """Write the file and say how to go on."""
     command = parse("new-task", NewTaskCommand, arguments)
-    path = Path(command.robot).expanduser()
-    text, name = task_file(path)
+    text, name = task_file(command.robot)
     file = Path(command.out or f"{_snake(name)}_task.py")
     if file.exists() and not command.force:
         raise UsageError(f"{file} exists: name another with --out, or replace it with --force.")
     file.write_text(text, encoding="utf-8")
-    print(f"Wrote {file}: the task {name} for {path.name}. Go on with")
+    print(f"Wrote {file}: the task {name} for {command.robot}. Go on with")
     print(f"  etude check {file}:{name}")
     print(f"  etude train ppo --env.kind {file}:{name} --collector.num-envs 64 ...")
     print(f"and change its observations, rewards and terminations in {file}.")
     return 0
 
 
-def task_file(path: Path) -> tuple[str, str]:
-    """(the text of a task's file, the name of its class) for a robot."""
-    if not path.exists():
-        raise UsageError(f"There is no model file {path}.")
+def task_file(robot: str) -> tuple[str, str]:
+    """(the text of a task's file, the name of its class) for a robot's file or name."""
+    path = model_file(robot)
     try:
         model = load_spec(path).compile()
     except ValueError as error:
@@ -55,7 +55,8 @@ def task_file(path: Path) -> tuple[str, str]:
     text = _FILE.format(
         name=name,
         kind=_snake(name).replace("_", "-"),
-        path=str(path.resolve()),
+        # A robot of Menagerie keeps its name: where its file lies differs by machine.
+        path=str(path.resolve()) if Path(robot).expanduser().exists() else robot,
         base=f'"{base}"' if base else "",
         joints=_comment("joints", names_of(model, "joint")),
         actuators=_comment("actuators", names_of(model, "actuator")),

@@ -14,10 +14,12 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.explain import nearest
 from etude.core.trees import Tree
 
 Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
-"""An MJCF file, MJCF text, a spec, or a compiled model, which no part can add to."""
+"""An MJCF file, the name of a robot of MuJoCo Menagerie, MJCF text, a spec, or a compiled model,
+which no part can add to."""
 
 _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 _VELOCITY_STAGE = int(mujoco.mjtStage.mjSTAGE_VEL)
@@ -244,15 +246,43 @@ class Camera:
 
 
 def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:
-    """A spec that can be edited: of an MJCF or URDF file, of MJCF text, or a copy of a spec."""
+    """A spec that can be edited: of a file or a name (`model_file`), of MJCF text or of a spec."""
     if isinstance(model, mujoco.MjSpec):
         return model.copy()
     try:
         if "<" in str(model):
             return mujoco.MjSpec.from_string(str(model))
-        path = Path(model).expanduser()
-        if not path.exists():
-            raise UsageError(f"There is no model file {path}.")
-        return mujoco.MjSpec.from_file(str(path))
+        return mujoco.MjSpec.from_file(str(model_file(model)))
     except ValueError as error:
         raise UsageError(f"MuJoCo cannot read the model {model}: {error}") from error
+
+
+def model_file(model: str | Path) -> Path:
+    """An MJCF or URDF file, or that of a robot of MuJoCo Menagerie by its name.
+
+    A name is "unitree_go1", which is the robot on its floor, or "unitree_go1/go1", which is one of
+    its files. The package `mujoco-menagerie` finds it, and downloads it when it is first used.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    robot, _, entry = str(model).partition("/")
+    if path.suffix or not robot.isidentifier() or "/" in entry:
+        raise UsageError(f"There is no model file {path}.")
+    try:
+        import mujoco_menagerie as menagerie
+    except ImportError:
+        raise UsageError(
+            f"There is no model file {path}. If {robot} is a robot of MuJoCo Menagerie, install "
+            "its package: pip install mujoco-menagerie."
+        ) from None
+    try:
+        return Path(menagerie.get(robot).xml(entry or None))
+    except menagerie.UnknownRobotError as error:
+        near = nearest(robot, menagerie.names())
+        raise UsageError(
+            f"There is no model file {path}, and no robot {robot} in MuJoCo Menagerie."
+            + (f" Did you mean {near}?" if near else "")
+        ) from error
+    except menagerie.MenagerieError as error:
+        raise UsageError(f"MuJoCo Menagerie cannot give {model}: {error}") from error
