@@ -138,6 +138,43 @@ def test_a_task_keeps_the_contract(make: Any) -> None:
     assert [f for f in findings if f.verdict != "passed"] == []
 
 
+class Forgetful(mj.Part):
+    """Counts steps in an array that it does not declare."""
+
+    def bind(self) -> None:
+        self.count = np.zeros(self.env.num_envs)
+
+    def update(self) -> None:
+        self.count += 0.01
+
+
+def test_state_that_is_not_declared_is_found() -> None:
+    def make(num_envs: int, threads: int) -> mj.MujocoEnv:
+        task, part = hopper(), Forgetful()
+        terms = {**task.observations["state"], "count": lambda _: part.count}  # type: ignore[dict-item]
+        task = replace(task, parts=[*task.parts, part], observations={"state": terms})
+        return mj.MujocoEnv(task, num_envs, threads)
+
+    broken = [f for f in check_env(make, 60) if f.verdict == "failed"]
+    assert {f.item for f in broken} == {
+        "a key decides everything",
+        "a snapshot continues bit for bit",
+    }
+    assert all("env.state(...)" in f.fix for f in broken)
+
+
+def test_terms_of_a_wrong_shape_are_named() -> None:
+    task = hopper()
+    wide = replace(task, rewards={"odd": (lambda env: np.ones((env.num_envs, 3)), 1.0)})
+    with pytest.raises(UsageError, match=r"reward 'odd' gives an array of shape \[4, 3\]"):
+        mj.MujocoEnv(wide, 4)
+    short = replace(task, observations={"state": {"odd": lambda _: np.ones(5)}})
+    with pytest.raises(UsageError, match=r"'state/odd' gives an array of shape \[5\] for 4"):
+        mj.MujocoEnv(short, 4)
+    one = replace(task, observations={"state": {"one": lambda env: env.elapsed * 1.0}})
+    assert mj.MujocoEnv(one, 4).spec.observations["state"].shape == (1,)
+
+
 def test_the_same_bits_on_any_number_of_threads() -> None:
     runs = []
     for threads in (1, 2, 4):

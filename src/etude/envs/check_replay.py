@@ -51,7 +51,11 @@ def check_determinism(make: MakeEnv, steps: int) -> None:
     if digest(second.reset(KEY)) != start or play(second, actions) != expected:
         _break(
             "a reset with the same key does not give the same episodes again",
-            "Let reset put back everything a step changes, the episode counters too.",
+            getattr(
+                first,
+                "state_advice",
+                "Let reset put back everything a step changes, the episode counters too.",
+            ),
         )
 
 
@@ -104,7 +108,11 @@ def check_snapshot(make: MakeEnv, steps: int) -> None:
         instance.restore(snapshot, KEY)
         again = digest(instance.snapshot())
         found = play(instance, actions)
-        keep = "Put everything a step reads into snapshot(), and copy it back in restore()."
+        keep = getattr(
+            env,
+            "state_advice",
+            "Put everything a step reads into snapshot(), and copy it back in restore().",
+        )
         if found != expected:
             step = next(i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
             _break(f"restored in {place} instance it differs after {step + 1} steps", keep)

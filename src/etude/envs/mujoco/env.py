@@ -30,7 +30,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import GOLDEN, Key, Streams, mix
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
-from etude.envs.mujoco.observing import Group, Observation, Reader
+from etude.envs.mujoco.observing import Group, Observation, Reader, check_terms
 from etude.envs.mujoco.simulation import Camera, Model, Simulation, load_spec
 
 A = TypeVar("A")
@@ -234,6 +234,8 @@ class TaskConfig(EnvConfig):
 class MujocoEnv:
     """Many environments of one task, a `BatchEnv`."""
 
+    state_advice = "What a part remembers is env.state(...), made in bind() and set in reset()."
+
     def __init__(self, task: Task, num_envs: int, threads: int = 1) -> None:
         self.task, self.num_envs = task, num_envs
         self.parts = task.all_parts
@@ -255,9 +257,8 @@ class MujocoEnv:
             part._env = self
         for part in self.parts:
             part.bind()
-        self._acting, self._updating = self._with("act"), self._with("update")
+        self._acting, self._updating, self._changing = map(self._with, ("act", "update", "change"))
         self._resetting, self._beginning = self._with("reset"), self._with("begin")
-        self._changing = self._with("change")
         self._delayed: Array | None = None
         if task.action.delay[1]:
             self._delay = self.state("action/delay", dtype="int64")
@@ -275,6 +276,7 @@ class MujocoEnv:
         self._sums = np.zeros_like(self._weighted)
         self.simulation.forward()
         self._update()
+        check_terms(self)
         self._readers = {
             name: Reader(self, name, terms) for name, terms in task.observations.items()
         }

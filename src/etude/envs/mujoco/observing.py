@@ -7,7 +7,7 @@ is shown late, or again as history, is shown as it was measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,8 @@ Function = Callable[[Any], Array]
 
 @dataclass(frozen=True)
 class Observation:
-    """A term [num_envs, n], and how it is measured: in this order, each only where given."""
+    """A term [num_envs, n] or [num_envs], and how it is measured: each only where given, in this
+    order."""
 
     term: Function
     noise: float | Array = 0.0
@@ -52,6 +53,33 @@ class Observation:
     def of(cls, term: Function | Observation) -> Observation:
         """The term with its pipeline, or with an empty one."""
         return term if isinstance(term, Observation) else cls(term)
+
+
+def check_terms(env: MujocoEnv) -> None:
+    """Refuse rewards and terminations that do not give one number or bool per environment."""
+    task = env.task
+    terms = {f"reward '{name}'": term for name, (term, weight) in task.rewards.items() if weight}
+    terms |= {f"termination '{name}'": term for name, term in task.terminations.items()}
+    for name, term in terms.items():
+        shape = np.shape(term(env.view))
+        if shape != (env.num_envs,):
+            raise UsageError(
+                f"The {name} gives an array of shape {list(shape)} for {env.num_envs} "
+                f"environments, where one number each is needed: [{env.num_envs}]."
+            )
+
+
+def _columns(env: MujocoEnv, name: str, term: Function) -> Function:
+    """The term as [num_envs, n], or one sentence about its shape."""
+    shape = np.shape(term(env.view))
+    if len(shape) == 1 and shape[0] == env.num_envs:
+        return lambda view: term(view)[:, None]
+    if len(shape) != 2 or shape[0] != env.num_envs:
+        raise UsageError(
+            f"The observation '{name}' gives an array of shape {list(shape)} for {env.num_envs} "
+            f"environments, where [{env.num_envs}] or [{env.num_envs}, n] is needed."
+        )
+    return term
 
 
 def _beside(channels: list[Function], dtype: str) -> Function:
@@ -91,6 +119,7 @@ class Reader:
         self._read = _beside(channels, group.dtype)
 
     def _channel(self, env: MujocoEnv, name: str, channel: Observation) -> Function:
+        channel = replace(channel, term=_columns(env, name, channel.term))
         if channel.is_plain:
             return channel.term
         measure = _Measurement(env, name, channel)
