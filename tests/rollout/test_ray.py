@@ -357,7 +357,6 @@ def struck(
     ("what", "number", "seconds", "pause", "said"),
     [
         ("gcs_server", signal.SIGSTOP, 2.0, 0.0, "has not answered for 2 s: it was ended, "),
-        pytest.param("raylet", signal.SIGKILL, 0.0, 0.0, "on this machine has ended.", marks=SLOW),
         # Ray ends a process whose raylet is gone when the head has found out, here after 1 s.
         pytest.param("raylet", signal.SIGKILL, 0.0, 5.0, "on this machine has ended.", marks=SLOW),
     ],
