@@ -70,11 +70,11 @@ def check_terms(env: MujocoEnv) -> None:
 
 
 def _columns(env: MujocoEnv, name: str, term: Function) -> Function:
-    """The term as [num_envs, n], or one sentence about its shape."""
+    """The term as [num_envs, n], or as it is where it has more axes; or what is wrong with it."""
     shape = np.shape(term(env.view))
-    if len(shape) == 1 and shape[0] == env.num_envs:
+    if shape == (env.num_envs,):
         return lambda view: term(view)[:, None]
-    if len(shape) != 2 or shape[0] != env.num_envs:
+    if shape[:1] != (env.num_envs,):
         raise UsageError(
             f"The observation '{name}' gives an array of shape {list(shape)} for {env.num_envs} "
             f"environments, where [{env.num_envs}] or [{env.num_envs}, n] is needed."
