@@ -30,6 +30,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/rollout_speed.py --task imitate-walk
 	python gates/rollout_speed.py --task walk-go1
 	for task in HalfCheetah Hopper Walker2d Ant Humanoid; do python gates/rollout_speed.py --task $$task-v5 || exit 1; done
+	python gates/gym_workers.py
 	python gates/update_speed.py
 	python gates/train_reach.py
 	python gates/train_pick_place.py --seeds 5

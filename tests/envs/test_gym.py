@@ -144,7 +144,7 @@ def config(name: str, **options: Any) -> GymConfig:
     ids=lambda chosen: chosen.id,
 )
 def test_contract(chosen: GymConfig) -> None:
-    check_contract(lambda rows, threads: GymEnv(chosen, rows, threads))
+    check_contract(lambda rows, threads: GymEnv(chosen, rows))
     assert chosen.exactness().exact
 
 

@@ -40,7 +40,12 @@ class CollectorConfig(Config):
     threads: int = Field(
         2, ge=1, description="Threads that groups are spread over; with ray, in each actor."
     )
-    engine_threads: int = Field(1, ge=1, description="Physics threads inside each group.")
+    engine_threads: int = Field(
+        1,
+        ge=1,
+        description="Threads of the physics engine in each group; of Gymnasium's environments, "
+        "worker processes.",
+    )
     lag: Literal[0, 1] = Field(
         0, description="1 collects the next iteration while this one trains, with older weights."
     )

@@ -53,7 +53,23 @@ class GymConfig(EnvConfig):
             from etude.envs.adapters.gym_native import native_env
 
             return native_env(self.id, self.kwargs, num_envs, threads)
-        return GymEnv(self, num_envs, threads)
+        return GymEnv(self, num_envs) if threads == 1 else self._spread(num_envs, threads)
+
+    def _spread(self, num_envs: int, workers: int) -> BatchEnv:
+        """Environments in worker processes."""
+        from etude.envs.adapters.workers import EnvWorkers
+
+        one = GymEnv(self, 1)
+        one.close()
+        return EnvWorkers(
+            gym_part,
+            join_snapshots,
+            self,
+            one.spec,
+            num_envs,
+            workers,
+            lambda: self.exactness().exact,
+        )
 
     def exactness(self) -> Exactness:
         """What the probe finds; asked once per process."""
@@ -111,16 +127,14 @@ def _line(error: Exception) -> str:
 
 
 class GymEnv:
-    """Separate instances, one per row, stepped one after the other."""
+    """Separate instances, stepped one after the other."""
 
     def __init__(
-        self, config: GymConfig, num_envs: int, threads: int = 1, *, exact: bool | None = None
+        self, config: GymConfig, num_envs: int, *, exact: bool | None = None, first: int = 0
     ) -> None:
-        """exact: what the probe said; None runs it when a snapshot is first asked for.
-
-        `threads` is part of every environment's signature; these instances use one.
-        """
-        self.num_envs = num_envs
+        """exact: what the probe said; None runs it when a snapshot is first asked for. first: the
+        number of the first of them, where others are elsewhere."""
+        self.num_envs, self._first = num_envs, first
         self._config = config
         self._exact = exact
         self._envs = [make_gym(config) for _ in range(num_envs)]
@@ -128,12 +142,14 @@ class GymEnv:
         self._key: Key | None = None
         self._started = False
         self._episode = np.zeros(num_envs, np.int64)
-        first = self._envs[0]
-        self._spaces = Spaces(first.observation_space, first.action_space, config.id)
+        # Asked of each, because an environment remembers that it was asked.
+        limits = [env.spec.max_episode_steps if env.spec else None for env in self._envs]
+        env = self._envs[0]
+        self._spaces = Spaces(env.observation_space, env.action_space, config.id)
         self.spec = EnvSpec(
             observations=self._spaces.observations,
             action=self._spaces.action,
-            max_episode_steps=None if first.spec is None else first.spec.max_episode_steps,
+            max_episode_steps=limits[0],
             statistics=() if config.success_key is None else ("is_success",),
         )
 
@@ -181,14 +197,14 @@ class GymEnv:
     def _begin(self, row: int) -> Any:
         if self._key is None:
             raise UsageError("reset or restore an environment before stepping it.")
-        stream = self._key.episode(row, int(self._episode[row]))
+        stream = self._key.episode(self._first + row, int(self._episode[row]))
         return self._envs[row].reset(seed=int(stream.integers(2**31)))[0]
 
     def _check(self, row: int) -> None:
         # As with our own simulations: MuJoCo would reset a diverged one and go on.
         pair = self._physics[row]
         if pair is not None and any(pair[1].warning[code].number for code in _DIVERGED):
-            raise NonFinite(f"physics of environment {row} in '{self._config.id}'")
+            raise NonFinite(f"physics of environment {self._first + row} in '{self._config.id}'")
 
     def snapshot(self) -> Tree:
         """All that an exact environment remembers; {} for any other, whose rows begin again.
@@ -200,10 +216,7 @@ class GymEnv:
         if not self._exact:
             return {}
         texts = [object_state.save(env).encode("utf-8") for env in self._envs]
-        width = max(len(text) for text in texts)
-        # JSON may end in blanks, so lines of unequal length fit one array.
-        padded = b"".join(text.ljust(width) for text in texts)
-        lines = np.frombuffer(padded, np.uint8).reshape(-1, width).copy()
+        lines = _beneath([np.frombuffer(text, np.uint8)[None] for text in texts])
         tree: Tree = {"episode": self._episode.copy(), "attributes": lines}
         pairs = [pair for pair in self._physics if pair is not None]
         if pairs:
@@ -232,6 +245,27 @@ class GymEnv:
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+
+def _beneath(texts: list[Array]) -> Array:
+    """[n, width]: texts uint8 [k, w] of JSON, which may end in blanks, one beneath the other."""
+    width = max(text.shape[1] for text in texts)
+    blank = ord(" ")
+    padded = [np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=blank) for t in texts]
+    return np.concatenate(padded)
+
+
+def join_snapshots(parts: list[Tree]) -> Tree:
+    """The snapshot of all environments from those of contiguous parts."""
+    whole = {name: [part[name] for part in parts] for name in parts[0]}
+    attributes = _beneath(whole.pop("attributes"))
+    joined: Tree = {name: np.concatenate(arrays) for name, arrays in whole.items()}
+    return {**joined, "attributes": attributes}
+
+
+def gym_part(config: GymConfig, first: int, num_envs: int) -> GymEnv:
+    """Environments that a worker process has of many."""
+    return GymEnv(config, num_envs, exact=True, first=first)
 
 
 def unprobed(config: GymConfig, num_envs: int) -> GymEnv:
