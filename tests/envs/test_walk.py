@@ -14,6 +14,7 @@ from etude.core.keys import Key
 from etude.envs.check import check_env
 from etude.envs.mujoco.randomize import Randomization
 from etude.robots.go1 import FEET, MODEL
+from etude.tasks.velocity.gait import Trot
 from etude.tasks.velocity.task import WalkConfig, WalkNoise
 
 LIMITS = {"hip": 23.7, "thigh": 23.7, "calf": 35.55}
@@ -146,3 +147,55 @@ def test_the_trot_pays_swinging_feet_that_are_up_and_standing_feet_that_are_down
     good, bad = gait.reward(env)
     assert good == pytest.approx(1.0, abs=1e-6)
     assert bad < 0.4
+
+
+def trot(command: list[float], steps: int) -> tuple[Any, np.ndarray]:
+    """A trot under a held command, and its reference joints [steps, 4, 3]."""
+    env = WalkConfig(gait_frequency=2.5).build(1)  # A stride has 20 control steps.
+    env.reset(Key(0))
+    part(env, mj.VelocityCommand).hold(command)
+    gait, joints = part(env, Trot), []
+    for step in range(steps):
+        env.elapsed[:] = step
+        joints.append(gait.reference().reshape(4, 3))
+    return gait, np.array(joints)
+
+
+def test_the_trot_is_still_under_a_command_to_stand() -> None:
+    gait, joints = trot([0.0, 0.0, 0.0], 50)
+    assert not joints.any()
+    assert not gait.phase(gait.env).any()
+
+
+def test_the_trot_has_a_mirror_image() -> None:
+    """Left and right change places half a stride later, and rolls their sign."""
+    _, one = trot([0.9, 0.4, -0.7], 20)
+    _, two = trot([0.9, -0.4, 0.7], 20)
+    mirrored = np.roll(two[:, [1, 0, 3, 2]], 10, axis=0) * [-1.0, 1.0, 1.0]
+    np.testing.assert_allclose(one, mirrored, atol=1e-9)
+
+
+def test_feet_that_stand_go_against_the_command_and_swing_back() -> None:
+    _, joints = trot([1.0, 0.0, 0.0], 20)
+    stands = joints[:, 0, 2] == 0.0  # Half of the stride, both ends included.
+    assert stands.sum() == 11
+    ahead = -np.tan(joints[stands, 0, 1]) * 2 * 0.213 * np.cos(0.9)  # m from under the hip
+    np.testing.assert_allclose(np.diff(ahead) / 0.02, -1.0)
+    assert (joints[~stands, 0, 2] < 0).all()
+    np.testing.assert_array_equal(joints[:, 0], joints[:, 3])
+
+
+def test_the_trot_alone_goes_where_it_is_told_to() -> None:
+    env = WalkConfig(command_every=(20.0, 20.0), stand=0.0, zero=0.0).build(64)
+    env.reset(Key(3))
+    robot, command = part(env, mj.Robot), part(env, mj.VelocityCommand)
+    speeds, told = [], []
+    for step in range(75):
+        result = env.step(np.zeros((64, 12), np.float32))
+        if step > 25:
+            going = ~result.terminated & (env.elapsed > 25)
+            speeds.append(robot.heading_velocity[going, :2])
+            told.append(command.command[going, :2].copy())
+    for axis in (0, 1):
+        slope = np.polyfit(np.concatenate(told)[:, axis], np.concatenate(speeds)[:, axis], 1)[0]
+        assert slope > 0.25

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import mujoco
@@ -283,6 +283,7 @@ class Controls(Action):
 class JointTargets(Action):
     """Actions are joint targets: home pose + scale x action, kept in the joints' ranges.
 
+    `reference` gives [num_envs, n] rad that are added: the motion around which actions move joints.
     With `stiffness` the robot's actuators are replaced by position servos, of `stiffness` and
     `damping` (N m/rad, N m s/rad) and at most `torque` (N m), a number or {pattern: number}.
     """
@@ -295,9 +296,10 @@ class JointTargets(Action):
         damping: float = 0.0,
         torque: float | Mapping[str, float] | None = None,
         delay: tuple[int, int] = (0, 0),
+        reference: Callable[[], Array] | None = None,
     ) -> None:
         super().__init__(delay)
-        self._robot, self._scale = robot, scale
+        self._robot, self._scale, self._reference = robot, scale, reference
         self._stiffness, self._damping, self._torque = stiffness, damping, torque
 
     def edit(self, spec: mujoco.MjSpec) -> None:
@@ -349,6 +351,8 @@ class JointTargets(Action):
     def apply(self, actions: Array) -> None:
         robot = self._robot
         np.multiply(actions, self._scale, out=self.target)
+        if self._reference is not None:
+            self.target += self._reference()
         # Encoders that are off make the servo aim beside the target by as much.
         self.target += robot.default_joints - robot.joint_offset
         low, high = robot.joint_range.T

@@ -19,7 +19,7 @@ def walk_go1() -> Recipe:
         name="walk-go1",
         env=WalkConfig(),
         policy=PolicyConfig(
-            hidden=(128, 128), activation="elu", init_std=0.5, critic_reads=("state", "critic")
+            hidden=(128, 128), activation="elu", init_std=0.3, critic_reads=("state", "critic")
         ),
         collector=CollectorConfig(num_envs=512, envs_per_group=256, threads=2),
         algorithm=PPOConfig(
@@ -29,10 +29,9 @@ def walk_go1() -> Recipe:
             learning_rate=1e-3,
             final_learning_rate=0.1,
             gamma=0.98,
-            entropy_coef=0.005,
             bound_coef=0.1,
         ),
-        clock=ClockConfig(total_timesteps=5_000_000, cycles=4, iterations=10),
+        clock=ClockConfig(total_timesteps=4_000_000, cycles=4, iterations=10),
         evaluation=EvaluationConfig(
             every="1 epoch", episodes=40, num_envs=40, envs_per_group=40, final_episodes=200
         ),
@@ -52,12 +51,12 @@ def walk_go1_robust() -> Recipe:
         push=0.6,
         push_every=(2.0, 5.0),
     )
-    noise = WalkNoise(gyro=0.2, gravity=0.05, joint_position=0.02, joint_velocity=1.0)
+    noise = WalkNoise(gyro=0.2, gravity=0.05, joint_position=0.02, joint_velocity=1.0, velocity=0.1)
     return flat.model_copy(
         update={
             "name": "walk-go1-robust",
             "env": WalkConfig(random=random, noise=noise),
-            "clock": ClockConfig(total_timesteps=8_000_000, cycles=4, iterations=10),
+            "clock": ClockConfig(total_timesteps=6_000_000, cycles=4, iterations=10),
         }
     )
 
@@ -69,7 +68,11 @@ def walk_go1_rough() -> Recipe:
         update={
             "name": "walk-go1-rough",
             "env": WalkConfig(
-                ground="rough", speed_x=(-1.0, 1.0), speed_y=(-0.5, 0.5), success_error=0.4
+                ground="rough",
+                speed_x=(-1.0, 1.0),
+                speed_y=(-0.5, 0.5),
+                foot_height=0.1,
+                success_error=0.4,
             ),
             "policy": flat.policy.model_copy(
                 update={

@@ -9,9 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from etude.core.config import Config
-from etude.core.contracts import Array
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import MujocoEnv, Part, Task, TaskConfig, Term
+from etude.envs.mujoco.env import Task, TaskConfig, Term
 from etude.envs.mujoco.observing import Observation
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
@@ -20,6 +19,7 @@ from etude.envs.mujoco.terms import observations as obs
 from etude.envs.mujoco.terms import resets, rewards, terminations
 from etude.envs.mujoco.terrain import Terrain
 from etude.robots.go1 import MODEL
+from etude.tasks.velocity.gait import Trot
 
 TIMESTEP, SUBSTEPS = 0.004, 5
 Range = tuple[float, float]
@@ -31,14 +31,15 @@ class WalkReward(Config):
     """Weights of the reward terms, per second."""
 
     alive: float = Field(1.0, description="For not falling.")
-    velocity: float = Field(2.0, description="For walking as fast as commanded: 0 to 1.")
-    turning: float = Field(1.0, description="For turning as fast as commanded: 0 to 1.")
+    velocity: float = Field(4.0, description="For walking as fast as commanded: 0 to 1.")
+    turning: float = Field(2.0, description="For turning as fast as commanded: 0 to 1.")
     gait: float = Field(2.0, description="For feet that lift and stand in a trot: 0 to 1.")
     pose: float = Field(0.5, description="For joints near the standing pose: 0 to 1.")
     tilt: float = Field(-5.0, description="Per squared sine of the trunk's tilt.")
     vertical: float = Field(-0.5, description="Per squared vertical speed, (m/s)^2.")
     wobble: float = Field(-0.05, description="Per squared roll and pitch rate, (rad/s)^2.")
     action_rate: float = Field(-0.01, description="Per squared change of the action.")
+    fall: float = Field(-5.0, description="For a fall, once.")
 
 
 class WalkNoise(Config):
@@ -48,6 +49,7 @@ class WalkNoise(Config):
     gravity: float = Field(0.0, ge=0, description="Of the direction of gravity.")
     joint_position: float = Field(0.0, ge=0, description="rad.")
     joint_velocity: float = Field(0.0, ge=0, description="rad/s.")
+    velocity: float = Field(0.0, ge=0, description="m/s, of the trunk.")
 
 
 class WalkConfig(TaskConfig):
@@ -62,6 +64,14 @@ class WalkConfig(TaskConfig):
     zero: float = Field(0.2, ge=0, le=1, description="Chance of each number to be 0.")
     action_scale: float = Field(0.5, gt=0, description="Joint motion of a unit action, rad.")
     gait_frequency: float = Field(2.0, gt=0, description="Strides per second of the trot.")
+    reference: Literal["trot", "stand"] = Field(
+        "trot",
+        description="What actions are added to: a plain trot at the commanded velocity, which does "
+        "not balance, or the standing pose.",
+    )
+    observe_velocity: bool = Field(
+        True, description="Whether the policy observes the trunk's velocity, as of an estimator."
+    )
     foot_height: float = Field(0.06, gt=0, description="How high feet swing, m.")
     ground: Literal["flat", "rough"] = Field(
         "flat", description="rough: slopes, blocks and stairs, harder by the curriculum's level."
@@ -100,7 +110,8 @@ class WalkConfig(TaskConfig):
             zero=self.zero,
             stand=self.stand,
         )
-        gait = Trot(feet, self.gait_frequency, self.foot_height)
+        gait = Trot(feet, twist, self.gait_frequency, self.foot_height)
+        motion = gait.reference if self.reference == "trot" else None
         return Task(
             model=MODEL if terrain is not None else on_floor(),
             parts=[
@@ -113,7 +124,9 @@ class WalkConfig(TaskConfig):
                 gait,
                 *self.random.parts(robot, geoms=".*_foot|floor"),
             ],
-            action=JointTargets(robot, self.action_scale, delay=self.random.latency),
+            action=JointTargets(
+                robot, self.action_scale, delay=self.random.latency, reference=motion
+            ),
             observations=self._observations(robot, feet, twist, gait, terrain),
             rewards=self._rewards(robot, twist, gait),
             terminations={
@@ -149,6 +162,8 @@ class WalkConfig(TaskConfig):
                 robot, noise=noise.joint_velocity, scale=0.05, delay=late
             ),
         }
+        if self.observe_velocity:
+            measured["velocity"] = obs.velocity(robot, noise=noise.velocity, delay=late)
         known: dict[str, Term | Observation] = {
             "action": obs.last_action(),
             "command": obs.command(twist),
@@ -175,7 +190,7 @@ class WalkConfig(TaskConfig):
         """Terms with their weights for a control step."""
         terms: dict[str, Term] = {
             "alive": rewards.alive,
-            "velocity": rewards.track_velocity(twist),
+            "velocity": rewards.track_velocity(twist, 0.25, 0.05),
             "turning": rewards.track_turning(twist),
             "gait": gait.reward,
             "pose": lambda _: np.exp(-rewards.square_sum(robot.joint_positions)),
@@ -185,7 +200,8 @@ class WalkConfig(TaskConfig):
             "action_rate": rewards.action_rate,
         }
         weights, dt = self.reward.model_dump(), TIMESTEP * SUBSTEPS
-        return {name: (term, weights[name] * dt) for name, term in terms.items()}
+        weighted = {name: (term, weights[name] * dt) for name, term in terms.items()}
+        return {**weighted, "fall": (lambda env: env.terminated, weights["fall"])}
 
 
 CAMERA = Camera(follow="trunk", look_at=(0.0, 0.0, 0.25), distance=1.6, azimuth=130, elevation=-18)
@@ -198,35 +214,3 @@ def on_floor() -> mujoco.MjSpec:
     floor.size, floor.contype, floor.conaffinity = (0.0, 0.0, 0.05), 0, 1
     floor.friction[0], floor.rgba = 0.8, (0.55, 0.6, 0.65, 1.0)
     return spec
-
-
-class Trot(Part):
-    """A clock for a trot: diagonal feet swing together, in turn, and stand still in between.
-
-    While a robot is commanded to stand, no foot has to swing. Feet are in the order front right,
-    front left, rear right, rear left.
-    """
-
-    def __init__(self, feet: Feet, frequency: float, height: float) -> None:
-        self._feet, self._frequency, self._height = feet, frequency, height
-
-    def _angle(self) -> Array:
-        """[num_envs] rad of the clock."""
-        angle: Array = self.env.elapsed * (2.0 * np.pi * self._frequency * self.env.dt)
-        return angle
-
-    def phase(self, env: MujocoEnv) -> Array:
-        """[num_envs, 2]: sine and cosine of the clock."""
-        angle = self._angle()
-        return np.stack([np.sin(angle), np.cos(angle)], axis=1)
-
-    def reward(self, env: MujocoEnv) -> Array:
-        """[num_envs] 0 to 1: swinging feet at their height, standing feet down and still."""
-        swing = np.sin(self._angle())[:, None] * np.array([1.0, -1.0, -1.0, 1.0])
-        target = np.maximum(swing, 0.0) * self._height
-        lifted = np.exp(-(((self._feet.height - target) / 0.03) ** 2))
-        planar = self._feet.velocity[:, :, :2]
-        still = np.exp(-np.einsum("nfi,nfi->nf", planar, planar) / 0.1)
-        paid = np.where(swing > 0.0, lifted, 0.5 * lifted + 0.5 * still)
-        mean: Array = paid.mean(axis=1)
-        return mean
