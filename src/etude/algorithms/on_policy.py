@@ -44,7 +44,12 @@ class OnPolicyConfig(AlgorithmConfig):
         description="Consecutive steps that stay together in a minibatch, for recurrent policies.",
     )
     minibatch_size: int = Field(512, ge=1, description="Steps of one minibatch, over all shards.")
-    update_epochs: int = Field(8, ge=1, description="Passes over the rollout buffer in an update.")
+    update_epochs: int = Field(
+        8,
+        ge=1,
+        description="Passes over the rollout buffer in an update; epochs of the run, blocks of "
+        "cycles, are clock.epochs.",
+    )
 
     @abstractmethod
     def make(
@@ -161,7 +166,8 @@ class OnPolicyConfig(AlgorithmConfig):
             else ""
         )
         return (
-            f"update: {passes:,} {'pass' if passes == 1 else 'passes'} x "
+            f"update: {passes:,} update {'epoch' if passes == 1 else 'epochs'} (passes over the "
+            f"buffer) x "
             f"{geometry.num_minibatches:,} minibatches of {geometry.minibatch:,} steps{segments} = "
             f"{'at most ' if early else ''}{passes * geometry.num_minibatches:,} batches"
             f"{f'; {early}' if early else ''}"

@@ -59,6 +59,19 @@ class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation."""
 
     metrics: ClassVar[Metrics] = METRICS
+    aliases = {  # noqa: RUF012
+        "learning_rate": "lr",
+        "rollout_steps": "n_steps num_steps num_steps_per_env",
+        "minibatch_size": "batch_size mini_batch_size",
+        "update_epochs": "n_epochs num_epochs epochs num_learning_epochs",
+        "gae_lambda": "lam lambda",
+        "clip": "clip_range clip_coef clip_param",
+        "value_clip": "clip_range_vf",
+        "value_coef": "vf_coef value_loss_coef",
+        "entropy_coef": "ent_coef",
+        "target_kl": "desired_kl",
+        "horizon": "seq_len sequence_length",
+    }
 
     kind: Literal["ppo"] = Field("ppo", description="Proximal policy optimisation.")
     learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam at the start.")

@@ -54,6 +54,16 @@ class OffPolicyConfig(DatasetConfig):
     """What SAC and TD3 have in common. A subclass defines `make` and the policies it trains."""
 
     metrics: ClassVar[Metrics] = METRICS
+    aliases = {  # noqa: RUF012
+        "learning_rate": "lr",
+        "capacity": "buffer_size replay_size",
+        "warmup_steps": "learning_starts start_steps",
+        "train_batches": "gradient_steps",
+        "rollout_steps": "train_freq n_steps",
+        "polyak": "tau",
+        "batch_size": "minibatch_size",
+        "target_interval": "target_update_interval",
+    }
     rewards_from: ClassVar[str] = "replay"
 
     rollout_steps: int = Field(100, ge=1, description="Steps of every environment in an iteration.")

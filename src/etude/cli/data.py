@@ -19,7 +19,8 @@ from etude.datasets.opening import Limits, open_dataset, scan
 from etude.datasets.summary import ReadOptions, shared_fields
 from etude.experience.store.episodes import EpisodeStore
 from etude.planning import recipes
-from etude.reports.dataset import Facts, bar, folder_size, render, source_facts, store_facts
+from etude.reports.dataset import Facts, folder_size, render, source_facts, store_facts
+from etude.reports.progress import bar
 
 USAGE = """\
 etude data reads demonstrations of other systems, and records one's own.

@@ -1,8 +1,12 @@
-"""`etude eval`: fresh deterministic episodes of a run's best policy."""
+"""`etude eval`: fresh episodes of the policies of one run, or of several side by side."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -10,39 +14,121 @@ from etude.api import Run, silent
 from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting
 from etude.cli.train import say
+from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
 from etude.reports import evaluation
 
 
 class EvalCommand(Trusting, Reporting):
-    """Fresh deterministic episodes of a run's best policy, also in a changed environment."""
+    """Fresh episodes of a run's policies, also in a changed environment; several runs, and all
+    checkpoints of a run, in one table."""
 
-    run: Positional[str] = Field(description="The run's folder.")
+    runs: Positional[tuple[str, ...]] = Field(
+        description="Folders of runs; a checkpoint inside of one is evaluated instead of its best."
+    )
+    checkpoint: str = Field(
+        "best",
+        description="best: the highest success in training's evaluations; of equal ones the higher "
+        "return, then the later. Or latest, a step, or all: a curve over those that were kept.",
+    )
     episodes: int | None = Field(
         None, ge=1, description="Number of episodes; default 100, or every motion once."
+    )
+    stochastic: bool = Field(
+        False, description="Draw actions as in training, instead of taking the most likely ones."
     )
     video: bool = Field(
         False, description="Film a success and a failure of each kind: mp4 and a strip of pictures."
     )
-    seed: int | None = Field(None, description="Seed of the episodes; default: that of the run.")
+    seed: int | None = Field(
+        None, ge=0, description="Seed of the episodes; default: that of the run."
+    )
     env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
         None, description="The run's environment, whose fields may be changed: --env.NAME VALUE."
     )
 
 
 def run(arguments: list[str]) -> None:
-    """Evaluate a run."""
-    default = None
-    if any(argument.startswith("--env.") for argument in arguments) and arguments[0][:1] != "-":
-        known = Run(arguments[0], "--trust" in arguments)
-        default = EvalCommand(run=arguments[0], env=known.recipe.env)
-    command = parse("eval", EvalCommand, arguments, default)
-    run = Run(command.run, command.trust)
-    recipe = run.recipe
-    if command.env is not None:
-        recipe = recipe.model_copy(update={"env": command.env})
+    """Evaluate policies, one after the other."""
+    named = _leading(arguments)
+    if any(argument.startswith("--env.") for argument in arguments) and named:
+        known = Run(_split(named[0])[0], "--trust" in arguments)
+        command = _parsed(arguments, known)
+    else:
+        command = parse("eval", EvalCommand, arguments)
+    asked = [(text, *_split(text)) for text in command.runs]
+    targets = [
+        (Run(path, command.trust), which)
+        for _, path, inside in asked
+        for which in _checkpoints(path, inside or command.checkpoint)
+    ]
     speak = silent if command.json_output else say
-    metrics = evaluation.examine(
-        recipe, run.path, command.episodes, command.seed, command.video, speak
-    )
-    command.show(metrics, "")
+    found: list[tuple[Path, dict[str, Any]]] = []
+    for number, (run, which) in enumerate(targets, 1):
+        recipe = run.recipe
+        if command.env is not None:
+            changed = command if number == 1 else _parsed(arguments, run)
+            recipe = recipe.model_copy(update={"env": changed.env})
+        if len(targets) > 1:
+            speak(f"{run.path}, {which}: {number} of {len(targets)}")
+        metrics = evaluation.examine(
+            recipe,
+            run.path,
+            command.episodes,
+            command.seed,
+            command.video,
+            speak if len(targets) == 1 else silent,
+            which,
+            command.stochastic,
+        )
+        found.append((run.path, metrics))
+    if len(found) == 1:
+        command.show(found[0][1], "")
+    elif command.json_output:
+        print(json.dumps([{"run": str(path), **metrics} for path, metrics in found], indent=2))
+    else:
+        _compare(found)
+
+
+def _parsed(arguments: list[str], run: Run) -> EvalCommand:
+    """The command with options of the environment that a run has."""
+    default = EvalCommand(runs=(str(run.path),), env=run.recipe.task)
+    return parse("eval", EvalCommand, arguments, default)
+
+
+def _leading(arguments: list[str]) -> list[str]:
+    """What stands before the first option."""
+    ends = (i for i, argument in enumerate(arguments) if argument.startswith("-"))
+    return arguments[: next(ends, len(arguments))]
+
+
+def _split(text: str) -> tuple[Path, str]:
+    """(run, "") of a run's folder; (run, name) of one of its checkpoints."""
+    path = Path(text)
+    inside = path.parent.name == "checkpoints" and path.is_dir()
+    return (path.parent.parent, path.name.lstrip("0") or "0") if inside else (path, "")
+
+
+def _checkpoints(run: Path, which: str) -> list[str]:
+    from etude.reports.comparing import checkpoints
+
+    return checkpoints(run, which)
+
+
+def _compare(found: list[tuple[Path, dict[str, Any]]]) -> None:
+    """Print all of them in one table, and keep the curve of every run with several checkpoints."""
+    from etude.reports.comparing import Evaluated, table, write_curve
+
+    rows = [Evaluated(path, metrics) for path, metrics in found]
+    if not all("eval/mean_reward" in row.metrics for row in rows):
+        raise UsageError(
+            "These were evaluated on datasets and have no episodes to compare: see summary.json in "
+            "each of their evaluations."
+        )
+    width = shutil.get_terminal_size((100, 24)).columns
+    print(table(rows, width, color=sys.stdout.isatty()), end="")
+    for path in dict.fromkeys(row.run for row in rows):
+        points = [row for row in rows if row.run == path]
+        if len(points) > 1:
+            print(f"Kept in {write_curve(path, points)}")
+    print("Each evaluation is kept in its run: evaluations/<step>-fresh.")

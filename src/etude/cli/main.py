@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 
-from etude.cli.verbs import HELP, Verbs, later, run_verb
+from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Verbs, later, run_verb
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
 
@@ -82,12 +83,46 @@ def _with_recipe(verb: str) -> Callable[[list[str]], int | None]:
         if not HELP.intersection(arguments):
             names = ", ".join(RECIPES.names())
             raise UsageError(f"Name a recipe first: etude {verb} RECIPE ... (one of {names}).")
-        print(f"usage: etude {verb} RECIPE [--section.key value ...]\n")
-        print(f"`etude {verb} RECIPE --help` shows every field of a recipe with its default.")
-        print("Recipes: a recipe.yaml, FILE.py:FUNCTION, or", ", ".join(RECIPES.names()) + ".")
+        if HELP_ALL in arguments:
+            return later(f"etude.cli.{verb}")(["ppo", HELP_ALL])
+        print(_page(verb), end="")
         return 0
 
     return run
+
+
+def _page(verb: str) -> str:
+    """Help on a command that takes a recipe, where none is named."""
+    recipes = textwrap.wrap(", ".join(RECIPES.names()), 76, break_on_hyphens=False)
+    often = [f"  --{name:<26}{text}" for name, text in OFTEN.items()]
+    lines = [
+        f"usage: etude {verb} RECIPE [--section.field value ...]",
+        "",
+        "What a run would do, without doing it." if verb == "plan" else "Plan a run, then do it.",
+        "RECIPE is a recipe.yaml, FILE.py:FUNCTION, or one of",
+        *(f"  {line}" for line in recipes),
+        "",
+        f"  etude {verb} reach --seed 1 --algorithm.learning-rate 1e-4",
+        f"  etude {verb} ppo --env.id CartPole-v1 --clock.total-timesteps 1e5",
+        "",
+        "Often changed:",
+        *often,
+        *_OWN[verb],
+        "",
+        f"`etude {verb} RECIPE --help` shows these with the recipe's values, and `etude {verb}",
+        f"RECIPE {HELP_ALL}` every field.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_OWN = {
+    "plan": [
+        "  --measure                   time a few iterations and estimate the time of the run",
+        "  --compare FIELD=A,B,C       plans for several values of a field",
+        "  --json                      print JSON, for programs",
+    ],
+    "train": ["  --folder                    the run's folder"],
+}
 
 
 def _completion(arguments: list[str]) -> int:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 from pydantic import Field, ValidationError
 
+from etude.cli.verbs import HELP_ALL, OFTEN
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.core.explain import explain, nearest
@@ -31,6 +32,7 @@ class Called:
     name: str
 
 
+_INTERVAL = re.compile(r"\d[\d_,]* (step|update|iteration|cycle|epoch)s?")
 _POSITIONAL = object()
 Positional = Annotated[T, _POSITIONAL]
 """Marks a field that is given by its place, before or between options."""
@@ -50,14 +52,16 @@ class Reporting(Config):
 
 
 def parse(verb: str, command: type[C], arguments: list[str], default: C | None = None) -> C:
-    """A command from its options, `default` for those that are left out; --help prints and exits.
+    """A command from its options, `default` for those that are left out.
 
-    Values are typed as pydantic takes them from text, so a field's own checks apply.
+    --help prints what is changed most often, and --help-all everything; both exit. Values are typed
+    as pydantic takes them from text, so a field's own checks apply.
     """
     options = dict(_options(command, default))
     positionals = [n for n, f in command.model_fields.items() if _POSITIONAL in f.metadata]
-    if any(argument in ("-h", "--help") for argument in arguments):
-        print(_help(verb, command, options, positionals), end="")
+    asked = next((word for word in arguments if word in ("-h", "--help", HELP_ALL)), None)
+    if asked is not None:
+        print(_help(verb, command, options, positionals, asked == HELP_ALL), end="")
         raise SystemExit(0)
     content: dict[str, Any] = {} if default is None else default.model_dump()
     loose: list[tuple[str, str | None]] = []  # with the switch that a text follows, if any
@@ -67,7 +71,7 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
             continue
         option = _known(verb, name, options)
         # What an option does not take is left for positionals.
-        count = len(texts) if option.container else int(not option.is_switch)
+        count = len(texts) if option.container else option.num_values(texts)
         section = content
         for part in option.path[:-1]:
             section = section.setdefault(part, {})
@@ -77,10 +81,10 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
             for i, text in enumerate(texts[count:])
         ]
     for place in positionals:
+        if not loose:
+            raise UsageError(f"Name the {place} first: etude {verb} {place.upper()} ...")
         if _origin(command.model_fields[place].annotation) is tuple:
             content[place], loose = [text for text, _ in loose], []
-        elif not loose:
-            raise UsageError(f"Name the {place} first: etude {verb} {place.upper()} ...")
         else:
             content[place] = loose.pop(0)[0]
     if loose:
@@ -108,6 +112,25 @@ class Option:
     description: str
     earlier: str = ""
     """Its name in earlier versions."""
+    aliases: tuple[str, ...] = ()
+    """What the field is called in other libraries."""
+    usual: Any = None
+    """What its config has where nothing else is said: a recipe may say something else."""
+
+    @property
+    def in_short_help(self) -> bool:
+        """Whether the first page of help has it: an option of the command itself, of the task, one
+        that is often changed, or one that the recipe sets."""
+        name = ".".join(self.path[1:]).replace("_", "-")
+        own, of_task = self.path[0] != "recipe", re.fullmatch(r"env\.(?!kind)[\w-]+", name)
+        return own or bool(of_task) or name in OFTEN or self.default != self.usual
+
+    def num_values(self, texts: list[str]) -> int:
+        """How many of the texts after it are its value: true or false of a switch may be, and an
+        interval such as 50000 steps is two."""
+        if self.is_switch:
+            return int(bool(texts) and texts[0].lower() in ("true", "false"))
+        return 2 if self.annotation is str and _INTERVAL.fullmatch(" ".join(texts[:2])) else 1
 
     @property
     def is_switch(self) -> bool:
@@ -122,29 +145,43 @@ class Option:
     def value(self, name: str, texts: list[str]) -> Any:
         """The value that texts stand for, as the config takes it; refuses too few of them."""
         if self.is_switch:
-            return not self.default
+            is_off = name.rpartition(".")[2].startswith("no-") or name.startswith("no-")
+            return (texts[0].lower() == "true" if texts else True) is not is_off
         if self.container is dict:
             if len(texts) % 2:
                 raise UsageError(
                     f"--{name} takes names and values in turn, such as --{name} a 1 b 2."
                 )
             return dict(zip(texts[::2], map(_scalar, texts[1::2]), strict=True))
+        can_be_none = type(None) in _members(self.annotation)
+        if can_be_none and texts and [text.lower() for text in texts] in (["none"], ["null"]):
+            return None
         if self.container:
-            return texts
+            joined = ",".join(texts)
+            inner = re.fullmatch(r"\[(.*)\]|\((.*)\)", joined)
+            pieces = (joined if inner is None else inner[1] or inner[2] or "").split(",")
+            return [_plain(piece.strip()) for piece in pieces if piece.strip()]
         if not texts:
             raise UsageError(f"--{name} needs a value: it is {self.default!r} if left out.")
-        if texts == ["None"] and type(None) in _members(self.annotation):
-            return None
+        if int in _members(self.annotation) or float in _members(self.annotation):
+            return _plain(texts[0])
+        if len(texts) > 1:
+            return " ".join(texts)
         literals = typing.get_args(self.annotation) if _origin(self.annotation) is Literal else ()
         return {str(each): each for each in literals}.get(texts[0], texts[0])
 
     def help(self, name: str) -> tuple[str, str]:
         """How it is written, and what it is."""
+        if self.is_switch and self.default:
+            return f"--{_switched(name)}", f"Turns off what is on by default: {self.description}"
         if self.is_switch:
-            shown = _switched(name) if self.default else name
-            return f"--{shown}", f"{self.description} (default: {'on' if self.default else 'off'})"
-        about = f"{self.description} (default: {_written(self.default)})"
-        return f"--{name} {_placeholder(self.annotation)}", about
+            return f"--{name}", self.description
+        place, about = _placeholder(self.annotation), self.description
+        if self.path[-1] == "kind" and len(self.path) > 1:
+            place, about = "KIND", "Of what kind it is; `etude list --kinds` shows all."
+        if self.default is not None or "default" not in about:
+            about += f" (default: {_written(self.default)})"
+        return f"--{name} {place}", about
 
 
 def _origin(annotation: Any) -> Any:
@@ -161,6 +198,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 def _placeholder(annotation: Any) -> str:
     names = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "none"}
     parts = []
+    if _origin(annotation) is Annotated:
+        return _placeholder(typing.get_args(annotation)[0])
     for member in _members(annotation):
         inner = [a for a in typing.get_args(member) if a is not ...]
         if _origin(member) is Literal:
@@ -172,6 +211,15 @@ def _placeholder(annotation: Any) -> str:
         else:
             parts.append(names.get(member, "VALUE"))
     return "|".join(dict.fromkeys(parts))
+
+
+def _plain(text: str) -> str:
+    """A number as Python's own parsers take it: 1e6 and 1_000_000 are whole numbers too."""
+    digits = text.replace("_", "") if re.fullmatch(r"[+-]?\d[\d_]*([.eE].*)?", text) else text
+    with suppress(ValueError, OverflowError):
+        if re.search(r"[.eE]", digits) and float(digits).is_integer():
+            return str(int(float(digits)))
+    return digits
 
 
 def _scalar(text: str) -> bool | int | float | str:
@@ -199,7 +247,10 @@ def _options(
             shown = f"{names}{label}".replace("_", "-")
             earlier = next((old for old, new in command.renamed.items() if new == name), "")
             former = f"{names}{earlier}".replace("_", "-") if earlier else ""
-            yield shown, Option(here, field.annotation, value, field.description or "", former)
+            about = field.description or ""
+            also = tuple(command.aliases.get(name, "").replace("_", "-").split())
+            usual = field.get_default(call_default_factory=True)
+            yield shown, Option(here, field.annotation, value, about, former, also, usual)
 
 
 def _is_section(annotation: Any) -> bool:
@@ -208,18 +259,34 @@ def _is_section(annotation: Any) -> bool:
     return any(isinstance(each[0], type) and issubclass(each[0], Config) for each in inner)
 
 
-def _help(verb: str, command: type[Config], options: dict[str, Option], places: list[str]) -> str:
-    """The page of --help: every option with its values, what it is, and its default."""
+def _help(
+    verb: str, command: type[Config], options: dict[str, Option], places: list[str], every: bool
+) -> str:
+    """The page of --help: options with their values, what they are, and their defaults.
+
+    `every`: all of them; otherwise, of a command with a whole recipe, those that matter most.
+    """
+    shown = {n: o for n, o in options.items() if every or o.in_short_help}
     width, deep = min(shutil.get_terminal_size((100, 24)).columns, 120), " " * 8
-    wrapped = partial(textwrap.wrap, width=width, initial_indent=deep, subsequent_indent=deep)
+    wrapped = partial(
+        textwrap.wrap,
+        width=width,
+        initial_indent=deep,
+        subsequent_indent=deep,
+        break_on_hyphens=False,
+    )
     named = "".join(f" {place.upper()}" for place in places)
     doc = " ".join((command.__doc__ or "").split())
     lines = [f"usage: etude {verb}{named} [--option value ...]", "", doc, ""]
+    if len(shown) < len(options):
+        lines[2] += f" `etude {verb} {HELP_ALL}` shows all {len(options)} options."
+    # Those of the command itself before the recipe's.
+    ordered = sorted(shown.items(), key=lambda item: item[1].path[0] == "recipe")
     for place in places:
         about = command.model_fields[place].description or ""
         lines += [f"  {place.upper()}", *wrapped(about)]
     section = ""
-    for name, option in options.items():
+    for name, option in ordered:
         prefix = name.rpartition(".")[0]
         if prefix != section:
             lines += ["", prefix]
@@ -235,7 +302,7 @@ def _written(value: Any) -> str:
         return " ".join(map(str, value)) or "empty"
     if isinstance(value, dict):
         return " ".join(f"{name} {each}" for name, each in value.items()) or "empty"
-    return str(value)
+    return "none" if value is None else str(value)
 
 
 def _given(arguments: list[str]) -> Iterator[tuple[str | None, list[str]]]:
@@ -254,6 +321,8 @@ def _given(arguments: list[str]) -> Iterator[tuple[str | None, list[str]]]:
 
 def _switched(name: str) -> str:
     """The field behind --section.no-field, or the option that switches a field off."""
+    if name.startswith("no-"):
+        return name.removeprefix("no-")
     section, dot, last = name.rpartition(".")
     return f"{section}{dot}{last.removeprefix('no-') if last.startswith('no-') else f'no-{last}'}"
 
@@ -261,29 +330,39 @@ def _switched(name: str) -> str:
 def _known(verb: str, name: str, options: dict[str, Option]) -> Option:
     """The option of a name as it was typed; refuses what there is not."""
     option = options.get(name) or options.get(_switched(name))
-    if option is not None:
-        is_off_switch = name not in options
-        if option.is_switch and option.default is not is_off_switch:
-            state = "on" if option.default else "off"
-            raise UsageError(
-                f"--{name} is {state} by itself: write --{_switched(name)} to change that, or "
-                "leave it out."
-            )
-        if not is_off_switch or option.is_switch:
-            return option
+    if option is not None and (name in options or option.is_switch):
+        return option
     inside = [known for known in options if known.startswith(f"{name}.")]
     if inside:
-        raise UsageError(f"--{name} is a section: give one of its fields, such as --{inside[0]}.")
+        often = [each for each in OFTEN if each.startswith(f"{name}.")]
+        such = [*often, *inside][0]
+        raise UsageError(f"--{name} is a section: give one of its fields, such as --{such}.")
     for known, option in options.items():
         if option.earlier == name:
             raise UsageError(f"--{name} is called --{known} now.")
-    near, hint = nearest(name, options), ""
-    if near is not None:  # without a section it may be a field of several
-        field = near.rpartition(".")[2]
-        same = [known for known in options if known.rpartition(".")[2] == field]
-        meant = " or ".join(f"--{known}" for known in ([near] if "." in name else same))
-        hint = f"did you mean {meant}? "
-    raise UsageError(f"There is no option --{name}; {hint}`etude {verb} --help` shows them all.")
+    meant, hint = _meant(name, options), ""
+    if len(meant) > 1:  # of the same name, or of a name that others give to it
+        about = [f"--{known} ({options[known].description.rstrip('.')})" for known in meant]
+        hint = f"did you mean {' or '.join(about)}? "
+    elif meant:
+        hint = f"did you mean --{meant[0]}? "
+    page = HELP_ALL if any(option.path[0] == "recipe" for option in options.values()) else "--help"
+    raise UsageError(f"There is no option --{name}; {hint}`etude {verb} {page}` shows them all.")
+
+
+def _meant(name: str, options: dict[str, Option]) -> list[str]:
+    """Options that a name may stand for: fields of this name in any section, or called so in other
+    libraries; otherwise the nearest name, in every section that has it."""
+    section, _, field = name.rpartition(".")
+    same = [n for n, o in options.items() if field in (n.rpartition(".")[2], *o.aliases)]
+    there = [known for known in same if known.rpartition(".")[0] == section] if section else same
+    if there or len(same) == 1:
+        return there or same
+    near = nearest(name, options)
+    if near is None or section:
+        return [near] if near else []
+    field = near.rpartition(".")[2]
+    return [known for known in options if known.rpartition(".")[2] == field]
 
 
 def _named_as_typed(text: str) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 from pydantic import Field
 
 from etude.api import Run, train
-from etude.cli.options import Called, parse
+from etude.cli.options import parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.ranks import writes
 from etude.metrics.rows import ELAPSED, is_offline, step_of
@@ -20,14 +17,11 @@ from etude.runs.folder import NOT_EXACT
 class TrainCommand(Trusting):
     """Plan a run, then do it."""
 
+    aliases = {"folder": "log_dir logdir out output save_dir"}  # noqa: RUF012
+
     recipe: Recipe_
     folder: str | None = Field(
         None, description="The run's folder; default runs/<recipe>/<date-time>-s<seed>."
-    )
-    source: Annotated[str | None, Called("from")] = Field(
-        None,
-        description="A run, checkpoint or policy folder to start from; `etude plan` says what of "
-        "it is kept.",
     )
 
 
@@ -35,10 +29,7 @@ def run(arguments: list[str]) -> None:
     """Train a recipe in a new folder, and evaluate what came of it."""
     recipe, rest = find_target(arguments)
     command = parse(f"train {recipe.name}", TrainCommand, rest, TrainCommand(recipe=recipe))
-    chosen = command.recipe
-    if command.source is not None:
-        chosen = chosen.model_copy(update={"start_from": str(Path(command.source).resolve())})
-    finish(train(chosen, command.folder, say=say, console=True))
+    finish(train(command.recipe, command.folder, say=say, console=True))
 
 
 def say(text: str) -> None:

@@ -10,7 +10,31 @@ from etude.core.errors import UsageError
 
 Verbs = dict[str, Callable[[list[str]], int | None]]
 """What each verb of a program does with the arguments after it."""
-HELP = {"-h", "--help"}
+HELP_ALL = "--help-all"
+HELP = {"-h", "--help", HELP_ALL}
+OFTEN = {
+    "env.id": "a Gymnasium environment, such as HalfCheetah-v5 (with the recipe ppo or sac)",
+    "env.task": "a task of your own: module:Class or file.py:Class",
+    "seed": "where all randomness of the run comes from",
+    "start-from": "a run, checkpoint or policy to start from; --from is short for it",
+    "clock.total-timesteps": "environment steps of the run, such as 1e6",
+    "collector.num-envs": "parallel environments",
+    "collector.threads": "threads that environments are stepped by",
+    "policy.kind": "mlp, lstm or gru for ppo",
+    "policy.hidden": "units of each hidden layer, such as 128,128",
+    "algorithm.kind": "ppo, sac, td3 ...: `etude list --kinds`",
+    "algorithm.learning-rate": "learning rate of Adam",
+    "algorithm.gamma": "discount factor",
+    "algorithm.rollout-steps": "steps of every environment in an iteration (n_steps in SB3)",
+    "algorithm.minibatch-size": "steps of one gradient of PPO (batch_size in SB3)",
+    "algorithm.update-epochs": "passes over the rollout buffer (n_epochs in SB3)",
+    "algorithm.batch-size": "transitions of one gradient of SAC and TD3",
+    "learner.device": "auto, cpu or cuda",
+    "evaluation.every": "how often the policy is tested, such as '50000 steps'",
+    "checkpoint.every": "how often the run is saved",
+    "logs.wandb": "send rows to Weights & Biases",
+}
+"""Fields of recipes that are changed most often; the first page of help has these."""
 
 
 def later(module: str) -> Callable[[list[str]], int | None]:

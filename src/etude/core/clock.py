@@ -61,10 +61,20 @@ IntervalText = Annotated[str, AfterValidator(_checked)]
 class ClockConfig(Config):
     """How long a run is: a budget of environment steps, or a number of epochs."""
 
+    aliases = {  # noqa: RUF012
+        "total_timesteps": "timesteps total_steps steps max_steps max_iterations num_iterations",
+        "iterations": "log_interval",
+    }
+
     total_timesteps: int | None = Field(
         None, ge=1, description="Environment steps of the run, rounded down to whole iterations."
     )
-    epochs: int | None = Field(None, ge=1, description="Epochs, instead of total_timesteps.")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="Epochs of the run, each a block of cycles, instead of total_timesteps. Passes "
+        "over the rollout buffer are called update epochs.",
+    )
     cycles: int = Field(5, ge=1, description="Cycles in an epoch.")
     iterations: int = Field(1, ge=1, description="Iterations in a cycle; a cycle is one log row.")
 

@@ -25,6 +25,14 @@ class UsageError(EtudeError):
     exit_code = 2
 
 
+class KindError(ValueError):
+    """A config that its kind refuses, with pydantic's error; `explain` names the fields."""
+
+    def __init__(self, error: Any, model: type) -> None:
+        super().__init__(str(error))
+        self.error, self.model = error, model
+
+
 class Damaged(EtudeError):
     """A file is not what was written to it: missing, cut or altered. `path` says which."""
 

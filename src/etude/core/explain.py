@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from etude.core.config import KindError
+from etude.core.errors import KindError
 
 _WANTED = {
     "missing": "is missing: add it",
@@ -77,7 +77,10 @@ def _meant(path: str, owner: type[BaseModel] | None, model: type[BaseModel] | No
     """The field a path without one most likely stands for: in its own section, or elsewhere."""
     if owner is None or model is None:
         return None
-    section, dot, _ = path.rpartition(".")
+    section, dot, name = path.rpartition(".")
+    for field, called in getattr(owner, "aliases", {}).items():
+        if name in called.split():
+            return f"{section}{dot}{field}"
     inside = [f"{section}{dot}{name}" for name in owner.model_fields]
     elsewhere = [
         name for name in field_paths(model) if not (dot and name.startswith(section + dot))

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from pydantic_core import PydanticKnownError
 
 from etude.core.catalogue import KINDS, Catalogue
-from etude.core.config import Config, KindError
-from etude.core.errors import UsageError
+from etude.core.config import Config
+from etude.core.errors import KindError, UsageError
 from etude.core.imports import attribute, describe, load_object
 
 C = TypeVar("C", bound=Config)
@@ -38,6 +38,13 @@ class Registry(Catalogue, Generic[C]):
     def has(self, name: str) -> bool:
         """Whether there may be such a kind."""
         return name in self.names() or ":" in name
+
+    def check(self, name: str, prefix: str = "") -> None:
+        """Refuse a kind that there is not; the section's name is written after the prefix."""
+        if not self.has(name):
+            *most, last = (f"'{kind}'" for kind in self.names())
+            known = f"{', '.join(most)} or {last}" if most else last
+            raise UsageError(f"{prefix}{self.section}.kind must be {known}, not '{name}'.")
 
     def load(self, name: str) -> type[C]:
         """The config class of a kind; refuses what is none."""
@@ -69,6 +76,15 @@ class Registry(Catalogue, Generic[C]):
     def make(self, name: str) -> C:
         """A config of a kind with all its defaults."""
         return self.validate({"kind": name})
+
+    def convert(self, section: Config | None, kind: str) -> C:
+        """A section as another kind: fields stay where one kind derives from the other."""
+        self.check(kind)
+        there, wanted = type(section), self.load(kind)
+        if section is None or not (issubclass(wanted, there) or issubclass(there, wanted)):
+            return self.make(kind)
+        kept = section.model_dump(include=set(wanted.model_fields), exclude_unset=True)
+        return self.validate(kept | {"kind": kind})
 
     def validate(self, value: Any) -> C:
         """A config from plain data with the field `kind`; one that is made already stays."""

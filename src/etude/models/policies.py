@@ -74,6 +74,8 @@ class BasePolicyConfig(Config):
 class PolicyConfig(BasePolicyConfig):
     """Networks of actor and critic."""
 
+    aliases = {"hidden": "net_arch hidden_sizes hidden_dims"}  # noqa: RUF012
+
     kind: Literal["mlp", "lstm", "gru", "squashed", "deterministic"] = Field(
         "mlp",
         description="For ppo: mlp, or lstm and gru with memory. For sac squashed, for td3 "

@@ -22,13 +22,44 @@ def policy_parts(path: Path) -> tuple[Tree, Tree]:
         raise EtudeError(f"{error} {fix}.") from error
 
 
+def chosen_path(run: Path, which: str) -> Path:
+    """The checkpoint of a run that "best", "latest" or a step names."""
+    if which == "best":
+        return policy_path(run)
+    there = policies(run)
+    if which == "latest":
+        return there[max(there)]
+    step = int(which.replace("_", "").replace(",", "")) if which[:1].isdigit() else -1
+    if step not in there:
+        raise UsageError(
+            f"{run} has no checkpoint '{which}': choose best, latest, all or one of "
+            f"{', '.join(map(str, there))}."
+        )
+    return there[step]
+
+
+def policies(run: Path) -> dict[int, Path]:
+    """{step: checkpoint} of every policy that a run has kept, the oldest first."""
+    folder = run / "checkpoints"
+    found = checkpoint.policies(folder) if folder.is_dir() else {}
+    if not found:
+        raise UsageError(f"{run} has no checkpoint yet; `etude resume {run}` continues it.")
+    return found
+
+
 def policy_path(path: Path) -> Path:
-    """The checkpoint whose policy stands for a run, or the path itself."""
-    if (path / "checkpoints").is_dir():
+    """The checkpoint whose policy stands for a run, or the path itself.
+
+    Of a run, that is the best, the final or the newest one. Where it was copied without its links,
+    the newest checkpoint says which was the best.
+    """
+    folder = path / "checkpoints"
+    if folder.is_dir():
         for name in ("best", "final", "latest"):
-            if (path / "checkpoints" / name).exists():
-                return path / "checkpoints" / name
-        raise UsageError(f"{path} has no checkpoint yet; `etude resume {path}` continues it.")
+            if (folder / name).exists():
+                return folder / name
+        there, best = policies(path), checkpoint.best_step(folder)
+        return there[max(there) if best not in there else best]
     names = ("policy", "manifest.json", "contract.json", "arrays.safetensors")
     if path.exists() and not any((path / name).exists() for name in names):
         raise UsageError(

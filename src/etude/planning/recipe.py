@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
@@ -14,7 +14,9 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
 from etude.core.clock import ClockConfig
 from etude.core.config import Config
 from etude.core.errors import UsageError
+from etude.core.registry import Registry
 from etude.core.trust import doubt
+from etude.envs import NAMED_BY
 from etude.envs.config import ENVS, EnvConfig
 from etude.learning.config import LearnerConfig
 from etude.logs.outputs import LogsConfig
@@ -26,6 +28,11 @@ from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
+REGISTRIES: dict[str, Registry[Any]] = {
+    each.section: each for each in (ENVS, POLICIES, ALGORITHMS, REWARDS, COLLECTORS)
+}
+"""Sections of a recipe that may be of several kinds."""
+
 
 class Recipe(Config):
     """What a person asks for. Complete: the file of it runs again as it is."""
@@ -35,7 +42,8 @@ class Recipe(Config):
     start_from: str | None = Field(
         None,
         description="A run, checkpoint or policy folder this run starts from: of a run its newest "
-        "checkpoint, with value function or critics; of a policy folder the policy alone.",
+        "checkpoint, with value function or critics; of a policy folder the policy alone. --from "
+        "is short for it.",
     )
     env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
         None, description="The task; none for learning from a dataset."
@@ -62,6 +70,25 @@ class Recipe(Config):
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
     logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
+
+    def _changed(self, changes: dict[str, Any]) -> Self:
+        """Kinds first, as on the command line: they decide which fields there are."""
+        kinds = {s: changes[f"{s}.kind"] for s in REGISTRIES if f"{s}.kind" in changes}
+        chosen = {f"{section}.kind" for section in kinds}
+        rest = {name: value for name, value in changes.items() if name not in chosen}
+        return super(Recipe, self.with_kinds(kinds, changes))._changed(rest)
+
+    def with_kinds(self, kinds: Mapping[str, str], named: Collection[str] = ()) -> Self:
+        """The recipe with sections of other kinds, {section: kind}.
+
+        named: fields that are given later; `env.id`, `env.task` and `env.parallel` choose the kind
+        of the environment as well.
+        """
+        by = [kind for field, kind in NAMED_BY.items() if f"env.{field}" in named]
+        if by and not isinstance(self.env, ENVS.load(by[0])):
+            kinds = {**kinds, "env": by[0]}
+        made = {s: REGISTRIES[s].convert(getattr(self, s), kind) for s, kind in kinds.items()}
+        return self.model_copy(update=made)
 
     @property
     def task(self) -> EnvConfig:
@@ -159,6 +186,8 @@ def parsed(data: bytes, source: str, path: Path, trust: bool = False) -> Recipe:
         raise UsageError(f"{source} cannot be read as YAML: {words}.") from error
     # Before it is validated, which imports the kinds that it names.
     doubt(_texts(content), path, trust)
+    if isinstance(content, dict):
+        content.setdefault("name", path.stem)
     recipe = validated(content, source)
     doubt(texts(recipe), path, trust)
     return recipe

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from etude.core.contracts import Array
-from etude.datasets.importing import Tick, read_about
+from etude.datasets.importing import read_about
 from etude.datasets.summary import Summary
 from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore
@@ -133,22 +128,3 @@ def _array(spec: Facts) -> str:
 def folder_size(path: Path) -> str:
     """Bytes of the files in a folder, in words."""
     return size(sum(file.stat().st_size for file in path.iterdir()))
-
-
-@contextmanager
-def bar(what: str, unit: str) -> Iterator[Tick]:
-    """A progress bar on the standard error, where that is a screen."""
-    console = Console(file=sys.stderr)
-    progress = Progress(
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

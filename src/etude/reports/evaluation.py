@@ -20,9 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.core.contracts import KINDS, Array
+from etude.core.errors import UsageError
+from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe, metrics_of
 from etude.reports import fresh
 from etude.reports.fresh import FreshEpisodes
+from etude.reports.progress import bar
 from etude.runs import files
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from etude.reports.motion import MotionReport
 
 Say = Callable[[str], None]
+BEST = "best"
 SUCCESS, FAILURE = "success", "failure"
 EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
 _Z = 1.959963984540054
@@ -116,6 +120,7 @@ class Report:
             "kinds": self.counts(),
             "policy_step": played.step,
             "seed": played.seed,
+            "stochastic": played.stochastic,
         }
 
     def csv(self) -> str:
@@ -138,7 +143,7 @@ class Report:
         console = Console(file=stream, width=width, force_terminal=color, highlight=False)
         console.print(
             f"{played.num_episodes} fresh episodes of the policy at step {played.step:,}, "
-            f"deterministic, seed {played.seed}"
+            f"{'stochastic' if played.stochastic else 'deterministic'}, seed {played.seed}"
         )
         if "is_success" in played.episodes:
             won = int(played.episodes["is_success"].sum())
@@ -236,13 +241,26 @@ def keep_metrics(recipe: Recipe, metrics: dict[str, Any], folder: Path, say: Say
 
 
 def examine(
-    recipe: Recipe, path: Path, episodes: int | None, seed: int | None, video: bool, say: Say
+    recipe: Recipe,
+    path: Path,
+    episodes: int | None,
+    seed: int | None,
+    video: bool,
+    say: Say,
+    checkpoint: str = BEST,
+    stochastic: bool = False,
 ) -> dict[str, Any]:
-    """Play fresh episodes of a run's best policy into a new folder; its metrics and files.
+    """Play fresh episodes of a run's policy into a new folder; its metrics and files.
 
-    A run without an environment is evaluated on the episodes held out of its dataset.
+    checkpoint: "best", "latest" or a step. stochastic: actions are drawn, as in training. A run
+    without an environment is evaluated on the episodes held out of its dataset.
     """
     if recipe.env is None:
+        if checkpoint != BEST or stochastic:
+            raise UsageError(
+                f"{path} learned from a dataset and is evaluated on the episodes held out, as it "
+                "is: leave --checkpoint and --stochastic out."
+            )
         module, _, function = recipe.algorithm.report.partition(":")
         metrics: dict[str, Any] = getattr(import_module(module), function)(recipe, path, say)
         return metrics
@@ -251,11 +269,12 @@ def examine(
         from etude.reports import film
 
         film.check(recipe)
-    report = Report(fresh.play(recipe, path, episodes, seed))
+    policy = chosen_path(path, checkpoint)
+    report = _played(recipe, policy, episodes, seed, stochastic)
     say(_shown(report))
     folder = new_folder(path, report.fresh.step)
     report.write(folder)
-    made = film.film(recipe, path, report.fresh, report.scenes, folder) if video else []
+    made = film.film(recipe, policy, report.fresh, report.scenes, folder) if video else []
     say(f"Kept in {folder}: {', '.join(sorted(name.name for name in folder.iterdir()))}")
     return {**report.metrics(), "folder": str(folder), "films": [str(name) for name in made]}
 
@@ -272,11 +291,23 @@ def finish(recipe: Recipe, path: Path, say: Say) -> None:
     if (folder / SUMMARY).is_file() and (folder / TEXT).is_file():  # it was written whole
         say(f"{(folder / TEXT).read_text()}Played when the run ended; kept in {folder}")
         return
-    report = Report(fresh.play(recipe, path, episodes))
+    report = _played(recipe, path, episodes)
     say(_shown(report))
     files.make_folder(folder)
     report.write(folder)
     say(f"Kept in {folder}")
+
+
+def _played(
+    recipe: Recipe,
+    path: Path,
+    episodes: int | None,
+    seed: int | None = None,
+    stochastic: bool = False,
+) -> Report:
+    """Fresh episodes of the policy at a path, with a progress bar where there is a screen."""
+    with bar("Evaluating", "episodes") as tick:
+        return Report(fresh.play(recipe, path, episodes, seed, stochastic, tick))
 
 
 def _shown(report: Report) -> str:

@@ -124,7 +124,7 @@ def replay(
         wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
         recorder = Recorder(env, wanted.values())
         last = max(episode for _, episode in wanted.values())
-        evaluate(recorder, policy, last + 1, fresh.group_key(group))
+        evaluate(recorder, policy, last + 1, fresh.group_key(group), fresh.stochastic)
         recorder.close()
         recordings |= {n: recorder.recordings[place] for n, place in wanted.items()}
     return env, recordings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
@@ -15,6 +16,9 @@ from etude.models.rebuilding import policy_from_contract
 from etude.planning.loading import policy_parts, policy_path
 from etude.planning.recipe import Recipe
 from etude.rollout.local import Workers
+from etude.runs import checkpoint
+
+Tick = Callable[[float, float], None]
 
 LABEL = "fresh"
 EPISODES = 100
@@ -24,7 +28,7 @@ _MAX_ENVS, _MAX_ENVS_PER_GROUP, _FEW = 256, 64, 8
 
 @dataclass(frozen=True)
 class FreshEpisodes:
-    """Deterministic episodes that were not part of training, and where each was played."""
+    """Episodes that were not part of training, and where each was played."""
 
     episodes: dict[str, Array]
     """{name: [n] float64}, ordered by group, episode of the environment, environment."""
@@ -37,6 +41,8 @@ class FreshEpisodes:
     envs_per_group: int
     per_env: int
     """Episodes of each environment."""
+    stochastic: bool = False
+    """Whether actions were drawn; otherwise they are the most likely."""
 
     @property
     def num_episodes(self) -> int:
@@ -78,11 +84,17 @@ def check_fits(policy: BasePolicy, env: EnvSpec, path: Path) -> None:
 
 
 def play(
-    recipe: Recipe, path: Path, episodes: int | None = None, seed: int | None = None
+    recipe: Recipe,
+    path: Path,
+    episodes: int | None = None,
+    seed: int | None = None,
+    stochastic: bool = False,
+    tick: Tick = lambda done, total: None,
 ) -> FreshEpisodes:
     """Episodes of the policy at `path`; the same for the same recipe, policy, count and seed.
 
-    Without a count, 100; or every motion once, where motions are imitated.
+    Without a count, 100; or every motion once, where motions are imitated. stochastic: actions are
+    drawn, as in training. tick: is told how many episodes of how many are done.
     """
     motions = num_motions(recipe)
     episodes = episodes or motions or EPISODES
@@ -97,7 +109,9 @@ def play(
     evaluator = make_evaluator(recipe, key, workers, policy)
     try:
         check_fits(policy, evaluator.spec, path)
-        played = evaluator.episodes(Broadcast(0, dict(policy.state_dict())), LABEL)
+        broadcast = Broadcast(0, dict(policy.state_dict()))
+        total = float(episodes)
+        played = evaluator.episodes(broadcast, LABEL, stochastic, lambda done: tick(done, total))
         return FreshEpisodes(
             played,
             evaluator.spec,
@@ -106,6 +120,7 @@ def play(
             evaluator.key,
             envs_per_group,
             episodes // num_envs,
+            stochastic,
         )
     finally:
         evaluator.close()
@@ -133,6 +148,5 @@ def _spread(episodes: int, agents: int, motions: int = 0) -> tuple[int, int]:
 
 
 def step_of(path: Path) -> int:
-    """The step of the checkpoint whose policy is at a path; 0 for a copied policy folder."""
-    name = policy_path(path).resolve().name
-    return int(name) if name.isdigit() else 0
+    """The step of the policy at a path, of a run, a checkpoint or a copied policy folder."""
+    return checkpoint.policy_step(policy_path(path))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -334,13 +335,27 @@ def _check_actions(actions: Array, obs: Observations, when: str) -> None:
             raise NonFinite(f"{name} of row {env} of its group, {when}, column {column}", one)
 
 
-def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str, Array]:
+Watch = Callable[[Array, Array], None]
+"""Is told after every step of an evaluation, of each environment [num_envs], the episodes it has
+finished and the steps of the one in progress."""
+
+
+def evaluate(
+    env: BatchEnv,
+    policy: Policy,
+    episodes: int,
+    key: Key,
+    stochastic: bool = False,
+    watch: Watch = lambda counted, lengths: None,
+) -> dict[str, Array]:
     """The first `episodes` episodes of every environment, most likely actions: {name: [n] float64}.
 
     Each environment counts the same number of episodes, so that short ones are not
     over-represented; agents that were absent have fewer. Ordered by episode, then environment.
+    stochastic: actions are drawn, as in training.
     """
     num_envs, obs = env.num_envs, env.reset(key)
+    noise = _draws(policy, key, num_envs) if stochastic else repeat(None)
     state = policy.initial_state(num_envs)
     open_episodes, infer = OpenEpisodes(num_envs), Inference(policy)
     counted = np.zeros(num_envs, np.int64)
@@ -352,7 +367,7 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
     longest = episodes * (env.spec.max_episode_steps or 0) if present is not None else np.inf
     while counted.min() < episodes and steps < longest:
         steps += 1
-        actions, _, state = infer(obs, state, None)
+        actions, _, state = infer(obs, state, next(noise))
         _check_actions(actions, obs, "in evaluation")
         result = env.step(env.spec.action.to_env(actions))
         finished = open_episodes.add(result, present)
@@ -361,8 +376,16 @@ def evaluate(env: BatchEnv, policy: Policy, episodes: int, key: Key) -> dict[str
         for name, values in finished.items():
             kept[name][counted[at], at] = values[wanted]
         counted[at] += 1
+        watch(counted, open_episodes.lengths)
         before, present = present, _present(absent)
         restart(state, policy, _newcomers(result, before, present))
         obs = result.obs
     played = np.arange(episodes)[:, None] < counted
     return {name: values[played] for name, values in kept.items()}
+
+
+def _draws(policy: Policy, key: Key, num_envs: int) -> Iterator[torch.Tensor]:
+    """The randomness of every step, [num_envs, n], without end."""
+    generator = key.child("act").generator()
+    while True:
+        yield torch.from_numpy(policy.noise(generator, 1, num_envs))[0]

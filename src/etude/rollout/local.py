@@ -27,6 +27,7 @@ class CollectorConfig(Config):
     """Where rollouts run. Only num_envs, envs_per_group and lag change a result."""
 
     renamed = {"rows": "num_envs", "group_rows": "envs_per_group"}  # noqa: RUF012
+    aliases = {"num_envs": "n_envs", "threads": "num_workers n_jobs"}  # noqa: RUF012
 
     kind: Literal["local", "ray"] = Field(
         "local", description="Threads of this process, or actors on a Ray cluster."

@@ -141,6 +141,27 @@ def load_policy_parts(path: Path) -> tuple[Tree, Tree]:
     return _read_policy(check_part(inside if os.path.lexists(inside) else path, "policy"))
 
 
+def policy_step(path: Path) -> int:
+    """The step that a checkpoint or a copied `policy/` folder says it is of, whatever its name."""
+    path = _existing(path)
+    inside = path / "policy"
+    return check_part(inside if os.path.lexists(inside) else path, "policy").step
+
+
+def policies(folder: Path) -> dict[int, Path]:
+    """{step: checkpoint} of every policy in a folder of checkpoints, the oldest first."""
+    return {
+        step_of(path): path for path in reversed(_folders(folder)) if (path / "policy").is_dir()
+    }
+
+
+def best_step(folder: Path) -> int | None:
+    """The step that training found the best, as the newest checkpoint remembers it."""
+    newest = newest_verified(folder, lambda text: None, repair=False)
+    saver = {} if newest is None else load_document(newest).get("saver", {})
+    return saver.get("best") if isinstance(saver, dict) else None
+
+
 def load_training(path: Path) -> tuple[Tree, Tree, Tree]:
     """(policy arrays, contract, training) of a resumable checkpoint; verified first."""
     policy, training = _check_both(_existing(path))

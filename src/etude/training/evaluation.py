@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,10 @@ class EvaluationConfig(Config):
     """When and how the policy is tested."""
 
     renamed = {"rows": "num_envs", "group_rows": "envs_per_group"}  # noqa: RUF012
+    aliases = {  # noqa: RUF012
+        "every": "eval_freq eval_interval",
+        "episodes": "n_eval_episodes eval_episodes",
+    }
 
     every: IntervalText = Field("1 epoch", description="How often; the run's end always counts.")
     episodes: int = Field(
@@ -104,13 +109,35 @@ class Evaluator(AnyEvaluator):
     def spec(self) -> EnvSpec:
         return self._envs[0].spec
 
-    def episodes(self, broadcast: Broadcast, label: str | int) -> dict[str, Array]:
-        """{name: [episodes] float64}; another label plays other episodes."""
+    def episodes(
+        self,
+        broadcast: Broadcast,
+        label: str | int,
+        stochastic: bool = False,
+        tick: Callable[[float], None] = lambda done: None,
+    ) -> dict[str, Array]:
+        """{name: [episodes] float64}; another label plays other episodes.
+
+        stochastic: actions are drawn, as in training. tick: is told how many episodes are done,
+        with the parts of those in progress, by the threads that play them.
+        """
         self._policy.load_state_dict(broadcast.policy)
+        longest, done = self.spec.max_episode_steps or np.inf, [0.0] * len(self._envs)
+
+        def watch(group: int, counted: Array, lengths: Array) -> None:
+            whole = counted >= self._episodes_per_env
+            done[group] = float(np.where(whole, counted, counted + lengths / longest).sum())
+            tick(sum(done))
+
         parts = self._workers.run(
             [
                 lambda env=env, g=g: evaluate(  # type: ignore[misc]
-                    env, self._policy, self._episodes_per_env, self.key.child(label, g)
+                    env,
+                    self._policy,
+                    self._episodes_per_env,
+                    self.key.child(label, g),
+                    stochastic,
+                    partial(watch, g),
                 )
                 for g, env in enumerate(self._envs)
             ]
@@ -181,7 +208,7 @@ class HeldOutEvaluator(AnyEvaluator):
         value = -1.0 if self._score is None else metrics.get(self._score, -1.0)
         found = (value, -metrics.get(self._loss, 0.0))
         unscored = self._score is None or not metrics
-        is_best = unscored or self.best is None or found > self.best
+        is_best = unscored or self.best is None or found >= self.best
         if is_best:
             self.best = found
         return EvaluationResult(metrics, is_best, {})

@@ -27,6 +27,8 @@ RUN = "run"
 class CheckpointConfig(Config):
     """When the run is saved. None of this changes a result."""
 
+    aliases = {"every": "save_freq save_interval"}  # noqa: RUF012
+
     every: IntervalText = Field("1 epoch", description="How often; the run's end always counts.")
     seconds: float | None = Field(
         None, gt=0, description="Also save when this much wall-clock time has passed."

@@ -34,6 +34,8 @@ _DIVERGED = [
 class GymConfig(EnvConfig):
     """An environment from Gymnasium's registry."""
 
+    aliases = {"id": "env env_id env_name"}  # noqa: RUF012
+
     kind: Literal["gym"] = "gym"
     id: str = Field("CartPole-v1", description="Name in Gymnasium's registry.")
     kwargs: dict[str, bool | int | float | str] = Field(
