@@ -6,7 +6,6 @@ import hashlib
 import json
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import torch
 
 from etude.building.build import Parts, build, start_policy
 from etude.core import trust as trusted
-from etude.core.clock import Clock
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere, joined, was_restarted
@@ -29,7 +27,7 @@ from etude.planning.recipe import Recipe, metrics_of
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, files, manifest
-from etude.runs.folder import PLAN, PLAN_JSON, RECIPE, RunFolder, default_path, pretty
+from etude.runs.folder import RunFolder, default_path
 from etude.runs.metrics_log import read_rows
 from etude.training.callbacks import Callback
 from etude.training.evaluation import summarise
@@ -116,20 +114,59 @@ class Run:
             "metrics": hashlib.sha256(text).hexdigest(),
         }
 
-    def policy(self) -> LoadedPolicy:
-        """The run's best policy, to act with."""
+    def curves(self, *names: str) -> dict[str, tuple[list[int], list[float]]]:
+        """{metric: (steps, values)} of the run's rows, of all metrics or of these; `eval/*` works."""
+        from etude.metrics.rows import curves
+
+        return curves(self.rows(), names)
+
+    def policies(self) -> dict[int, Path]:
+        """{step: checkpoint} of every policy that was kept, the oldest first."""
+        from etude.planning.loading import policies
+
+        return policies(self.path)
+
+    def policy(self, checkpoint: str | int = "best") -> LoadedPolicy:
+        """A policy of the run, to act with: "best", "latest" or that of a step."""
+        from etude.planning.loading import chosen_path
         from etude.reports.acting import load_policy
 
-        return load_policy(self.path)
+        return load_policy(chosen_path(self.path, str(checkpoint)))
 
-    def evaluate(self, episodes: int | None = None, seed: int | None = None) -> dict[str, float]:
-        """Metrics of fresh deterministic episodes of the run's best policy.
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        seed: int | None = None,
+        checkpoint: str | int = "best",
+        stochastic: bool = False,
+        **env: Any,
+    ) -> dict[str, float]:
+        """Metrics of fresh episodes; nothing is written.
 
-        Without a count, 100 episodes; or every motion once, where motions are imitated.
+        Without a count, 100 episodes; or every motion once, where motions are imitated. checkpoint:
+        "best", "latest" or a step. stochastic: actions are drawn, as in training. env: fields of
+        the environment that are changed, such as tolerance=0.05.
         """
+        from etude.planning.loading import chosen_path
         from etude.reports import fresh
 
-        return summarise(fresh.play(self.recipe, self.path, episodes, seed).episodes)
+        policy = chosen_path(self.path, str(checkpoint))
+        recipe = self.recipe.replace(**{f"env__{name}": value for name, value in env.items()})
+        return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
+
+    def film(
+        self,
+        episodes: int | None = None,
+        seed: int | None = None,
+        checkpoint: str | int = "best",
+        stochastic: bool = False,
+    ) -> list[Path]:
+        """Evaluates like `etude eval --video`, and gives the films and pictures that it made."""
+        from etude.reports.evaluation import examine
+
+        which = str(checkpoint)
+        made = examine(self.recipe, self.path, episodes, seed, True, silent, which, stochastic)
+        return [Path(name) for name in made["films"]]
 
 
 def train(
@@ -290,7 +327,9 @@ def _resume(
         clock = parts.loop.clock
         restored = parts.loop.saver.restore(clock, say, step)
         if total_timesteps is not None:
-            _extend(run, clock, folder, ranks, say)
+            from etude.building.resuming import extend
+
+            extend(run, clock, folder, ranks, say)
         if restored:
             say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
         else:
@@ -333,7 +372,7 @@ def _continued(
         recipe = recipe.model_copy(update=placed)
     run = resolve(recipe)
     if total_timesteps is not None:
-        run = _longer(run, total_timesteps, folder)
+        run = resuming.longer(run, total_timesteps, folder)
     plan = make_plan(run, begun=True, ranks=ranks.size)
     now = _manifest(run.recipe, plan, ranks)
     if saved is None:
@@ -356,47 +395,6 @@ def _outputs(
     recipe, iterations = run.recipe, run.loops.iterations
     plain, metrics = recipe.model_dump(mode="json"), metrics_of(recipe)
     return open_logs(recipe.logs, folder.path, plain, metrics, iterations, console, asked)
-
-
-def _longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
-    """The run with a larger budget."""
-    recipe, now = run.recipe, run.loops
-    least = now.total.timesteps + now.steps_per_iteration
-    if total_timesteps < least:
-        raise UsageError(
-            f"{folder.path} is planned for {now.total.timesteps:,} steps already: "
-            f"--total-timesteps must be {least:,} or more, which is one more iteration."
-        )
-    clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
-    recipe = recipe.model_copy(update={"clock": clock})
-    return replace(run, recipe=recipe, loops=recipe.algorithm.loops(recipe, run.geometry))
-
-
-def _extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
-    """Go on with the recipe's larger budget; the first rank writes it to the folder.
-
-    Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
-    progress back: from here on they take the values of a run that was planned so from the start.
-    """
-    loops = run.loops
-    at, done = clock.now.timesteps, clock.now.iterations
-    clock.continue_to(loops)
-    if not ranks.is_first:
-        return
-    before = recipes.load(folder.recipe)  # as it was asked, wherever its rollouts run this time
-    longer = before.model_copy(update={"clock": run.recipe.clock})
-    shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
-    was, now = (schedules(done / n.iterations) for n in (shorter, loops))
-    jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
-    note = (
-        f"The budget grows from {shorter.total.timesteps:,} to {loops.total.timesteps:,} steps at "
-        f"step {at:,}; schedules follow the new length"
-        f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
-    )
-    say(note)
-    plan = make_plan(replace(run, recipe=longer), begun=True, ranks=ranks.size, notes=[note])
-    texts = {RECIPE: recipes.dump(longer), PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())}
-    folder.rewrite(folder.manifest(), texts)
 
 
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from etude.tasks.gymnasium_api import TASKS, make_single, make_vec, register_tasks
+from etude.tasks.gymnasium_api import TASKS, make, make_vec, register_tasks
 
-__all__ = ["TASKS", "make_single", "make_vec", "register_tasks"]
+__all__ = ["TASKS", "make", "make_vec", "register_tasks"]
 
 register_tasks()

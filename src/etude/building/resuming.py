@@ -8,13 +8,17 @@ damaged recipe or manifest is put back from the copies in the checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from etude.core.clock import Clock
 from etude.core.errors import Damaged, UsageError
+from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.core.trust import Untrusted
 from etude.planning.page import render
-from etude.planning.plan import Plan
-from etude.planning.recipe import Recipe, changes, load, parsed
+from etude.planning.plan import Plan, make_plan
+from etude.planning.recipe import Recipe, changes, dump, load, parsed
+from etude.planning.resolve import Resolved
 from etude.runs import checkpoint, files, manifest
 from etude.runs.documents import decode_json
 from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
@@ -139,3 +143,44 @@ def settle(folder: RunFolder, plan: Plan, say: Say) -> None:
         texts[RECIPE] = folder.copies()["recipe"]
     if texts:
         folder.rewrite(folder.manifest(), texts)
+
+
+def longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
+    """The run with a larger budget."""
+    recipe, now = run.recipe, run.loops
+    least = now.total.timesteps + now.steps_per_iteration
+    if total_timesteps < least:
+        raise UsageError(
+            f"{folder.path} is planned for {now.total.timesteps:,} steps already: "
+            f"--total-timesteps must be {least:,} or more, which is one more iteration."
+        )
+    clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
+    recipe = recipe.model_copy(update={"clock": clock})
+    return replace(run, recipe=recipe, loops=recipe.algorithm.loops(recipe, run.geometry))
+
+
+def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
+    """Go on with the recipe's larger budget; the first rank writes it to the folder.
+
+    Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
+    progress back: from here on they take the values of a run that was planned so from the start.
+    """
+    loops = run.loops
+    at, done = clock.now.timesteps, clock.now.iterations
+    clock.continue_to(loops)
+    if not ranks.is_first:
+        return
+    before = load(folder.recipe)  # as it was asked, wherever its rollouts run this time
+    longer = before.model_copy(update={"clock": run.recipe.clock})
+    shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
+    was, now = (schedules(done / n.iterations) for n in (shorter, loops))
+    jumps = [f"{k} {was[k]:.3g} becomes {now[k]:.3g}" for k in was if was[k] != now[k]]
+    note = (
+        f"The budget grows from {shorter.total.timesteps:,} to {loops.total.timesteps:,} steps at "
+        f"step {at:,}; schedules follow the new length"
+        f"{': ' + ', '.join(jumps) if jumps else ', and none of them jumps'}."
+    )
+    say(note)
+    plan = make_plan(replace(run, recipe=longer), begun=True, ranks=ranks.size, notes=[note])
+    texts = {RECIPE: dump(longer), PLAN: render(plan), PLAN_JSON: pretty(plan.to_json())}
+    folder.rewrite(folder.manifest(), texts)

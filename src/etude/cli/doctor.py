@@ -68,14 +68,15 @@ class Finding:
     name: str
     found: str
     means: str
-    state: Literal["good", "note", "bad"] = "good"
+    state: Literal["good", "note", "bad", "optional"] = "good"
+    """optional: it is not there, and only what its text names needs it."""
 
 
 def examine(folder: Path) -> list[Finding]:
     """Findings for a run whose folder will be inside `folder`."""
     # The renderers start first and are waited for last: they are other processes.
     renderers = _start_renderers()
-    findings = [_versions(), _cores(), _memory(), _gpu(), _threads(), *_extras()]
+    findings = [_versions(), *_missing(), _cores(), _memory(), _gpu(), _threads(), *_extras()]
     findings += [_guarded("disk", lambda: _disk(folder)), _guarded("physics", _physics)]
     return [*findings, _rendering(renderers)]
 
@@ -157,9 +158,23 @@ def _extras() -> list[Finding]:
         if not missing:
             return Finding(f"extra {extra}", "installed", ", ".join(packages))
         means = f"pip install 'etude[{extra}]' adds {missing}"
-        return Finding(f"extra {extra}", "not installed", means, "note")
+        return Finding(f"extra {extra}", "not installed", means, "optional")
 
     return [finding(extra, packages) for extra, packages in wanted.items()]
+
+
+def _missing() -> list[Finding]:
+    """A finding where packages are missing that every run needs."""
+    required = (
+        re.match(r"[\w.-]+", each)
+        for each in metadata.requires("etude") or []
+        if "extra ==" not in each
+    )
+    missing = [name[0] for name in required if name and _version(name[0]) == "missing"]
+    if not missing:
+        return []
+    means = f"runs need them: pip install {' '.join(missing)}"
+    return [Finding("packages", f"missing: {', '.join(missing)}", means, "bad")]
 
 
 def _disk(folder: Path) -> Finding:
@@ -229,7 +244,7 @@ def _rendering(started: dict[str, subprocess.Popen[bytes]]) -> Finding:
         means = f"videos and image observations work with MUJOCO_GL={working[0]} (now {chosen})"
         return Finding("rendering", " and ".join(working), means)
     means = "no videos or image observations; install libegl1 or libosmesa6. Training needs none"
-    return Finding("rendering", "neither egl nor osmesa", means, "note")
+    return Finding("rendering", "neither egl nor osmesa", means, "optional")
 
 
 def verdict(findings: list[Finding]) -> str:
@@ -237,22 +252,30 @@ def verdict(findings: list[Finding]) -> str:
     bad = [finding.name for finding in findings if finding.state == "bad"]
     notes = [finding.name for finding in findings if finding.state == "note"]
     if bad:
-        return f"Mend first: {', '.join(bad)}."
+        return f"Missing or broken, mend it first: {', '.join(bad)}."
     rest = f"; worth a look: {', '.join(notes)}" if notes else ""
-    return f"This machine can train{rest}."
+    return f"This machine can train, nothing that runs need is missing{rest}."
 
 
 def render(findings: list[Finding], width: int = 100, color: bool = False) -> str:
-    """The findings as a table, the verdict last."""
+    """The findings as a table, then what is optional and not there, the verdict last."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "what", "found", "what it means for a run"):
-        table.add_column(heading, vertical="top")
     marks = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]BAD[/]"}
-    for finding in findings:
-        cells = (finding.name, finding.found, finding.means)
-        table.add_row(marks[finding.state], *(escape(cell) for cell in cells))
-    console.print(table)
+    optional = [finding for finding in findings if finding.state == "optional"]
+
+    def show(some: list[Finding], heading: str) -> None:
+        table = Table(box=None, pad_edge=False)
+        for title in ("", "what", "found", heading):
+            table.add_column(title, vertical="top")
+        for finding in some:
+            cells = (finding.name, finding.found, finding.means)
+            table.add_row(marks.get(finding.state, "-"), *(escape(cell) for cell in cells))
+        console.print(table)
+
+    show([finding for finding in findings if finding not in optional], "what it means for a run")
+    if optional:
+        console.print("\nOptional, and not there: only what is named here needs it.")
+        show(optional, "how to add it")
     console.print(f"\n[bold]{escape(verdict(findings))}[/]")
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

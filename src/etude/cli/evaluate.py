@@ -118,13 +118,15 @@ def _checkpoints(run: Path, which: str) -> list[str]:
 def _compare(found: list[tuple[Path, dict[str, Any]]]) -> None:
     """Print all of them in one table, and keep the curve of every run with several checkpoints."""
     from etude.reports.comparing import Evaluated, table, write_curve
+    from etude.reports.fresh import step_of
 
-    rows = [Evaluated(path, metrics) for path, metrics in found]
-    if not all("eval/mean_reward" in row.metrics for row in rows):
+    if not all("policy_step" in metrics for _, metrics in found):
         raise UsageError(
             "These were evaluated on datasets and have no episodes to compare: see summary.json in "
             "each of their evaluations."
         )
+    kept = {path: step_of(path) for path, _ in found}
+    rows = [Evaluated(path, m, m["policy_step"] == kept[path]) for path, m in found]
     width = shutil.get_terminal_size((100, 24)).columns
     print(table(rows, width, color=sys.stdout.isatty()), end="")
     for path in dict.fromkeys(row.run for row in rows):

@@ -168,7 +168,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     # The field itself must be alike: names of one section look alike by their section.
     scores = {other: likeness(other) for other in known}
-    close = [other for other, (end, _) in scores.items() if end >= 0.7]
+    begun = f"{name.rpartition('.')[2]:<3}"  # three letters are enough: --env.tol
+    alike = {other: end for other, (end, _) in scores.items()}
+    close = [n for n, end in alike.items() if end >= 0.7]
+    close = close or [n for n in alike if n.rpartition(".")[2].startswith(begun)]
     return max(close, key=lambda other: sum(scores[other]), default=None)
 
 

@@ -32,7 +32,7 @@ def chosen_path(run: Path, which: str) -> Path:
     step = int(which.replace("_", "").replace(",", "")) if which[:1].isdigit() else -1
     if step not in there:
         raise UsageError(
-            f"{run} has no checkpoint '{which}': choose best, latest, all or one of "
+            f"{run} has no checkpoint '{which}': choose best, latest or one of "
             f"{', '.join(map(str, there))}."
         )
     return there[step]

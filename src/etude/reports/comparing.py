@@ -27,6 +27,8 @@ class Evaluated:
 
     run: Path
     metrics: dict[str, Any]
+    is_kept: bool = False
+    """Whether training kept it as the best of its run."""
 
     @property
     def step(self) -> int:
@@ -49,6 +51,11 @@ def table(rows: Sequence[Evaluated], width: int = 100, color: bool = False) -> s
     several checkpoints were evaluated."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    several = len({row.run for row in rows}) < len(rows)
+    first = rows[0].metrics
+    how = "stochastic" if first["stochastic"] else "deterministic"
+    seeds = ", ".join(sorted({str(row.metrics["seed"]) for row in rows}))
+    console.print(f"{first['eval/episodes']:.0f} fresh episodes each, {how}, seed {seeds}")
     best, runs = max(rows, key=lambda row: row.score), {row.run for row in rows}
     shown = Table(box=None, pad_edge=False, header_style="dim")
     shown.add_column("run" if len(runs) > 1 else "", overflow="fold")
@@ -65,7 +72,7 @@ def table(rows: Sequence[Evaluated], width: int = 100, color: bool = False) -> s
             *success,
             f"{mean:,.2f} ± {spread:,.2f}",
             f"{row.metrics.get('eval/mean_ep_length', 0.0):,.1f}",
-            "best" if row is best else "",
+            "best" if row is best else "best in training" if row.is_kept and several else "",
             style="bold" if row is best else "",
         )
     console.print(shown)

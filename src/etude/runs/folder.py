@@ -92,7 +92,9 @@ class RunFolder:
         """An existing run; `write=True` makes this process its one writer."""
         run = cls(path)
         if not (run.recipe.is_file() or run.checkpoints.is_dir()):
-            raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. Check the path.")
+            inside = max(run.path.glob(f"*/{RECIPE}"), default=None)
+            hint = f"It holds runs, such as {inside.parent}" if inside else "Check the path"
+            raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. {hint}.")
         _refuse_links(run.path)
         if write:
             files.make_folder(run.path)  # It is there, but its name may not be durable yet.

@@ -31,7 +31,7 @@ def register_tasks() -> None:
     for name, recipe in TASKS.items():
         register(
             id=f"etude/{name}-v0",
-            entry_point=f"{__name__}:make_single",
+            entry_point=f"{__name__}:make",
             vector_entry_point=f"{__name__}:make_vec",
             kwargs={"task": recipe},
         )
@@ -40,6 +40,8 @@ def register_tasks() -> None:
 def task_config(task: str | EnvConfig, **options: Any) -> EnvConfig:
     """The environment of a recipe's name, of a kind, or of module:Class, with changed options."""
     from etude.core.catalogue import RECIPES
+    from etude.core.errors import UsageError
+    from etude.core.explain import nearest
     from etude.envs.config import ENVS, EnvConfig
     from etude.planning import recipes
 
@@ -47,9 +49,16 @@ def task_config(task: str | EnvConfig, **options: Any) -> EnvConfig:
         config = task
     elif task in RECIPES.names():
         config = recipes.find(task).task
-    else:
+    elif ENVS.has(task):
         config = ENVS.make(task)
-    return ENVS.validate({**config.model_dump(), **options}) if options else config
+    else:
+        near = nearest(task, [*RECIPES.names(), *ENVS.names()])
+        hint = f"did you mean '{near}'? " if near else ""
+        raise UsageError(
+            f"There is no task '{task}'; {hint}`etude list` shows the recipes whose tasks can be "
+            "made, and gymnasium.make makes those of Gymnasium."
+        )
+    return config.replace(**options)
 
 
 def make_vec(
@@ -70,7 +79,7 @@ def make_vec(
     return AsVectorEnv(task_config(task, **options).make(num_envs, threads), observations)
 
 
-def make_single(
+def make(
     task: str | EnvConfig, observations: Sequence[str] | None = STATE, **options: Any
 ) -> AsGymnasium:
     """One environment of a task as a `gymnasium.Env`; see `make_vec`."""

@@ -39,8 +39,7 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[misc]  # Gymnasium is not read
                 "make it with one."
             )
         self.batch = batch
-        given = batch.spec.observations
-        named = {name: _box(given[name]) for name in observations or given}
+        named = _boxes(batch, observations)
         self._names = tuple(named)
         self._single = next(iter(named)) if len(named) == 1 else None
         self.observation_space = named[self._single] if self._single else spaces.Dict(named)
@@ -113,8 +112,7 @@ class AsVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     def __init__(self, env: BatchEnv, observations: Sequence[str] | None = None) -> None:
         """observations: those to give; None gives all."""
         self.batch, self.num_envs = env, env.num_envs
-        given = env.spec.observations
-        named = {name: _box(given[name]) for name in observations or given}
+        named = _boxes(env, observations)
         self._names = tuple(named)
         self._single = next(iter(named)) if len(named) == 1 else None
         self.single_observation_space = named[self._single] if self._single else spaces.Dict(named)
@@ -165,6 +163,16 @@ class AsVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
 
     def _shown(self, obs: Observations) -> Any:
         return obs[self._single] if self._single else {name: obs[name] for name in self._names}
+
+
+def _boxes(env: BatchEnv, wanted: Sequence[str] | None) -> dict[str, spaces.Box]:
+    """The spaces of the observations wanted, None for all; refuses what there is not."""
+    given = env.spec.observations
+    for name in (each for each in wanted or () if each not in given):
+        raise UsageError(
+            f"This task has no observation '{name}': it gives {', '.join(map(repr, given))}."
+        )
+    return {name: _box(given[name]) for name in wanted or given}
 
 
 def _box(spec: ArraySpec) -> spaces.Box:
