@@ -115,7 +115,7 @@ class Run:
         }
 
     def curves(self, *names: str) -> dict[str, tuple[list[int], list[float]]]:
-        """{metric: (steps, values)} of the run's rows, of all metrics or of these; `eval/*` works."""
+        """{metric: (steps, values)} of the rows, of all metrics or of these; `eval/*` works."""
         from etude.metrics.rows import curves
 
         return curves(self.rows(), names)

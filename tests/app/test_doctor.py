@@ -41,12 +41,23 @@ def test_everything_is_looked_at(findings: dict[str, Finding]) -> None:
 def test_the_verdict_names_what_matters(findings: dict[str, Finding]) -> None:
     good, note = Finding("cores", "2", "fine"), Finding("GPU", "1", "not exact", "note")
     bad = Finding("disk", "full", "free some space", "bad")
-    assert doctor.verdict([good]) == "This machine can train."
-    assert doctor.verdict([good, note]) == "This machine can train; worth a look: GPU."
-    assert doctor.verdict([bad, note]) == "Mend first: disk."
+    can = "This machine can train, nothing that runs need is missing"
+    away = Finding("extra ray", "not installed", "pip install", "optional")
+    assert doctor.verdict([good, away]) == f"{can}."
+    assert doctor.verdict([good, note]) == f"{can}; worth a look: GPU."
+    assert doctor.verdict([bad, note]) == "Missing or broken, mend it first: disk."
     text = doctor.render([*findings.values(), bad])
-    assert text.rstrip().endswith("Mend first: disk.")
+    assert text.rstrip().endswith("mend it first: disk.")
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_what_runs_need_is_missing_and_not_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["numpy>=2", "no-such-thing>=3", 'other-thing; extra == "away"']
+    monkeypatch.setattr(metadata, "requires", lambda name: listed)
+    (missing,) = doctor._missing()
+    assert (missing.state, missing.found) == ("bad", "missing: no-such-thing")
+    assert missing.means == "runs need them: pip install no-such-thing"
+    assert doctor.verdict([missing]) == "Missing or broken, mend it first: packages."
 
 
 def test_extras_name_their_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +65,11 @@ def test_extras_name_their_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "requires", lambda name: listed)
     there, away = doctor._extras()
     assert (there.found, there.state) == ("installed", "good")
-    assert away.state == "note"
+    assert away.state == "optional"
+    before, after = doctor.render([there, away]).split("Optional, and not there")
+    assert "extra there" in before
+    assert "extra away" not in before
+    assert "extra away" in after
     assert away.means == "pip install 'etude[away]' adds no-such-thing"
 
 

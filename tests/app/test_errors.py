@@ -60,7 +60,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--colector.num-envs 3", "did you mean --collector.num-envs?"),
         ("--evalution.num-envs 3", "did you mean --evaluation.num-envs?"),
         ("--motion.enabled", "did you mean --motions.enabled?"),
-        ("--every 3", "did you mean --evaluation.every (How often; the run's end always counts) or"),
+        (
+            "--every 3",
+            "did you mean --evaluation.every (How often; the run's end always counts",
+        ),
         ("--learning-rate 3", "did you mean --algorithm.learning-rate?"),
         ("--algorithm.learning_rat 3", "did you mean --algorithm.learning-rate?"),
         ("--zzz 3", "There is no option --zzz; `etude plan reach --help-all` shows them all."),

@@ -1,31 +1,74 @@
-"""`etude completion`: a script that completes verbs and recipes in a shell."""
+"""`etude completion`: a script that completes verbs, recipes and options in a shell."""
 
 from __future__ import annotations
 
 from etude.cli.verbs import HELP
 from etude.core.errors import UsageError
 
-_SCRIPT = """\
+_SCRIPT = r"""
+# The help of a command as $page; it is asked for once in a shell.
+_etude_page() {
+    local name="_etude_page_$(printf '%s' "$*" | tr -c 'a-zA-Z0-9' '_')"
+    eval "page=\$$name"
+    if [ -z "$page" ]; then
+        page=$(etude "$@" --help-all 2>/dev/null)
+        eval "$name=\$page"
+    fi
+}
 _etude() {
-    local word=${COMP_WORDS[COMP_CWORD]}
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}
+    local verb=${COMP_WORDS[1]} target=${COMP_WORDS[2]} words="" page="" i kinds=()
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W "VERBS" -- "$word"))
-    elif [ "$COMP_CWORD" -eq 2 ]; then
-        case ${COMP_WORDS[1]} in
-            plan | train) COMPREPLY=($(compgen -W "$(etude list --names)" -- "$word")) ;;
+        words="VERBS"
+    elif [ "$COMP_CWORD" -eq 2 ] && [ "${word#-}" = "$word" ]; then
+        case $verb in
+            plan | train) words=$(etude list --names) ;;
+            data) words="inspect import validate record" ;;
+            motion) words="list show" ;;
+            completion) words="bash zsh" ;;
+        esac
+    else
+        case $verb in
+            list) words="--kinds --names --json" ;;
+            plan | train)
+                for ((i = 3; i < COMP_CWORD - 1; i++)); do
+                    case ${COMP_WORDS[i]} in
+                        --*.kind | --env.id | --env.task)
+                            kinds+=("${COMP_WORDS[i]}" "${COMP_WORDS[i + 1]}") ;;
+                    esac
+                done
+                _etude_page "$verb" "$target" "${kinds[@]}" ;;
+            data | motion) _etude_page "$verb" "$target" ;;
+            *) _etude_page "$verb" ;;
+        esac
+        case $word in
+            -*) words="$words $(printf '%s\n' "$page" | sed -n 's/^  \(--[^ ]*\).*/\1/p')" ;;
+            *)
+                case $before in
+                    --*.kind)
+                        i=${before#--}
+                        words=$(etude list --kinds | awk -v section="${i%.kind}" \
+                            '/^[a-z]/ { on = $1 == section; next } on { print $1 }') ;;
+                    --*) words=$(printf '%s\n' "$page" | awk -v option="$before" \
+                        '$1 == option { print $2 }' | tr '|' '\n' | grep -v '[A-Z]') ;;
+                esac ;;
         esac
     fi
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
 }
 complete -o default -F _etude etude
 """
-_ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
-SHELLS = {"bash": _SCRIPT, "zsh": _ZSH + _SCRIPT}
+_ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit"
+SHELLS = {"bash": _SCRIPT.lstrip("\n"), "zsh": _ZSH + _SCRIPT}
 USAGE = """\
-etude completion prints a script that completes verbs and recipes.
+etude completion prints a script that completes verbs, recipes, options and their values.
 
   bash:  echo 'source <(etude completion bash)' >> ~/.bashrc
   zsh:   echo 'source <(etude completion zsh)' >> ~/.zshrc
+
+The first Tab after `etude train RECIPE --` asks the recipe for its fields, which takes a second or
+two; the shell remembers them.
 """
 
 
