@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import etude
-from etude.api import _extend, resume, train
+from etude.api import resume, train
 from etude.building.build import build, start_policy
+from etude.building.resuming import extend
 from etude.core.errors import UsageError
 from etude.core.ranks import Alone
 from etude.planning import recipes
@@ -146,7 +147,7 @@ def test_a_rank_that_comes_late_to_a_larger_budget_takes_it_too(tmp_path: Path) 
         is_first = False
 
     said: list[str] = []
-    _extend(resolve(longer), clock, run.folder, Second(), said.append)
+    extend(resolve(longer), clock, run.folder, Second(), said.append)
     assert clock.loops.iterations == 4
     assert said == []
 

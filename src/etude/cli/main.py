@@ -19,8 +19,8 @@ etude trains robot skills.
   etude plan   RECIPE [--section.key value]   what a run would do; --measure, --compare, --json
   etude train  RECIPE [--section.key value]   plan, then train
   etude resume RUN                            continue a run, bit for bit
-  etude eval   RUN [--episodes 100] [--video] fresh deterministic episodes, and films of them;
-                                              --env.NAME VALUE changes their environment
+  etude eval   RUN... [--checkpoint all]      fresh episodes of one run or several, --video films
+                                              them; --env.NAME VALUE changes their environment
   etude play   RUN [--web]                    watch the policy in MuJoCo's viewer, or the browser
   etude view   TASK [--policy zero|random|RUN] [--web]
                                               a film of a task before it is trained, or the browser
@@ -34,7 +34,7 @@ etude trains robot skills.
 
 RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
 module:Class or a Gymnasium id. One's own: `etude train ppo --env.id ID`, `--env.task module:Class`.
-`etude train RECIPE --help` shows every field with its default.
+`etude train --help` shows what is changed most often, `etude train RECIPE --help-all` every field.
 """
 
 
