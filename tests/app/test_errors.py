@@ -126,7 +126,7 @@ def test_an_interval_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (["train"], "Name a recipe first"),
         (["train", "reech"], "There is no recipe 'reech'; did you mean 'reach'?"),
         (["train", "nowhere.yaml"], "There is no file nowhere.yaml; check the path."),
-        (["eval"], "Name the runs first: etude eval RUNS ..."),
+        (["eval"], "Name the runs first: etude eval RUN ..."),
         (["check"], "Name the task first: etude check TASK ..."),
         (["eval", "x", "--episodes", "0"], "--episodes must be at least 1, not 0."),
         (["resume", "x", "--total-timestep", "5"], "did you mean --total-timesteps?"),

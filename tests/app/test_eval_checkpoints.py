@@ -77,7 +77,7 @@ def test_several_runs_in_a_changed_environment(
     other = tmp_path / "other"
     train(tiny_reach(2), other)
     options = ("--episodes", "4", "--env.tolerance", "9", "--env.hold-steps", "1", "--seed", "5")
-    text = shown(capsys, finished, other, *options)
+    text = shown(capsys, *options, finished, other)
     assert text.count("100.0%") == 2  # anywhere is close enough
     assert "seed 5" in text
     assert str(other) in text.replace("\n", "")

@@ -17,11 +17,14 @@ from etude.cli.train import say
 from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
 from etude.reports import evaluation
+from etude.runs.folder import RECIPE
 
 
 class EvalCommand(Trusting, Reporting):
-    """Fresh episodes of a run's policies, also in a changed environment; several runs, and all
-    checkpoints of a run, in one table."""
+    """Fresh episodes of a run's policies; several runs, and all checkpoints of a run, in one table.
+    --env.FIELD VALUE changes the environment of the run."""
+
+    aliases = {"episodes": "n_eval_episodes num_episodes", "video": "film record"}  # noqa: RUF012
 
     runs: Positional[tuple[str, ...]] = Field(
         description="Folders of runs; a checkpoint inside of one is evaluated instead of its best."
@@ -50,7 +53,7 @@ class EvalCommand(Trusting, Reporting):
 
 def run(arguments: list[str]) -> None:
     """Evaluate policies, one after the other."""
-    named = _leading(arguments)
+    named = [text for text in arguments if (_split(text)[0] / RECIPE).is_file()]
     if any(argument.startswith("--env.") for argument in arguments) and named:
         known = Run(_split(named[0])[0], "--trust" in arguments)
         command = _parsed(arguments, known)
@@ -94,12 +97,6 @@ def _parsed(arguments: list[str], run: Run) -> EvalCommand:
     """The command with options of the environment that a run has."""
     default = EvalCommand(runs=(str(run.path),), env=run.recipe.task)
     return parse("eval", EvalCommand, arguments, default)
-
-
-def _leading(arguments: list[str]) -> list[str]:
-    """What stands before the first option."""
-    ends = (i for i, argument in enumerate(arguments) if argument.startswith("-"))
-    return arguments[: next(ends, len(arguments))]
 
 
 def _split(text: str) -> tuple[Path, str]:

@@ -82,7 +82,8 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
         ]
     for place in positionals:
         if not loose:
-            raise UsageError(f"Name the {place} first: etude {verb} {place.upper()} ...")
+            named = _place(command, place).removesuffix("...")
+            raise UsageError(f"Name the {place} first: etude {verb} {named} ...")
         if _origin(command.model_fields[place].annotation) is tuple:
             content[place], loose = [text for text, _ in loose], []
         else:
@@ -275,16 +276,17 @@ def _help(
         subsequent_indent=deep,
         break_on_hyphens=False,
     )
-    named = "".join(f" {place.upper()}" for place in places)
+    named = "".join(f" {_place(command, place)}" for place in places)
     doc = " ".join((command.__doc__ or "").split())
-    lines = [f"usage: etude {verb}{named} [--option value ...]", "", doc, ""]
     if len(shown) < len(options):
-        lines[2] += f" `etude {verb} {HELP_ALL}` shows all {len(options)} options."
+        doc += f" `etude {verb} {HELP_ALL}` shows all {len(options)} options."
+    usage = f"usage: etude {verb}{named} [--option value ...]"
+    lines = [usage, "", *textwrap.wrap(doc, width, break_on_hyphens=False), ""]
     # Those of the command itself before the recipe's.
     ordered = sorted(shown.items(), key=lambda item: item[1].path[0] == "recipe")
     for place in places:
         about = command.model_fields[place].description or ""
-        lines += [f"  {place.upper()}", *wrapped(about)]
+        lines += [f"  {_place(command, place)}", *wrapped(about)]
     section = ""
     for name, option in ordered:
         prefix = name.rpartition(".")[0]
@@ -294,6 +296,12 @@ def _help(
         written, about = option.help(name)
         lines += [f"  {written}", *wrapped(about)]
     return "\n".join(lines) + "\n"
+
+
+def _place(command: type[Config], name: str) -> str:
+    """A positional as help writes it: RUN, or RUN... for one or more."""
+    several = _origin(command.model_fields[name].annotation) is tuple
+    return f"{name.upper().removesuffix('S')}..." if several else name.upper()
 
 
 def _written(value: Any) -> str:
