@@ -68,6 +68,18 @@ def test_every_page_is_linked_from_the_readme() -> None:
         assert f"docs/{page.name}" in readme, f"README does not mention {page.name}"
 
 
+def test_what_the_pages_write_is_ignored_by_git() -> None:
+    """Datasets and runs where the pages put them."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone")
+    lines = [line.split() for page in PAGES for line in page.read_text().splitlines()]
+    made = [words for words in lines if words[:2] == ["etude", "data"] and len(words) > 4]
+    out = {words[4] for words in made if words[2] in ("record", "import")} | {"runs/first"}
+    assert "data/pick" in out
+    for path in out:
+        assert subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT).returncode == 0, path
+
+
 def test_names_of_the_reference_lead_to_metrics_that_are_logged(tmp_path: Path) -> None:
     """The table of names in docs/rewards.md, against the rows of a run with all of them."""
     table = (ROOT / "docs/rewards.md").read_text().partition("| there | here | difference |")[2]

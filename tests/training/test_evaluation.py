@@ -12,7 +12,7 @@ from etude.core.contracts import Broadcast
 from etude.core.keys import Key
 from etude.core.trees import digest
 from etude.rollout.local import Workers
-from etude.training.evaluation import EvaluationConfig, Evaluator, summarise
+from etude.training.evaluation import EvaluationConfig, Evaluator, HeldOutEvaluator, summarise
 from toys import ToyEnv, toy_policy
 
 
@@ -96,3 +96,12 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValidationError, match="envs_per_group=100"):
         EvaluationConfig(episodes=100, num_envs=100, envs_per_group=30)
     EvaluationConfig(episodes=100, num_envs=100, envs_per_group=100)
+
+
+def test_of_equal_scores_on_held_out_episodes_the_later_is_the_best() -> None:
+    found = iter([(0.5, 2.0), (0.5, 1.0), (0.5, 1.0), (0.5, 1.5), (0.6, 3.0)])
+    evaluator = HeldOutEvaluator(
+        lambda: dict(zip(("score", "loss"), next(found), strict=True)), 1, "score", "loss"
+    )
+    verdicts = [evaluator.evaluate(Broadcast(0, {})).is_best for _ in range(5)]
+    assert verdicts == [True, True, True, False, True]

@@ -75,7 +75,9 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
         section = content
         for part in option.path[:-1]:
             section = section.setdefault(part, {})
-        section[option.path[-1]] = option.value(name, texts[:count])
+        value = option.value(name, texts[:count])
+        is_off = option.is_switch and name not in options
+        section[option.path[-1]] = not value if is_off else value
         loose += [
             (text, name if option.is_switch and not i else None)
             for i, text in enumerate(texts[count:])
@@ -146,8 +148,7 @@ class Option:
     def value(self, name: str, texts: list[str]) -> Any:
         """The value that texts stand for, as the config takes it; refuses too few of them."""
         if self.is_switch:
-            is_off = name.rpartition(".")[2].startswith("no-") or name.startswith("no-")
-            return (texts[0].lower() == "true" if texts else True) is not is_off
+            return texts[0].lower() == "true" if texts else True
         if self.container is dict:
             if len(texts) % 2:
                 raise UsageError(
@@ -161,7 +162,8 @@ class Option:
             joined = ",".join(texts)
             inner = re.fullmatch(r"\[(.*)\]|\((.*)\)", joined)
             pieces = (joined if inner is None else inner[1] or inner[2] or "").split(",")
-            return [_plain(piece.strip()) for piece in pieces if piece.strip()]
+            words = [piece.strip() for piece in pieces if piece.strip()]
+            return words if "TEXT" in _placeholder(self.annotation) else [*map(_plain, words)]
         if not texts:
             raise UsageError(f"--{name} needs a value: it is {self.default!r} if left out.")
         if int in _members(self.annotation) or float in _members(self.annotation):

@@ -23,9 +23,9 @@ def policy_parts(path: Path) -> tuple[Tree, Tree]:
 
 
 def chosen_path(run: Path, which: str) -> Path:
-    """The checkpoint of a run that "best", "latest" or a step names."""
+    """Where the policy of a run is that "best", "latest" or a step names; of the best, the run."""
     if which == "best":
-        return policy_path(run)
+        return run
     there = policies(run)
     if which == "latest":
         return there[max(there)]
