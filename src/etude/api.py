@@ -116,7 +116,7 @@ class Run:
 
     def curves(self, *names: str) -> dict[str, tuple[list[int], list[float]]]:
         """{metric: (steps, values)} of the rows, of all metrics or of these; `eval/*` works."""
-        from etude.metrics.rows import curves
+        from etude.planning.loading import curves
 
         return curves(self.rows(), names)
 

@@ -7,8 +7,7 @@ nothing here from the start.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -37,23 +36,6 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
         for name, value in row.items()
         if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     }
-
-
-def curves(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
-) -> dict[str, tuple[list[int], list[float]]]:
-    """{metric: (steps, values)} of the rows that have it.
-
-    names: the metrics wanted, where * stands for anything; all of them if there are none.
-    """
-    found: dict[str, tuple[list[int], list[float]]] = {}
-    for row in rows:
-        for name, value in numbers(row).items():
-            if not names or any(fnmatch(name, wanted) for wanted in names):
-                steps, values = found.setdefault(name, ([], []))
-                steps.append(step_of(row))
-                values.append(value)
-    return found
 
 
 def seconds_of(row: Mapping[str, float], before: float) -> dict[str, float]:

@@ -1,13 +1,16 @@
-"""What runs leave behind, loaded: the arrays of a policy, and what another run starts from."""
+"""What runs leave behind, loaded: policies, curves, and what another run starts from."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
+from etude.metrics.rows import numbers, step_of
 from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
 
@@ -115,3 +118,20 @@ def checked_start(recipe: Recipe, contract: Tree) -> Start:
                 f"{there[:300]} and not {here}. Give this recipe the same, or start without it."
             )
     return start
+
+
+def curves(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
+) -> dict[str, tuple[list[int], list[float]]]:
+    """{metric: (steps, values)} of the rows that have it.
+
+    names: the metrics wanted, where * stands for anything; all of them if there are none.
+    """
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for row in rows:
+        for name, value in numbers(row).items():
+            if not names or any(fnmatch(name, wanted) for wanted in names):
+                steps, values = found.setdefault(name, ([], []))
+                steps.append(step_of(row))
+                values.append(value)
+    return found

@@ -14,7 +14,6 @@ from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, NonFinite, UsageError
-from etude.core.explain import nearest
 from etude.core.trees import Tree
 
 Model: TypeAlias = str | Path | mujoco.MjSpec | mujoco.MjModel
@@ -279,6 +278,8 @@ def model_file(model: str | Path) -> Path:
     try:
         return Path(menagerie.get(robot).xml(entry or None))
     except menagerie.UnknownRobotError as error:
+        from etude.core.explain import nearest  # only where a name is wrong
+
         near = nearest(robot, menagerie.names())
         raise UsageError(
             f"There is no model file {path}, and no robot {robot} in MuJoCo Menagerie."
