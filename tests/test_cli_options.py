@@ -172,3 +172,11 @@ def test_the_tab_key_of_a_real_bash(tmp_path: Path, capsys: pytest.CaptureFixtur
             bash.type("\x15", "> ")
     finally:
         bash.close()
+
+
+@pytest.mark.parametrize(("values", "said"), [("2", "more values"), ("1 2 3", "2 values at most")])
+def test_a_pair_with_too_few_or_too_many_values(
+    values: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "walk-go1", "--env.random.latency", *values.split()]) == 2
+    assert f"--env.random.latency must have {said}" in capsys.readouterr().err

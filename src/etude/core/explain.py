@@ -14,6 +14,8 @@ from etude.core.errors import KindError
 
 _WANTED = {
     "missing": "is missing: add it",
+    "too_few_values": "must have more values",
+    "too_long": "must have {max_length} values at most",
     "int": "must be a whole number",
     "float": "must be a number",
     "finite_number": "must be a finite number",
@@ -52,6 +54,8 @@ def explain(
     problems = error.errors(include_url=False)
     for problem in problems[:MOST]:
         path, owner = _place(problem["loc"], model)
+        if problem["type"] == "missing" and isinstance(problem["loc"][-1], int):
+            problem["type"] = "too_few_values"
         inner = problem.get("ctx", {}).get("error")
         if isinstance(inner, KindError):
             said = explain(inner.error, inner.model, f"{prefix}{path}.", option, model)
