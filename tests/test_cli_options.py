@@ -178,5 +178,5 @@ def test_the_tab_key_of_a_real_bash(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_pair_with_too_few_or_too_many_values(
     values: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", "walk-go1", "--env.random.latency", *values.split()]) == 2
+    assert cli.main(["plan", "walk-go1", "--env.random.latency", *values.split()]) == 2
     assert f"--env.random.latency must have {said}" in capsys.readouterr().err
