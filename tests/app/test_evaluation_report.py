@@ -8,6 +8,8 @@ import io
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import mujoco
 import numpy as np
 import pytest
+from PIL import Image
 
 from etude.api import Run, train
 from etude.cli import main as cli
@@ -23,10 +26,14 @@ from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import offscreen, windows
+from etude.envs.mujoco.decor import decorated
+from etude.envs.mujoco.studio import Studio
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.reports import evaluation, film, fresh
+from etude.reports import footage as footages
 from etude.reports.evaluation import Report, kinds_of, new_folder, wilson
+from etude.reports.footage import Simulated, footage
 from etude.reports.fresh import FreshEpisodes
 from etude.rollout.group import evaluate
 from etude.tasks.pick_place.task import PickPlaceConfig
@@ -160,17 +167,19 @@ def test_what_is_imitated_is_shown_beside_the_policy(
     # Step 0 is the start: the reference neither lags behind the state nor runs ahead of it.
     assert np.array_equal(recording.references, [pose * s / 100 for s in range(len(alone.states))])
     assert len(recording.references) == played.episodes["length"][1] + 1
-    width, height = film.STRIP_SIZE
-    strip = np.asarray(film.strip(task, recording, "a title"))
+    monkeypatch.setattr(footages, "STRIP_FRAMES", 3)
+    monkeypatch.setattr(footages, "STRIP_SIZE", (60, 80))
+    width, height = 60, 80
+    shown, single = (film.Scene(footage(task, each), "a title") for each in (recording, alone))
+    strip = np.asarray(film.strip(shown))
     assert strip.shape[0] == 2 * height + 2 * film.CAPTION
     above, below = strip[film.CAPTION : -film.CAPTION].reshape(2, height, -1, 3)
-    own = np.asarray(film.strip(task, alone, "a title"))[film.CAPTION : film.CAPTION + height]
+    own = np.asarray(film.strip(single))[film.CAPTION : film.CAPTION + height]
     assert np.array_equal(below, own)
     assert not np.array_equal(above[:, -width:], below[:, -width:])
-    film._write_film(task, recording, "a title", tmp_path / "film.mp4")
-    reader: Any = importlib.import_module("imageio_ffmpeg").read_frames(str(tmp_path / "film.mp4"))
-    assert next(reader)["size"] == (2 * film.SIZE[0], film.SIZE[1])
-    reader.close()
+    # The two share a film of the usual size.
+    frame = np.asarray(next(film._frames(shown, (64, 36))))
+    assert frame.shape == (36, 64, 3)
 
 
 def test_no_evaluation_is_overwritten(tmp_path: Path) -> None:
@@ -207,7 +216,7 @@ def test_agents_of_an_environment_are_not_parted() -> None:
         fresh._spread(100, 3)
 
 
-def test_a_replay_is_the_episode(finished: Path) -> None:
+def test_a_replay_is_the_episode(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 6, seed=3)
     task, recordings = film.replay(recipe, finished, played, [4, 1])
@@ -218,7 +227,10 @@ def test_a_replay_is_the_episode(finished: Path) -> None:
         task.simulation.forward()
         away = task.view.hand[0] - recording.targets[-1]
         assert np.linalg.norm(away) == pytest.approx(played.episodes["final_distance"][number])
-    steps = film.moments(recordings[4], task.simulation.model.nq)
+    states = recordings[4].states
+    assert all(map(np.array_equal, recordings[4].path[:: task.task.substeps], states))
+    monkeypatch.setattr(Simulated, "draw", lambda self, moments, size: moments)
+    steps, _ = footage(task, recordings[4]).strip()
     assert steps == sorted(steps)
     assert (len(steps), steps[0], steps[-1]) == (8, 0, played.episodes["length"][4])
 
@@ -226,18 +238,20 @@ def test_a_replay_is_the_episode(finished: Path) -> None:
 def test_each_kind_gets_an_episode_of_middle_length() -> None:
     five = made_up(**{**FIVE, "length": [20, 50, 200, 40, 60]})
     chosen = film.typical(five, kinds_of(five))
-    assert chosen == {"success": 0, "reached but no grasp": 1, "dropped": 4}
+    assert chosen == {"success": [0, 3], "reached but no grasp": [1, 2], "dropped": [4]}
 
 
 @pytest.mark.usefixtures("drawable")
-def test_strip_and_film(finished: Path, tmp_path: Path) -> None:
+def test_strip_and_film(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imageio_ffmpeg")
     recipe = Run(finished).recipe
     played = fresh.play(recipe, finished, 2)
     task, recordings = film.replay(recipe, finished, played, [0])
     recording = recordings[0]
-    strip = np.asarray(film.strip(task, recording, "a title"))
-    width, height = film.STRIP_SIZE
+    width, height = 150, 200
+    monkeypatch.setattr(footages, "STRIP_SIZE", (width, height))
+    scene = film.Scene(footage(task, recording), "a title", "episode 0", "success", True)
+    strip = np.asarray(film.strip(scene))
     assert strip.shape == (height + 2 * film.CAPTION, 8 * (width + film.GAP) - film.GAP, 3)
     cells = [
         strip[film.CAPTION : film.CAPTION + height, left : left + width]
@@ -246,19 +260,31 @@ def test_strip_and_film(finished: Path, tmp_path: Path) -> None:
     assert len({cell.tobytes() for cell in cells}) == 8
     red, green, blue = np.moveaxis(cells[0].astype(int), -1, 0)
     assert ((green > red + 60) & (green > blue + 60)).sum() > 10, "the target is not to be seen"
-    recording.states[5:], recording.targets[5:] = [], []
-    film._write_film(task, recording, "a title", tmp_path / "film.mp4")
-    assert (tmp_path / "film.mp4").stat().st_size > 1000
+    recording.path[21:] = []  # two control steps
+    scene = replace(scene, footage=footage(task, recording))
+    film._write_films([scene], tmp_path / "film.mp4", tmp_path / "film.webp", film.SMALL)
+    reader: Any = importlib.import_module("imageio_ffmpeg").read_frames(str(tmp_path / "film.mp4"))
+    facts = next(reader)
+    assert facts["size"] == film.SMALL
+    assert facts["fps"] == pytest.approx(100 / 3, abs=0.01), "every third physics step, of 10 ms"
+    frames = [np.frombuffer(frame, np.uint8) for frame in reader]
+    # Between control steps the arm moves too; then the film stays at the end, with the outcome.
+    moved = [np.abs(a.astype(int) - b).max() for a, b in pairwise(frames[:7])]
+    assert min(moved) > 20
+    assert len(frames) == pytest.approx(8 + 33, abs=1)
+    with Image.open(tmp_path / "film.webp") as moving:
+        assert moving.size == film.SMALL
+        assert moving.n_frames == 5, "every second picture; those that are alike are one"
 
 
 @pytest.mark.usefixtures("drawable")
 def test_pick_place_shows_cube_and_target() -> None:
     task: Any = PickPlaceConfig().make(1)
     task.reset(Key(0))
-    with offscreen.Renderer(task.simulation.model, task.task.camera, *film.SIZE) as camera:
+    with Studio(decorated(task), task.task.camera, 640, 360) as camera:
         picture = camera.picture(task.simulation.state[0], task.view.target[0])
     red, green, blue = np.moveaxis(picture.astype(int), -1, 0)
-    assert picture.shape == (360, 480, 3)
+    assert picture.shape == (360, 640, 3)
     assert ((red > green + 60) & (red > blue + 60)).sum() > 100
     assert ((green > red + 60) & (green > blue + 60)).sum() > 100
     task.close()
@@ -361,11 +387,17 @@ def test_what_cannot_be_shown_is_said(
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setattr(windows.sys, "platform", "linux")
+    # A command that would refuse is not recommended.
+    assert cli.main(["play", str(finished)]) == 2
+    told = capsys.readouterr().err
+    assert "no screen" in told
+    assert "apt-get install" in told
+    assert "--video" not in told
+    monkeypatch.setattr(offscreen, "_works", lambda name: True)
     assert cli.main(["play", str(finished)]) == 2
     assert f"etude eval {finished} --video" in capsys.readouterr().err
-    gym = tiny_reach(2).model_dump(mode="json") | {"env": {"kind": "gym", "id": "CartPole-v1"}}
-    with pytest.raises(UsageError, match="can be filmed"):
-        film.check(Recipe.model_validate(gym))
+    assert cli.main(["eval", str(finished), "--small"]) == 2
+    assert "add --video" in capsys.readouterr().err
 
 
 def test_a_finished_run_shows_its_final_evaluation_as_it_was(

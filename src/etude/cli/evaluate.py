@@ -41,8 +41,10 @@ class EvalCommand(Trusting, Reporting):
         False, description="Draw actions as in training, instead of taking the most likely ones."
     )
     video: bool = Field(
-        False, description="Film a success and a failure of each kind: mp4 and a strip of pictures."
+        False,
+        description="Film a success and a failure of each kind: mp4, webp and a strip of pictures.",
     )
+    small: bool = Field(False, description="Films of 640 x 360 instead of 1280 x 720.")
     seed: int | None = Field(
         None, ge=0, description="Seed of the episodes; default: that of the run."
     )
@@ -59,6 +61,8 @@ def run(arguments: list[str]) -> None:
         command = _parsed(arguments, known)
     else:
         command = parse("eval", EvalCommand, arguments)
+    if command.small and not command.video:
+        raise UsageError("--small is the size of films: add --video.")
     asked = [(text, *_split(text)) for text in command.runs]
     targets = [
         (Run(path, command.trust), which)
@@ -83,6 +87,7 @@ def run(arguments: list[str]) -> None:
             speak if len(targets) == 1 else silent,
             which,
             command.stochastic,
+            command.small,
         )
         found.append((run.path, metrics))
     if len(found) == 1:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from etude.api import Run
 from etude.cli.options import Positional, parse
-from etude.cli.watching import Watching
-from etude.core.errors import UsageError
+from etude.cli.watching import Watching, on_mujoco
+from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import windows
 from etude.planning.recipe import Recipe
@@ -32,12 +33,24 @@ def run(arguments: list[str]) -> int:
 
 def play(recipe: Recipe, path: Path, command: PlayCommand) -> int:
     """Episode after episode in real time, until the window is closed; the exit code."""
+    instead = partial(films, recipe, path)
+    env = on_mujoco(command.environment(recipe.task), recipe.task, instead)
     if not command.web and not windows.has_screen():
         raise UsageError(
-            "There is no screen here to open MuJoCo's viewer on. --web shows it in a browser, and "
-            f"`etude eval {path} --video` makes films and pictures."
+            "There is no screen here to open MuJoCo's viewer on. --web shows it in a browser. "
+            + instead()
         )
-    env = command.environment(recipe.task, "played")
     key = Key(recipe.seed if command.seed is None else command.seed).child("play")
-    player = Player(env, actor(str(path), env.spec, key, command.trust), key)
+    player = Player(env, actor(str(path), env, key, command.trust), key)
     return command.watch(player, f"{recipe.name}, {path.name}")
+
+
+def films(recipe: Recipe, path: Path) -> str:
+    """A sentence about how to film a run, or about what stands in the way."""
+    from etude.reports import film
+
+    try:
+        film.check(recipe)
+    except EtudeError as error:
+        return str(error)
+    return f"`etude eval {path} --video` makes films and pictures."

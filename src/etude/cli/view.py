@@ -11,13 +11,14 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.cli.check import env_config
 from etude.cli.options import Positional, parse
-from etude.cli.watching import Watching
+from etude.cli.watching import Watching, on_mujoco
 from etude.core.catalogue import RECIPES
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.config import ENVS, EnvConfig
 from etude.planning import recipes
 from etude.reports import film
+from etude.reports.footage import footage
 from etude.reports.playing import RANDOM, ZERO, Player, actor
 from etude.runs import files
 
@@ -35,6 +36,7 @@ class ViewCommand(Watching):
     )
     seed: int = Field(0, description="Seed of the episodes.")
     seconds: float = Field(10.0, gt=0, le=3600, description="Length of the film, at most.")
+    small: bool = Field(False, description="A film of 640 x 360 instead of 1280 x 720.")
     out: str = Field("films", description="Folder for the film and the strip of pictures.")
     env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
         None, description="The task's environment, whose fields may be changed: --env.NAME VALUE."
@@ -48,19 +50,24 @@ def run(arguments: list[str]) -> int:
         default = ViewCommand(task=arguments[0], env=task_config(arguments[0]))
     command = parse("view", ViewCommand, arguments, default)
     config = task_config(command.task) if command.env is None else command.env
-    env = command.environment(config, "viewed")
+    if not command.web:
+        film.check_tools()
+        config = config.for_film()
+    env = command.environment(config)
     key = Key(command.seed).child("view")
-    player = Player(env, actor(command.policy, env.spec, key.child("act"), command.trust), key)
+    acting = actor(command.policy, env, key.child("act"), command.trust)
     policy = command.policy if command.policy in (ZERO, RANDOM) else Path(command.policy).name
     title = f"{command.task}, {policy} policy"
     if command.web:
-        return command.watch(player, title)
-    film.check_tools()
+        shown = on_mujoco(env, config, lambda: "Leave out --web for a film.")
+        return command.watch(Player(shown, acting, key), title)
+    film.check_env(env, config.kind)
     folder = Path(command.out)
     files.make_folder(folder)
-    episode, recording = player.record(command.seconds)
+    episode, recording = Player(env, acting, key).record(command.seconds)
     name = re.sub(r"\W+", "-", f"{command.task.rpartition(':')[2]}-{policy}")
-    for path in film.write(env, recording, title, folder, name):
+    scene = film.Scene(footage(env, recording), title, "", episode.ending)
+    for path in film.write([scene], folder, name, film.SMALL if command.small else film.SIZE):
         print(path)
     print(episode.sentence())
     return 0

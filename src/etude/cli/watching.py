@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
 from pydantic import Field, FiniteFloat
 
 from etude.cli.target import Trusting
+from etude.core.contracts import BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.env import MujocoEnv
@@ -31,20 +33,15 @@ class Watching(Trusting):
         None, ge=1, le=65535, description="Port of that server; default: a free one from 8080."
     )
 
-    def environment(self, config: EnvConfig, verb: str) -> MujocoEnv:
-        """The one environment that is shown, with the command held; refuses what cannot be."""
+    def environment(self, config: EnvConfig) -> BatchEnv:
+        """The one environment that is shown, with the command held."""
         if self.port is not None and not self.web:
             raise UsageError("--port is that of the page in the browser: add --web.")
         env = config.build(config.num_agents)
-        if not isinstance(env, MujocoEnv):
-            raise UsageError(
-                f"Only tasks on Etude's own MuJoCo simulation can be {verb}, such as reach and "
-                f"pick-place; this environment is of the kind '{config.kind}'."
-            )
         hold(env, self.command)
         return env
 
-    def watch(self, player: Player, title: str) -> int:
+    def watch(self, player: Player[MujocoEnv], title: str) -> int:
         """Show episodes until the window is closed, or a signal comes; the exit code."""
         env, window = player.env, self._window(player, title)
         with Signals() as signals, window:
@@ -55,12 +52,22 @@ class Watching(Trusting):
         print("Stopped.")
         return 128 + signals.came
 
-    def _window(self, player: Player, title: str) -> Any:
+    def _window(self, player: Player[MujocoEnv], title: str) -> Any:
         if not self.web:
             return ScreenWindow(player.env)
         window = browser_window(player.env, title, self.port)
         print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
         return window
+
+
+def on_mujoco(env: BatchEnv, config: EnvConfig, instead: Callable[[], str]) -> MujocoEnv:
+    """An environment that a window can show; instead: what to do with any other."""
+    if isinstance(env, MujocoEnv):
+        return env
+    raise UsageError(
+        "A window shows tasks on Etude's own MuJoCo simulation alone; this environment is of the "
+        f"kind '{config.kind}'. {instead()}"
+    )
 
 
 class Signals:

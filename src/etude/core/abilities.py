@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
@@ -71,6 +72,20 @@ class StyleMotions(Protocol):
 
     def style_motions(self) -> Array:
         """[n] int64: the motion that each window of the reference is of."""
+
+
+@runtime_checkable
+class Pictured(Protocol):
+    """Draws its environments."""
+
+    step_rate: float
+    """Steps of a second, as a film should show them."""
+    watch: Callable[[int], None] | None
+    """Called with each environment after its step, while it still stands where it ended."""
+
+    def picture(self, env_id: int) -> Array:
+        """[height, width, 3] uint8 of an environment as it is."""
+        ...
 
 
 @runtime_checkable

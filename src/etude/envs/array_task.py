@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -85,6 +85,11 @@ class ArrayTask(ABC):
     """Names in `Outcome.statistics`."""
     motions: tuple[str, ...] = ()
     """Names of the motions that are imitated, by the number in the statistic "motion"."""
+    step_rate: float = 30.0
+    """Steps of a second in films, which show a task that has `picture(row)`: [height, width, 3]
+    uint8."""
+    watch: Callable[[int], None] | None = None
+    """Called with each row after its step, while a finished one still stands where it ended."""
 
     def __init__(self, num_envs: int, threads: int = 1) -> None:
         """`threads` is part of every environment's signature; numpy needs none."""
@@ -160,6 +165,9 @@ class ArrayTask(ABC):
         obs = self._observe()
         final_obs = {name: array[rows] for name, array in obs.items()}
         episodes = self._statistics(outcome.statistics, rows)
+        if self.watch is not None:
+            for row in range(self.num_envs):
+                self.watch(row)
         if rows.size:
             self.episode[rows] += 1
             self._begin(rows)

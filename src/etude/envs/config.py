@@ -60,6 +60,10 @@ class EnvConfig(Config):
         """The environment that policies are evaluated in: this one, unless a kind knows better."""
         return self
 
+    def for_film(self) -> Self:
+        """The same environment as one that draws itself, where it has to be told before."""
+        return self
+
     def shaping_discount(self) -> float | None:
         """The discount in rewards that are gains of a potential; None where there are none.
 

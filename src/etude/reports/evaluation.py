@@ -249,6 +249,7 @@ def examine(
     say: Say,
     checkpoint: str = BEST,
     stochastic: bool = False,
+    small: bool = False,
 ) -> dict[str, Any]:
     """Play fresh episodes of a run's policy into a new folder; its metrics and files.
 
@@ -274,7 +275,11 @@ def examine(
     say(_shown(report))
     folder = new_folder(path, report.fresh.step)
     report.write(folder)
-    made = film.film(recipe, policy, report.fresh, report.scenes, folder) if video else []
+    made = []
+    if video:
+        size = film.SMALL if small else film.SIZE
+        say(f"Filming: {', '.join(dict.fromkeys(report.scenes)) or 'an episode'}.")
+        made = film.film(recipe, policy, report.fresh, report.scenes, folder, size)
     say(f"Kept in {folder}: {', '.join(sorted(name.name for name in folder.iterdir()))}")
     return {**report.metrics(), "folder": str(folder), "films": [str(name) for name in made]}
 

@@ -7,60 +7,93 @@ Where a motion is imitated, it is shown beside the policy: on the left in a film
 from __future__ import annotations
 
 import importlib
+import os
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, features
 
+from etude.core.abilities import Pictured, ability
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
+from etude.core.keys import Key
 from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.decor import decorated
-from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.recorder import Recorder, Recording
+from etude.envs.mujoco.decor import dressed
+from etude.envs.mujoco.recorder import Recording
 from etude.motion import library
 from etude.motion.clips import Clip
 from etude.planning.recipe import Recipe
+from etude.reports.footage import Footage, Simulated, Size, can_film, footage, recorder
 from etude.reports.fresh import FreshEpisodes, load
-from etude.robots.humanoid import CAMERA, CONTROL_RATE, humanoid
+from etude.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
 from etude.rollout.group import evaluate
 
-SIZE = (480, 360)
-"""Width and height of a film."""
-STRIP_SIZE = (300, 400)
-"""Of each picture in a strip."""
-CLIP_SIZE = (260, 320)
-"""Of each picture in a strip of a clip."""
-STRIP_FRAMES = 8
+SIZE, SMALL = (1280, 720), (640, 360)
+"""Width and height of a film, and of one for a web page."""
 CAPTION = 34
 """Height of the line under a strip's pictures."""
 GAP = 4
 _LINGER = 1.0
 """Seconds that a film shows the end."""
+_LONGEST = 15.0
+"""Seconds: of a longer episode, a film shows the last of them."""
+_ENOUGH, _MOST = 6.0, 5
+"""Seconds that a film lasts at least, if so many episodes of its kind suffice."""
+_MOVING_RATE, _MOVING_SECONDS = 15.0, 10.0
+"""Pictures of a second, and seconds, of the moving picture beside a film."""
 INK, PAPER = (30, 34, 40), (255, 255, 255)
+_PANEL, _FAINT = (24, 28, 36, 190), (200, 206, 214)
+_GOOD, _BAD, _PLAIN = (34, 150, 84), (205, 62, 52), (84, 96, 112)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An episode with what is written on its film."""
+
+    footage: Footage
+    title: str
+    detail: str = ""
+    """Such as the episode's number."""
+    outcome: str = ""
+    """Written at the end."""
+    success: bool | None = None
+    """Decides the colour of that."""
 
 
 def check(recipe: Recipe) -> None:
     """Refuse what cannot be filmed, before any episode is played."""
-    env = recipe.task.build(recipe.task.num_agents)
-    simulated = isinstance(env, MujocoEnv)
-    env.close()
-    if not simulated:
-        raise UsageError(
-            "Only tasks on Etude's own MuJoCo simulation can be filmed, such as reach and "
-            f"pick-place; this run's environment is of the kind '{recipe.task.kind}'. Leave out "
-            "--video."
-        )
     check_tools()
+    env = recipe.task.for_film().build(recipe.task.num_agents)
+    try:
+        check_env(env, recipe.task.kind)
+    finally:
+        env.close()
+
+
+def check_env(env: BatchEnv, kind: str) -> None:
+    """Refuse an environment that cannot be drawn."""
+    if not can_film(env):
+        raise UsageError(
+            f"An environment of the kind '{kind}' cannot be filmed, because nothing draws it: give "
+            "the task a method picture(env_id) that returns a picture [height, width, 3] of bytes."
+        )
+    drawing = ability(env, Pictured)
+    if drawing is not None:
+        env.reset(Key(0))
+        drawing.picture(0)  # raises where a package that draws is missing
 
 
 def check_tools() -> None:
     """Refuse to film where that is not possible, before any episode is played."""
     _ffmpeg()
-    offscreen.backend()
+    # Read by Gymnasium, whose own choice is a screen.
+    os.environ.setdefault("MUJOCO_GL", offscreen.backend())
 
 
 def _ffmpeg() -> Any:
@@ -72,101 +105,95 @@ def _ffmpeg() -> Any:
         ) from error
 
 
-def _writer(path: Path, rate: float, size: tuple[int, int] = SIZE) -> Any:
+def _writer(path: Path, rate: float, size: Size) -> Any:
     """Its `send` takes the pictures [height, width, 3] of a film, one by one."""
     made = _ffmpeg().write_frames(
-        str(path), size, fps=rate, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
+        str(path),
+        size,
+        fps=rate,
+        codec="libx264",
+        quality=7,
+        macro_block_size=2,
+        ffmpeg_log_level="error",
     )
     made.send(None)
     return made
 
 
-def typical(fresh: FreshEpisodes, kinds: list[str]) -> dict[str, int]:
-    """{kind: number of an episode}: of each kind the one of middle length; first of equals."""
+def typical(fresh: FreshEpisodes, kinds: list[str]) -> dict[str, list[int]]:
+    """{kind: numbers of episodes}: of each kind some of middle length, the most typical first."""
     chosen = {}
     for kind in dict.fromkeys(kinds) if kinds else ("episode",):
         where = np.flatnonzero(np.array(kinds) == kind) if kinds else np.arange(fresh.num_episodes)
         order = where[np.argsort(fresh.episodes["length"][where], kind="stable")]
-        chosen[kind] = int(order[(len(order) - 1) // 2])
+        middle = (len(order) - 1) // 2
+        near = np.argsort(np.abs(np.arange(len(order)) - middle), kind="stable")[:_MOST]
+        chosen[kind] = [int(number) for number in order[near]]
     return chosen
 
 
 def film(
-    recipe: Recipe, path: Path, fresh: FreshEpisodes, kinds: list[str], folder: Path
+    recipe: Recipe,
+    path: Path,
+    fresh: FreshEpisodes,
+    kinds: list[str],
+    folder: Path,
+    size: Size = SIZE,
 ) -> list[Path]:
-    """<kind>.png and <kind>.mp4 in a folder, for each kind of episode that occurred."""
+    """<kind>.png, .mp4 and .webp in a folder of a run's evaluations, for each kind of episode that
+    occurred; path: the policy."""
     chosen, made = typical(fresh, kinds), []
-    task, recordings = replay(recipe, path, fresh, list(chosen.values()))
-    for kind, number in chosen.items():
-        name, title = re.sub(r"\W+", "-", kind), f"{kind}, episode {number}"
-        made += write(task, recordings[number], title, folder, name)
+    env, recordings = replay(recipe, path, fresh, [n for group in chosen.values() for n in group])
+    succeeded = fresh.episodes.get("is_success")
+    title = ", ".join(dict.fromkeys((recipe.name, folder.parent.parent.name)))
+    for kind, numbers in chosen.items():
+        scenes, seconds = list[Scene](), 0.0
+        for number in numbers:
+            if scenes and seconds >= _ENOUGH:
+                break
+            shown = footage(env, recordings[number])
+            good = None if succeeded is None else bool(succeeded[number])
+            outcome = kind if kinds else ""
+            scenes.append(Scene(shown, title, f"episode {number}", outcome, good))
+            seconds += shown.seconds + _LINGER
+        made += write(scenes, folder, re.sub(r"\W+", "-", kind), size)
     return made
 
 
-def write(env: MujocoEnv, recording: Recording, title: str, folder: Path, name: str) -> list[Path]:
-    """<name>.png, a strip of pictures, and <name>.mp4 in a folder: one episode under a title."""
-    picture, moving = folder / f"{name}.png", folder / f"{name}.mp4"
-    strip(env, recording, title).save(picture, optimize=True)
-    _write_film(env, recording, title, moving)
-    return [picture, moving]
+def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -> list[Path]:
+    """<name>.png, a strip of pictures, <name>.mp4 and <name>.webp, a moving picture for a page, in
+    a folder: episodes one after the other; the strip is of the first."""
+    moving = folder / f"{name}.{'webp' if features.check('webp') else 'gif'}"
+    picture, film = folder / f"{name}.png", folder / f"{name}.mp4"
+    strip(scenes[0]).save(picture, optimize=True)
+    _write_films(scenes, film, moving, size)
+    return [picture, film, moving]
 
 
 def replay(
     recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
-) -> tuple[MujocoEnv, dict[int, Recording]]:
+) -> tuple[BatchEnv, dict[int, Any]]:
     """Play episodes again, each with the environments of its group, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
-    task = recipe.task.for_evaluation()
-    env: BatchEnv = task.build(fresh.envs_per_group, recipe.collector.engine_threads)
-    assert isinstance(env, MujocoEnv)
-    recordings: dict[int, Recording] = {}
+    task = recipe.task.for_evaluation().for_film()
+    env = task.build(fresh.envs_per_group, recipe.collector.engine_threads)
+    recordings: dict[int, Any] = {}
     for group in sorted({place[0] for place in places.values()}):
         wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
-        recorder = Recorder(env, wanted.values())
+        recording = recorder(env, wanted.values())
         last = max(episode for _, episode in wanted.values())
-        evaluate(recorder, policy, last + 1, fresh.group_key(group), fresh.stochastic)
-        recorder.close()
-        recordings |= {n: recorder.recordings[place] for n, place in wanted.items()}
+        evaluate(recording, policy, last + 1, fresh.group_key(group), fresh.stochastic)
+        recordings |= {n: recording.recordings[place] for n, place in wanted.items()}
+    env.close()
     return env, recordings
 
 
-def moments(recording: Recording, num_positions: int) -> list[int]:
-    """Steps to show: even in time and movement, so that a long standstill is no whole strip.
-
-    num_positions: the model's nq.
-    """
-    # The clock is the first number of a state, positions come after it.
-    positions = np.array(recording.states)[:, 1 : 1 + num_positions]
-    moved = np.linalg.norm(np.diff(positions, axis=0), axis=1)
-    share = np.full(len(moved), 0.5 / max(len(moved), 1))
-    if moved.sum() > 0:
-        share += 0.5 * moved / moved.sum()
-    passed = np.concatenate([[0.0], np.cumsum(share)])
-    steps = np.interp(np.linspace(0.0, passed[-1], STRIP_FRAMES), passed, np.arange(len(passed)))
-    return [int(step) for step in steps.round()]
-
-
-def figures(recording: Recording, step: int, num_positions: int) -> list[Array]:
-    """What to show of a step, states [n]: the motion that is imitated, if any, and the policy."""
-    state = recording.states[step]
-    if not recording.references:
-        return [state]
-    reference = state.copy()
-    reference[1 : 1 + num_positions] = recording.references[step]
-    return [reference, state]
-
-
-def strip(env: MujocoEnv, recording: Recording, title: str) -> Image.Image:
+def strip(scene: Scene) -> Image.Image:
     """Pictures side by side over the whole episode, each with its step; the title above."""
-    positions, targets = env.simulation.model.nq, recording.targets
-    steps = moments(recording, positions)
-    title += "; above the motion that it imitates" if recording.references else ""
-    with offscreen.Renderer(decorated(env), env.task.camera, *STRIP_SIZE, fine=2) as camera:
-        pictures = [
-            [camera.picture(state, targets[step]) for state in figures(recording, step, positions)]
-            for step in steps
-        ]
-    return _sheet(pictures, [f"step {step}" for step in steps], title)
+    steps, columns = scene.footage.strip()
+    title = ", ".join(filter(None, (scene.title, scene.outcome, scene.detail)))
+    title += "; above the motion that it imitates" if scene.footage.figures > 1 else ""
+    return _sheet(columns, [f"step {step}" for step in steps], title)
 
 
 def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image.Image:
@@ -185,56 +212,113 @@ def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image
     return sheet
 
 
-def _write_film(env: MujocoEnv, recording: Recording, title: str, path: Path) -> None:
-    """An mp4 in the speed of the simulation."""
-    model = decorated(env)
-    rate = 1.0 / env.dt
-    last, wide = len(recording.states) - 1, len(figures(recording, 0, model.nq))
-    film = _writer(path, rate, (SIZE[0] * wide, SIZE[1]))
-    with offscreen.Renderer(model, env.task.camera, *SIZE) as camera:
-        for step, target in enumerate(recording.targets):
-            captions = ["reference", f"{title}, step {step} of {last}"][-wide:]
-            pictures = [
-                _captioned(camera.picture(state, target), caption)
-                for state, caption in zip(figures(recording, step, model.nq), captions, strict=True)
-            ]
-            for _ in range(1 + int(_LINGER * rate) * (step == last)):
-                film.send(np.concatenate(pictures, axis=1))
-    film.close()
+def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) -> None:
+    """An mp4 in the speed of the simulation, and its first seconds smaller, for a page."""
+    first = scenes[0].footage
+    rate = first.moment_rate / first.stride
+    every = max(1, round(rate / _MOVING_RATE))
+    most = round(_MOVING_SECONDS * rate / every)
+    writer, kept = _writer(film, rate, size), list[Image.Image]()
+    for number, picture in enumerate(chain.from_iterable(_frames(scene, size) for scene in scenes)):
+        writer.send(np.asarray(picture))
+        if number % every == 0 and len(kept) < most:
+            kept.append(picture.resize(SMALL, Image.Resampling.BOX))
+    writer.close()
+    options: dict[str, Any] = {"quality": 70, "method": 3} if moving.suffix == ".webp" else {}
+    kept[0].save(
+        moving,
+        save_all=True,
+        append_images=kept[1:],
+        duration=round(1000 * every / rate),
+        loop=0,
+        **options,
+    )
 
 
-def _captioned(picture: Array, text: str) -> Array:
-    image = Image.fromarray(picture)
-    pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=16)
-    place = (8, SIZE[1] - 24)
-    pen.rectangle(pen.textbbox(place, text, font), fill=PAPER)
-    pen.text(place, text, INK, font)
-    return np.asarray(image)
+def _frames(scene: Scene, size: Size) -> Iterator[Image.Image]:
+    """The pictures of a film of one episode, which stays a while at its end."""
+    shown, wide = scene.footage, scene.footage.figures
+    begin = max(0, shown.moments - 1 - round(_LONGEST * shown.moment_rate))
+    moments = [*range(begin, shown.moments - 1, shown.stride), shown.moments - 1]
+    each = (size[0] // wide, size[1])
+    for moment, figures in zip(moments, shown.draw(moments, each), strict=True):
+        picture = Image.fromarray(np.concatenate(figures, axis=1))
+        pen, end = Pen(picture), moment == moments[-1]
+        if wide > 1:
+            pen.panel(0, "reference")
+        line, longest = _line(scene, moment), _line(scene, moments[-1])
+        right = pen.panel(each[0] * (wide - 1), scene.title, line, longest)
+        if end and scene.outcome:
+            color = {True: _GOOD, False: _BAD, None: _PLAIN}[scene.success]
+            pen.badge(right, scene.outcome, color)
+        stay = round(_LINGER * shown.moment_rate / shown.stride) if end else 0
+        yield from repeat(picture, 1 + stay)
+
+
+def _line(scene: Scene, moment: int) -> str:
+    shown = scene.footage
+    step = f"step {moment // shown.substeps} of {shown.steps}"
+    return ", ".join(filter(None, (scene.detail, step, f"{moment / shown.moment_rate:.1f} s")))
+
+
+class Pen:
+    """Writes on a picture, in place, in sizes that suit its height."""
+
+    def __init__(self, picture: Image.Image) -> None:
+        self._unit, self._height = picture.height / 720, picture.height
+        self._draw = ImageDraw.Draw(picture, "RGBA")
+
+    def panel(self, left: float, title: str, line: str = "", longest: str = "") -> float:
+        """A title and a line below it, which may become as long as the longest, at the lower edge
+        of a figure that begins at `left`; the right end."""
+        unit, large, small = self._unit, self._font(27), self._font(20)
+        wide: float = max(large.getlength(title), small.getlength(longest)) + 32 * unit
+        tall, left = (76 if line else 50) * unit, left + 20 * unit
+        top = self._height - tall - 20 * unit
+        self._box(left, top, wide, tall, _PANEL)
+        self._draw.text((left + 16 * unit, top + 25 * unit), title, PAPER, large, anchor="lm")
+        self._draw.text((left + 16 * unit, top + 54 * unit), line, _FAINT, small, anchor="lm")
+        return left + wide
+
+    def badge(self, left: float, text: str, color: tuple[int, int, int]) -> None:
+        """A word in a colour, beside a panel that ends at `left`."""
+        unit, font = self._unit, self._font(27)
+        wide, left = font.getlength(text) + 36 * unit, left + 12 * unit
+        top = self._height - 96 * unit
+        self._box(left, top, wide, 76 * unit, (*color, 235))
+        self._draw.text((left + 18 * unit, top + 38 * unit), text, PAPER, font, anchor="lm")
+
+    def _font(self, size: float) -> Any:
+        return ImageFont.load_default(size=size * self._unit)
+
+    def _box(self, left: float, top: float, wide: float, tall: float, color: Any) -> None:
+        corner = 10 * self._unit
+        self._draw.rounded_rectangle((left, top, left + wide, top + tall), corner, color)
 
 
 def clip_strip(clip: Clip, seconds: float) -> Image.Image:
     """Pictures of a clip side by side, even in time, each with its moment; the name above."""
-    model = humanoid()
-    states = _clip_states(model, clip, seconds)
-    moments = np.linspace(0, len(states) - 1, STRIP_FRAMES).round().astype(int)
-    title = f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
-    with offscreen.Renderer(model, CAMERA, *CLIP_SIZE, fine=2) as camera:
-        pictures = [[camera.picture(states[moment])] for moment in moments]
-    return _sheet(pictures, [f"{moment / CONTROL_RATE:.2f} s" for moment in moments], title)
+    shown = _clip_footage(clip, seconds)
+    steps, columns = Footage.strip(shown)
+    return _sheet(columns, [f"{step / CONTROL_RATE:.2f} s" for step in steps], _clip_title(clip))
 
 
 def clip_film(clip: Clip, seconds: float, path: Path) -> None:
     """An mp4 of a clip in real time."""
-    model = humanoid()
-    film = _writer(path, CONTROL_RATE)
-    with offscreen.Renderer(model, CAMERA, *SIZE, fine=2) as camera:
-        for state in _clip_states(model, clip, seconds):
-            film.send(camera.picture(state))
-    film.close()
+    scene = Scene(_clip_footage(clip, seconds), _clip_title(clip))
+    writer = _writer(path, CONTROL_RATE, SIZE)
+    for picture in _frames(scene, SIZE):
+        writer.send(np.asarray(picture))
+    writer.close()
 
 
-def _clip_states(model: mujoco.MjModel, clip: Clip, seconds: float) -> Array:
-    """[frames, n]: the clip at the control rate, as states that a camera draws."""
+def _clip_title(clip: Clip) -> str:
+    return f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
+
+
+def _clip_footage(clip: Clip, seconds: float) -> Simulated:
+    """The clip at the control rate."""
+    model = dressed(humanoid_spec())
     count = max(2, round(seconds * CONTROL_RATE) + 1)
     poses = library.build((clip,), CONTROL_RATE, count).frames.pose[:count]
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -242,4 +326,5 @@ def _clip_states(model: mujoco.MjModel, clip: Clip, seconds: float) -> Array:
     for pose, state in zip(poses, states, strict=True):
         data.qpos[:] = pose
         mujoco.mj_getState(model, data, state, kind)
-    return states
+    recording = Recording(list(states), list(states), [None] * len(states))
+    return Simulated(model, CAMERA, recording, 1, 1.0 / CONTROL_RATE)

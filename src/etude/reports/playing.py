@@ -1,4 +1,4 @@
-"""One environment of a task, played step by step: to be filmed, or shown as it happens."""
+"""One environment, played step by step: to be filmed, or shown as it happens."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from etude.core.abilities import Pictured, ability
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv, Term
-from etude.envs.mujoco.recorder import Recorder, Recording
 from etude.models.policies import BasePolicy
 from etude.reports import fresh
+from etude.reports.footage import FRAME_RATE, recorder
 from etude.rollout.group import Inference, restart
 
+E = TypeVar("E", bound=BatchEnv)
 ZERO, RANDOM = "zero", "random"
+_OWN, _LIMIT = "environment", "time limit"
+"""What ends an episode where no termination has a name."""
 _LATE = 0.25
 """Seconds behind real time after which the time that was lost is not caught up."""
 
 
 class Actor(Protocol):
-    """What chooses the actions of one environment."""
+    """What chooses the actions of one environment, or of all its agents."""
 
     def act(self, obs: Observations) -> Array:
-        """[1, n], as a policy acts: -1 to 1."""
+        """[num_envs, n], as a policy acts: -1 to 1."""
         ...
 
     def restart(self) -> None:
@@ -39,10 +43,11 @@ class Actor(Protocol):
 
 
 class ZeroActor:
-    """The middle of every range."""
+    """The middle of every range; of choices the first."""
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self._action = np.zeros((1, *spec.action.array.shape), np.float32)
+    def __init__(self, spec: EnvSpec, num_envs: int = 1) -> None:
+        array = spec.action.array
+        self._action = np.zeros((num_envs, *array.shape), array.dtype)
 
     def act(self, obs: Observations) -> Array:
         return self._action
@@ -54,11 +59,13 @@ class ZeroActor:
 class RandomActor:
     """Uniform in every range, a new action in every step."""
 
-    def __init__(self, spec: EnvSpec, key: Key) -> None:
-        self._shape = (1, *spec.action.array.shape)
+    def __init__(self, spec: EnvSpec, key: Key, num_envs: int = 1) -> None:
+        self._shape, self._sizes = (num_envs, *spec.action.array.shape), spec.action.sizes
         self._generator = key.generator()
 
     def act(self, obs: Observations) -> Array:
+        if self._sizes:
+            return self._generator.integers(0, self._sizes, self._shape)
         return self._generator.uniform(-1.0, 1.0, self._shape).astype(np.float32)
 
     def restart(self) -> None:
@@ -68,24 +75,25 @@ class RandomActor:
 class PolicyActor:
     """A policy's most likely actions."""
 
-    def __init__(self, policy: BasePolicy) -> None:
-        self._policy, self._infer = policy, Inference(policy)
-        self._state = policy.initial_state(1)
+    def __init__(self, policy: BasePolicy, num_envs: int = 1) -> None:
+        self._policy, self._infer, self._num_envs = policy, Inference(policy), num_envs
+        self._state = policy.initial_state(num_envs)
 
     def act(self, obs: Observations) -> Array:
         actions, _, self._state = self._infer(obs, self._state, None)
         return actions
 
     def restart(self) -> None:
-        restart(self._state, self._policy, np.zeros(1, np.int64))
+        restart(self._state, self._policy, np.arange(self._num_envs))
 
 
-def actor(name: str, spec: EnvSpec, key: Key, trust: bool = False) -> Actor:
+def actor(name: str, env: BatchEnv, key: Key, trust: bool = False) -> Actor:
     """zero, random, or the best policy of a run; trust: code that the run names may be used."""
+    spec, num_envs = env.spec, env.num_envs
     if name == ZERO:
-        return ZeroActor(spec)
+        return ZeroActor(spec, num_envs)
     if name == RANDOM:
-        return RandomActor(spec, key)
+        return RandomActor(spec, key, num_envs)
     path = Path(name)
     if not path.exists():
         raise UsageError(
@@ -93,7 +101,7 @@ def actor(name: str, spec: EnvSpec, key: Key, trust: bool = False) -> Actor:
         )
     policy = fresh.load(path, trust)
     fresh.check_fits(policy, spec, path)
-    return PolicyActor(policy)
+    return PolicyActor(policy, num_envs)
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class Episode:
     terms: dict[str, float]
     """What each term of the reward has added to the return."""
     ending: str = ""
-    """The terminations that ended it, or "time limit"; "" while it goes on."""
+    """The terminations that ended it, "environment" or "time limit"; "" while it goes on."""
 
     def lines(self) -> list[str]:
         """For a person: how far it is and its return, then a line for every term."""
@@ -119,30 +127,39 @@ class Episode:
 
     def sentence(self) -> str:
         """The same in one line."""
-        end = {"": "cut there", "time limit": "ended by the time limit"}
+        end = {"": "cut there", **{name: f"ended by the {name}" for name in (_OWN, _LIMIT)}}
         how = end.get(self.ending, f"ended by '{self.ending}'")
-        terms = ", ".join(self._terms())
+        terms = f" Terms of the reward: {', '.join(self._terms())}." if self.terms else ""
         return (
             f"The episode has a return of {self.total:.2f} in {self.length} steps "
-            f"({self.seconds:.1f} s), {how}. Terms of the reward: {terms}."
+            f"({self.seconds:.1f} s), {how}.{terms}"
         )
 
     def _terms(self) -> list[str]:
         return [f"{name} {value:.2f}" for name, value in self.terms.items()]
 
 
-class Player:
-    """Episode after episode of a task's one environment, step by step."""
+class Player(Generic[E]):
+    """Episode after episode of one environment, step by step; of several agents the first is
+    told of."""
 
-    def __init__(self, env: MujocoEnv, actor: Actor, key: Key) -> None:
+    def __init__(self, env: E, actor: Actor, key: Key) -> None:
         self.env = env
         self._actor, self._key = actor, key
         self._stepped: BatchEnv = env
         self._fired: list[str] = []
         self._number, self._length, self._total = 0, 0, 0.0
-        # Names of terminations are no part of a step's result.
-        named = env.task.terminations.items()
-        env.task = replace(env.task, terminations={n: self._noted(n, term) for n, term in named})
+        self.dt = 1.0 / FRAME_RATE
+        """Seconds of a step."""
+        drawing = ability(env, Pictured)
+        if drawing is not None:
+            self.dt = 1.0 / drawing.step_rate
+        if isinstance(env, MujocoEnv):
+            self.dt = env.dt
+            # Names of terminations are no part of a step's result.
+            named = env.task.terminations.items()
+            noted = {name: self._noted(name, term) for name, term in named}
+            env.task = replace(env.task, terminations=noted)
 
     def _noted(self, name: str, term: Term) -> Term:
         def ends(view: object) -> Array:
@@ -160,10 +177,11 @@ class Player:
     @property
     def episode(self) -> Episode:
         """The episode that is being played."""
-        return self._episode({name: float(sums[0]) for name, sums in self.env.reward_sums.items()})
+        sums = self.env.reward_sums if isinstance(self.env, MujocoEnv) else {}
+        return self._episode({name: float(values[0]) for name, values in sums.items()})
 
     def _episode(self, terms: dict[str, float], ending: str = "") -> Episode:
-        seconds = self._length * self.env.dt
+        seconds = self._length * self.dt
         return Episode(self._number, self._length, seconds, self._total, terms, ending)
 
     def step(self) -> Episode | None:
@@ -174,25 +192,25 @@ class Player:
         self._obs = result.obs
         self._length += 1
         self._total += float(result.reward[0])
-        if not len(result.final_envs):
+        if 0 not in result.final_envs:
             return None
         sums = {n.removeprefix("reward/"): v for n, v in result.episodes.items() if "reward/" in n}
-        ending = ", ".join(self._fired) or "time limit"
+        ending = ", ".join(self._fired) or (_OWN if result.terminated[0] else _LIMIT)
         ended = self._episode({name: float(values[0]) for name, values in sums.items()}, ending)
         self._number, self._length, self._total = self._number + 1, 0, 0.0
         self._actor.restart()
         return ended
 
-    def record(self, seconds: float) -> tuple[Episode, Recording]:
-        """The first episode, cut after so many seconds."""
-        self._stepped = recorder = Recorder(self.env, [(0, 0)])
+    def record(self, seconds: float) -> tuple[Episode, Any]:
+        """The first episode, cut after so many seconds, and its recording."""
+        self._stepped = recording = recorder(self.env, [(0, 0)])
         self.begin()
-        for _ in range(max(1, round(seconds / self.env.dt))):
+        for _ in range(max(1, round(seconds / self.dt))):
             ended = self.step()
             if ended is not None:
                 break
-        recorder.close()
-        return ended or self.episode, recorder.recordings[0, 0]
+        recording.close()
+        return ended or self.episode, recording.recordings[0, 0]
 
 
 class Window(Protocol):
@@ -207,7 +225,9 @@ class Window(Protocol):
         ...
 
 
-def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: False) -> None:
+def watch(
+    player: Player[MujocoEnv], window: Window, stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Episode after episode in real time, until the window is closed or it is stopped."""
     player.begin()
     begin, seconds = time.monotonic(), player.env.dt
@@ -222,11 +242,11 @@ def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: 
             begin -= ahead
 
 
-def hold(env: MujocoEnv, command: Sequence[float] | None) -> None:
+def hold(env: BatchEnv, command: Sequence[float] | None) -> None:
     """Give a task that follows velocity commands this one, if any: x, y in m/s, yaw in rad/s."""
     if command is None:
         return
-    part = env.ability(VelocityCommand)
+    part = ability(env, VelocityCommand)
     if part is None:
         raise UsageError("This task follows no velocity commands: leave out --command.")
     part.hold(command)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import gymnasium
 import mujoco
@@ -19,6 +19,7 @@ from etude.core.imports import permit
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.adapters import gym_state, object_state
+from etude.envs.adapters.drawing import FILM_RATE, rendered
 from etude.envs.adapters.gym_spaces import Spaces
 from etude.envs.config import EnvConfig
 from etude.envs.probe import probe
@@ -72,6 +73,15 @@ class GymConfig(EnvConfig):
             workers,
             lambda: self.exactness().exact,
         )
+
+    def for_film(self) -> Self:
+        if self.engine == "batch":
+            return self
+        kwargs: dict[str, Any] = {"render_mode": "rgb_array"}
+        known = gymnasium.registry.get(self.id)
+        if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco."):
+            kwargs |= {"width": 1280, "height": 720}  # of no others the size can be said
+        return self.model_copy(update={"kwargs": {**self.kwargs, **kwargs}})
 
     def exactness(self) -> Exactness:
         """What the probe finds; asked once per process."""
@@ -147,6 +157,9 @@ class GymEnv:
         # Asked of each, because an environment remembers that it was asked.
         limits = [env.spec.max_episode_steps if env.spec else None for env in self._envs]
         env = self._envs[0]
+        self.step_rate = float(env.metadata.get("render_fps") or FILM_RATE)
+        self.watch: Callable[[int], None] | None = None
+        """Called with each row after its step, while a finished one still stands there."""
         self._spaces = Spaces(env.observation_space, env.action_space, config.id)
         self.spec = EnvSpec(
             observations=self._spaces.observations,
@@ -180,6 +193,8 @@ class GymEnv:
         for row, env in enumerate(self._envs):
             now, reward[row], ended, cut, info = env.step(sent[row])
             self._check(row)
+            if self.watch is not None:
+                self.watch(row)
             terminated[row] = ended
             # A task that ended on its last step ended; there is no future left to value.
             truncated[row] = cut and not ended
@@ -201,6 +216,10 @@ class GymEnv:
             raise UsageError("reset or restore an environment before stepping it.")
         stream = self._key.episode(self._first + row, int(self._episode[row]))
         return self._envs[row].reset(seed=int(stream.integers(2**31)))[0]
+
+    def picture(self, row: int) -> Array:
+        """[height, width, 3] uint8: what the environment renders as "rgb_array"."""
+        return rendered(self._envs[row].render, self._config.id)
 
     def _check(self, row: int) -> None:
         # As with our own simulations: MuJoCo would reset a diverged one and go on.

@@ -117,7 +117,7 @@ def native_task(name: str, kwargs: dict[str, Any] | None = None) -> Task:
         substeps=walker.substeps,
         max_episode_steps=1000,
         lagged=True,
-        camera=Camera(follow="torso", look_at=(0.0, 0.0, 0.8), distance=4.0, azimuth=110.0),
+        camera=Camera(follow="torso", azimuth=110.0, elevation=-15.0),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Callable, Collection
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +13,7 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.envs.adapters import object_state
+from etude.envs.adapters.drawing import FILM_RATE, rendered
 from etude.envs.adapters.pettingzoo_make import (
     Agent,
     Given,
@@ -47,6 +48,9 @@ class PettingZooConfig(EnvConfig):
 
     def build(self, num_envs: int, threads: int = 1) -> PettingZooEnv:
         return PettingZooEnv(self, num_envs, threads)
+
+    def for_film(self) -> Self:
+        return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}})
 
     def exactness(self) -> Exactness:
         """What the probe finds; asked once per process."""
@@ -107,6 +111,9 @@ class PettingZooEnv:
             *(make_parallel(config.parallel, config.kwargs) for _ in others),
         ]
         self._config = config
+        self.step_rate = float(getattr(first, "metadata", {}).get("render_fps") or FILM_RATE)
+        self.watch: Callable[[int], None] | None = None
+        """Called with each row after its step, while a finished one still stands there."""
         self._exact = exact
         self._key: Key | None = None
         self._started = False
@@ -151,6 +158,9 @@ class PettingZooEnv:
             living = self._living[index]
             seen, given, ended, cut, _ = env.step({agent: sent[row] for row, agent in living})
             self._elapsed[index] += 1
+            if self.watch is not None:
+                for row, _ in living:
+                    self.watch(row)
             staying = {a for a in env.agents if not (ended.get(a) or cut.get(a))}
             over = not staying or self._elapsed[index] >= self._limit
             for row, agent in living:
@@ -171,6 +181,11 @@ class PettingZooEnv:
         final_obs = {name: array[rows] for name, array in (endings or obs).items()}
         self._show(obs)
         return StepResult(obs, reward, terminated, finished & ~terminated, rows, final_obs)
+
+    def picture(self, row: int) -> Array:
+        """[height, width, 3] uint8: what the row's environment renders as "rgb_array"."""
+        env: Any = self._envs[row // len(self._agents)]
+        return rendered(env.render, self._config.parallel)
 
     def _begin(self, index: int, obs: Observations) -> None:
         """Start an episode of an environment; `obs` takes what its agents see."""

@@ -26,7 +26,8 @@ from etude.core.imports import describe
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.offscreen import aim, shape_floor, shape_target
+from etude.envs.mujoco.framing import aim
+from etude.envs.mujoco.offscreen import shape_target
 from etude.envs.mujoco.simulation import Camera
 from etude.envs.mujoco.windows import INTEGRATED
 
@@ -168,9 +169,6 @@ class BrowserWindow:
         panel.held = self._command is not None and self._command.fixed
         if self._command is not None:
             panel.command = tuple(self._command.command[0].tolist())
-        self._floor = [] if shot.floor is None else [mujoco.MjvGeom()]
-        for geom in self._floor:
-            shape_floor(geom, shot.floor or 0.0)
         config = viewer_protocol.ViewerConfig(title=title, gfx="web", http_port=port or 0)
 
         def run(endpoint: Any) -> None:
@@ -200,7 +198,7 @@ class BrowserWindow:
     def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
         """The state of the task's one environment, which takes the joystick's command."""
         panel, target = self._panel, getattr(env.view, "target", None)
-        marks = list(self._floor)
+        marks: list[mujoco.MjvGeom] = []
         if target is not None:
             marks.append(mujoco.MjvGeom())
             shape_target(marks[-1], env.task.camera, target[0])

@@ -1,19 +1,28 @@
-"""Models as people see them: with a sky, and a floor on which motion can be seen."""
+"""Models as people see them: one look for all tasks, with a sky, a floor and coloured links."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 
 import mujoco
+import numpy as np
 
 from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.framing import GROUND, moving
 from etude.envs.mujoco.simulation import load_spec
 
 _SKY, _FLOOR = "etude/sky", "etude/floor"
-_WHITE, _BLUE = (0.93, 0.95, 0.97), (0.62, 0.72, 0.82)
-_LIGHT, _DARK = (0.80, 0.82, 0.84), (0.68, 0.70, 0.73)
-_TILES = 2.0
+_ZENITH, _HORIZON = (0.56, 0.70, 0.86), (0.94, 0.96, 0.98)
+_LIGHT, _DARK = (0.88, 0.885, 0.89), (0.78, 0.795, 0.81)
+_TILES = 1.0
 """Pairs of tiles per metre."""
+_UNPAINTED = (0.5, 0.5, 0.5, 1.0)
+"""MuJoCo's colour of shapes that were given none."""
+_ROOT, _MIDDLE, _TIP = (0.13, 0.25, 0.42), (0.92, 0.93, 0.94), (0.95, 0.42, 0.10)
+"""Colours of links that have none, along the longest chain of them."""
+_HIDDEN_FROM = 3
+"""Groups of shapes that viewers hide begin here."""
 _WRITTEN = (
     *("qpos0", "body_pos", "body_quat", "jnt_pos", "jnt_axis"),
     *("geom_pos", "geom_quat", "geom_size", "site_pos", "hfield_data"),
@@ -22,40 +31,83 @@ _WRITTEN = (
 
 
 def decorated(env: MujocoEnv) -> mujoco.MjModel:
-    """A copy of the environment's model to look at, which has the same states.
-
-    A model without a sky gets one, and planes without a material become checkered.
-    """
+    """A copy of the environment's model to look at, which has the same states."""
     model, simulated = env.task.model, env.simulation.model
-    if isinstance(model, mujoco.MjModel):
-        return copy.copy(simulated)
-    spec = load_spec(model)
-    for part in env.parts:
-        part.edit(spec)
-    _add_sky(spec)
-    _add_floor(spec)
-    made = spec.compile()
-    for name in _WRITTEN:
-        getattr(made, name)[:] = getattr(simulated, name)
+    if isinstance(model, mujoco.MjModel):  # There is no way to add textures to it.
+        made = copy.copy(simulated)
+    else:
+        spec = load_spec(model)
+        for part in env.parts:
+            part.edit(spec)
+        made = dressed(spec, env.task.camera.floor)
+        own = np.array([made.geom(index).name != _FLOOR for index in range(made.ngeom)])
+        for name in _WRITTEN:
+            getattr(made, name)[own if name.startswith("geom") else slice(None)] = getattr(
+                simulated, name
+            )
+    _show_hidden(made)
+    _paint(made)
     return made
+
+
+def dressed(spec: mujoco.MjSpec, floor: float | None = None) -> mujoco.MjModel:
+    """The compiled model with a sky and a tiled ground; floor: m, where it has no ground."""
+    _add_sky(spec)
+    _add_floor(spec, floor)
+    with warnings.catch_warnings():  # They came when the task's own model was compiled.
+        warnings.simplefilter("ignore")
+        return spec.compile()
 
 
 def _add_sky(spec: mujoco.MjSpec) -> None:
     kind = mujoco.mjtTexture.mjTEXTURE_SKYBOX
-    if all(texture.type != kind for texture in spec.textures):
-        sky = spec.add_texture(name=_SKY, type=kind, width=128, height=768)
-        sky.builtin, sky.rgb1, sky.rgb2 = mujoco.mjtBuiltin.mjBUILTIN_GRADIENT, _BLUE, _WHITE
+    for texture in [texture for texture in spec.textures if texture.type == kind]:
+        spec.delete(texture)
+    sky = spec.add_texture(name=_SKY, type=kind, width=256, height=1536)
+    sky.builtin, sky.rgb1, sky.rgb2 = mujoco.mjtBuiltin.mjBUILTIN_GRADIENT, _ZENITH, _HORIZON
+    spec.visual.rgba.haze = (*_HORIZON, 1.0)
 
 
-def _add_floor(spec: mujoco.MjSpec) -> None:
-    plane = mujoco.mjtGeom.mjGEOM_PLANE
-    floors = [geom for geom in spec.geoms if geom.type == plane and not geom.material]
-    if not floors:
-        return
+def _add_floor(spec: mujoco.MjSpec, height: float | None) -> None:
+    """Tiles on all ground; a plane at a height where there is none."""
+    ground = [geom for geom in spec.geoms if int(geom.type) in GROUND]
+    if not ground and height is not None:
+        plane = spec.worldbody.add_geom(name=_FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE)
+        plane.size, plane.pos, plane.contype, plane.conaffinity = (0, 0, 1), (0, 0, height), 0, 0
+        ground = [plane]
     kind = mujoco.mjtTexture.mjTEXTURE_2D
-    tiles = spec.add_texture(name=_FLOOR, type=kind, width=256, height=256)
+    tiles = spec.add_texture(name=_FLOOR, type=kind, width=512, height=512)
     tiles.builtin, tiles.rgb1, tiles.rgb2 = mujoco.mjtBuiltin.mjBUILTIN_CHECKER, _LIGHT, _DARK
     material = spec.add_material(name=_FLOOR, texuniform=True, texrepeat=(_TILES, _TILES))
     material.textures[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)] = _FLOOR
-    for floor in floors:
-        floor.material, floor.rgba = _FLOOR, (1.0, 1.0, 1.0, floor.rgba[3])
+    material.specular = 0.0
+    for geom in ground:
+        geom.material, geom.rgba = _FLOOR, (1.0, 1.0, 1.0, 1.0)
+
+
+def _show_hidden(model: mujoco.MjModel) -> None:
+    """Show all shapes of a robot, or of another thing that moves, of which none would be seen."""
+    trees = model.body_rootid[model.geom_bodyid]
+    seen = (model.geom_group < _HIDDEN_FROM) & (model.geom_rgba[:, 3] > 0.0)
+    for tree in np.unique(trees[moving(model)]):
+        if not seen[trees == tree].any():
+            model.geom_group[trees == tree] = 0
+            faint = (trees == tree) & (model.geom_rgba[:, 3] == 0.0)
+            model.geom_rgba[faint] = _UNPAINTED
+
+
+def _paint(model: mujoco.MjModel) -> None:
+    """Give shapes without a colour that of their link: from blue at the root to orange."""
+    bare = (model.geom_rgba == np.array(_UNPAINTED, np.float32)).all(axis=1)
+    shapes = np.flatnonzero(bare & (model.geom_matid < 0) & (model.geom_bodyid > 0))
+    if not shapes.size:
+        return
+    links, depth = model.geom_bodyid[shapes], np.zeros(model.nbody)
+    for body in range(1, model.nbody):
+        depth[body] = depth[model.body_parentid[body]] + 1.0
+    share = (depth - depth[links].min()) / max(np.ptp(depth[links]), 1.0)
+    stops = np.array([_ROOT, _MIDDLE, _TIP])
+    colors = np.stack([np.interp(share, (0.0, 0.5, 1.0), stop) for stop in stops.T], axis=1)
+    model.geom_rgba[shapes, :3] = colors[links]
+    # Ends of links lie in each other; of two equal ones both would be seen, in patches.
+    model.geom_size[shapes, 0] *= 1.0 - 0.01 * (depth[links] % 3)

@@ -15,6 +15,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError
+from etude.envs.mujoco.framing import GROUND, camera, frame
 from etude.envs.mujoco.simulation import Camera
 
 _VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
@@ -34,6 +35,8 @@ _SKY = np.array([236, 241, 246], np.uint8)
 _FLOOR = np.array([0.78, 0.79, 0.8, 1.0], np.float32)
 _FLOOR_SIZE = np.array([20.0, 20.0, 0.005])
 _DISC_HALF = 0.001
+_MAX_GEOMS = 1000
+"""Marks and decorations of a scene, beside the shapes of the model."""
 
 
 class NoPictures(EtudeError):
@@ -71,27 +74,6 @@ def _works(name: str) -> bool:
     return done.returncode == 0
 
 
-def camera(shot: Camera, model: mujoco.MjModel) -> mujoco.MjvCamera:
-    """The camera of a shot."""
-    view = mujoco.MjvCamera()
-    mujoco.mjv_defaultFreeCamera(model, view)
-    view.azimuth, view.elevation = shot.azimuth, shot.elevation
-    if shot.look_at is not None:
-        view.lookat[:] = shot.look_at
-        view.distance = shot.distance
-    return view
-
-
-def aim(view: mujoco.MjvCamera, shot: Camera, model: mujoco.MjModel) -> None:
-    """Turn the camera of a window as a shot says; it goes along with the body that is followed."""
-    still = camera(shot, model)
-    view.lookat[:], view.distance = still.lookat, still.distance
-    view.azimuth, view.elevation = still.azimuth, still.elevation
-    if shot.follow is not None:
-        view.type = int(mujoco.mjtCamera.mjCAMERA_TRACKING)
-        view.trackbodyid = model.body(shot.follow).id
-
-
 def shape_target(geom: mujoco.MjvGeom, shot: Camera, target: Array) -> None:
     """Make a geom the mark of a target [3]."""
     radius, disc = shot.target_radius, shot.target == "disc"
@@ -119,39 +101,41 @@ def draw_target(scene: mujoco.MjvScene, shot: Camera, target: Array) -> None:
 
 
 class Renderer:
-    """Draws states of one model; close it before the process ends."""
+    """Draws states of one model, quickly; close it before the process ends."""
 
-    def __init__(
-        self, model: mujoco.MjModel, shot: Camera, width: int, height: int, fine: int = 1
-    ) -> None:
-        """`fine`: draw so many times as large and shrink it, for smooth edges."""
+    def __init__(self, model: mujoco.MjModel, shot: Camera, width: int, height: int) -> None:
         name = backend()
-        width, height, self._fine = width * fine, height * fine, fine
         os.environ["PYOPENGL_PLATFORM"] = name  # read when OpenGL is first imported
-        self._shot, self._model = shot, _for_pictures(model, width, height)
+        self._shot, self._frame = shot, frame(shot, model)
+        self._model = _for_pictures(model, width, height)
+        self._prepare(self._model)
         self._data = mujoco.MjData(self._model)
         context: Any = importlib.import_module(f"mujoco.{name}")
         self._window = context.GLContext(width, height)
         self._window.make_current()
-        self._scene = mujoco.MjvScene(self._model, maxgeom=1000)
+        self._scene = mujoco.MjvScene(self._model, maxgeom=_MAX_GEOMS + self._model.ngeom)
         self._scene.flags[int(mujoco.mjtRndFlag.mjRND_SHADOW)] = 0
         self._scene.flags[int(mujoco.mjtRndFlag.mjRND_REFLECTION)] = 0
         self._context = mujoco.MjrContext(self._model, int(mujoco.mjtFontScale.mjFONTSCALE_100))
         mujoco.mjr_setBuffer(int(mujoco.mjtFramebuffer.mjFB_OFFSCREEN), self._context)
         self._view, self._option = camera(shot, self._model), mujoco.MjvOption()
         self._rect = mujoco.MjrRect(0, 0, width, height)
+        self._has_ground = bool(np.isin(self._model.geom_type, GROUND).any())
+
+    def _prepare(self, model: mujoco.MjModel) -> None:
+        """Change a copy of the model before it is drawn."""
 
     def picture(self, state: Array, target: Array | None = None) -> Array:
         """[height, width, 3] uint8 of a state [n] and, where there is one, its target [3]."""
         model, data = self._model, self._data
         mujoco.mj_setState(model, data, state, int(mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_forward(model, data)
-        if self._shot.follow is not None:
+        if self._frame.body is not None:
             # Sideways only: up and down is what one wants to see.
-            self._view.lookat[:2] = data.body(self._shot.follow).xpos[:2]
+            self._view.lookat[:2] = data.xpos[self._frame.body, :2]
         every = int(mujoco.mjtCatBit.mjCAT_ALL)
         mujoco.mjv_updateScene(model, data, self._option, None, self._view, every, self._scene)
-        if self._shot.floor is not None:
+        if self._shot.floor is not None and not self._has_ground:
             shape_floor(self._scene.geoms[self._scene.ngeom], self._shot.floor)
             self._scene.ngeom += 1
         if target is not None:
@@ -159,7 +143,7 @@ class Renderer:
         return self._shoot()
 
     def _shoot(self) -> Array:
-        rect, fine = self._rect, self._fine
+        rect = self._rect
         pixels = np.empty((rect.height, rect.width, 3), np.uint8)
         depth = np.empty((rect.height, rect.width), np.float32)
         self._window.make_current()
@@ -167,9 +151,7 @@ class Renderer:
         mujoco.mjr_readPixels(pixels, depth, rect, self._context)
         # Where nothing was drawn there is neither near nor far, and MuJoCo leaves it black.
         pixels[(depth <= 0.0) | (depth >= 1.0)] = _SKY
-        tiles = pixels[::-1].reshape(rect.height // fine, fine, rect.width // fine, fine, 3)
-        smooth: Array = tiles.mean(axis=(1, 3)).round().astype(np.uint8)
-        return smooth
+        return pixels[::-1]
 
     def close(self) -> None:
         self._window.make_current()
@@ -184,7 +166,7 @@ class Renderer:
 
 
 def _for_pictures(model: mujoco.MjModel, width: int, height: int) -> mujoco.MjModel:
-    """A copy that is drawn ten times as fast: no shadows; the picture is made smaller instead."""
+    """A copy that is drawn ten times as fast: no shadows, no smooth edges."""
     own = copy.copy(model)
     own.vis.global_.offwidth, own.vis.global_.offheight = width, height
     own.vis.quality.shadowsize = 0

@@ -6,12 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
-from etude.core.contracts import Array, Observations, StepResult
-from etude.core.keys import Key
-from etude.core.trees import Tree
+from etude.core.contracts import Array
 from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.recorder import Recorder
 
 
 @dataclass
@@ -20,6 +17,8 @@ class Recording:
 
     states: list[Array] = field(default_factory=list)
     """[n] float64 each: everything MuJoCo integrates."""
+    path: list[Array] = field(default_factory=list)
+    """The same at the end of every physics step: `steps * substeps + 1` moments."""
     targets: list[Array | None] = field(default_factory=list)
     """[3] m each; None where the task's view has no `target`."""
     references: list[Array] = field(default_factory=list)
@@ -35,22 +34,25 @@ class Imitates(Protocol):
         ...
 
 
-class Recorder:
-    """Environments as they are, which keep the wanted (env_id, episode) pairs."""
+class MujocoRecorder(Recorder[Recording]):
+    """Recordings of simulated environments."""
 
     def __init__(self, env: MujocoEnv, wanted: Iterable[tuple[int, int]]) -> None:
-        self.num_envs = env.num_envs
-        self.spec = env.spec
-        self.recordings = {pair: Recording() for pair in wanted}
+        super().__init__(env, {pair: Recording() for pair in wanted})
         self._env = env
         self._reference = env.ability(Imitates)
-        self._episode = np.zeros(env.num_envs, np.int64)
-        env.simulation.watch = self._keep_all
+        self._substeps = 0
+        """Since the last control step."""
+        env.simulation.watch = self._watch
 
-    def _keep_all(self) -> None:
+    def _watch(self) -> None:
+        self._substeps = (self._substeps + 1) % self._env.task.substeps
         for (env_id, episode), recording in self.recordings.items():
             if self._episode[env_id] == episode:
-                self._keep(env_id, recording)
+                if self._substeps:
+                    recording.path.append(self._env.simulation.state[env_id].copy())
+                else:
+                    self._keep(env_id, recording)
 
     def _keep(self, env_id: int, recording: Recording) -> None:
         target: Array | None = getattr(self._env.view, "target", None)
@@ -58,29 +60,9 @@ class Recorder:
             step = len(recording.states)  # The environment itself has not counted this one yet.
             recording.references.append(self._reference.reference_pose(env_id, step).copy())
         recording.states.append(self._env.simulation.state[env_id].copy())
+        recording.path.append(recording.states[-1])
         recording.targets.append(None if target is None else target[env_id].copy())
-
-    def reset(self, key: Key) -> Observations:
-        obs = self._env.reset(key)
-        self._episode[:] = 0
-        self._keep_all()
-        return obs
-
-    def step(self, actions: Array) -> StepResult:
-        result = self._env.step(actions)
-        for env_id in result.final_envs.tolist():
-            self._episode[env_id] += 1
-            begun = self.recordings.get((env_id, int(self._episode[env_id])))
-            if begun is not None:
-                self._keep(env_id, begun)
-        return result
-
-    def snapshot(self) -> Tree:
-        return self._env.snapshot()
-
-    def restore(self, snapshot: Tree, key: Key) -> None:
-        self._env.restore(snapshot, key)
 
     def close(self) -> None:
         self._env.simulation.watch = None
-        self._env.close()
+        super().close()

@@ -59,7 +59,7 @@ class Simulation:
         self._accelerations: dict[str, Array] = {}
         """Bound fields of the acceleration stage."""
         self.watch: Callable[[], None] | None = None
-        """Called after every step, while finished environments still stand where they ended."""
+        """Called after every physics step, while finished environments stand where they ended."""
         self._batch.reset(stage=_NO_STAGE)
         # Copying a state costs a tenth of MuJoCo's own reset and gives the same numbers: zero
         # velocity, time, controls, forces and warm start.
@@ -133,6 +133,11 @@ class Simulation:
             self._name_input()
         start = perf_counter()
         try:
+            if self.watch is not None:  # The same numbers, one physics step after the other.
+                for _ in range(substeps - 1):
+                    self._batch.step(nstep=1, stage=_NO_STAGE)
+                    self.watch()
+                substeps = 1
             self._batch.step(nstep=substeps, stage=_NO_STAGE if lagged else _VELOCITY_STAGE)
         except SimulationError as error:
             self._fail(int(error.ids[0]), self._batch.error(int(error.ids[0])))
@@ -226,11 +231,14 @@ class Camera:
     """Where the camera of a task stands, and how the view's `target` is drawn, if it has one."""
 
     look_at: tuple[float, float, float] | None = None
-    """m; None: the middle of the model, seen whole."""
+    """m; None: the middle of what moves."""
     follow: str | None = None
-    """A body that stays above `look_at`, wherever it goes."""
-    distance: float = 1.5
-    """m from it."""
+    """A body that stays above `look_at`, wherever it goes; None: the root of the robot, where it
+    floats and no `look_at` is given."""
+    distance: float | None = None
+    """m from it; None: so that what moves is seen whole."""
+    film_distance: float | None = None
+    """The same for films and windows, where they should show more than small pictures do."""
     azimuth: float = 140.0
     """deg about the vertical: 180 looks along -x, at the front of an arm that faces +x."""
     elevation: float = -25.0

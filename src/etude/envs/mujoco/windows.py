@@ -11,8 +11,10 @@ from typing import Any, Self
 import mujoco
 
 from etude.core.errors import UsageError
+from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.offscreen import aim, draw_target
+from etude.envs.mujoco.framing import aim
+from etude.envs.mujoco.offscreen import draw_target
 
 INTEGRATED = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
@@ -29,7 +31,7 @@ class ScreenWindow:
 
     def __init__(self, env: MujocoEnv) -> None:
         viewer: Any = importlib.import_module("mujoco.viewer")
-        self._model = env.simulation.model
+        self._model = decorated(env)
         self._data = mujoco.MjData(self._model)
         self._window = viewer.launch_passive(self._model, self._data)
         aim(self._window.cam, env.task.camera, self._model)

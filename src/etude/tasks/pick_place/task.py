@@ -31,6 +31,7 @@ from etude.tasks.pick_place.scene import (
 CAMERA = Camera(
     look_at=(0.5, 0.0, 0.22),
     distance=1.1,
+    film_distance=1.5,
     azimuth=145.0,
     elevation=-30.0,
     floor=0.0,

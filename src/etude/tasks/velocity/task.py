@@ -204,7 +204,7 @@ class WalkConfig(TaskConfig):
         return {**weighted, "fall": (lambda env: env.terminated, weights["fall"])}
 
 
-CAMERA = Camera(follow="trunk", look_at=(0.0, 0.0, 0.25), distance=1.6, azimuth=130, elevation=-18)
+CAMERA = Camera(follow="trunk", look_at=(0.0, 0.0, 0.25), distance=1.35, azimuth=130, elevation=-16)
 
 
 def on_floor() -> mujoco.MjSpec:

@@ -1,0 +1,153 @@
+"""What can be filmed: recorded episodes as pictures, drawn when they are asked for."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import mujoco
+import numpy as np
+from PIL import Image
+
+from etude.core.abilities import Pictured, ability
+from etude.core.contracts import Array, BatchEnv
+from etude.core.errors import UsageError
+from etude.envs.mujoco.decor import decorated
+from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.recorder import MujocoRecorder, Recording
+from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.studio import Studio
+from etude.envs.recorder import PictureRecorder, Pictures, Recorder
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+FRAME_RATE = 30.0
+"""Pictures of a second that a film comes as close to as its moments allow."""
+STRIP_FRAMES = 8
+STRIP_SIZE = (300, 400)
+"""Of each picture in a strip."""
+
+
+class Footage(ABC):
+    """One episode. Its moments are even in time; every so many are a control step."""
+
+    moments: int
+    """How many there are, the start included."""
+    moment_rate: float
+    """Moments of a second."""
+    substeps: int = 1
+    """Moments of a control step."""
+    figures: int = 1
+    """Pictures side by side: the motion that is imitated, if any, and the policy."""
+
+    @property
+    def stride(self) -> int:
+        """How many moments a film goes on by with every picture, in real time."""
+        return max(1, round(self.moment_rate / FRAME_RATE))
+
+    @property
+    def steps(self) -> int:
+        """Control steps of the episode."""
+        return (self.moments - 1) // self.substeps
+
+    @property
+    def seconds(self) -> float:
+        return (self.moments - 1) / self.moment_rate
+
+    @abstractmethod
+    def draw(self, moments: Iterable[int], size: Size) -> Iterator[list[Array]]:
+        """For each moment its figures, pictures [height, width, 3] uint8 of that size."""
+
+    def strip(self) -> tuple[list[int], list[list[Array]]]:
+        """Steps to show side by side, and the figures of each."""
+        steps = [int(step) for step in np.linspace(0, self.steps, STRIP_FRAMES).round()]
+        return steps, list(self.draw([step * self.substeps for step in steps], STRIP_SIZE))
+
+
+class Simulated(Footage):
+    """States of a MuJoCo model."""
+
+    def __init__(
+        self, model: mujoco.MjModel, shot: Camera, recording: Recording, substeps: int, dt: float
+    ) -> None:
+        """dt: seconds of a control step."""
+        self._model, self._shot, self._recording = model, shot, recording
+        self.moments, self.substeps = len(recording.path), substeps
+        self.moment_rate = substeps / dt
+        self.figures = 2 if recording.references else 1
+
+    def draw(self, moments: Iterable[int], size: Size) -> Iterator[list[Array]]:
+        recording, positions = self._recording, self._model.nq
+        with Studio(self._model, self._shot, *size) as camera:
+            for moment in moments:
+                step, state = moment // self.substeps, recording.path[moment]
+                states = [state]
+                if recording.references:
+                    states.insert(0, state.copy())
+                    states[0][1 : 1 + positions] = recording.references[step]
+                yield [camera.picture(each, recording.targets[step]) for each in states]
+
+    def strip(self) -> tuple[list[int], list[list[Array]]]:
+        """Even in time and movement, so that a long standstill is no whole strip."""
+        # The clock is the first number of a state, positions come after it.
+        positions = np.array(self._recording.states)[:, 1 : 1 + self._model.nq]
+        moved = np.linalg.norm(np.diff(positions, axis=0), axis=1)
+        share = np.full(len(moved), 0.5 / max(len(moved), 1))
+        if moved.sum() > 0:
+            share += 0.5 * moved / moved.sum()
+        passed = np.concatenate([[0.0], np.cumsum(share)])
+        even = np.linspace(0.0, passed[-1], STRIP_FRAMES)
+        steps = [int(step) for step in np.interp(even, passed, np.arange(len(passed))).round()]
+        return steps, list(self.draw([step * self.substeps for step in steps], STRIP_SIZE))
+
+
+class Drawn(Footage):
+    """Pictures that an environment drew of itself, on a ground of the colour of their corner."""
+
+    def __init__(self, recording: Pictures) -> None:
+        self._jpegs = recording.jpegs
+        self.moments, self.moment_rate = len(self._jpegs), recording.rate
+
+    def draw(self, moments: Iterable[int], size: Size) -> Iterator[list[Array]]:
+        for moment in moments:
+            picture = Image.open(io.BytesIO(self._jpegs[moment])).convert("RGB")
+            scale = min(size[0] / picture.width, size[1] / picture.height)
+            fit = (round(picture.width * scale), round(picture.height * scale))
+            sheet = Image.new("RGB", size, picture.getpixel((0, 0)))
+            place = ((size[0] - fit[0]) // 2, (size[1] - fit[1]) // 2)
+            sheet.paste(picture.resize(fit, Image.Resampling.LANCZOS), place)
+            yield [np.asarray(sheet)]
+
+    def strip(self) -> tuple[list[int], list[list[Array]]]:
+        first = Image.open(io.BytesIO(self._jpegs[0]))
+        size = (STRIP_SIZE[0], max(1, round(STRIP_SIZE[0] * first.height / first.width)))
+        steps = [int(step) for step in np.linspace(0, self.steps, STRIP_FRAMES).round()]
+        return steps, list(self.draw(steps, size))
+
+
+def can_film(env: BatchEnv) -> bool:
+    """Whether an environment is simulated here, or draws itself."""
+    return isinstance(env, MujocoEnv) or ability(env, Pictured) is not None
+
+
+def recorder(env: BatchEnv, wanted: Iterable[tuple[int, int]]) -> Recorder[Any]:
+    """What records (env_id, episode) pairs of an environment as it is stepped."""
+    if isinstance(env, MujocoEnv):
+        return MujocoRecorder(env, wanted)
+    drawing = ability(env, Pictured)
+    if drawing is not None:
+        return PictureRecorder(env, drawing, wanted)
+    raise UsageError(
+        "This environment cannot be drawn: it needs a method picture(env_id) that gives a picture "
+        "[height, width, 3] of bytes."
+    )
+
+
+def footage(env: BatchEnv, recording: Any) -> Footage:
+    """A recording of an environment as pictures."""
+    if isinstance(env, MujocoEnv):
+        task = env.task
+        return Simulated(decorated(env), task.camera, recording, task.substeps, env.dt)
+    return Drawn(recording)
