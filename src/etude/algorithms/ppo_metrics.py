@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import fmean, median
 
-from etude.metrics.declared import RECENT, Column, Curve, Health, Metric, Metrics, Warning
-
-
-def _fares_well(health: Health) -> bool:
-    """Nearly all episodes succeed, or the return is the highest so far."""
-    success, returns = (health.recent(f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
-    before = health.series("rollout/ep_rew_mean", health.rows[:-RECENT])
-    rises = bool(returns and before) and fmean(returns) > max(before)
-    return rises or (bool(success) and fmean(success) > 0.8)
+from etude.metrics.declared import (
+    RECENT,
+    Column,
+    Curve,
+    Health,
+    Metric,
+    Metrics,
+    Warning,
+    fares_well,
+)
 
 
 def _kl_high(health: Health) -> Warning | None:
     values = health.recent("train/approx_kl")
-    if not values or min(values) < 0.06 or _fares_well(health):
+    if not values or min(values) < 0.06 or fares_well(health):
         return None
     return Warning(
         "KL too high",
@@ -27,8 +28,9 @@ def _kl_high(health: Health) -> Warning | None:
 
 
 def _entropy_collapsed(health: Health) -> Warning | None:
+    """Without a success rate nobody knows whether the task was learned before."""
     std, success = health.series("train/std"), health.recent("rollout/success_rate")
-    if not std or std[-1] > 0.1 * std[0] or (success and fmean(success) > 0.8):
+    if not std or not success or std[-1] > 0.1 * std[0] or fmean(success) > 0.8:
         return None
     return Warning(
         "entropy collapsed",
@@ -38,13 +40,20 @@ def _entropy_collapsed(health: Health) -> Warning | None:
 
 
 def _value_blind(health: Health) -> Warning | None:
-    values = health.recent("train/explained_variance")
-    if health.progress < 0.2 or not values or max(values) > 0.1:
+    """Values are wrong only where there is something to explain: once all returns are about the
+    same, the explained share of their variance is low, and so is the value loss."""
+    rows = health.rows[-max(RECENT, len(health.rows) // 4) :]
+    explained = health.series("train/explained_variance", rows)
+    losses = health.series("train/value_loss")
+    if health.progress < 0.2 or len(explained) < RECENT or fmean(explained) > 0.25:
+        return None
+    small = losses and median(health.series("train/value_loss", rows)) < 0.3 * max(losses)
+    if small or fares_well(health):
         return None
     return Warning(
         "value function explains nothing",
-        f"explained variance is {values[-1]:.2f}: check the reward's scale, give the critic more "
-        "observations, or lower algorithm.gamma",
+        f"explained variance is {fmean(explained):.2f}: check algorithm.value_coef and the "
+        "reward's scale, give the critic more observations, or lower algorithm.gamma",
     )
 
 
@@ -58,6 +67,7 @@ METRICS: Metrics = (
         check=_kl_high,
     ),
     Metric("train/clip_fraction", "clip", ".0%", Column(21, 7)),
+    Metric("train/value_loss", "value loss", curve=Curve(63, "cyan", (0, None))),
     Metric(
         "train/std",
         "std",

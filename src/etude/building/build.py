@@ -12,6 +12,7 @@ import torch
 from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, Collector, EnvSpec, LogWriter, Stateful
 from etude.core.keys import Key
+from etude.core.progress import waiting
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board
 from etude.models.policies import BasePolicy, make_policy
@@ -47,6 +48,7 @@ class Parts:
     close: Callable[[], None]
 
 
+@waiting("building environments and networks")
 def build(
     run: Resolved,
     folder: RunFolder,
@@ -164,6 +166,7 @@ def make_collection(
     return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, tester)
 
 
+@waiting("building environments for evaluation")
 def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolicy) -> Evaluator:
     """An evaluator with new environments."""
     config, task = recipe.evaluation, recipe.task.for_evaluation()

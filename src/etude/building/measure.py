@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from etude.building.build import build
+from etude.core.progress import waiting
 from etude.planning.plan import Plan
 from etude.planning.recipe import dump
 from etude.planning.resolve import Resolved
@@ -19,6 +20,7 @@ _LONGEST_MEASUREMENT = 60.0
 """Seconds after which no further iteration is timed, once there are two."""
 
 
+@waiting("timing a few iterations")
 def measured(run: Resolved, plan: Plan, rounds: int = 3) -> Plan:
     """The plan with the expected seconds of the whole run, from a few real iterations in a folder
     that is thrown away.

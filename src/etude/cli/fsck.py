@@ -15,6 +15,7 @@ from pydantic import Field
 from etude.building import resuming
 from etude.cli.options import Positional, Reporting, parse
 from etude.core.errors import EtudeError, UsageError
+from etude.core.progress import waiting
 from etude.core.seals import unsealed
 from etude.core.trees import Tree
 from etude.datasets.importing import is_store
@@ -86,6 +87,7 @@ class Report:
         self.findings.append(Finding(shown, verdict, "; ".join(words)))
 
 
+@waiting("reading every file")
 def examine(path: Path) -> Report:
     """Read every byte of a run folder or a dataset."""
     report = Report(path)

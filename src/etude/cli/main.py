@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Verbs, later, run_verb
+from etude.core import progress
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
 
@@ -40,6 +41,8 @@ module:Class or a Gymnasium id. One's own: `etude train ppo --env.id ID`, `--env
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    # Of several ranks the first speaks.
+    shown = progress.show_on(sys.stderr if os.environ.get("RANK", "0") == "0" else None)
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except EtudeError as error:
@@ -53,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has gone; Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    finally:
+        progress.show_on(shown)
 
 
 def _run(arguments: list[str]) -> int:

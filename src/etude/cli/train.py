@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 from pydantic import Field
 
 from etude.api import Run, train
@@ -11,6 +14,7 @@ from etude.core.ranks import writes
 from etude.metrics.rows import ELAPSED, is_offline, step_of
 from etude.planning.recipe import metrics_of
 from etude.reports import evaluation
+from etude.reports.fresh import step_of as policy_step
 from etude.runs.folder import NOT_EXACT
 
 
@@ -45,7 +49,7 @@ def finish(run: Run) -> None:
     last = run.rows()[-1] if run.rows() else {}
     if last:
         unit = "updates" if is_offline(last) else "steps"
-        print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}.")
+        print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}{_spent(run.rows())}.")
     if run.exactness.startswith(NOT_EXACT):
         print(f"This run is {run.exactness}.")
     metric = next((m for m in metrics_of(run.recipe) if m.summary and m.name in last), None)
@@ -53,5 +57,33 @@ def finish(run: Run) -> None:
         text = metric.summary.format(value=last[metric.name], row=last, best=best)
         print(f"Last evaluation in training: {text}.")
     print()
+    if run.recipe.env is not None and run.recipe.evaluation.final_episodes:
+        print(_chosen(run))
     evaluation.finish(run.recipe, run.path, say)
     print(f"Evaluate it: etude eval {run.path}")
+
+
+def _spent(rows: list[dict[str, Any]]) -> str:
+    """How fast a run collected and trained, and what it did besides."""
+    seconds: Counter[str] = Counter()
+    for row in rows:
+        seconds.update({name: row.get(f"time/{name}") or 0.0 for name in _SPENT})
+    learning, rest = seconds["collect"] + seconds["train"], seconds["test"] + seconds["save"]
+    if is_offline(rows[-1]) or not learning:
+        return ""
+    speed = step_of(rows[-1]) / learning
+    return (
+        f", {speed:,.0f} steps/s while collecting and training; {rest:.1f} s to evaluate and save"
+    )
+
+
+_SPENT = ("collect", "train", "test", "save")
+
+
+def _chosen(run: Run) -> str:
+    """Which policy is evaluated after a run, and why that one."""
+    step, last = policy_step(run.path), step_of(run.rows()[-1])
+    count = sum("eval/mean_reward" in row for row in run.rows())
+    why = f"the best of {count} evaluations in training" if count > 1 else "the only one evaluated"
+    other = "" if step == last else f"; the last one, of step {last:,}, is in checkpoints/final"
+    return f"Now the policy of step {step:,}: {why}{other}."

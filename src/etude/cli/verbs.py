@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 
 from etude.core.errors import UsageError
+from etude.core.progress import waiting
 
 Verbs = dict[str, Callable[[list[str]], int | None]]
 """What each verb of a program does with the arguments after it."""
@@ -39,7 +40,14 @@ OFTEN = {
 
 def later(module: str) -> Callable[[list[str]], int | None]:
     """The function `run` of a command's module, which is imported when it is called."""
-    return lambda arguments: import_module(module).run(arguments)
+
+    def run(arguments: list[str]) -> int | None:
+        with waiting("loading"):
+            command = import_module(module)
+        exit_code: int | None = command.run(arguments)
+        return exit_code
+
+    return run
 
 
 def run_verb(program: str, usage: str, verbs: Verbs, arguments: list[str]) -> int:

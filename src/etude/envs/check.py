@@ -13,6 +13,7 @@ import numpy as np
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
 from etude.core.errors import EtudeError
 from etude.core.imports import describe
+from etude.core.progress import waiting
 from etude.envs.check_replay import (
     ENVIRONMENTS,
     KEY,
@@ -65,6 +66,7 @@ class Finding:
     fix: str = ""
 
 
+@waiting("checking the environment")
 def check_env(
     make: MakeEnv, steps: int = 200, exact_steps: int = 200, agents: int = 1
 ) -> list[Finding]:

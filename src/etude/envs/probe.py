@@ -18,6 +18,7 @@ from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
 from etude.core.errors import UsageError
 from etude.core.imports import describe
 from etude.core.keys import Key
+from etude.core.progress import waiting
 from etude.core.trees import Tree, digest
 from etude.envs.adapters import object_state
 from etude.envs.config import EnvConfig
@@ -77,8 +78,9 @@ def probe(make: Make, config: EnvConfig, rows: int, name: str) -> Exactness:
     """
     asked = f"{make.__module__} {config.model_dump_json()} {rows} {os.getcwd()}"
     if asked not in _verdicts:
-        verdict, trial = _here(make, config, rows, name)
-        _verdicts[asked] = verdict if trial is None else _elsewhere(make, config, trial, name)
+        with waiting(f"probing whether '{name}' resumes exactly"):
+            verdict, trial = _here(make, config, rows, name)
+            _verdicts[asked] = verdict if trial is None else _elsewhere(make, config, trial, name)
     return _verdicts[asked]
 
 

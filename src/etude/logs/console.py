@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from etude.metrics.declared import Health, Metric
+from etude.metrics.declared import Health, Metric, episode_metric
 from etude.metrics.rows import fleet, is_offline, numbers
 
 ROWS_PER_HEADING = 20
@@ -48,18 +48,20 @@ class ConsoleTable:
     def epoch(self, number: int, summary: Mapping[str, float]) -> None:
         """Print the line of an epoch that ended, of whose metrics `summary` holds the means.
 
-        It has the phase, what was reached, and what looks wrong (the first time with what to try).
+        It has what was reached and where that goes, the last evaluation beside the best, and what
+        looks wrong (the first time with what to try).
         """
         values = {**self._last, **summary}
-        parts = [f"epoch {number}: {self._health.phase}"]
         shown = [metric for _, metric in self._epoch if metric.name in values]
-        parts += [f"{metric.label} {_text(metric, values)}" for metric in shown]
+        trend = {episode_metric(self._health): f" {self._health.trend}".rstrip()}
+        parts = [f"{m.label} {_text(m, values)}{trend.get(m.name, '')}" for m in shown]
+        parts += [evaluated.words()] if (evaluated := self._health.evaluated) else []
         parts += fleet(values)
         warnings = self._health.warnings
         for name, text in warnings:
             parts.append(f"WARNING {name}" + ("" if name in self._explained else f" ({text})"))
         self._explained = {name for name, _ in warnings}
-        print("  " + ", ".join(parts), file=self._stream, flush=True)
+        print(f"  epoch {number}: {', '.join(parts)}", file=self._stream, flush=True)
 
     def close(self) -> None: ...
 

@@ -43,5 +43,11 @@ class LogConfig(Config):
     def open(self, run: LoggedRun) -> OpenLog:
         """The log of one run; nothing is written before its `begin`."""
 
+    def add_final(self, run: LoggedRun, step: int, metrics: dict[str, float]) -> None:
+        """Add the evaluation after a run's end, of the policy of that step, to its closed log.
+
+        metrics: {"final/mean_reward": ...}.
+        """
+
 
 LOGS: Registry[LogConfig] = Registry("logs", "etude.logs.kinds:LogConfig")

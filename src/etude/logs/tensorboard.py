@@ -1,7 +1,8 @@
-"""TensorBoard: one scalar per metric and row.
+"""TensorBoard: a scalar per metric and row, the recipe as text and as hyperparameters.
 
-The file is written with TensorBoard's own record writer and message types, row by row and without
-a thread of its own. Its EventFileWriter would load all of TensorFlow where that is installed.
+Files are in the run's folder itself, whose name TensorBoard then gives to the run. They are
+written with TensorBoard's own record writer and message types, row by row and without a thread of
+their own. Its EventFileWriter would load all of TensorFlow where that is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
-from etude.metrics.rows import ELAPSED, numbers, step_of
+from etude.metrics.rows import ELAPSED, charted, numbers, step_of
 
 
 class TensorBoardConfig(LogConfig):
@@ -24,21 +25,24 @@ class TensorBoardConfig(LogConfig):
     kind: Literal["tensorboard"] = "tensorboard"
 
     def open(self, run: LoggedRun) -> OpenLog:
-        return OpenLog(TensorBoardLog(run.folder / "tensorboard"))
+        return OpenLog(TensorBoardLog(run.folder, run.recipe))
+
+    def add_final(self, run: LoggedRun, step: int, metrics: dict[str, float]) -> None:
+        TensorBoardLog(run.folder).add_final(step, metrics)
 
 
 class TensorBoardLog:
     """Curves in a folder that `tensorboard --logdir` shows."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, recipe: Mapping[str, Any] | None = None) -> None:
+        """`recipe`: as plain data, for TensorBoard's page of hyperparameters."""
+        self._folder, self._recipe = folder, recipe or {}
         self._writer: Any = None
         self._begun = 0.0
 
     def begin(self, history: list[dict[str, Any]]) -> None:
         """Start over from the rows that were kept, so curves have neither forks nor gaps."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
         seconds = _seconds(history)
         self._begun = time.time()
@@ -47,13 +51,11 @@ class TensorBoardLog:
             self._folder.mkdir(parents=True, exist_ok=True)
             for old in self._folder.glob("events.out.tfevents.*"):
                 old.unlink()
-            name = f"events.out.tfevents.{int(self._begun):010d}.{os.getpid()}"
-            # Closed in close(); no with block spans a run. A new file: "x" follows no link.
-            self._writer = RecordWriter((self._folder / name).open("xb"))
-            self._add(Event(wall_time=self._begun - trained, file_version="brain.Event:2"))
+            self._open(self._begun - trained)
             # Tells a TensorBoard that is watching to drop what it read from the old file.
             start = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=self._begun - trained, session_log=start))
+            self._add(_about(self._folder, self._recipe, self._begun - trained))
             for row, at in zip(history, seconds, strict=True):
                 self._add_row(row, self._begun - trained + at)
             self._writer.flush()
@@ -63,17 +65,33 @@ class TensorBoardLog:
             self._add_row(row, time.time())
             self._writer.flush()
 
+    def add_final(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add points in a file of their own, after the log of the run was closed."""
+        with self._clear_faults():
+            self._open(time.time(), ".final")
+            self._add_row({**metrics, "timesteps": step}, time.time())
+        self.close()
+
     def close(self) -> None:
         if self._writer is not None:
             with self._clear_faults():
                 self._writer.close()
             self._writer = None
 
+    def _open(self, wall_time: float, suffix: str = "") -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}{suffix}"
+        # Closed in close(); no with block spans a run. A new file: "x" follows no link.
+        self._writer = RecordWriter((self._folder / name).open("xb"))
+        self._add(Event(wall_time=wall_time, file_version="brain.Event:2"))
+
     def _add_row(self, row: Mapping[str, Any], wall_time: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=k, simple_value=v) for k, v in numbers(row).items()]
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in charted(row).items()]
         self._add(Event(wall_time=wall_time, step=step_of(row), summary=Summary(value=values)))
 
     def _add(self, event: Any) -> None:
@@ -100,3 +118,57 @@ def _seconds(history: Sequence[Mapping[str, Any]]) -> list[float]:
         last = now
         seconds.append(before + now)
     return seconds
+
+
+def _about(folder: Path, recipe: Mapping[str, Any], wall_time: float) -> Any:
+    """What a run is: recipe and plan as they stand in its folder, and its hyperparameters."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    def value(tag: str, plugin: str, content: bytes, **data: Any) -> Any:
+        of = SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+        return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=of), **data)
+
+    values = []
+    for name, file in (("recipe", folder / "recipe.yaml"), ("plan", folder / "plan.txt")):
+        if file.is_file():
+            lines = file.read_text().splitlines()
+            block = "\n".join(f"    {line}" for line in lines)  # Markdown's for verbatim text
+            shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+            text = TensorProto(dtype=DT_STRING, string_val=[block.encode()], tensor_shape=shape)
+            values.append(value(f"{name}/text_summary", "text", b"", tensor=text))
+    if recipe:
+        data = HParamsPluginData(version=0)
+        data.session_start_info.start_time_secs = wall_time
+        for name, chosen in hyperparameters(recipe).items():
+            kind = "string_value" if isinstance(chosen, str) else "number_value"
+            kind = "bool_value" if isinstance(chosen, bool) else kind
+            setattr(data.session_start_info.hparams[name], kind, chosen)
+        content = data.SerializeToString()
+        values.append(value("_hparams_/session_start_info", "hparams", content))
+    return Event(wall_time=wall_time, summary=Summary(value=values))
+
+
+_COMPARED = (
+    *("seed", "env", "policy", "algorithm", "rewards", "collector.num_envs"),
+    *("clock.total_timesteps", "curriculum.enabled", "learner.shards"),
+)
+
+
+def hyperparameters(recipe: Mapping[str, Any]) -> dict[str, float | str | bool]:
+    """The settings by which runs are compared, by their names in a recipe; no paths, no logs."""
+    found: dict[str, float | str | bool] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                add(f"{name}.{key}" if name else key, inner)
+        elif value is not None and any(f"{name}.".startswith(f"{s}.") for s in _COMPARED):
+            found[name] = value if isinstance(value, bool | int | float | str) else str(value)
+
+    add("", recipe)
+    return found

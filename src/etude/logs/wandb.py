@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.errors import EtudeError, UsageError
+from etude.core.progress import waiting
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
-from etude.metrics.rows import numbers, step_of
+from etude.metrics.rows import charted, step_of
 from etude.runs import files
 from etude.training.callbacks import Callback, Context
 
@@ -48,9 +49,15 @@ class WandbConfig(LogConfig):
     def check(self) -> None:
         require()
 
-    def open(self, run: LoggedRun) -> OpenLog:
+    def _log(self, run: LoggedRun) -> WandbLog:
         name = f"{run.recipe['name']}-{run.folder.resolve().name}"
-        log = WandbLog(run.folder, self.project, name, self.mode, run.recipe, run.say)
+        return WandbLog(run.folder, self.project, name, self.mode, run.recipe, run.say)
+
+    def add_final(self, run: LoggedRun, step: int, metrics: dict[str, float]) -> None:
+        self._log(run._replace(say=lambda text: None)).add_final(step, metrics)
+
+    def open(self, run: LoggedRun) -> OpenLog:
+        log = self._log(run)
         policy = run.folder / "checkpoints" / "final" / "policy"
         return OpenLog(log, (FinalPolicy(log, policy),))
 
@@ -95,7 +102,7 @@ class WandbLog:
             if step <= self._has:
                 return
         # Without commit, W&B would hold a row back until the next one comes.
-        self._run.log(numbers(row), step=step, commit=True)
+        self._run.log(charted(row), step=step, commit=True)
         self._has = step
         self._state.save(sent=step, uploaded=False)
 
@@ -115,6 +122,18 @@ class WandbLog:
             artifact.add_file(str(file), policy="immutable")
         self._run.log_artifact(artifact, aliases=["final"])
 
+    def add_final(self, step: int, metrics: dict[str, float]) -> None:
+        """Open the finished run once more and put metrics in its summary, if they are not."""
+        self._state.load()
+        if self._state.final == step:
+            return
+        self._open()
+        self._run.summary.update(metrics)
+        self._finished = True
+        self.close()
+        self._state.save(final=step)
+
+    @waiting("waiting for W&B")
     def close(self) -> None:
         if self._run is not None:
             self._run.finish(exit_code=0 if self._finished else 1)
@@ -122,6 +141,7 @@ class WandbLog:
             # Only now has W&B let go of its buffers.
             self._state.save(confirmed=self._has, uploaded=self._finished)
 
+    @waiting("starting W&B")
     def _open(self) -> None:
         """Join the W&B run of this folder."""
         import wandb
@@ -174,6 +194,8 @@ class _State:
     """The last step handed over to W&B."""
     uploaded: bool = False
     """Whether the run has ended in W&B too, with its policy."""
+    final: int = NOTHING
+    """The step of the policy whose evaluation after the run's end W&B has."""
 
     def load(self) -> None:
         if not self.path.exists():
@@ -185,6 +207,7 @@ class _State:
             if not re.fullmatch(r"[\w-]{1,64}", self.id):
                 raise ValueError("its id is none of W&B's")  # it becomes part of a path
             self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
+            self.final = int(content.get("final", NOTHING))
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise EtudeError(
                 f"{self.path} cannot be read ({error}): put it back, or remove it to send the run "

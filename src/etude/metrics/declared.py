@@ -8,12 +8,14 @@ logs (`COUNTERS`) and what runs with an environment log (`EPISODES`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from etude.metrics.rows import ITERATIONS
+from etude.metrics.rows import ITERATIONS, step_of
 
 Row = Mapping[str, float]
 
@@ -75,8 +77,9 @@ class Metric:
     summary: str = ""
     """What a run's end says of the last evaluation, a format of `value`, of the whole `row`, and
     of `best`, the pair of numbers that the evaluator compares policies by."""
-    phase: Callable[[Sequence[float]], str] | None = None
-    """The phase of training that the metric's values, oldest first, show."""
+    score: bool = False
+    """Whether evaluations are compared by it, the higher the better; the first of several counts
+    most."""
     check: Callable[[Health], Warning | None] | None = None
     """Gives a warning when the run looks wrong by this metric."""
     reduce: Literal["mean", "last", "sum", "max"] = "mean"
@@ -95,8 +98,22 @@ def declares(metrics: Metrics) -> Callable[[str], bool]:
     return lambda name: name in names or name.startswith(prefixes)
 
 
+class Evaluated(NamedTuple):
+    """The last evaluation of a run and its best one: log rows that hold one."""
+
+    metric: Metric
+    """What evaluations are compared by first; the higher, the better."""
+    last: Row
+    best: Row
+
+    def words(self) -> str:
+        """Such as "eval return 12.00 (best 340.10 at 40,960)"."""
+        last, best = (format(row[self.metric.name], self.metric.format) for row in self[1:])
+        return f"{self.metric.label} {last} (best {best} at {step_of(self.best):,})"
+
+
 class Health:
-    """Follows the log rows of a run: the phase it is in, and what looks wrong.
+    """Follows the log rows of a run: its trend, its best evaluation, and what looks wrong.
 
     It keeps nothing that the rows do not hold, so a resumed run, given the rows that were kept,
     says the same as one that never stopped.
@@ -105,11 +122,12 @@ class Health:
     def __init__(self, metrics: Metrics, total_iterations: int) -> None:
         self.metrics, self._total = metrics, max(total_iterations, 1)
         self.rows: list[Row] = []
-        """Of every log row the metrics that are declared."""
+        """Of every log row the counters, and the metrics that are declared."""
         self.progress = 0.0
         """The share of the run's iterations that is done, 0 to 1."""
         self.explored_by = next((m.explored_by for m in metrics if m.explored_by), "")
         self._declares = declares(metrics)
+        self._scores = [m for m in metrics if m.score]
 
     def add(self, row: Row) -> None:
         """Take in a log row."""
@@ -126,12 +144,22 @@ class Health:
         return values if len(values) == RECENT else []
 
     @property
-    def phase(self) -> str:
-        """Where learning stands, by the first metric that says so and has been logged."""
-        for metric in self.metrics:
-            if metric.phase and (values := self.series(metric.name)):
-                return metric.phase(values)
-        return PHASES[0]
+    def trend(self) -> str:
+        """Whether episodes of training get better: "rising", "level", "falling"; "" at first."""
+        return trend_of(smooth(self.series(episode_metric(self))))
+
+    @property
+    def evaluated(self) -> Evaluated | None:
+        """The last evaluation, and the one with the highest score; of equals, the later."""
+        metric = next((m for m in self._scores if any(m.name in r for r in self.rows)), None)
+        if metric is None:
+            return None
+        rows = [row for row in self.rows if metric.name in row]
+
+        def score(row: Row) -> list[float]:
+            return [row.get(m.name, -math.inf) for m in self._scores]
+
+        return Evaluated(metric, rows[-1], max(reversed(rows), key=score))
 
     @property
     def warnings(self) -> list[Warning]:
@@ -140,34 +168,100 @@ class Health:
         return [warning for check in checks if (warning := check(self)) is not None]
 
 
-PHASES = ("initialisation", "discovery", "skill development", "optimisation", "convergence")
+def episode_metric(health: Health, prefix: str = "rollout") -> str:
+    """The metric that says how well episodes go: success, once there is some, or the return."""
+    success, returns = f"{prefix}/success_rate", ("ep_rew_mean", "mean_reward")[prefix == "eval"]
+    return success if max(health.series(success), default=0.0) >= 0.1 else f"{prefix}/{returns}"
 
 
-def _phase_by_success(success: Sequence[float]) -> str:
-    now = fmean(success[-RECENT:])
-    if now < 0.02:
-        return PHASES[0]
-    if now < 0.2:
-        return PHASES[1]
-    if now < 0.8:
-        return PHASES[2]
-    settled = len(success) >= 2 * RECENT and now - fmean(success[-2 * RECENT : -RECENT]) < 0.01
-    return PHASES[4] if settled and now >= 0.95 else PHASES[3]
+def smooth(values: Sequence[float]) -> list[float]:
+    """Means of `RECENT` consecutive values: [n] becomes [n - RECENT + 1]."""
+    return [fmean(values[i : i + RECENT]) for i in range(len(values) - RECENT + 1)]
 
 
-def _phase_by_return(returns: Sequence[float]) -> str:
-    """By the share of all improvement that is recent: large while a skill forms, then small."""
-    if len(returns) < 2 * RECENT:
-        return PHASES[0]
-    first, before = fmean(returns[:RECENT]), fmean(returns[-2 * RECENT : -RECENT])
-    now, best = fmean(returns[-RECENT:]), max(returns)
-    gain = best - first
-    if gain <= 0.1 * (abs(first) + 1e-8):
-        return PHASES[0]
-    recent = (now - before) / gain
-    if len(returns) < 4 * RECENT:
-        return PHASES[1]
-    return PHASES[2] if recent > 0.1 else PHASES[3] if recent > 0.02 else PHASES[4]
+def trend_of(values: Sequence[float]) -> str:
+    """By how far an eighth of the values, the last one, is from the eighth before.
+
+    Less than a twentieth of their range, or a range of less than a tenth of their size, is level.
+    """
+    size = max(len(values) // 8, RECENT)
+    if len(values) < 2 * size:
+        return ""
+    moved = fmean(values[-size:]) - fmean(values[-2 * size : -size])
+    extent = max(values) - min(values)
+    if abs(moved) <= 0.05 * extent or extent <= 0.1 * max(map(abs, values)):
+        return "level"
+    return "rising" if moved > 0 else "falling"
+
+
+def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
+    """Whether more than half of what was gained up to the best value is gone at the end.
+
+    `begun`: values from before. Where the first one is the best, half of its size was gained.
+    """
+    best = max(values)
+    gained = best - min([*begun, *values[: values.index(best) + 1]]) or 0.5 * abs(best)
+    return gained > 0.1 * abs(best) and best - values[-1] > 0.5 * gained
+
+
+def fell(health: Health) -> tuple[str, float, float] | None:
+    """Where the policy has become much worse than it was: by which metric, from what, to what.
+
+    Evaluations say so. Where the last one is not of late, episodes of training do, unless a
+    curriculum makes these harder.
+    """
+    name, in_training = episode_metric(health, "eval"), episode_metric(health)
+    begun, values = health.series(in_training)[:1], health.series(name)
+    if values and _lost(values, begun if _same_kind(name, in_training) else ()):
+        return name, max(values), values[-1]
+    hard = any(name.startswith("curriculum/") for name in health.rows[-1])
+    if hard or health.series(name, health.rows[-2 * RECENT :]):
+        return None
+    values = smooth(health.series(in_training))
+    return (in_training, max(values), values[-1]) if values and _lost(values) else None
+
+
+def _same_kind(name: str, other: str) -> bool:
+    return name.endswith("success_rate") == other.endswith("success_rate")
+
+
+def _got_worse(health: Health) -> Warning | None:
+    found = fell(health)
+    if found is None:
+        return None
+    name, best, now = found
+    metric = next(metric for metric in health.metrics if metric.name == name)
+    return Warning(
+        f"{metric.label} fell",
+        f"from {format(best, metric.format)} to {format(now, metric.format)}: the best policy is "
+        "kept; to go further, train with smaller steps (algorithm.learning_rate)",
+    )
+
+
+def _no_progress(health: Health) -> Warning | None:
+    """The return is where it began; that of episodes which are all the same may be the highest."""
+    returns = health.series("rollout/ep_rew_mean")
+    if health.progress < 0.5 or len(returns) < 3 * RECENT or fares_well(health):
+        return None
+    first, best = fmean(returns[:RECENT]), max(smooth(returns))
+    noise = median(abs(b - a) for a, b in pairwise(returns))
+    small = max(0.01 * abs(first), min(0.15 * abs(first), 4 * noise))
+    spread = health.series("eval/std_reward")
+    if best - first > small or (spread and not any(spread)):
+        return None
+    return Warning(
+        "no progress",
+        f"the return began at {first:.2f} and is {returns[-1]:.2f}: larger steps "
+        f"(algorithm.learning_rate), more exploration{_fields(health)}, or a denser reward",
+    )
+
+
+def fares_well(health: Health) -> bool:
+    """Nearly all episodes succeed, or the return is the highest so far."""
+    success, returns = (health.recent(f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
+    before = health.series("rollout/ep_rew_mean", health.rows[:-RECENT])
+    rises = bool(returns and before) and fmean(returns) > max(before)
+    return rises or (bool(success) and fmean(success) > 0.8)
 
 
 def _success_stuck(health: Health) -> Warning | None:
@@ -253,7 +347,6 @@ EPISODES: Metrics = (
         Column(6, 8, "online"),
         Curve(1, "green", (0, 1)),
         epoch=0,
-        phase=_phase_by_success,
         check=_success_stuck,
     ),
     Metric(
@@ -263,7 +356,7 @@ EPISODES: Metrics = (
         Column(4, 9, "online"),
         Curve(0, "green"),
         epoch=1,
-        phase=_phase_by_return,
+        check=_no_progress,
     ),
     Metric("rollout/ep_len_mean", "length", ".1f", Column(5, 8, "online")),
     Metric(
@@ -274,6 +367,7 @@ EPISODES: Metrics = (
         Curve(2, "bright_green", (0, 1)),
         summary="{value:.1%} success, mean reward {row[eval/mean_reward]:.2f}; best {best[0]:.1%}",
         check=_needs_noise,
+        score=True,
     ),
     Metric(
         "eval/mean_reward",
@@ -282,6 +376,8 @@ EPISODES: Metrics = (
         Column(91, 12),
         Curve(3, "bright_green", unless="eval/success_rate"),
         summary="mean reward {value:.2f}; best {best[1]:.2f}",
+        check=_got_worse,
+        score=True,
     ),
     Metric("reward/", "reward terms", curve=Curve(100, "yellow"), check=_term_dominates),
 )

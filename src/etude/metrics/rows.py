@@ -38,6 +38,18 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+_COUNTERS = (
+    *("epoch", "cycle", "iterations", "timesteps", "updates", "episodes"),
+    *("time/total_timesteps", "time/iterations", "train/n_updates"),
+)
+"""Columns that count what is done: straight lines, which no chart needs."""
+
+
+def charted(row: Mapping[str, Any]) -> dict[str, float]:
+    """The columns that are drawn as curves: finite numbers that are no counters."""
+    return {name: value for name, value in numbers(row).items() if name not in _COUNTERS}
+
+
 def seconds_of(row: Mapping[str, float], before: float) -> dict[str, float]:
     """Seconds since the row before, when `before` seconds had passed, by what they went to."""
     parts = {name: row.get(f"time/{name}", 0.0) for name in ("physics", "inference", "environment")}

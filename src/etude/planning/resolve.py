@@ -11,6 +11,7 @@ from etude.core.clock import Loops
 from etude.core.contracts import BatchEnv, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.progress import waiting
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.envs.config import ENVS
@@ -81,6 +82,7 @@ def exactness(recipe: Recipe) -> Exactness:
     return recipe.task.exactness()
 
 
+@waiting("building an environment to look at")
 def _from_environment(recipe: Recipe) -> Inputs:
     """One group of the recipe's environments is made, played for two steps, and closed."""
     recipe.collector.check()

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from etude.core.contracts import KINDS, Array
 from etude.core.errors import UsageError
+from etude.logs.kinds import LoggedRun
 from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe, metrics_of
 from etude.reports import fresh
@@ -295,12 +296,24 @@ def finish(recipe: Recipe, path: Path, say: Say) -> None:
     folder = label_folder(path, fresh.step_of(path), "final")
     if (folder / SUMMARY).is_file() and (folder / TEXT).is_file():  # it was written whole
         say(f"{(folder / TEXT).read_text()}Played when the run ended; kept in {folder}")
+        _log_final(recipe, path, folder, say)
         return
     report = _played(recipe, path, episodes)
     say(_shown(report))
     files.make_folder(folder)
     report.write(folder)
     say(f"Kept in {folder}")
+    _log_final(recipe, path, folder, say)
+
+
+def _log_final(recipe: Recipe, path: Path, folder: Path, say: Say) -> None:
+    """Put the figures of an evaluation into the logs of its run, which have been closed."""
+    found: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    numbers = {k: v for k, v in found.items() if k.startswith("eval/")}
+    metrics = {f"final/{name.removeprefix('eval/')}": v for name, v in numbers.items()}
+    run = LoggedRun(path, recipe.model_dump(mode="json"), say)
+    for kind in recipe.logs.kinds():
+        kind.add_final(run, int(found["policy_step"]), metrics)
 
 
 def _played(

@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from etude.core import progress as waits
+
 Tick = Callable[[float, float], None]
 """Takes how much is done, of how much."""
 
@@ -35,6 +37,11 @@ def bar(what: str, unit: str) -> Iterator[Tick]:
         transient=True,
         disable=not console.is_terminal,
     )
-    with progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    shown = waits.show_on(None) if console.is_terminal else None  # the bar says it already
+    try:
+        with progress:
+            task = progress.add_task(what, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+    finally:
+        if console.is_terminal:
+            waits.show_on(shown)

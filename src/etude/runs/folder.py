@@ -47,7 +47,6 @@ class RunFolder:
         self.path = Path(path)
         self.recipe, self.metrics = self.path / RECIPE, self.path / METRICS
         self.checkpoints, self.failures = self.path / "checkpoints", self.path / "failures"
-        self.tensorboard = self.path / "tensorboard"
         self._lock: Lock | None = None
         self._copies: Tree | None = None
 

@@ -14,6 +14,7 @@ from etude.core.clock import IntervalText
 from etude.core.config import Config
 from etude.core.contracts import KINDS, Array, BatchEnv, Broadcast, EnvSpec, Policy
 from etude.core.keys import Key
+from etude.core.progress import waiting
 from etude.core.trees import Tree
 from etude.rollout.group import evaluate
 from etude.rollout.local import Workers
@@ -127,21 +128,24 @@ class Evaluator(AnyEvaluator):
         def watch(group: int, counted: Array, lengths: Array) -> None:
             whole = counted >= self._episodes_per_env
             done[group] = float(np.where(whole, counted, counted + lengths / longest).sum())
+            wait.done = int(sum(done))
             tick(sum(done))
 
-        parts = self._workers.run(
-            [
-                lambda env=env, g=g: evaluate(  # type: ignore[misc]
-                    env,
-                    self._policy,
-                    self._episodes_per_env,
-                    self.key.child(label, g),
-                    stochastic,
-                    partial(watch, g),
-                )
-                for g, env in enumerate(self._envs)
-            ]
-        )
+        total = self._episodes_per_env * sum(env.num_envs for env in self._envs)
+        with waiting("evaluating", total, "episodes") as wait:
+            parts = self._workers.run(
+                [
+                    lambda env=env, g=g: evaluate(  # type: ignore[misc]
+                        env,
+                        self._policy,
+                        self._episodes_per_env,
+                        self.key.child(label, g),
+                        stochastic,
+                        partial(watch, g),
+                    )
+                    for g, env in enumerate(self._envs)
+                ]
+            )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:

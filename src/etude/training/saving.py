@@ -14,6 +14,7 @@ from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.config import Config
 from etude.core.contracts import Algorithm, Stateful
 from etude.core.errors import Damaged, EtudeError, UsageError
+from etude.core.progress import waiting
 from etude.core.ranks import ALONE, Ranks, Shared, named
 from etude.core.trees import Tree, digest, without_arrays
 from etude.runs import checkpoint
@@ -164,6 +165,7 @@ class Saver:
         state[RUN] = self._folder.copies()
         return state
 
+    @waiting("reading the checkpoint")
     def restore(self, clock: Clock, say: Say, step: int | None = None) -> bool:
         """Put every part back to the newest checkpoint that is whole; False if there is none.
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from etude.core import progress
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """What asks a run to stop: people, terminals that close, and schedulers whose time is up."""
 LEAST_GRACE = 5.0
@@ -140,5 +142,6 @@ def _disk_hangs() -> bool:
 
 def _tell(text: str) -> None:
     """Print for whoever sent the signal; the terminal may be gone."""
+    progress.erase()
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 import torch
 
+from etude.core.progress import waiting
+
 _WORDS = {
     "collect": "collecting",
     "train": "updating",
@@ -32,7 +34,7 @@ class Stopwatch:
         self._seconds: dict[str, float] = {}
         self._splits: dict[tuple[str, str], float] = {}
         self._phase, self._phase_start = "", time.perf_counter()
-        self._start = self._last_read = time.perf_counter()
+        self._start = time.perf_counter()
         self._steps_read = 0
 
     @contextmanager
@@ -41,7 +43,8 @@ class Stopwatch:
         self._phase, self._phase_start = name, start
         self._on_phase(name)
         try:
-            yield
+            with waiting(_WORDS.get(name, name)):
+                yield
         finally:
             self._on_phase("")
             self._phase, self._phase_start = "", time.perf_counter()
@@ -59,21 +62,24 @@ class Stopwatch:
             self._splits[key] = self._splits.get(key, 0.0) + value
 
     def begin(self, timesteps: int, elapsed: float = 0.0) -> None:
-        """Frames per second are counted from here; `elapsed` was spent before a resume."""
-        self._last_read = time.perf_counter()
-        self._start = self._last_read - elapsed
+        """Steps are counted from here; `elapsed` was spent before a resume."""
+        self._start = time.perf_counter() - elapsed
         self._steps_read = timesteps
 
     def read(self, timesteps: int, iterations: int) -> dict[str, float]:
-        """The `time/` columns of a log row."""
-        now = time.perf_counter()
-        fps = (timesteps - self._steps_read) / max(now - self._last_read, 1e-9)
-        self._last_read, self._steps_read = now, timesteps
+        """The `time/` columns of a log row.
+
+        `time/fps` is steps per second of collecting and training: an evaluation, a checkpoint or
+        a callback among them does not make it lower. `time/collect_fps` is of collecting alone.
+        """
+        steps, self._steps_read = timesteps - self._steps_read, timesteps
+        collect, train = (self._seconds.get(name, 0.0) for name in ("collect", "train"))
         row = {
-            "time/fps": fps,
+            "time/fps": steps / max(collect + train, 1e-9),
+            "time/collect_fps": steps / max(collect, 1e-9),
             "time/total_timesteps": float(timesteps),
             "time/iterations": float(iterations),
-            "time/time_elapsed": now - self._start,
+            "time/time_elapsed": time.perf_counter() - self._start,
         }
         row |= {f"time/{name}": seconds for name, seconds in sorted(self._seconds.items())}
         for (phase, name), seconds in sorted(self._splits.items()):
