@@ -394,7 +394,16 @@ def _outputs(
         return Outputs(silent, silent)
     recipe, iterations = run.recipe, run.loops.iterations
     plain, metrics = recipe.model_dump(mode="json"), metrics_of(recipe)
-    return open_logs(recipe.logs, folder.path, plain, metrics, iterations, console, asked)
+    return open_logs(
+        recipe.logs,
+        folder.path,
+        plain,
+        metrics,
+        iterations,
+        console,
+        asked,
+        lambda: recipes.changed(recipe),
+    )
 
 
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

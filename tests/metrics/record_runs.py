@@ -43,8 +43,8 @@ COMMANDS = {
     "dead-critic": f"{CARTPOLE} --clock.total-timesteps 49152 --algorithm.value-coef 0",
     "no-progress": f"{CARTPOLE} --clock.total-timesteps 40960 --algorithm.learning-rate 1e-7",
     "plateau": "reach --evaluation.final-episodes 0 --env.speed 0.08",
-    "diverging": f"td3 {PENDULUM} --clock.total-timesteps 6000 --algorithm.learning-rate 0.03 "
-    "--algorithm.batch-size 32 --algorithm.polyak 0",
+    "diverging": f"td3 {PENDULUM} --clock.total-timesteps 8000 --algorithm.learning-rate 0.01 "
+    "--algorithm.batch-size 32 --algorithm.polyak 0 --algorithm.gamma 1",
 }
 KEPT = ("rollout/", "reward/", "eval/mean_", "eval/std_", "eval/success", "eval/episodes")
 KEPT += ("train/approx", "train/clip", "train/expl", "train/std", "train/value", "train/entropy")

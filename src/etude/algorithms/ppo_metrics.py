@@ -73,6 +73,7 @@ METRICS: Metrics = (
         "std",
         ".2f",
         Column(23, 6),
+        Curve(64, "yellow", (0, None)),
         check=_entropy_collapsed,
         reduce="last",
         explored_by="policy.init_std, algorithm.entropy_coef",
@@ -82,7 +83,7 @@ METRICS: Metrics = (
         "explained",
         ".2f",
         Column(22, 10),
-        Curve(62, "cyan", (0, 1), "explained var."),
+        Curve(62, "cyan", (-1, 1), "explained var."),
         check=_value_blind,
     ),
 )

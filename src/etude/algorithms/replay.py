@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.learning.sampling import Experience
-from etude.metrics.declared import Column, Metric, Metrics
+from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
 from etude.models.policies import make_policy
 from etude.planning import memory
 from etude.planning.kinds import Inputs, Learner, PlanSection, RewardsSection, array_shapes
@@ -32,10 +33,29 @@ from etude.planning.resolve import Resolved, check_policy
 from etude.runs import files
 from etude.runs.folder import RunFolder
 
+
+def _q_diverges(health: Health) -> Warning | None:
+    """Q values far beyond any return that was seen are no error while they settle."""
+    values = [abs(value) for value in health.recent("train/q_mean")]
+    returns = map(abs, health.series("rollout/ep_rew_mean"))
+    grows = bool(values) and values == sorted(values) and values[-1] > 1.05 * values[0]
+    if not grows or values[0] < 10 * max(returns, default=math.inf):
+        return None
+    return Warning(
+        "Q values diverge",
+        f"they are at {health.recent('train/q_mean')[-1]:.3g} and grow, far beyond all returns: "
+        "lower algorithm.learning_rate or algorithm.gamma, or raise algorithm.polyak",
+    )
+
+
 METRICS: Metrics = (
-    Metric("train/q_mean", "Q", ".2f", Column(20, 8, "online")),
+    Metric(
+        "train/q_mean", "Q", ".2f", Column(20, 8, "online"), Curve(61, "magenta"), check=_q_diverges
+    ),
     Metric("train/q_mean", "Q", ".3g", Column(20, 9, "offline")),
-    Metric("train/critic_loss", "Q loss", ".3g", Column(21, 9, "online")),
+    Metric(
+        "train/critic_loss", "Q loss", ".3g", Column(21, 9, "online"), Curve(62, "cyan", (0, None))
+    ),
     Metric("train/critic_loss", "Q loss", ".3g", Column(21, 10, "offline")),
     Metric(
         "eval/action_error",

@@ -31,7 +31,7 @@ from etude.core.trees import Tree
 from etude.experience.returns import td_targets
 from etude.learning.optimizer import Adam
 from etude.learning.sampling import Batch
-from etude.metrics.declared import Column, Metric, Metrics
+from etude.metrics.declared import Column, Curve, Metric, Metrics
 from etude.models.actors import SquashedPolicy
 
 
@@ -46,6 +46,7 @@ class SACConfig(OffPolicyConfig):
             "alpha",
             ".3g",
             Column(22, 8, "online"),
+            Curve(64, "yellow", (0, None), "entropy coef."),
             explored_by="algorithm.target_entropy or algorithm.alpha, algorithm.warmup_steps",
         ),
     )

@@ -84,6 +84,10 @@ def _chosen(run: Run) -> str:
     """Which policy is evaluated after a run, and why that one."""
     step, last = policy_step(run.path), step_of(run.rows()[-1])
     count = sum("eval/mean_reward" in row for row in run.rows())
-    why = f"the best of {count} evaluations in training" if count > 1 else "the only one evaluated"
+    why = (
+        f"the best of {count} evaluations in training, the latest of equals"
+        if count > 1
+        else "the only one evaluated"
+    )
     other = "" if step == last else f"; the last one, of step {last:,}, is in checkpoints/final"
     return f"Now the policy of step {step:,}: {why}{other}."

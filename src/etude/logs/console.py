@@ -6,8 +6,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from etude.metrics.declared import Health, Metric, episode_metric
-from etude.metrics.rows import fleet, is_offline, numbers
+from etude.metrics.declared import (
+    Health,
+    columns_of,
+    episode_metric,
+    heading_of,
+    line_of,
+    text_of,
+)
+from etude.metrics.rows import fleet, numbers
 
 ROWS_PER_HEADING = 20
 
@@ -18,8 +25,6 @@ class ConsoleTable:
     def __init__(self, health: Health, stream: TextIO | None = None) -> None:
         """`health`: follows the run; of its declared metrics those with a column are shown."""
         self._health = health
-        columns = [(m.column, m) for m in health.metrics if m.column is not None]
-        self._columns = sorted(columns, key=lambda pair: pair[0].place)
         epoch = [(m.epoch, m) for m in health.metrics if m.epoch is not None]
         self._epoch = sorted(epoch, key=lambda pair: pair[0])
         self._stream = stream or sys.stdout
@@ -35,13 +40,11 @@ class ConsoleTable:
     def write(self, row: dict[str, Any]) -> None:
         """Print the line of a cycle that ended, now and then below a heading."""
         values = numbers(row)
-        columns = self._columns_of(values)
+        columns = columns_of(self._health.metrics, values)
         if self._rows % ROWS_PER_HEADING == 0:
-            heading = "".join(f"{metric.label:>{width}}" for metric, width in columns)
-            print(heading, file=self._stream)
+            print(heading_of(columns), file=self._stream)
         self._rows += 1
-        cells = (f"{_text(metric, values):>{width}}" for metric, width in columns)
-        print("".join(cells).rstrip(), file=self._stream, flush=True)
+        print(line_of(columns, values), file=self._stream, flush=True)
         self._last = values
         self._health.add(values)
 
@@ -54,7 +57,7 @@ class ConsoleTable:
         values = {**self._last, **summary}
         shown = [metric for _, metric in self._epoch if metric.name in values]
         trend = {episode_metric(self._health): f" {self._health.trend}".rstrip()}
-        parts = [f"{m.label} {_text(m, values)}{trend.get(m.name, '')}" for m in shown]
+        parts = [f"{m.label} {text_of(m, values)}{trend.get(m.name, '')}" for m in shown]
         parts += [evaluated.words()] if (evaluated := self._health.evaluated) else []
         parts += fleet(values)
         warnings = self._health.warnings
@@ -64,16 +67,3 @@ class ConsoleTable:
         print(f"  epoch {number}: {', '.join(parts)}", file=self._stream, flush=True)
 
     def close(self) -> None: ...
-
-    def _columns_of(self, row: Mapping[str, float]) -> list[tuple[Metric, int]]:
-        """The columns that a run with such rows has, with their widths."""
-        runs = ("all", "offline" if is_offline(row) else "online")
-        return [
-            (metric, max(column.width, len(metric.label) + 1))
-            for column, metric in self._columns
-            if column.runs in runs
-        ]
-
-
-def _text(metric: Metric, values: Mapping[str, float]) -> str:
-    return format(values[metric.name], metric.format) if metric.name in values else ""

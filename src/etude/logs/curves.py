@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
+from typing import NamedTuple
 
 MAX_POINTS = 256
 EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -69,36 +70,69 @@ def spread(values: Sequence[float], span: int, width: int) -> list[float]:
     return columns
 
 
+class Axis(NamedTuple):
+    """The scale of a curve: the values at its bottom and top line, and how it is divided."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value is: 0 at the bottom, 1 at the top; what is outside is at the edge."""
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+        extent = high - low if high > low else 1.0  # may be so small that 1 / it overflows
+        return min(max((value - low) / extent, 0.0), 1.0)
+
+
+Bounds = tuple[float | None, float | None]
+"""What a metric cannot leave, or is not worth drawing beyond; None where there is no such limit."""
+LEAST_EXTENT = 0.1
+"""Of an axis, as a share of the largest value: smaller changes are not blown up to look large."""
+LOGARITHMIC = 20.0
+"""Times the median that the largest of positive values is where an axis becomes logarithmic."""
+
+
+def axis_of(values: Sequence[float], bounds: Bounds = (None, None)) -> Axis:
+    """An axis that fits known values, within bounds, so that no curve is flattened by an end of
+    the scale that it never reaches, nor by a few values that are far from all others."""
+    least, most = (-math.inf if bounds[0] is None else bounds[0]), bounds[1]
+    most = math.inf if most is None else most
+    inside = [min(max(value, least), most) for value in values] or [0.0]
+    low, high = min(inside), max(inside)
+    middle = median(inside)
+    if low > 0.0 and bounds == (0, None) and high > LOGARITHMIC * middle:
+        return Axis(low, high, True)
+    missing = LEAST_EXTENT * max(abs(low), abs(high)) - (high - low)
+    if missing > 0.0 and math.isfinite(missing):
+        low, high = low - missing / 2, high + missing / 2
+        low, high = max(low, least), min(high, most)
+    return Axis(low, high)
+
+
 @lru_cache(maxsize=64)
 def spark(
     values: tuple[float, ...],
     span: int,
     width: int,
     height: int = 1,
-    bounds: tuple[float | None, float | None] = (None, None),
-) -> tuple[str, ...]:
-    """A filled curve in `height` lines of `width` characters, the top line first.
+    bounds: Bounds = (None, None),
+) -> tuple[tuple[str, ...], Axis]:
+    """A filled curve in `height` lines of `width` characters, the top line first; and its axis.
 
-    `span`: how many values the whole width stands for. `bounds`: where the scale must begin and
-    end; None leaves it to the values. Remembered, since a curve changes once per row and is drawn
-    several times a second.
+    `span`: how many values the whole width stands for. Remembered, since a curve changes once per
+    row and is drawn several times a second.
     """
     columns = spread(values, span, width)
-    known = [value for value in columns if not math.isnan(value)]
-    if not known:
-        return (" " * max(width, 0),) * height
-    low = min(known) if bounds[0] is None else min(bounds[0], min(known))
-    high = max(known) if bounds[1] is None else max(bounds[1], max(known))
-    extent = high - low if high > low else 1.0  # may be so small that 1 / it overflows
+    axis = axis_of([value for value in columns if not math.isnan(value)], bounds)
     # The lowest value still shows as a line, so that it is not taken for a missing one.
-    levels = [
-        0 if math.isnan(v) else max(1, round(8 * height * ((v - low) / extent))) for v in columns
-    ]
+    levels = [0 if math.isnan(v) else max(1, round(8 * height * axis.share(v))) for v in columns]
     lines = []
     for line in reversed(range(height)):
         text = "".join(EIGHTHS[max(0, min(8, level - 8 * line))] for level in levels)
         lines.append(text.ljust(width))
-    return tuple(lines)
+    return tuple(lines), axis
 
 
 def bar(share: float, width: int) -> tuple[str, str]:

@@ -15,17 +15,27 @@ from typing import Any
 
 from rich.console import Console
 
+from etude.core import progress
 from etude.core.clock import Clock
 from etude.logs.curves import Curve, number, span_of
 from etude.logs.dashboard_view import Level, Shown, View, draw
 from etude.logs.screen import Redirect, Screen
-from etude.metrics.declared import Health, declares
+from etude.metrics.declared import (
+    Health,
+    columns_of,
+    declares,
+    episode_metric,
+    heading_of,
+    line_of,
+)
 from etude.metrics.rows import ELAPSED, machine, numbers, seconds_of
 
 INTERVAL = 0.25
 MAX_SHARE = 1 / 150
 """Of one core's time, what drawing may take."""
 RECENT_ROWS = 20
+TABLE_ROWS, TABLE_WIDTH = 40, 68
+"""Of the table of the last rows."""
 _DOING = {"collect": "collecting", "train": "learning", "test": "evaluating", "save": "saving"}
 """What the dashboard says of a stopwatch phase."""
 
@@ -33,8 +43,19 @@ _DOING = {"collect": "collecting", "train": "learning", "test": "evaluating", "s
 class Dashboard:
     """A log and a display; draws from `begin` to `close`."""
 
-    def __init__(self, name: str, folder: str, health: Health, console: Console | None = None):
-        """`health`: follows the run; of its declared metrics those with a curve are drawn."""
+    def __init__(
+        self,
+        name: str,
+        folder: str,
+        health: Health,
+        console: Console | None = None,
+        facts: Sequence[tuple[str, str]] = (),
+    ):
+        """`health`: follows the run; of its declared metrics those with a curve are drawn.
+
+        facts: what the run is, as names and values.
+        """
+        self._facts = facts
         self._name, self._folder, self._health = name, folder, health
         drawn = [(metric.curve, metric) for metric in health.metrics if metric.curve is not None]
         self._drawn = sorted(drawn, key=lambda pair: pair[0].place)
@@ -44,7 +65,9 @@ class Dashboard:
         self._seconds: deque[dict[str, float]] = deque(maxlen=RECENT_ROWS)
         self._elapsed_row, self._rows = 0.0, 0
         self._last: dict[str, float] = {}
-        self._phase, self._warnings = "", ()
+        self._trend = self._evaluated = ""
+        self._table: list[str] = []
+        self._warnings = ()
         self._messages: list[str] = []
         self._clock: Clock | None = None
         self._batches = self._begun_at = 0
@@ -64,6 +87,7 @@ class Dashboard:
         self._check_health()
         self._seconds.clear()
         self._elapsed_row, self._start = 0.0, time.perf_counter()
+        self._waits_shown_on = progress.show_on(None)  # The picture shows them.
         self._drawing = _Drawing(self._console, self._view)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -81,6 +105,7 @@ class Dashboard:
         self._activity = "finished" if finished else "stopped"
         messages, self._messages = self._messages, []
         drawing.stop()
+        progress.show_on(self._waits_shown_on)
         self.cost += drawing.seconds
         for message in messages:
             self._console.print(message, highlight=False, markup=False, soft_wrap=True)
@@ -123,8 +148,17 @@ class Dashboard:
         self._health.add(values)
 
     def _check_health(self) -> None:
-        self._phase = self._health.phase if self._last else ""
-        self._warnings = tuple(self._health.warnings)
+        health = self._health
+        metric = next((m for m in health.metrics if m.name == episode_metric(health)), None)
+        if metric is not None and health.trend:
+            value = format(health.series(metric.name)[-1], metric.format)
+            self._trend = f"{metric.label} {value} {health.trend}"
+        seen = {name: value for row in health.rows[-TABLE_ROWS:] for name, value in row.items()}
+        columns = columns_of(health.metrics, seen, TABLE_WIDTH)
+        lines = [line_of(columns, row) for row in health.rows[-TABLE_ROWS:]]
+        self._table = [heading_of(columns), *lines]
+        self._evaluated = evaluated.words() if (evaluated := health.evaluated) else ""
+        self._warnings = tuple(health.warnings)
 
     def _view(self) -> View:
         """What is to be drawn now; read by the drawing thread, so nothing here is changed."""
@@ -146,12 +180,16 @@ class Dashboard:
         return View(
             name=self._name,
             folder=self._folder,
-            state=self._activity,
+            state=self._state(),
             progress=progress,
             elapsed=elapsed,
             left=left,
             levels=levels[:1] if self._ended else levels,
-            phase=self._phase,
+            trend=self._trend,
+            evaluated=self._evaluated,
+            rows=self._table,
+            facts=self._facts,
+            scale=self._scale(),
             warnings=self._warnings,
             curves=self._shown(),
             seconds=seconds,
@@ -159,11 +197,29 @@ class Dashboard:
             messages=self._messages,
         )
 
+    def _state(self) -> str:
+        """What the run does now; how far and for how long, once that has taken a while."""
+        wait = None if self._ended else progress.current()
+        if wait is None or (wait.seconds < progress.SLOW and not wait.total):
+            return self._activity
+        counted = f" {wait.done:,} of {wait.total:,} {wait.unit}" if wait.total else ""
+        lasting = f", {wait.seconds:.0f} s" if wait.seconds >= progress.SLOW else ""
+        return f"{self._activity}{counted}{lasting}"
+
+    def _scale(self) -> str:
+        """What the right end of the curves stands for."""
+        clock, curve = self._clock, next(iter(self._curves.values()), None)
+        if clock is None or curve is None:
+            return ""
+        loops, points = clock.loops, len(curve.points)
+        rows = span_of(points, -(-loops.total.cycles // curve.per_point)) * curve.per_point
+        steps, updates = loops.steps_per_iteration, loops.batches_per_iteration
+        per_row = loops.iterations_per_cycle * (steps or updates)
+        return f"{rows * per_row:,} {'steps' if steps else 'updates'}"
+
     def _shown(self) -> list[Shown]:
         shown = []
-        for (_, style, bounds, title, unless), metric in self._drawn:
-            if unless in self._curves:
-                continue  # that one says the same in a unit that needs no explaining
+        for (_, style, bounds, title), metric in self._drawn:
             terms = metric.name.endswith("/")
             inside = sorted(name for name in list(self._curves) if name.startswith(metric.name))
             for name in inside if terms else [metric.name]:

@@ -6,7 +6,6 @@ important blocks are left out until it fits.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,7 +71,16 @@ class View:
     elapsed: float
     left: float | None
     levels: Sequence[Level]
-    phase: str = ""
+    trend: str = ""
+    """What is reached in training, and whether it still rises."""
+    evaluated: str = ""
+    """The last evaluation beside the best."""
+    rows: Sequence[str] = ()
+    """The last log rows as lines of a table, below its heading."""
+    facts: Sequence[tuple[str, str]] = ()
+    """What the run is: names and values."""
+    scale: str = ""
+    """What the right end of the curves stands for, such as "40,960 steps"."""
     warnings: Sequence[tuple[str, str]] = ()
     curves: Sequence[Shown] = ()
     seconds: dict[str, float] = field(default_factory=dict)
@@ -142,38 +150,59 @@ def _bars(view: View, width: int) -> list[Line]:
     return lines
 
 
-def _curves(curves: Sequence[Shown], width: int, height: int) -> list[Line]:
-    """As many curves as there are lines for, each as tall as they allow."""
+def _curves(curves: Sequence[Shown], width: int, height: int, scale: str) -> list[Line]:
+    """As many curves as there are lines for, each as tall as they allow; `scale`: the x axis.
+
+    With three lines and more a curve has a heading and an axis, otherwise it is a line between its
+    name and its value.
+    """
     shown = list(curves[: max(height, 0)])
     if not shown:
         return []
     terms = sum(curve.is_term for curve in shown)
     main = len(shown) - terms
-    tall = max(1, min(6, (height - terms) // main)) if main else 1
-    gap = int(tall >= 3)  # a curve that touches the next one cannot be read
+    room = height - terms - 1  # the x axis
+    tall = min(8, room // main) if main else 1
+    extra = room - tall * main
     names = min(max(cell_len(curve.label) for curve in shown) + 1, max(width // 3, 6))
     values = max(len(curve.value) for curve in shown)
     lines: list[Line] = []
-    for curve in shown:
-        rows = 1 if curve.is_term else tall - gap
-        lines += _curve(curve, names, max(width - names - values - 1, 1), values, rows)
-        if gap and not curve.is_term:
-            lines.append([])
+    for i, curve in enumerate(shown):
+        if tall < 3 or curve.is_term:
+            lines.append(_flat(curve, names, max(width - names - values - 1, 1), values))
+        else:
+            lines += _tall(curve, width, min(8, tall + (i < extra)))
+    return [*lines, *_x_axis(scale, width)] if tall >= 3 and main else lines
+
+
+def _flat(curve: Shown, names: int, width: int, values: int) -> Line:
+    """A curve in one line, between its name and its value."""
+    (text,), _ = spark(curve.points, curve.span, width, 1, curve.bounds)
+    name = fit([(curve.label, "")], names - 1)
+    return [*name, (" ", ""), (text, curve.style), (f" {curve.value:>{values}}", "bold")]
+
+
+AXIS = 9
+"""Width of the numbers at a curve's axis."""
+
+
+def _tall(curve: Shown, width: int, height: int) -> list[Line]:
+    """A curve below its name and value, with the ends of its axis at its left."""
+    rows = height - 1
+    drawn, axis = spark(curve.points, curve.span, max(width - AXIS - 1, 1), rows, curve.bounds)
+    marks = [number(axis.high), *[""] * (rows - 2), number(axis.low)]
+    name: Line = [(curve.label, "bold"), (" (log)" if axis.is_log else "", "dim")]
+    lines = [_ends(name, [(curve.value, "bold")], width)]
+    for mark, text in zip(marks, drawn, strict=True):
+        left = f"{mark:>{AXIS}}{'┤' if mark else '│'}"
+        lines.append([(left, "dim"), (text, curve.style)])
     return lines
 
 
-def _curve(curve: Shown, names: int, width: int, values: int, rows: int) -> list[Line]:
-    """One curve between its name and its value; a tall one shows its range too."""
-    beside = [(curve.label, "")] + [("", "")] * (rows - 1)
-    known = [point for point in curve.points if not math.isnan(point)]
-    if rows >= 3 and known:
-        beside[-2:] = [(f" ↑ {number(max(known))}", "dim"), (f" ↓ {number(min(known))}", "dim")]
-    lines: list[Line] = []
-    for i, text in enumerate(spark(curve.points, curve.span, width, rows, curve.bounds)):
-        value = curve.value if i == 0 else ""
-        name = fit([beside[i]], names - 1)
-        lines.append([*name, (" ", ""), (text, curve.style), (f" {value:>{values}}", "bold")])
-    return lines
+def _x_axis(scale: str, width: int) -> list[Line]:
+    """From 0 to what the right end stands for."""
+    rule = "─" * max(width - AXIS - len(scale) - 2, 0)
+    return [[(f"{'0':>{AXIS}}└", "dim"), (f"{rule} {scale}", "dim")]] if scale else []
 
 
 def _time(view: View, width: int, rows: bool) -> list[Line]:
@@ -209,9 +238,9 @@ def _flow(items: Sequence[Line], width: int) -> list[Line]:
 
 
 def _health(view: View, width: int, height: int) -> list[Line]:
-    lines: list[Line] = [[("phase  ", "dim"), (view.phase or "no rows yet", "bold")]]
-    if not view.warnings and view.phase:
-        lines.append([("✓ no warnings", "green")])
+    lines: list[Line] = [[(view.trend or "too early to say", "bold" if view.trend else "dim")]]
+    if not view.warnings and view.trend:
+        lines[0] += [("   ✓ no warnings", "green")]
     wrapped: list[Line] = []
     for name, text in view.warnings:
         wrapped += [
@@ -228,10 +257,32 @@ def _health(view: View, width: int, height: int) -> list[Line]:
 
 
 def _messages(view: View, width: int, count: int) -> list[Line]:
+    """The last ones, as many lines as there is room for."""
     lines: list[Line] = []
     for message in view.messages:
-        lines += [[(text, "yellow")] for text in textwrap.wrap(message, max(width, 10))]
-    return lines[-count:]
+        pieces = textwrap.wrap(message, max(width, 10), subsequent_indent="  ")
+        lines += [[(text, "yellow")] for text in pieces]
+    return lines[-count:] if count > 0 else []
+
+
+def _facts(view: View, width: int, height: int) -> list[Line]:
+    """What the run is, a line each; the last may take what lines are left."""
+    names = max((cell_len(name) for name, _ in view.facts), default=0) + 2
+    lines: list[Line] = []
+    for name, value in view.facts:
+        pieces = textwrap.wrap(value, max(width - names, 10)) or [""]
+        titles = [name, *[""] * (len(pieces) - 1)]
+        pairs = zip(titles, pieces, strict=True)
+        lines += [[(title.ljust(names), "dim"), (text, "")] for title, text in pairs]
+    if len(lines) > height > 0:
+        lines = [*lines[: height - 1], [("".ljust(names) + "…", "dim")]]
+    return lines[: max(height, 0)]
+
+
+def _rows(view: View, height: int) -> list[Line]:
+    """The heading and the last rows."""
+    heading, *rows = view.rows or [""]
+    return [[(heading, "dim")], *[[(row, "")] for row in rows[-max(height - 1, 0) :]]]
 
 
 def _rule(title: str, width: int) -> Line:
@@ -241,19 +292,26 @@ def _rule(title: str, width: int) -> Line:
 def _narrow(view: View, width: int, height: int) -> list[Line]:
     """One column; blocks in the order of the screen, the number says who goes first."""
     header, system = _header(view, width), " · ".join(view.system)
+    facts = " · ".join(f"{name} {value}" for name, value in view.facts)
+    health = _health(view, width, 4)
+    if view.evaluated and len(view.evaluated) + length_of(health[0]) + 3 <= width:
+        health[0] = _ends(health[0], [(view.evaluated, "")], width)
+    elif view.evaluated:
+        health.insert(1, [(view.evaluated, "")])
     blocks: list[tuple[int, list[Line]]] = [
         (0, header[:1]),
         (5, header[1:]),
+        (8, [[(facts, "dim")]] if facts else []),
         (6, [_rule(" · ".join(filter(None, ("progress", view.progress))), width)]),
         (1, _bars(view, width)),
         (2, []),
         (4, [_rule("where the time goes", width), *_time(view, width, rows=False)]),
-        (3, [_rule("health", width), *_health(view, width, 4)]),
+        (3, [_rule("health", width), *health]),
         (7, [[(system, "dim")]] if system else []),
         (3, _messages(view, width, 2)),
     ]
-    wanted = min(len(view.curves), 3)
-    for least in range(7, 0, -1):
+    wanted = min(len(view.curves), 4)
+    for least in range(8, 0, -1):
         used = sum(len(lines) for _, lines in blocks)
         if used + (1 + wanted if wanted else 0) <= height:
             break
@@ -262,8 +320,8 @@ def _narrow(view: View, width: int, height: int) -> list[Line]:
         blocks = [(n, [] if n == least else lines) for n, lines in blocks]
     room = height - sum(len(lines) for _, lines in blocks)
     if view.curves and room >= 2:
-        curves = [_rule("curves", width), *_curves(view.curves, width, room - 1)]
-        blocks = [(n, curves if n == 2 else lines) for n, lines in blocks]
+        drawn = _curves(view.curves, width, room - 1, view.scale)
+        blocks = [(n, [_rule("curves", width), *drawn] if n == 2 else lines) for n, lines in blocks]
     return [line for _, lines in blocks for line in lines]
 
 
@@ -278,25 +336,30 @@ def _box(title: str, lines: Sequence[Line], width: int, height: int) -> list[Lin
 
 
 def _wide(view: View, width: int, height: int) -> list[Line]:
-    """Two columns: how far and how well on the left, the curves on the right."""
+    """Two columns: the run and how it fares on the left, its curves on the right."""
     left = width * 9 // 20
     right, inner, body = width - left - 1, left - 4, height - 2
-    time = _time(view, inner, rows=True)
-    rate = [[], [(view.progress, "")]]
-    panels = [
-        ("progress", [*_bars(view, inner), *rate], len(view.levels) + 4),
-        ("where the time goes", time, len(time) + 2),
-        ("machine", [[(text, "")] for text in view.system], len(view.system) + 2),
-    ]
-    messages = _messages(view, inner, 4)
-    if messages:
-        panels.append(("messages", messages, len(messages) + 2))
-    rest = body - sum(size for *_, size in panels)
-    if rest < 4:
-        panels, rest = panels[:2], body - sum(size for *_, size in panels[:2])
-    panels.insert(2, ("health", _health(view, inner, rest - 2), rest))
+    time, messages = _time(view, inner, rows=True), _messages(view, inner, 6)
+    progress = [*_bars(view, inner), [], [(view.progress, "")]]
+    evaluated: list[Line] = [[(view.evaluated, "")]] if view.evaluated else []
+    health = [*evaluated, *_health(view, inner, 8)]
+    sizes = {
+        "progress": progress,
+        "health": health,
+        "where the time goes": time,
+        "messages": messages or [[("none", "dim")]],
+        "machine": [[(text, "")] for text in view.system],
+    }
+    while sum(len(lines) + 2 for lines in sizes.values()) > body - 4 and len(sizes) > 2:
+        sizes.popitem()
+    rest = body - sum(len(lines) + 2 for lines in sizes.values())
+    facts = _facts(view, inner, min(rest - 2, 6) if len(view.rows) > 1 and rest >= 10 else rest - 2)
+    panels = [(title, lines, len(lines) + 2) for title, lines in sizes.items()]
+    size = rest if rest < len(facts) + 6 else len(facts) + 2
+    panels.insert(1, ("run", facts, size))
+    if size < rest:
+        panels.insert(3, ("last rows", _rows(view, rest - size - 2), rest - size))
     column = [line for title, lines, size in panels for line in _box(title, lines, left, size)]
-    curves = _curves(view.curves, right - 4, body - 2)
-    beside = _box("curves", curves, right, body)
+    beside = _box("curves", _curves(view.curves, right - 4, body - 2, view.scale), right, body)
     pairs = zip(column, beside, strict=True)
     return [*_header(view, width), *[[*fit(a, left), (" ", ""), *b] for a, b in pairs]]

@@ -80,10 +80,12 @@ def open_logs(
     iterations: int,
     console: bool,
     outputs: Outputs,
+    changed: Callable[[], str] = lambda: "",
 ) -> Outputs:
     """The logs a recipe asks for, before those in `outputs`; `console`: show it on the screen.
 
-    `metrics`: the declarations of the run; `iterations`: how many it has in all.
+    `metrics`: the declarations of the run; `iterations`: how many it has in all; `changed`: says
+    which settings are not those of the recipe of that name.
     """
     out = Outputs(outputs.say, outputs.on_phase)
     screen: list[LogWriter] = []
@@ -95,7 +97,8 @@ def open_logs(
         if config.console != "table" and shows_dashboard():
             from etude.logs.dashboard import Dashboard
 
-            dashboard = Dashboard(recipe["name"], str(folder), health)
+            facts = [("seed", str(recipe["seed"])), ("changed", changed() or "nothing")]
+            dashboard = Dashboard(recipe["name"], str(folder), health, facts=facts)
             screen = [dashboard]
 
             def on_phase(phase: str) -> None:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
-from etude.metrics.rows import ITERATIONS, step_of
+from etude.metrics.rows import ITERATIONS, is_offline, step_of
 
 Row = Mapping[str, float]
 
@@ -49,11 +49,10 @@ class Curve(NamedTuple):
     style: str = "cyan"
     """Its color, as `rich` names it."""
     bounds: tuple[float | None, float | None] = (None, None)
-    """Ends of the scale; without any, the value is shown with a precision that fits its size."""
+    """What the scale does not go beyond; without any, the value is shown with a precision that fits
+    its size."""
     title: str = ""
     """Its name, if that differs from the metric's label."""
-    unless: str = ""
-    """It is left out in runs that log the metric of this name."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,43 @@ def declares(metrics: Metrics) -> Callable[[str], bool]:
     names = {metric.name for metric in metrics}
     prefixes = tuple(name for name in names if name.endswith("/"))
     return lambda name: name in names or name.startswith(prefixes)
+
+
+Columns = list[tuple[Metric, int]]
+"""The columns of a table with their widths in characters."""
+
+
+def columns_of(metrics: Metrics, row: Row, most: int | None = None) -> Columns:
+    """The columns of a table of such rows, within `most` characters if that is given.
+
+    Those that fit are chosen among the ones that hold a value.
+    """
+    runs = ("all", "offline" if is_offline(row) else "online")
+    placed = [(m.column, m) for m in metrics if m.column and m.column.runs in runs]
+    columns = [
+        (metric, max(column.width, len(metric.label) + 1))
+        for column, metric in sorted(placed, key=lambda pair: pair[0].place)
+    ]
+    if most is None:
+        return columns
+    chosen: Columns = []
+    for metric, width in columns:
+        if metric.name in row and sum(w for _, w in chosen) + width <= most:
+            chosen.append((metric, width))
+    return chosen
+
+
+def heading_of(columns: Columns) -> str:
+    return "".join(f"{metric.label:>{width}}" for metric, width in columns)
+
+
+def line_of(columns: Columns, row: Row) -> str:
+    """A row of the table; what it does not hold stays empty."""
+    return "".join(f"{text_of(metric, row):>{width}}" for metric, width in columns).rstrip()
+
+
+def text_of(metric: Metric, row: Row) -> str:
+    return format(row[metric.name], metric.format) if metric.name in row else ""
 
 
 class Evaluated(NamedTuple):
@@ -333,7 +369,7 @@ COUNTERS: Metrics = (
         "time/fps", "fps", ",.0f", Column(3, 8, "online"), Curve(60, "blue", (0, None), "steps/s")
     ),
     Metric("train/n_updates", "updates", ",.0f", reduce="last"),
-    Metric("train/learning_rate", "learning rate", reduce="last"),
+    Metric("train/learning_rate", "learning rate", curve=Curve(65, "white"), reduce="last"),
     Metric("eval/", "evaluation", reduce="last"),
     Metric("curriculum/", "curriculum", reduce="last"),
 )
@@ -358,7 +394,13 @@ EPISODES: Metrics = (
         epoch=1,
         check=_no_progress,
     ),
-    Metric("rollout/ep_len_mean", "length", ".1f", Column(5, 8, "online")),
+    Metric(
+        "rollout/ep_len_mean",
+        "length",
+        ".1f",
+        Column(5, 8, "online"),
+        Curve(10, "blue", (0, None), "episode length"),
+    ),
     Metric(
         "eval/success_rate",
         "eval success",
@@ -374,7 +416,7 @@ EPISODES: Metrics = (
         "eval return",
         ".2f",
         Column(91, 12),
-        Curve(3, "bright_green", unless="eval/success_rate"),
+        Curve(3, "bright_green"),
         summary="mean reward {value:.2f}; best {best[1]:.2f}",
         check=_got_worse,
         score=True,

@@ -126,13 +126,13 @@ there on; and where things are that are known by their hash, or not needed any m
 
 def digest(recipe: Recipe) -> str:
     """SHA-256 of all that a result follows from: the same for recipes that differ in FREE alone."""
-    named = [(name, value) for name, value in _fields(recipe) if not _among(name, FREE)]
+    named = [(name, value) for name, value in fields(recipe) if not _among(name, FREE)]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
 def changes(old: Recipe, new: Recipe) -> tuple[list[str], list[str]]:
     """What is different, "field was this and is that": what no resume may change, and LATER."""
-    before, now = dict(_fields(old)), dict(_fields(new))
+    before, now = dict(fields(old)), dict(fields(new))
     refused: list[str] = []
     said: list[str] = []
     for name in [*now, *(name for name in before if name not in now)]:
@@ -143,7 +143,7 @@ def changes(old: Recipe, new: Recipe) -> tuple[list[str], list[str]]:
     return refused, said
 
 
-def _fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+def fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Every field as it is written on the command line, section.key, with its value."""
 
     def inside(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

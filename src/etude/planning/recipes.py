@@ -16,6 +16,7 @@ from etude.planning.recipe import Recipe as Recipe
 from etude.planning.recipe import changes as changes
 from etude.planning.recipe import digest as digest
 from etude.planning.recipe import dump as dump
+from etude.planning.recipe import fields as fields
 from etude.planning.recipe import load as load
 from etude.planning.recipe import texts as texts
 from etude.planning.recipe import validated as validated
@@ -36,6 +37,21 @@ def __getattr__(name: str) -> Any:
     if name.replace("_", "-") in names():
         return made_by(name.replace("_", "-"))
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def changed(recipe: Recipe) -> str:
+    """The settings in which a recipe is not the one of its name: "seed 1, env.id CartPole-v1"."""
+    if recipe.name not in names():
+        return ""
+    before = dict(fields(made_by(recipe.name)()))
+    now = {name: value for name, value in fields(recipe) if before.get(name, "") != value}
+    return ", ".join(f"{name} {_short(value)}" for name, value in now.items() if name != "seed")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def find(target: str, trust: bool = False) -> Recipe:
