@@ -34,9 +34,30 @@ def test_an_epoch_ends_with_a_line_about_it() -> None:
     before = len(stream.getvalue())
     table.epoch(1, {"rollout/success_rate": 0.3, "train/R_loss": 0.25})
     # What the summary of the epoch does not hold is that of its last row.
-    summary = "  epoch 1: discovery, success 30%, return 0.67, R loss 0.25\n"
+    summary = "  epoch 1: success 30%, return 0.67, R loss 0.25\n"
     assert stream.getvalue()[before:] == summary
     assert len(shown(table, stream, rows[2])) == 1
+
+
+def test_the_last_evaluation_stands_beside_the_best() -> None:
+    stream = io.StringIO()
+    table = make(stream)
+    for i, evaluated in enumerate((120.0, 340.0, 250.0, 12.0), start=1):
+        row = {"timesteps": 1000 * i, "iterations": i, "eval/mean_reward": evaluated}
+        table.write({**row, "rollout/ep_rew_mean": 100.0})
+        table.epoch(i, {})
+    last = stream.getvalue().splitlines()[-1]
+    assert "eval return 12.00 (best 340.00 at 2,000)" in last
+    assert "WARNING eval return fell (from 340.00 to 12.00: the best policy is kept" in last
+
+
+def test_the_trend_is_of_what_is_reached() -> None:
+    stream = io.StringIO()
+    table = make(stream)
+    for i in range(12):
+        table.write({"timesteps": i, "iterations": i, "rollout/ep_rew_mean": 10.0 * i})
+    table.epoch(1, {})
+    assert stream.getvalue().splitlines()[-1] == "  epoch 1: return 110.00 rising"
 
 
 def test_a_warning_says_what_to_try_once() -> None:

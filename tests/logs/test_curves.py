@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.logs.curves import MAX_POINTS, Curve, bar, duration, number, span_of, spark, split
+from etude.logs.curves import (
+    MAX_POINTS,
+    Axis,
+    Curve,
+    axis_of,
+    bar,
+    duration,
+    number,
+    span_of,
+    spark,
+    split,
+)
 
 FLOATS = st.floats(-1e300, 1e300)
 
 
 def test_a_curve_rises_as_its_values_do() -> None:
-    assert spark((0.0, 1.0, 2.0, 3.0), 4, 4) == ("▁▃▅█",)
-    assert spark((0.0, 8.0), 2, 4, 2) == ("  ██", "▁▁██")
-    assert spark((0.5,), 1, 2, 1, (0.0, 1.0)) == ("▄▄",)
-    assert spark((math.nan, 1.0), 4, 8) == ("  ▁▁    ",)
-    assert spark((), 8, 5) == ("     ",)
+    assert spark((0.0, 1.0, 2.0, 3.0), 4, 4)[0] == ("▁▃▅█",)
+    assert spark((0.0, 8.0), 2, 4, 2) == (("  ██", "▁▁██"), Axis(0.0, 8.0))
+    assert spark((math.nan, 1.0), 4, 8)[0] == ("  ▄▄    ",)
+    assert spark((), 8, 5)[0] == ("     ",)
+
+
+def test_an_axis_fits_its_values() -> None:
+    assert spark((0.97, 0.98, 0.99, 1.0), 4, 4, 1, (0.0, 1.0))[0] != ("████",)
+    assert axis_of([1600.0, 1610.0], (0, None)) == pytest.approx((1524.5, 1685.5, False))  # noise
+    assert axis_of([-7.0, 0.5, 0.9], (-1, 1)) == (-1.0, 0.9, False)
+    spikes = [0.01] * 9 + [5.0]
+    assert axis_of(spikes, (0, None)) == (0.01, 5.0, True)
+    assert axis_of(spikes).is_log is False  # it might be below 0
+    assert axis_of([], (0, 1)).share(0.5) == 0.5
+
+
+def test_one_spike_does_not_flatten_the_rest() -> None:
+    values = (*[0.01, 0.02, 0.04] * 4, 5.0)
+    lines, _ = spark(values, 13, 13, 2, (0, None))
+    assert len(set(lines[1])) >= 4
 
 
 @given(st.lists(FLOATS | st.just(math.nan), max_size=300), st.integers(1, 90), st.integers(1, 6))
 def test_a_curve_has_its_size(values: list[float], width: int, height: int) -> None:
-    lines = spark(tuple(values), span_of(len(values), 1000), width, height)
+    lines, _ = spark(tuple(values), span_of(len(values), 1000), width, height)
     assert [len(line) for line in lines] == [width] * height
 
 

@@ -50,7 +50,7 @@ def rows_with_trouble() -> list[dict[str, Any]]:
     for name in ("rollout/success_rate", "reward/effort", "time/collect", "system/cpu_cores"):
         del rows[5][name]
     for row in rows[-4:]:
-        row |= {"train/approx_kl": 0.5, "train/explained_variance": -2.0}
+        row |= {"train/approx_kl": 0.5, "train/explained_variance": -2.0, "train/value_loss": 3.0}
         row |= {"rollout/ep_rew_mean": 0.0, "rollout/success_rate": 0.0}
     return rows
 
@@ -67,7 +67,7 @@ def test_it_fits_at_every_size(width: int, height: int) -> None:
         dashboard.follow(clock_at(2 * i))
         dashboard.batch()
         dashboard.activity("train")
-        dashboard._messages = ["A message that is longer than many terminals are wide. " * 3] * i
+        dashboard._noted = ["A message that is longer than many terminals are wide. " * 3] * i
         text_of(dashboard, width, height)
     for row in ({}, {"timesteps": None, "note": "text"}, {"eval/mean_reward": -1e30}):
         dashboard.write(row)
@@ -101,7 +101,7 @@ def test_large_terminals_have_everything() -> None:
     dashboard.follow(clock_at(13))
     for row in rows_with_trouble():
         dashboard.write(row)
-    dashboard._messages = ["W&B: here"]
+    dashboard._noted = ["W&B: here"]
     text = "\n".join(text_of(dashboard, 160, 49))
     for words in (
         "· progress",

@@ -31,6 +31,8 @@ COMMANDS = {
     "--algorithm.learning-rate 0.01 --algorithm.update-epochs 20",
     "climbing": f"{CARTPOLE} --clock.total-timesteps 49152 --algorithm.learning-rate 3e-4",
     "climbing-slowly": f"{CARTPOLE} --clock.total-timesteps 61440 --policy.hidden 1",
+    "climbing-late": "reach --evaluation.final-episodes 0 --clock.total-timesteps 160000 "
+    "--env.speed 0.04",
     "exploding-kl": f"{CARTPOLE} --clock.total-timesteps 81920 {LARGE_STEPS} "
     "--algorithm.learning-rate 0.02 --algorithm.update-epochs 20",
     "exploding-kl-other-seed": f"{CARTPOLE} --clock.total-timesteps 81920 {LARGE_STEPS} "
@@ -42,7 +44,8 @@ COMMANDS = {
     "--algorithm.max-grad-norm 100",
     "dead-critic": f"{CARTPOLE} --clock.total-timesteps 49152 --algorithm.value-coef 0",
     "no-progress": f"{CARTPOLE} --clock.total-timesteps 40960 --algorithm.learning-rate 1e-7",
-    "plateau": "reach --evaluation.final-episodes 0 --env.speed 0.08",
+    "plateau": "reach --evaluation.final-episodes 0 --clock.total-timesteps 160000 "
+    "--env.max-episode-steps 12",
     "diverging": f"td3 {PENDULUM} --clock.total-timesteps 8000 --algorithm.learning-rate 0.01 "
     "--algorithm.batch-size 32 --algorithm.polyak 0 --algorithm.gamma 1",
 }

@@ -20,14 +20,15 @@ VERDICTS: dict[str, tuple[str, set[str]]] = {
     "solved-roughly": ("level", set()),
     "climbing": ("rising", set()),
     "climbing-slowly": ("rising", set()),
-    "exploding-kl": ("falling", {"KL too high", "eval return fell"}),
+    "climbing-late": ("rising", set()),  # the return, for long, and no success yet
+    "exploding-kl": ("level", {"KL too high", "eval return fell"}),
     "exploding-kl-other-seed": ("falling", {"KL too high", "eval return fell"}),
-    "collapse": ("level", {"eval return fell"}),
+    "collapse": ("rising", {"KL too high", "eval return fell"}),  # from 9 to 65, after 500
     "frozen": ("level", {"no progress"}),
-    "dead-critic": ("level", {"value function explains nothing"}),
-    "no-progress": ("level", {"no progress"}),
+    "dead-critic": ("rising", {"value function explains nothing"}),
+    "no-progress": ("level", {"no progress", "value function explains nothing"}),
     "plateau": ("level", {"success stuck"}),
-    "diverging": ("level", {"Q values diverge"}),
+    "diverging": ("falling", {"Q values diverge"}),
 }
 """The trend at the end of each run, and its warnings."""
 

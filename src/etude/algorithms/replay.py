@@ -35,16 +35,19 @@ from etude.runs.folder import RunFolder
 
 
 def _q_diverges(health: Health) -> Warning | None:
-    """Q values far beyond any return that was seen are no error while they settle."""
+    """Q values may be several times the returns where episodes are cut short; not much more, and
+    not more and more."""
     values = [abs(value) for value in health.recent("train/q_mean")]
-    returns = map(abs, health.series("rollout/ep_rew_mean"))
-    grows = bool(values) and values == sorted(values) and values[-1] > 1.05 * values[0]
-    if not grows or values[0] < 10 * max(returns, default=math.inf):
+    returns = max(map(abs, health.series("rollout/ep_rew_mean")), default=math.inf)
+    if not values or min(values) < 10 * returns:
+        return None
+    grows = values == sorted(values) and values[-1] > 1.05 * values[0]
+    if not grows and min(values) < 30 * returns:
         return None
     return Warning(
         "Q values diverge",
-        f"they are at {health.recent('train/q_mean')[-1]:.3g} and grow, far beyond all returns: "
-        "lower algorithm.learning_rate or algorithm.gamma, or raise algorithm.polyak",
+        f"they are at {health.recent('train/q_mean')[-1]:.3g}, and no return beyond {returns:.3g} "
+        "was seen: lower algorithm.learning_rate or algorithm.gamma, or raise algorithm.polyak",
     )
 
 

@@ -34,6 +34,8 @@ INTERVAL = 0.25
 MAX_SHARE = 1 / 150
 """Of one core's time, what drawing may take."""
 RECENT_ROWS = 20
+MESSAGES = 20
+"""Of those that are shown, the last so many are kept."""
 TABLE_ROWS, TABLE_WIDTH = 40, 68
 """Of the table of the last rows."""
 _DOING = {"collect": "collecting", "train": "learning", "test": "evaluating", "save": "saving"}
@@ -69,6 +71,9 @@ class Dashboard:
         self._table: list[str] = []
         self._warnings = ()
         self._messages: list[str] = []
+        """What was said, to be printed at the end as well."""
+        self._noted: list[str] = []
+        """The same, and what was printed to standard error."""
         self._clock: Clock | None = None
         self._batches = self._begun_at = 0
         self._activity = "starting"
@@ -88,7 +93,7 @@ class Dashboard:
         self._seconds.clear()
         self._elapsed_row, self._start = 0.0, time.perf_counter()
         self._waits_shown_on = progress.show_on(None)  # The picture shows them.
-        self._drawing = _Drawing(self._console, self._view)
+        self._drawing = _Drawing(self._console, self._view, self._note)
 
     def write(self, row: dict[str, Any]) -> None:
         start = time.perf_counter()
@@ -103,7 +108,7 @@ class Dashboard:
         drawing, self._drawing, self._ended = self._drawing, None, True
         finished = self._clock is not None and self._clock.finished
         self._activity = "finished" if finished else "stopped"
-        messages, self._messages = self._messages, []
+        messages, self._messages, self._noted = self._messages, [], []
         drawing.stop()
         progress.show_on(self._waits_shown_on)
         self.cost += drawing.seconds
@@ -133,6 +138,10 @@ class Dashboard:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             self._messages = [*self._messages, text]
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        self._noted = [*self._noted, text][-MESSAGES:]
 
     def _take(self, row: dict[str, Any]) -> None:
         values = numbers(row)
@@ -194,7 +203,7 @@ class Dashboard:
             curves=self._shown(),
             seconds=seconds,
             system=machine(self._last),
-            messages=self._messages,
+            messages=self._noted,
         )
 
     def _state(self) -> str:
@@ -268,14 +277,16 @@ def _levels(clock: Clock | None, batches: int) -> list[Level]:
 class _Drawing:
     """The thread that draws."""
 
-    def __init__(self, console: Console, view: Callable[[], View]) -> None:
+    def __init__(
+        self, console: Console, view: Callable[[], View], note: Callable[[str], None]
+    ) -> None:
         self._console, self._view = console, view
         self._size = console.size
         self._ended = threading.Event()
         self.seconds = 0.0
         """Processor time that it took."""
         self._screen = Screen(console)
-        self._redirect = Redirect(self._screen)
+        self._redirect = Redirect(self._screen, note)
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self._thread.start()
 

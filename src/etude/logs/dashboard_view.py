@@ -342,7 +342,7 @@ def _wide(view: View, width: int, height: int) -> list[Line]:
     time, messages = _time(view, inner, rows=True), _messages(view, inner, 6)
     progress = [*_bars(view, inner), [], [(view.progress, "")]]
     evaluated: list[Line] = [[(view.evaluated, "")]] if view.evaluated else []
-    health = [*evaluated, *_health(view, inner, 8)]
+    health = [*evaluated, *_health(view, inner, max(8, body // 3))]
     sizes = {
         "progress": progress,
         "health": health,

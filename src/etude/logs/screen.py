@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TextIO
 
@@ -112,16 +112,24 @@ def _codes(style: str, colors: ColorSystem | None, no_color: bool) -> tuple[str,
     return before, after
 
 
+Note = Callable[[str], None]
+
+
+def _forget(text: str) -> None:
+    """Nobody else needs it."""
+
+
 class Above:
     """Stands in for standard output or error: prints whole lines above the picture."""
 
-    def __init__(self, screen: Screen, stream: TextIO) -> None:
-        self._screen, self._stream, self._rest = screen, stream, ""
+    def __init__(self, screen: Screen, stream: TextIO, note: Note) -> None:
+        self._screen, self._stream, self._note, self._rest = screen, stream, note, ""
 
     def write(self, text: str) -> int:
         lines, newline, self._rest = (self._rest + text).rpartition("\n")
         if newline:
             self._screen.print_above(lines + newline)
+            self._note(lines)
         return len(text)
 
     def flush(self) -> None:
@@ -139,13 +147,14 @@ class Above:
 class Redirect:
     """Sends what is printed to a terminal above the picture, until `end`."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, note: Note = lambda text: None) -> None:
+        """`note`: is told what goes to standard error, which may be out of sight at once."""
         self._before: dict[str, TextIO] = {}
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
                 self._before[name] = stream
-                setattr(sys, name, Above(screen, stream))
+                setattr(sys, name, Above(screen, stream, note if name == "stderr" else _forget))
 
     def end(self) -> None:
         for name, stream in self._before.items():

@@ -19,6 +19,7 @@ from etude.metrics.rows import ITERATIONS, is_offline, step_of
 
 Row = Mapping[str, float]
 
+RETURN = "rollout/ep_rew_mean"
 RECENT = 3
 """Consecutive log rows that must agree before a check gives a warning."""
 
@@ -182,7 +183,7 @@ class Health:
     @property
     def trend(self) -> str:
         """Whether episodes of training get better: "rising", "level", "falling"; "" at first."""
-        return trend_of(smooth(self.series(episode_metric(self))))
+        return trend_of(self.series(episode_metric(self)))
 
     @property
     def evaluated(self) -> Evaluated | None:
@@ -218,16 +219,25 @@ def smooth(values: Sequence[float]) -> list[float]:
 def trend_of(values: Sequence[float]) -> str:
     """By how far an eighth of the values, the last one, is from the eighth before.
 
-    Less than a twentieth of their range, or a range of less than a tenth of their size, is level.
+    Less than a twentieth of their range is level, and so is what their noise may be: half more
+    than values next to each other differ by, or a range of less than a tenth of their size.
     """
-    size = max(len(values) // 8, RECENT)
-    if len(values) < 2 * size:
+    level = smooth(values)
+    size = max(len(level) // 8, RECENT)
+    if len(level) < 2 * size:
         return ""
-    moved = fmean(values[-size:]) - fmean(values[-2 * size : -size])
-    extent = max(values) - min(values)
-    if abs(moved) <= 0.05 * extent or extent <= 0.1 * max(map(abs, values)):
+    moved = fmean(level[-size:]) - fmean(level[-2 * size : -size])
+    extent = max(level) - min(level)
+    if abs(moved) <= max(0.05 * extent, 1.5 * noise_of(values)):
+        return "level"
+    if extent <= 0.1 * max(map(abs, level)):
         return "level"
     return "rising" if moved > 0 else "falling"
+
+
+def noise_of(values: Sequence[float]) -> float:
+    """How far values next to each other are apart, as a rule."""
+    return median(abs(b - a) for a, b in pairwise(values))
 
 
 def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
@@ -276,12 +286,11 @@ def _got_worse(health: Health) -> Warning | None:
 
 def _no_progress(health: Health) -> Warning | None:
     """The return is where it began; that of episodes which are all the same may be the highest."""
-    returns = health.series("rollout/ep_rew_mean")
+    returns = health.series(RETURN)
     if health.progress < 0.5 or len(returns) < 3 * RECENT or fares_well(health):
         return None
     first, best = fmean(returns[:RECENT]), max(smooth(returns))
-    noise = median(abs(b - a) for a, b in pairwise(returns))
-    small = max(0.01 * abs(first), min(0.15 * abs(first), 4 * noise))
+    small = max(0.01 * abs(first), min(0.15 * abs(first), 4 * noise_of(returns)))
     spread = health.series("eval/std_reward")
     if best - first > small or (spread and not any(spread)):
         return None
@@ -295,7 +304,7 @@ def _no_progress(health: Health) -> Warning | None:
 def fares_well(health: Health) -> bool:
     """Nearly all episodes succeed, or the return is the highest so far."""
     success, returns = (health.recent(f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
-    before = health.series("rollout/ep_rew_mean", health.rows[:-RECENT])
+    before = health.series(RETURN, health.rows[:-RECENT])
     rises = bool(returns and before) and fmean(returns) > max(before)
     return rises or (bool(success) and fmean(success) > 0.8)
 
@@ -306,7 +315,7 @@ def _success_stuck(health: Health) -> Warning | None:
     if health.progress < 0.5 or third < RECENT:
         return None
     now, before = fmean(success[-third:]), fmean(success[-2 * third : -third])
-    if now > 0.8 or now - before > 0.02:
+    if now > 0.8 or now - before > 0.02 or trend_of(health.series(RETURN)) == "rising":
         return None
     return Warning(
         "success stuck",
@@ -386,7 +395,7 @@ EPISODES: Metrics = (
         check=_success_stuck,
     ),
     Metric(
-        "rollout/ep_rew_mean",
+        RETURN,
         "return",
         ".2f",
         Column(4, 9, "online"),
