@@ -18,7 +18,7 @@ from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from toys import changed, tiny_reach, toy_dataset
 
-UNCHECKED = (".lock", "tensorboard")
+UNCHECKED = (".lock", "events.out.tfevents")
 """What no hash names: a resume writes it anew."""
 PARTLY = ("metrics.jsonl", "replay")
 """Of these a checkpoint names a beginning; what follows is made again."""
@@ -116,7 +116,7 @@ class DamagedRuns:
             outcome = "refused"
         else:
             outcome = self._compare(file, said)
-        must = file.parts[1] not in UNCHECKED and (
+        must = not file.parts[1].startswith(UNCHECKED) and (
             outcome != "equal" or file.parts[1] not in PARTLY
         )
         if must and not noticed:

@@ -370,7 +370,7 @@ def test_hostile_recipes(case: str, run: Path) -> None:
 
 
 LINKS = [".lock", "metrics.jsonl", "checkpoints", "evaluations", "evaluations/x", "failures"]
-LINKS += ["tensorboard", "tensorboard/events.out.tfevents.1", "summary.json", "wandb", "wandb.json"]
+LINKS += ["events.out.tfevents.1", "summary.json", "wandb", "wandb.json"]
 LINKS += [".tmp-wandb.json", "checkpoints/best", "checkpoints/latest", "recipe.yaml"]
 
 

@@ -16,6 +16,9 @@ from etude.algorithms.rrd import RRDConfig
 from etude.metrics.declared import COUNTERS, EPISODES
 from run_hash import FREE
 
+COUNTED = {"epoch", "cycle", "iterations", "timesteps", "updates", "episodes", "eval/episodes"}
+COUNTED |= {"time/total_timesteps", "time/iterations", "train/n_updates"}
+"""What no chart shows."""
 Point = tuple[str, int, float]
 METRICS = (*PPOConfig.metrics, *COUNTERS, *EPISODES, *RRDConfig.metrics)
 """The declarations of the rows below, and of a learned reward."""
@@ -25,7 +28,7 @@ def tensorboard_events(folder: Path) -> list[Event]:
     """Every event of every file, in the order they are read."""
     return [
         Event.FromString(record)
-        for file in sorted(folder.iterdir())
+        for file in sorted(folder.glob("events.out.tfevents.*"))
         for record in RawEventFileLoader(str(file)).Load()
     ]
 
@@ -36,7 +39,7 @@ def tensorboard_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point
         (value.tag, event.step, value.simple_value)
         for event in tensorboard_events(folder)
         for value in event.summary.value
-        if not value.tag.startswith(free)
+        if value.HasField("simple_value") and not value.tag.startswith(free)
     ]
 
 
@@ -60,10 +63,10 @@ def wandb_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point]:
 def row_points(rows: list[dict[str, Any]], free: tuple[str, ...] = FREE) -> list[Point]:
     """The points that rows of metrics.jsonl stand for."""
     return [
-        (name, row["timesteps"] or row["updates"], value)
+        (name.replace("epoch/", "per_epoch/"), row["timesteps"] or row["updates"], value)
         for row in rows
         for name, value in row.items()
-        if value is not None and not name.startswith(free)
+        if value is not None and name not in COUNTED and not name.startswith(free)
     ]
 
 

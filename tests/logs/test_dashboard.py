@@ -11,9 +11,11 @@ from log_points import METRICS, rows_like_a_run
 from rich.cells import cell_len
 from rich.console import Console
 
+from etude.core import progress
 from etude.core.clock import Clock, ClockConfig, Loops
 from etude.logs.dashboard import Dashboard
 from etude.logs.dashboard_view import draw
+from etude.logs.screen import Above, Screen
 from etude.metrics.declared import Health
 
 SIZES = [(80, 24), (160, 50), (110, 30), (120, 24), (100, 60), (60, 15), (40, 10), (20, 5), (8, 3)]
@@ -23,7 +25,8 @@ SIZES += [(1, 1), (0, 0), (250, 80), (109, 80)]
 def make(width: int = 80, height: int = 24, iterations: int = 24) -> Dashboard:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
     folder, health = "runs/reach/2026-01-01-000000-s0", Health(METRICS, iterations)
-    return Dashboard("reach", folder, health, console)
+    facts = [("seed", "3"), ("changed", "clock.iterations 2")]
+    return Dashboard("reach", folder, health, console, facts)
 
 
 def clock_at(iterations: int, total: int = 23) -> Clock:
@@ -113,8 +116,36 @@ def test_large_terminals_have_everything() -> None:
         "algorithm.learning_rate",
         "W&B: here",
         "runs/reach/2026-01-01-000000-s0",
+        "eval return",
+        "value loss",
+        "std",
+        "steps/s",
+        "eval success 100.0% (best 100.0% at 6,144)",
+        "seed     3",
+        "clock.iterations 2",
+        "last rows",
+        "6,144 steps",
+        "6.00┤",
     ):
         assert words in text, words
+    empty = [line for line in text.splitlines() if not line.replace("│", "").strip()]
+    assert len(empty) < 3
+
+
+def test_it_says_how_far_a_long_wait_is_and_what_came_on_standard_error() -> None:
+    dashboard = make()
+    dashboard.follow(clock_at(13))
+    dashboard.activity("test")
+    with progress.waiting("evaluating", 20, "episodes") as wait:
+        progress.count(12)
+        assert dashboard._view().state == "evaluating 12 of 20 episodes"
+        wait.start -= 61
+        assert dashboard._view().state == "evaluating 12 of 20 episodes, 61 s"
+    assert dashboard._view().state == "evaluating"
+    screen = Screen(Console(file=io.StringIO(), force_terminal=True, width=80))
+    above = Above(screen, io.StringIO(), dashboard._note)
+    print("SIGINT: the run is saved at the end of this iteration", file=above)
+    assert "SIGINT: the run is saved" in "\n".join(text_of(dashboard, 80, 23))
 
 
 def test_the_last_short_epoch_and_the_end() -> None:

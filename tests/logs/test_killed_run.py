@@ -94,8 +94,8 @@ def test_the_runs_are_the_same(runs: Runs) -> None:
 
 
 def test_tensorboard_holds_the_same_points(runs: Runs) -> None:
-    untouched = tensorboard_points(runs.untouched / "tensorboard")
-    assert tensorboard_points(runs.killed / "tensorboard") == untouched
+    untouched = tensorboard_points(runs.untouched)
+    assert tensorboard_points(runs.killed) == untouched
     assert untouched == single(row_points(Run(runs.untouched).rows()))
     assert {step for _, step, _ in untouched} == set(range(512, 40 * 256 + 1, 512))
 
@@ -130,7 +130,7 @@ def test_a_pipe_gets_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_python_is_quiet_unless_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     etude.train(tiny_reach(2), tmp_path / "quiet")
     assert capsys.readouterr().out == ""
-    assert tensorboard_points(tmp_path / "quiet" / "tensorboard")
+    assert tensorboard_points(tmp_path / "quiet")
     etude.train(tiny_reach(2, logs={"tensorboard": False}), tmp_path / "shown", console=True)
     assert "steps" in capsys.readouterr().out
-    assert not (tmp_path / "shown" / "tensorboard").exists()
+    assert not [*(tmp_path / "shown").glob("events.*")]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from log_points import row_points, rows_like_a_run, single, tensorboard_events, tensorboard_points
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from etude.core.errors import EtudeError
 from etude.logs.tensorboard import TensorBoardLog
@@ -45,7 +46,7 @@ def test_what_metrics_jsonl_cannot_hold_is_no_point_in_either(tmp_path: Path) ->
     kept = {**live, "a": None, "b": None}
     write(tmp_path / "live", [], [live])
     write(tmp_path / "kept", [kept], [])
-    expected = [("timesteps", 8, 8.0), ("updates", 8, 1.0), ("c", 8, 2.5)]
+    expected = [("c", 8, 2.5)]
     assert tensorboard_points(tmp_path / "live") == expected
     assert tensorboard_points(tmp_path / "kept") == expected
 
@@ -61,7 +62,7 @@ def test_time_goes_on_over_a_resume_and_readers_drop_the_old_file(tmp_path: Path
         for i, seconds in enumerate((1.0, 2.0, 0.5, 3.0), start=1)  # resumed after the second
     ]
     write(tmp_path, history, [])
-    version, start, *events = tensorboard_events(tmp_path)
+    version, start, _, *events = tensorboard_events(tmp_path)
     assert version.file_version == "brain.Event:2"
     assert start.session_log.status == start.session_log.START
     times = [event.wall_time - events[0].wall_time for event in events]
@@ -74,3 +75,50 @@ def test_other_files_stay_and_a_fault_is_one_sentence(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
     with pytest.raises(EtudeError, match=r"Could not write .*metrics\.jsonl"):
         TensorBoardLog(tmp_path / "notes.txt").begin([])
+
+
+def test_recipe_and_plan_are_texts_and_settings_are_hyperparameters(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("seed: 7\n")
+    (tmp_path / "plan.txt").write_text("4 epochs\n")
+    recipe = {
+        "name": "mine",
+        "seed": 7,
+        "algorithm": {"kind": "ppo", "learning_rate": 1e-3, "target_kl": None, "fast": True},
+        "policy": {"hidden": [64, 64]},
+        "logs": {"tensorboard": True},
+    }
+    log = TensorBoardLog(tmp_path, recipe)
+    log.begin([])
+    log.close()
+    values = {v.tag: v for event in tensorboard_events(tmp_path) for v in event.summary.value}
+    assert values["recipe/text_summary"].metadata.plugin_data.plugin_name == "text"
+    assert values["recipe/text_summary"].tensor.string_val == [b"    seed: 7"]
+    assert values["plan/text_summary"].tensor.string_val == [b"    4 epochs"]
+    plugin = values["_hparams_/session_start_info"].metadata.plugin_data
+    found = HParamsPluginData.FromString(plugin.content).session_start_info.hparams
+    assert plugin.plugin_name == "hparams"
+    assert {name: found[name].WhichOneof("kind") for name in found} == {
+        "seed": "number_value",
+        "algorithm.kind": "string_value",
+        "algorithm.learning_rate": "number_value",
+        "algorithm.fast": "bool_value",
+        "policy.hidden": "string_value",
+    }
+    assert found["algorithm.learning_rate"].number_value == 1e-3
+
+
+def test_the_final_evaluation_is_added_and_a_resume_drops_it(tmp_path: Path) -> None:
+    rows = rows_like_a_run(3)
+    write(tmp_path, [], rows)
+    TensorBoardLog(tmp_path).add_final(1024, {"final/mean_reward": 2.5})
+    expected = single(row_points(rows, ()))
+    assert tensorboard_points(tmp_path, ()) == [*expected, ("final/mean_reward", 1024, 2.5)]
+    write(tmp_path, rows, [])
+    assert tensorboard_points(tmp_path, ()) == expected
+
+
+def test_files_of_an_earlier_version_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events.out.tfevents.1.1").write_text("old")
+    write(tmp_path, [], rows_like_a_run(1))
+    assert [path.name[:6] for path in tmp_path.iterdir()] == ["events"]

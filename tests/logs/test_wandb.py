@@ -125,3 +125,27 @@ def test_a_missing_wandb_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(wandb_log.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install etude\[wandb\]"):
         wandb_log.require()
+
+
+def test_the_final_evaluation_is_in_the_summary_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    log, policy = make(folder), tmp_path / "policy"
+    policy.mkdir()
+    (policy / "weights").write_text("w")
+    log.begin([])
+    log.write(ROWS[0])
+    log.finish(policy)
+    log.close()
+    for _ in range(2):  # as a resume of a finished run does
+        make(folder).add_final(512, {"final/mean_reward": 2.5})
+    found = [
+        float(json.loads(item.value_json))
+        for file in sorted(folder.glob("wandb/*run-*/*.wandb"))
+        for record in read_records(file)
+        if record.WhichOneof("record_type") == "summary"
+        for item in record.summary.update
+        if "final/mean_reward" in (item.key, "/".join(item.nested_key))
+    ]
+    assert found == [2.5]
+    assert json.loads((folder / "wandb.json").read_text())["uploaded"]
+    assert wandb_points(folder) == sorted(row_points(ROWS[:1]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,8 +49,11 @@ class TensorBoardLog:
         trained = seconds[-1] if seconds else 0.0
         with self._clear_faults():
             self._folder.mkdir(parents=True, exist_ok=True)
-            for old in self._folder.glob("events.out.tfevents.*"):
-                old.unlink()
+            for name in ("events.out.tfevents.*", "tensorboard/events.out.tfevents.*"):
+                for old in self._folder.glob(name):  # before, they had a folder of their own
+                    old.unlink()
+            with suppress(OSError):
+                (self._folder / "tensorboard").rmdir()
             self._open(self._begun - trained)
             # Tells a TensorBoard that is watching to drop what it read from the old file.
             start = SessionLog(status=SessionLog.START)

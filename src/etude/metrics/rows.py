@@ -40,14 +40,19 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 _COUNTERS = (
     *("epoch", "cycle", "iterations", "timesteps", "updates", "episodes"),
-    *("time/total_timesteps", "time/iterations", "train/n_updates"),
+    *("time/total_timesteps", "time/iterations", "train/n_updates", "eval/episodes"),
 )
 """Columns that count what is done: straight lines, which no chart needs."""
 
 
 def charted(row: Mapping[str, Any]) -> dict[str, float]:
-    """The columns that are drawn as curves: finite numbers that are no counters."""
-    return {name: value for name, value in numbers(row).items() if name not in _COUNTERS}
+    """The columns that are drawn as curves, by the names of their charts.
+
+    These are finite numbers that are no counters. Charts are sorted by name, and what is known
+    per epoch must not come first.
+    """
+    chosen = {name: value for name, value in numbers(row).items() if name not in _COUNTERS}
+    return {f"per_{name}" if name.startswith("epoch/") else name: v for name, v in chosen.items()}
 
 
 def seconds_of(row: Mapping[str, float], before: float) -> dict[str, float]:
