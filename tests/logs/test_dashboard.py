@@ -178,6 +178,8 @@ def test_messages_wait_for_the_end_and_a_resume_shows_the_history() -> None:
     for row in rows[4:]:
         dashboard.write(row)
     assert len(dashboard._curves["rollout/ep_rew_mean"].points) == 6
+    # What was elapsed before the resume went to nothing of this process.
+    assert dashboard._view().seconds["other"] == pytest.approx(2 * (0.5 - 0.46))
     dashboard.close()
     dashboard.close()
     stream = dashboard._console.file

@@ -44,7 +44,7 @@ COMMANDS = {
     "--algorithm.max-grad-norm 100",
     "dead-critic": f"{CARTPOLE} --clock.total-timesteps 49152 --algorithm.value-coef 0",
     "no-progress": f"{CARTPOLE} --clock.total-timesteps 40960 --algorithm.learning-rate 1e-7",
-    "plateau": "reach --evaluation.final-episodes 0 --clock.total-timesteps 160000 "
+    "plateau": "reach --evaluation.final-episodes 0 --clock.total-timesteps 400000 "
     "--env.max-episode-steps 9",
     "diverging": f"td3 {PENDULUM} --clock.total-timesteps 8000 --algorithm.learning-rate 0.01 "
     "--algorithm.batch-size 32 --algorithm.polyak 0 --algorithm.gamma 1",

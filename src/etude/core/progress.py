@@ -2,7 +2,8 @@
 
 Work is named by `with waiting("compiling the model"):` wherever it is done. Nothing is printed
 unless a program asks for it with `show_on`; then a wait of more than two seconds is shown until it
-ends: in a terminal on a line of its own that goes away again, elsewhere by a line now and then.
+ends: in a terminal on a line of its own that goes away again, elsewhere by a line the first time,
+and every half minute of a long one.
 """
 
 from __future__ import annotations
@@ -85,9 +86,13 @@ class _Shown:
             if wait.words() != self.line:
                 self.line = wait.words()
                 _write(stream, f"{_ERASE}{self.line}")
-        elif time.monotonic() - self.told.get(wait.text, -AGAIN) >= AGAIN:
+        elif wait.text not in self.told or min(wait.seconds, self._since(wait)) >= AGAIN:
             self.told[wait.text] = time.monotonic()
             _write(stream, f"{wait.words()} ...\n")
+
+    def _since(self, wait: Wait) -> float:
+        """Seconds since a wait for the same was last told."""
+        return time.monotonic() - self.told[wait.text]
 
 
 _shown = _Shown()

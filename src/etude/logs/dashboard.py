@@ -18,7 +18,7 @@ from rich.console import Console
 from etude.core import progress
 from etude.core.clock import Clock
 from etude.logs.curves import Curve, number, span_of
-from etude.logs.dashboard_view import Level, Shown, View, draw
+from etude.logs.dashboard_view import Level, Shown, View, draw, table_width
 from etude.logs.screen import Redirect, Screen
 from etude.metrics.declared import (
     Health,
@@ -36,7 +36,7 @@ MAX_SHARE = 1 / 150
 RECENT_ROWS = 20
 MESSAGES = 20
 """Of those that are shown, the last so many are kept."""
-TABLE_ROWS, TABLE_WIDTH = 40, 68
+TABLE_ROWS = 40
 """Of the table of the last rows."""
 _DOING = {"collect": "collecting", "train": "learning", "test": "evaluating", "save": "saving"}
 """What the dashboard says of a stopwatch phase."""
@@ -91,7 +91,7 @@ class Dashboard:
             self._take(row)
         self._check_health()
         self._seconds.clear()
-        self._elapsed_row, self._start = 0.0, time.perf_counter()
+        self._start = time.perf_counter()
         self._waits_shown_on = progress.show_on(None)  # The picture shows them.
         self._drawing = _Drawing(self._console, self._view, self._note)
 
@@ -163,7 +163,7 @@ class Dashboard:
             value = format(health.series(metric.name)[-1], metric.format)
             self._trend = f"{metric.label} {value} {health.trend}"
         seen = {name: value for row in health.rows[-TABLE_ROWS:] for name, value in row.items()}
-        columns = columns_of(health.metrics, seen, TABLE_WIDTH)
+        columns = columns_of(health.metrics, seen, table_width(self._console.width))
         lines = [line_of(columns, row) for row in health.rows[-TABLE_ROWS:]]
         self._table = [heading_of(columns), *lines]
         self._evaluated = evaluated.words() if (evaluated := health.evaluated) else ""

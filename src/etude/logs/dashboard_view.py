@@ -151,28 +151,28 @@ def _bars(view: View, width: int) -> list[Line]:
 
 
 def _curves(curves: Sequence[Shown], width: int, height: int, scale: str) -> list[Line]:
-    """As many curves as there are lines for, each as tall as they allow; `scale`: the x axis.
+    """As many curves as there are lines for; `scale`: the x axis.
 
-    With three lines and more a curve has a heading and an axis, otherwise it is a line between its
-    name and its value.
+    A curve needs a line, between its name and its value. Lines that are left make the first ones
+    taller: these have a heading and an axis, and three lines at least.
     """
     shown = list(curves[: max(height, 0)])
     if not shown:
         return []
-    terms = sum(curve.is_term for curve in shown)
-    main = len(shown) - terms
-    room = height - terms - 1  # the x axis
-    tall = min(8, room // main) if main else 1
-    extra = room - tall * main
+    main = sum(not curve.is_term for curve in shown)
+    left = height - len(shown) - 1  # the x axis
+    tall = max(min(main, left // 2), 0)
+    sizes = [3 + (left - 2 * tall) // tall] * tall if tall else []
+    sizes = [size + (i < (left - 2 * tall) % tall) for i, size in enumerate(sizes)]
     names = min(max(cell_len(curve.label) for curve in shown) + 1, max(width // 3, 6))
     values = max(len(curve.value) for curve in shown)
     lines: list[Line] = []
-    for i, curve in enumerate(shown):
-        if tall < 3 or curve.is_term:
+    for curve in shown:
+        if curve.is_term or not sizes:
             lines.append(_flat(curve, names, max(width - names - values - 1, 1), values))
         else:
-            lines += _tall(curve, width, min(8, tall + (i < extra)))
-    return [*lines, *_x_axis(scale, width)] if tall >= 3 and main else lines
+            lines += _tall(curve, width, min(9, sizes.pop(0)))
+    return [*lines, *_x_axis(scale, width)] if tall else lines
 
 
 def _flat(curve: Shown, names: int, width: int, values: int) -> Line:
@@ -335,10 +335,20 @@ def _box(title: str, lines: Sequence[Line], width: int, height: int) -> list[Lin
     return [*framed, [(f"╰{'─' * (width - 2)}╯", "dim")]]
 
 
+def _left(width: int) -> int:
+    """The width of the left one of two columns."""
+    return width * 9 // 20
+
+
+def table_width(width: int) -> int:
+    """Characters that a table has in the left column of a terminal of that width."""
+    return _left(width) - 4
+
+
 def _wide(view: View, width: int, height: int) -> list[Line]:
     """Two columns: the run and how it fares on the left, its curves on the right."""
-    left = width * 9 // 20
-    right, inner, body = width - left - 1, left - 4, height - 2
+    left = _left(width)
+    right, inner, body = width - left - 1, table_width(width), height - 2
     time, messages = _time(view, inner, rows=True), _messages(view, inner, 6)
     progress = [*_bars(view, inner), [], [(view.progress, "")]]
     evaluated: list[Line] = [[(view.evaluated, "")]] if view.evaluated else []

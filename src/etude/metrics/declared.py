@@ -311,11 +311,11 @@ def fares_well(health: Health) -> bool:
 
 def _success_stuck(health: Health) -> Warning | None:
     success = health.series("rollout/success_rate")
-    third = len(success) // 3
-    if health.progress < 0.5 or third < RECENT:
+    trends = {trend_of(success), trend_of(health.series(RETURN))}
+    if health.progress < 0.5 or not trend_of(success) or "rising" in trends:
         return None
-    now, before = fmean(success[-third:]), fmean(success[-2 * third : -third])
-    if now > 0.8 or now - before > 0.02 or trend_of(health.series(RETURN)) == "rising":
+    now = fmean(success[-RECENT:])
+    if now > 0.8:
         return None
     return Warning(
         "success stuck",
