@@ -22,7 +22,7 @@ from rich.console import Console
 
 import etude
 from etude.logs.dashboard import Dashboard
-from etude.metrics.declared import Health
+from etude.metrics.health import Health
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.recipes import Recipe

@@ -17,7 +17,7 @@ from etude.api import Run
 from etude.core.clock import Clock
 from etude.logs.dashboard import Dashboard
 from etude.logs.dashboard_view import draw
-from etude.metrics.declared import Health
+from etude.metrics.health import Health
 from etude.metrics.rows import ELAPSED
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of

@@ -13,7 +13,8 @@ from etude.algorithms.ppo import PPOConfig
 from etude.algorithms.rewards import GivenConfig
 from etude.logs.console import ConsoleTable
 from etude.logs.dashboard import Dashboard
-from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
+from etude.metrics.declared import Column, Curve, Metric, Metrics, Warning
+from etude.metrics.health import Health
 from etude.planning import recipes
 from etude.planning.recipe import Recipe, metrics_of
 

@@ -8,7 +8,7 @@ import math
 from log_points import METRICS, rows_like_a_run
 
 from etude.logs.console import ConsoleTable
-from etude.metrics.declared import Health
+from etude.metrics.health import Health
 from etude.metrics.rows import bottleneck, fleet
 
 

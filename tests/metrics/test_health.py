@@ -10,7 +10,8 @@ from etude.algorithms.amp import AMPConfig
 from etude.algorithms.ppo import PPOConfig
 from etude.algorithms.sac import SACConfig
 from etude.algorithms.td3 import TD3Config
-from etude.metrics.declared import COUNTERS, EPISODES, RECENT, Health, Metrics
+from etude.metrics.declared import COUNTERS, EPISODES, RECENT, Metrics
+from etude.metrics.health import Health
 from etude.tasks.imitation.task import ImitationConfig
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 

@@ -10,7 +10,8 @@ from record_runs import COMMANDS, FOLDER
 
 from etude.algorithms.ppo import PPOConfig
 from etude.algorithms.td3 import TD3Config
-from etude.metrics.declared import COUNTERS, EPISODES, Health
+from etude.metrics.declared import COUNTERS, EPISODES
+from etude.metrics.health import Health
 
 VERDICTS: dict[str, tuple[str, set[str]]] = {
     "solved": ("level", set()),

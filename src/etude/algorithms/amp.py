@@ -37,7 +37,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from statistics import fmean
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -55,12 +55,15 @@ from etude.envs.config import EnvConfig
 from etude.experience.returns import values_after
 from etude.experience.windows import StepWindows, WindowRing
 from etude.learning.optimizer import Finding, NetworkOptimizer
-from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
+from etude.metrics.declared import Column, Curve, Metric, Metrics, Warning
 from etude.models.networks import generator_of, load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import Discriminator
 from etude.planning.kinds import RewardsConfig, RewardsSection
 from etude.planning.resolve import Resolved
+
+if TYPE_CHECKING:
+    from etude.metrics.health import Health
 
 STYLE = "style"
 """The observation that the discriminator sees, [frames, features] float32, newest frame last."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
 from etude.metrics.declared import (
     RECENT,
     Column,
     Curve,
-    Health,
     Metric,
     Metrics,
     Warning,
     fares_well,
 )
+
+if TYPE_CHECKING:
+    from etude.metrics.health import Health
 
 
 def _kl_high(health: Health) -> Warning | None:

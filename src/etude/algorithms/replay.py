@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from etude.core.trees import Tree, num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.learning.sampling import Experience
-from etude.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
+from etude.metrics.declared import Column, Curve, Metric, Metrics, Warning
 from etude.models.policies import make_policy
 from etude.planning import memory
 from etude.planning.kinds import Inputs, Learner, PlanSection, RewardsSection, array_shapes
@@ -32,6 +32,9 @@ from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, check_policy
 from etude.runs import files
 from etude.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from etude.metrics.health import Health
 
 
 def _q_diverges(health: Health) -> Warning | None:

@@ -6,15 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from etude.metrics.declared import (
-    Health,
-    columns_of,
-    episode_metric,
-    heading_of,
-    line_of,
-    text_of,
-)
-from etude.metrics.rows import fleet, numbers
+from etude.metrics.declared import Metric, Metrics, Row, episode_metric
+from etude.metrics.health import Health
+from etude.metrics.rows import fleet, is_offline, numbers
 
 ROWS_PER_HEADING = 20
 
@@ -67,3 +61,40 @@ class ConsoleTable:
         print(f"  epoch {number}: {', '.join(parts)}", file=self._stream, flush=True)
 
     def close(self) -> None: ...
+
+
+Columns = list[tuple[Metric, int]]
+"""The columns of a table with their widths in characters."""
+
+
+def columns_of(metrics: Metrics, row: Row, most: int | None = None) -> Columns:
+    """The columns of a table of such rows, within `most` characters if that is given.
+
+    Those that fit are chosen among the ones that hold a value.
+    """
+    runs = ("all", "offline" if is_offline(row) else "online")
+    placed = [(m.column, m) for m in metrics if m.column and m.column.runs in runs]
+    columns = [
+        (metric, max(column.width, len(metric.label) + 1))
+        for column, metric in sorted(placed, key=lambda pair: pair[0].place)
+    ]
+    if most is None:
+        return columns
+    chosen: Columns = []
+    for metric, width in columns:
+        if metric.name in row and sum(w for _, w in chosen) + width <= most:
+            chosen.append((metric, width))
+    return chosen
+
+
+def heading_of(columns: Columns) -> str:
+    return "".join(f"{metric.label:>{width}}" for metric, width in columns)
+
+
+def line_of(columns: Columns, row: Row) -> str:
+    """A row of the table; what it does not hold stays empty."""
+    return "".join(f"{text_of(metric, row):>{width}}" for metric, width in columns).rstrip()
+
+
+def text_of(metric: Metric, row: Row) -> str:
+    return format(row[metric.name], metric.format) if metric.name in row else ""

@@ -17,17 +17,12 @@ from rich.console import Console
 
 from etude.core import progress
 from etude.core.clock import Clock
+from etude.logs.console import columns_of, heading_of, line_of
 from etude.logs.curves import Curve, number, span_of
 from etude.logs.dashboard_view import Level, Shown, View, draw, table_width
 from etude.logs.screen import Redirect, Screen
-from etude.metrics.declared import (
-    Health,
-    columns_of,
-    declares,
-    episode_metric,
-    heading_of,
-    line_of,
-)
+from etude.metrics.declared import declares, episode_metric
+from etude.metrics.health import Health
 from etude.metrics.rows import ELAPSED, machine, numbers, seconds_of
 
 INTERVAL = 0.25

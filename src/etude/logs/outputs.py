@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from etude.core.config import Config
 from etude.core.contracts import LogWriter
 from etude.logs.kinds import LOGS, LogConfig, LoggedRun
-from etude.metrics.declared import Health, Metrics
+from etude.metrics.declared import Metrics
 from etude.training.callbacks import Callback
 
 Say = Callable[[str], None]
@@ -89,11 +89,12 @@ def open_logs(
     """
     out = Outputs(outputs.say, outputs.on_phase)
     screen: list[LogWriter] = []
-    health = Health(metrics, iterations)
     if console and config.console != "none":
         from etude.logs.console import ConsoleTable
+        from etude.metrics.health import Health
         from etude.training.callbacks import DashboardCallback, EpochLines, LossLines
 
+        health = Health(metrics, iterations)
         if config.console != "table" and shows_dashboard():
             from etude.logs.dashboard import Dashboard
 

@@ -8,14 +8,14 @@ logs (`COUNTERS`) and what runs with an environment log (`EPISODES`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from etude.metrics.rows import ITERATIONS, is_offline, step_of
+if TYPE_CHECKING:
+    from etude.metrics.health import Health
 
 Row = Mapping[str, float]
 
@@ -96,113 +96,6 @@ def declares(metrics: Metrics) -> Callable[[str], bool]:
     names = {metric.name for metric in metrics}
     prefixes = tuple(name for name in names if name.endswith("/"))
     return lambda name: name in names or name.startswith(prefixes)
-
-
-Columns = list[tuple[Metric, int]]
-"""The columns of a table with their widths in characters."""
-
-
-def columns_of(metrics: Metrics, row: Row, most: int | None = None) -> Columns:
-    """The columns of a table of such rows, within `most` characters if that is given.
-
-    Those that fit are chosen among the ones that hold a value.
-    """
-    runs = ("all", "offline" if is_offline(row) else "online")
-    placed = [(m.column, m) for m in metrics if m.column and m.column.runs in runs]
-    columns = [
-        (metric, max(column.width, len(metric.label) + 1))
-        for column, metric in sorted(placed, key=lambda pair: pair[0].place)
-    ]
-    if most is None:
-        return columns
-    chosen: Columns = []
-    for metric, width in columns:
-        if metric.name in row and sum(w for _, w in chosen) + width <= most:
-            chosen.append((metric, width))
-    return chosen
-
-
-def heading_of(columns: Columns) -> str:
-    return "".join(f"{metric.label:>{width}}" for metric, width in columns)
-
-
-def line_of(columns: Columns, row: Row) -> str:
-    """A row of the table; what it does not hold stays empty."""
-    return "".join(f"{text_of(metric, row):>{width}}" for metric, width in columns).rstrip()
-
-
-def text_of(metric: Metric, row: Row) -> str:
-    return format(row[metric.name], metric.format) if metric.name in row else ""
-
-
-class Evaluated(NamedTuple):
-    """The last evaluation of a run and its best one: log rows that hold one."""
-
-    metric: Metric
-    """What evaluations are compared by first; the higher, the better."""
-    last: Row
-    best: Row
-
-    def words(self) -> str:
-        """Such as "eval return 12.00 (best 340.10 at 40,960)"."""
-        last, best = (format(row[self.metric.name], self.metric.format) for row in self[1:])
-        return f"{self.metric.label} {last} (best {best} at {step_of(self.best):,})"
-
-
-class Health:
-    """Follows the log rows of a run: its trend, its best evaluation, and what looks wrong.
-
-    It keeps nothing that the rows do not hold, so a resumed run, given the rows that were kept,
-    says the same as one that never stopped.
-    """
-
-    def __init__(self, metrics: Metrics, total_iterations: int) -> None:
-        self.metrics, self._total = metrics, max(total_iterations, 1)
-        self.rows: list[Row] = []
-        """Of every log row the counters, and the metrics that are declared."""
-        self.progress = 0.0
-        """The share of the run's iterations that is done, 0 to 1."""
-        self.explored_by = next((m.explored_by for m in metrics if m.explored_by), "")
-        self._declares = declares(metrics)
-        self._scores = [m for m in metrics if m.score]
-
-    def add(self, row: Row) -> None:
-        """Take in a log row."""
-        self.progress = row.get(ITERATIONS, 0.0) / self._total
-        self.rows.append({name: value for name, value in row.items() if self._declares(name)})
-
-    def series(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
-        """All values of a metric, oldest first; of some rows only, if they are given."""
-        return [row[name] for row in (self.rows if rows is None else rows) if name in row]
-
-    def recent(self, name: str) -> list[float]:
-        """A metric's values in the last `RECENT` rows; [] if one of these rows has none."""
-        values = self.series(name, self.rows[-RECENT:])
-        return values if len(values) == RECENT else []
-
-    @property
-    def trend(self) -> str:
-        """Whether episodes of training get better: "rising", "level", "falling"; "" at first."""
-        return trend_of(self.series(episode_metric(self)))
-
-    @property
-    def evaluated(self) -> Evaluated | None:
-        """The last evaluation, and the one with the highest score; of equals, the later."""
-        metric = next((m for m in self._scores if any(m.name in r for r in self.rows)), None)
-        if metric is None:
-            return None
-        rows = [row for row in self.rows if metric.name in row]
-
-        def score(row: Row) -> list[float]:
-            return [row.get(m.name, -math.inf) for m in self._scores]
-
-        return Evaluated(metric, rows[-1], max(reversed(rows), key=score))
-
-    @property
-    def warnings(self) -> list[Warning]:
-        """What the checks of the run's metrics give, in the order of declaration."""
-        checks = [metric.check for metric in self.metrics if metric.check and self.rows]
-        return [warning for check in checks if (warning := check(self)) is not None]
 
 
 def episode_metric(health: Health, prefix: str = "rollout") -> str:
