@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from etude.core import progress
-from etude.core.progress import count, current, show_on, waiting
+from etude.core.progress import current, show_on, waiting
 
 
 class Terminal(io.StringIO):
@@ -35,8 +35,8 @@ def wait_for(stream: io.StringIO, text: str) -> None:
 def test_a_terminal_shows_a_long_wait_until_it_ends() -> None:
     stream = Terminal()
     show_on(stream)
-    with waiting("building"), waiting("evaluating", 20, "episodes"):
-        count(12)
+    with waiting("building"), waiting("evaluating", 20, "episodes") as evaluating:
+        evaluating.done = 12
         with waiting("a detail of it"):
             wait_for(stream, "evaluating: 12 of 20 episodes, ")
     assert stream.getvalue().endswith("\r\x1b[K")

@@ -9,7 +9,7 @@ from log_points import METRICS, rows_like_a_run
 
 from etude.logs.console import ConsoleTable
 from etude.metrics.health import Health
-from etude.metrics.rows import bottleneck, fleet
+from etude.metrics.usage import bottleneck, fleet
 
 
 def make(stream: io.StringIO) -> ConsoleTable:

@@ -137,7 +137,7 @@ def test_it_says_how_far_a_long_wait_is_and_what_came_on_standard_error() -> Non
     dashboard.follow(clock_at(13))
     dashboard.activity("test")
     with progress.waiting("evaluating", 20, "episodes") as wait:
-        progress.count(12)
+        wait.done = 12
         assert dashboard._view().state == "evaluating 12 of 20 episodes"
         wait.start -= 61
         assert dashboard._view().state == "evaluating 12 of 20 episodes, 61 s"

@@ -106,22 +106,13 @@ def _write(stream: TextIO, text: str) -> None:
 
 @contextmanager
 def waiting(text: str, total: int = 0, unit: str = "") -> Iterator[Wait]:
-    """Name the work inside; with a total, `count` says how much of it is done."""
+    """Name the work inside; with a total, its `done` may be set by any thread."""
     wait = Wait(text, total, unit)
     _shown.begin(wait)
     try:
         yield wait
     finally:
         _shown.end(wait)
-
-
-def count(number: int) -> None:
-    """So much more is done of the innermost work that has a total; any thread may say so."""
-    with _shown.lock:
-        for wait in reversed(_shown.waits):
-            if wait.total:
-                wait.done += number
-                return
 
 
 def current() -> Wait | None:

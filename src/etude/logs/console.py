@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from etude.metrics.declared import Metric, Metrics, Row, episode_metric
-from etude.metrics.health import Health
-from etude.metrics.rows import fleet, is_offline, numbers
+from etude.metrics.declared import Metric, Metrics, Row
+from etude.metrics.health import Health, episode_metric
+from etude.metrics.rows import is_offline, numbers
+from etude.metrics.usage import fleet
 
 ROWS_PER_HEADING = 20
 

@@ -21,9 +21,10 @@ from etude.logs.console import columns_of, heading_of, line_of
 from etude.logs.curves import Curve, number, span_of
 from etude.logs.dashboard_view import Level, Shown, View, draw, table_width
 from etude.logs.screen import Redirect, Screen
-from etude.metrics.declared import declares, episode_metric
-from etude.metrics.health import Health
-from etude.metrics.rows import ELAPSED, machine, numbers, seconds_of
+from etude.metrics.declared import declares
+from etude.metrics.health import Health, episode_metric
+from etude.metrics.rows import ELAPSED, numbers
+from etude.metrics.usage import machine, seconds_of
 
 INTERVAL = 0.25
 MAX_SHARE = 1 / 150

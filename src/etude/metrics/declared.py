@@ -8,10 +8,8 @@ logs (`COUNTERS`) and what runs with an environment log (`EPISODES`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -80,8 +78,9 @@ class Metric:
     score: bool = False
     """Whether evaluations are compared by it, the higher the better; the first of several counts
     most."""
-    check: Callable[[Health], Warning | None] | None = None
-    """Gives a warning when the run looks wrong by this metric."""
+    check: Callable[[Health], Warning | None] | str | None = None
+    """Gives a warning when the run looks wrong by this metric; "module:function" is imported where
+    a run is watched."""
     reduce: Literal["mean", "last", "sum", "max"] = "mean"
     """How its values in a cycle, and in an epoch, become one."""
     explored_by: str = ""
@@ -96,169 +95,6 @@ def declares(metrics: Metrics) -> Callable[[str], bool]:
     names = {metric.name for metric in metrics}
     prefixes = tuple(name for name in names if name.endswith("/"))
     return lambda name: name in names or name.startswith(prefixes)
-
-
-def episode_metric(health: Health, prefix: str = "rollout") -> str:
-    """The metric that says how well episodes go: success, once there is some, or the return."""
-    success, returns = f"{prefix}/success_rate", ("ep_rew_mean", "mean_reward")[prefix == "eval"]
-    return success if max(health.series(success), default=0.0) >= 0.1 else f"{prefix}/{returns}"
-
-
-def smooth(values: Sequence[float]) -> list[float]:
-    """Means of `RECENT` consecutive values: [n] becomes [n - RECENT + 1]."""
-    return [fmean(values[i : i + RECENT]) for i in range(len(values) - RECENT + 1)]
-
-
-def trend_of(values: Sequence[float]) -> str:
-    """By how far an eighth of the values, the last one, is from the eighth before.
-
-    Less than a twentieth of their range is level, and so is what their noise may be: half more
-    than values next to each other differ by, or a range of less than a tenth of their size.
-    """
-    level = smooth(values)
-    size = max(len(level) // 8, RECENT)
-    if len(level) < 2 * size:
-        return ""
-    moved = fmean(level[-size:]) - fmean(level[-2 * size : -size])
-    extent = max(level) - min(level)
-    if abs(moved) <= max(0.05 * extent, 1.5 * noise_of(values)):
-        return "level"
-    if extent <= 0.1 * max(map(abs, level)):
-        return "level"
-    return "rising" if moved > 0 else "falling"
-
-
-def noise_of(values: Sequence[float]) -> float:
-    """How far values next to each other are apart, as a rule."""
-    return median(abs(b - a) for a, b in pairwise(values))
-
-
-def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
-    """Whether more than half of what was gained up to the best value is gone at the end.
-
-    `begun`: values from before. Where the first one is the best, half of its size was gained.
-    """
-    best = max(values)
-    gained = best - min([*begun, *values[: values.index(best) + 1]]) or 0.5 * abs(best)
-    return gained > 0.1 * abs(best) and best - values[-1] > 0.5 * gained
-
-
-def fell(health: Health) -> tuple[str, float, float] | None:
-    """Where the policy has become much worse than it was: by which metric, from what, to what.
-
-    Evaluations say so. Where the last one is not of late, episodes of training do, unless a
-    curriculum makes these harder.
-    """
-    name, in_training = episode_metric(health, "eval"), episode_metric(health)
-    begun, values = health.series(in_training)[:1], health.series(name)
-    if values and _lost(values, begun if _same_kind(name, in_training) else ()):
-        return name, max(values), values[-1]
-    hard = any(name.startswith("curriculum/") for name in health.rows[-1])
-    if hard or health.series(name, health.rows[-2 * RECENT :]):
-        return None
-    values = smooth(health.series(in_training))
-    return (in_training, max(values), values[-1]) if values and _lost(values) else None
-
-
-def _same_kind(name: str, other: str) -> bool:
-    return name.endswith("success_rate") == other.endswith("success_rate")
-
-
-def _got_worse(health: Health) -> Warning | None:
-    found = fell(health)
-    if found is None:
-        return None
-    name, best, now = found
-    metric = next(metric for metric in health.metrics if metric.name == name)
-    return Warning(
-        f"{metric.label} fell",
-        f"from {format(best, metric.format)} to {format(now, metric.format)}: the best policy is "
-        "kept; to go further, train with smaller steps (algorithm.learning_rate)",
-    )
-
-
-def _no_progress(health: Health) -> Warning | None:
-    """The return is where it began; that of episodes which are all the same may be the highest."""
-    returns = health.series(RETURN)
-    if health.progress < 0.5 or len(returns) < 3 * RECENT or fares_well(health):
-        return None
-    first, best = fmean(returns[:RECENT]), max(smooth(returns))
-    small = max(0.01 * abs(first), min(0.15 * abs(first), 4 * noise_of(returns)))
-    spread = health.series("eval/std_reward")
-    if best - first > small or (spread and not any(spread)):
-        return None
-    return Warning(
-        "no progress",
-        f"the return began at {first:.2f} and is {returns[-1]:.2f}: larger steps "
-        f"(algorithm.learning_rate), more exploration{_fields(health)}, or a denser reward",
-    )
-
-
-def fares_well(health: Health) -> bool:
-    """Nearly all episodes succeed, or the return is the highest so far."""
-    success, returns = (health.recent(f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
-    before = health.series(RETURN, health.rows[:-RECENT])
-    rises = bool(returns and before) and fmean(returns) > max(before)
-    return rises or (bool(success) and fmean(success) > 0.8)
-
-
-def _success_stuck(health: Health) -> Warning | None:
-    success = health.series("rollout/success_rate")
-    trends = {trend_of(success), trend_of(health.series(RETURN))}
-    if health.progress < 0.5 or not trend_of(success) or "rising" in trends:
-        return None
-    now = fmean(success[-RECENT:])
-    if now > 0.8:
-        return None
-    return Warning(
-        "success stuck",
-        f"success stays at {now:.0%}: more exploration{_fields(health)}, a denser reward, or an "
-        "easier start",
-    )
-
-
-def _needs_noise(health: Health) -> Warning | None:
-    """Compares evaluations, which take the most likely actions, with rollouts, which sample them.
-
-    The comparison says nothing about noise where rollouts also have an easier task, as with a
-    curriculum, or start from other states, as clips of motion do.
-    """
-    if any(name.startswith(("curriculum/", "eval/mpjpe")) for name in health.rows[-1]):
-        return None
-    evaluated = [row for row in health.rows if "eval/success_rate" in row][-RECENT:]
-    sampled = health.series("rollout/success_rate", evaluated)
-    likely = health.series("eval/success_rate", evaluated)
-    if len(sampled) < RECENT or fmean(likely) > 0.5 * fmean(sampled) or min(sampled) < 0.2:
-        return None
-    return Warning(
-        "success needs the noise",
-        f"{fmean(sampled):.0%} of episodes succeed with exploration noise and {fmean(likely):.0%} "
-        f"with the most likely actions: train on, or explore less{_fields(health)}",
-    )
-
-
-def _fields(health: Health) -> str:
-    return f" ({health.explored_by})" if health.explored_by else ""
-
-
-def _term_dominates(health: Health) -> Warning | None:
-    shares = []
-    for row in health.rows[-RECENT:]:
-        terms = {name: abs(value) for name, value in row.items() if name.startswith("reward/")}
-        total = sum(terms.values())
-        if len(terms) < 2 or total == 0.0:
-            return None
-        largest = max(terms, key=lambda name: terms[name])
-        shares.append((largest, terms[largest] / total))
-    if len(shares) < RECENT or len({name for name, _ in shares}) > 1:
-        return None
-    name, share = shares[-1]
-    if min(value for _, value in shares) < 0.95:
-        return None
-    return Warning(
-        "one reward term dominates",
-        f"{name} is {share:.0%} of the reward, the others hardly count: lower its weight",
-    )
 
 
 COUNTERS: Metrics = (
@@ -285,7 +121,7 @@ EPISODES: Metrics = (
         Column(6, 8, "online"),
         Curve(1, "green", (0, 1)),
         epoch=0,
-        check=_success_stuck,
+        check="etude.metrics.health:success_stuck",
     ),
     Metric(
         RETURN,
@@ -294,7 +130,7 @@ EPISODES: Metrics = (
         Column(4, 9, "online"),
         Curve(0, "green"),
         epoch=1,
-        check=_no_progress,
+        check="etude.metrics.health:no_progress",
     ),
     Metric(
         "rollout/ep_len_mean",
@@ -310,7 +146,7 @@ EPISODES: Metrics = (
         Column(90, 13),
         Curve(2, "bright_green", (0, 1)),
         summary="{value:.1%} success, mean reward {row[eval/mean_reward]:.2f}; best {best[0]:.1%}",
-        check=_needs_noise,
+        check="etude.metrics.health:needs_noise",
         score=True,
     ),
     Metric(
@@ -320,9 +156,14 @@ EPISODES: Metrics = (
         Column(91, 12),
         Curve(3, "bright_green"),
         summary="mean reward {value:.2f}; best {best[1]:.2f}",
-        check=_got_worse,
+        check="etude.metrics.health:got_worse",
         score=True,
     ),
-    Metric("reward/", "reward terms", curve=Curve(100, "yellow"), check=_term_dominates),
+    Metric(
+        "reward/",
+        "reward terms",
+        curve=Curve(100, "yellow"),
+        check="etude.metrics.health:term_dominates",
+    ),
 )
 """What runs with an environment log of their episodes, in training and in evaluation."""
