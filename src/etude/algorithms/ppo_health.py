@@ -37,7 +37,7 @@ def value_blind(health: Health) -> Warning | None:
     rows = health.rows[-max(RECENT, len(health.rows) // 4) :]
     explained = health.series("train/explained_variance", rows)
     losses = health.series("train/value_loss")
-    if health.progress < 0.2 or len(explained) < RECENT or fmean(explained) > 0.25:
+    if health.progress < 0.4 or len(explained) < RECENT or fmean(explained) > 0.25:
         return None
     small = losses and median(health.series("train/value_loss", rows)) < 0.3 * max(losses)
     if small or fares_well(health):

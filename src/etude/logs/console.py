@@ -59,6 +59,7 @@ class ConsoleTable:
         for name, text in warnings:
             parts.append(f"WARNING {name}" + ("" if name in self._explained else f" ({text})"))
         self._explained = {name for name, _ in warnings}
+        parts = parts or ["no episode has ended yet"]
         print(f"  epoch {number}: {', '.join(parts)}", file=self._stream, flush=True)
 
     def close(self) -> None: ...

@@ -101,9 +101,8 @@ def _curve(title: str, points: Sequence[Evaluated]) -> list[str]:
         for step in at
     )
     bounds = (0.0, 1.0) if name == "eval/success_rate" else (None, None)
-    low, high = (min(values), max(values)) if bounds[0] is None else (0.0, 1.0)
-    lines = spark(values, _WIDTH, _WIDTH, _HEIGHT, bounds)
-    edges = [number(high), *[""] * (_HEIGHT - 2), number(low)]
+    lines, axis = spark(values, _WIDTH, _WIDTH, _HEIGHT, bounds)
+    edges = [number(axis.high), *[""] * (_HEIGHT - 2), number(axis.low)]
     wide = max(map(len, edges))
     drawn = [f"{edge:>{wide}} │{line}" for edge, line in zip(edges, lines, strict=True)]
     under = f"{'':>{wide}} └{'─' * _WIDTH}"
