@@ -2,6 +2,7 @@
 
     python gates/train_walk.py [--seeds 3] [--recipe walk-go1]
     python gates/train_walk.py --recipe walk-go1-robust --seeds 1
+    python gates/train_walk.py --recipe walk-go1-rough --seeds 1 [--flat RUN]
 
 Trains by the real command and plays 200 fresh episodes of 10 s, undisturbed and disturbed: friction
 and masses off by up to 30 %, gains by up to 20 %, actions 40 ms late, pushes of 0.5 m/s every 2 to
@@ -10,12 +11,14 @@ and masses off by up to 30 %, gains by up to 20 %, actions 40 ms late, pushes of
 walk-go1 must not fall in 99 % of undisturbed episodes, and follow planar velocities within 0.12 m/s
 and turning rates within 0.15 rad/s, beyond the first second after each change of command (0.2 and
 0.3 with it), within 10 minutes from command to exit. walk-go1-robust may lose 5 points of success
-by the disturbance. walk-go1-rough is not judged: what it and a flat policy walk is printed.
+by the disturbance. walk-go1-rough is not judged: on how many of the 40 tiles (8 levels of 5 kinds)
+most of its episodes succeed is a figure, and the same of a policy that was trained on flat ground.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 import tempfile
@@ -40,6 +43,11 @@ DISTURBED = (
     *("--env.random.latency", "2", "2", "--env.random.push", "0.5"),
     *("--env.random.push-every", "2", "4"),
 )
+ROUGH = (
+    *("--env.ground", "rough", "--env.speed-x", "-1", "1", "--env.speed-y", "-0.5", "0.5"),
+    *("--env.foot-height", "0.1", "--env.success-error", "0.4"),
+)
+"""What walk-go1-rough has and walk-go1 has not."""
 LOSS = 0.05
 """More falls by the disturbance, as a share, for a policy trained with randomisation."""
 
@@ -53,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--timesteps", type=int, help="default the recipe's own")
     parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--flat", type=Path, help="a run of walk-go1, to walk on rough ground")
     parser.add_argument("--success", type=float, default=0.99, help="of every seed, at least")
     # Trained for seconds: it must complete and be played, whatever it has learned.
     smallest = {"seeds": 1, "timesteps": 24_576, "episodes": 8, "success": 0.0}
@@ -77,8 +86,8 @@ def trial(gate: Gate, seed: int, options: argparse.Namespace, folder: Path) -> N
     seconds = time.perf_counter() - start
     gate.count("trainings")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    plain, disturbed = (
-        played(gate, folder, options.episodes, changes) for changes in ((), DISTURBED)
+    disturbed, plain = (
+        played(gate, folder, options.episodes, changes) for changes in (DISTURBED, ())
     )
     print(
         f"seed {seed}: {rows[-1]['timesteps']:,} steps, {seconds:.0f} s from command to exit; "
@@ -98,6 +107,11 @@ def trial(gate: Gate, seed: int, options: argparse.Namespace, folder: Path) -> N
     for name, most in ERRORS.items():
         value = plain[f"eval/{name}"]
         gate.figure(f"{name} of seed {seed}", value, at_most=most if walks else None)
+    if options.recipe == "walk-go1-rough":
+        gate.figure(f"share of tiles walked by seed {seed}", tiles(folder))
+        if options.flat is not None:
+            played(gate, options.flat, options.episodes, ROUGH)
+            gate.figure("share of tiles walked by the flat policy", tiles(options.flat))
     limit = SECONDS if walks else None
     gate.figure(f"seconds of seed {seed}", seconds, at_most=limit, timing=True)
 
@@ -108,6 +122,16 @@ def played(gate: Gate, folder: Path, episodes: int, changes: tuple[str, ...]) ->
     found: dict[str, Any] = json.loads(said)
     gate.count("episodes", int(found["eval/episodes"]))
     return found
+
+
+def tiles(folder: Path) -> float:
+    """The share of tiles on which most episodes of the run's newest evaluation succeeded."""
+    newest = max(folder.glob("evaluations/*/episodes.csv"), key=lambda file: file.stat().st_mtime)
+    found: dict[str, list[float]] = {}
+    with newest.open() as lines:
+        for row in csv.DictReader(lines):
+            found.setdefault(row["tile"], []).append(float(row["is_success"]))
+    return sum(sum(each) > len(each) / 2 for each in found.values()) / len(found)
 
 
 def said(found: dict[str, Any]) -> str:
