@@ -38,10 +38,22 @@ ERRORS = {
     "turning_error": 0.3,
 }
 """m/s and rad/s, at most."""
+QUIET = (
+    *("--env.random.joint-offset", "0", "--env.noise.gyro", "0", "--env.noise.gravity", "0"),
+    *("--env.noise.velocity", "0", "--env.noise.joint-position", "0"),
+    *("--env.noise.joint-velocity", "0"),
+)
+"""None of what only the training of a randomised policy has."""
+UNDISTURBED = (
+    *("--env.random.mass", "0", "--env.random.friction", "0", "--env.random.gains", "0"),
+    *("--env.random.latency", "0", "0", "--env.random.push", "0"),
+    *QUIET,
+)
 DISTURBED = (
     *("--env.random.mass", "0.3", "--env.random.friction", "0.3", "--env.random.gains", "0.2"),
     *("--env.random.latency", "2", "2", "--env.random.push", "0.5"),
     *("--env.random.push-every", "2", "4"),
+    *QUIET,
 )
 ROUGH = (
     *("--env.ground", "rough", "--env.speed-x", "-1", "1", "--env.speed-y", "-0.5", "0.5"),
@@ -87,7 +99,7 @@ def trial(gate: Gate, seed: int, options: argparse.Namespace, folder: Path) -> N
     gate.count("trainings")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     disturbed, plain = (
-        played(gate, folder, options.episodes, changes) for changes in (DISTURBED, ())
+        played(gate, folder, options.episodes, changes) for changes in (DISTURBED, UNDISTURBED)
     )
     print(
         f"seed {seed}: {rows[-1]['timesteps']:,} steps, {seconds:.0f} s from command to exit; "
