@@ -218,7 +218,8 @@ def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert "http://127.0.0.1:" in line, line + process.stdout.read()
+        while line and "http://127.0.0.1:" not in line:  # It may say first what it waits for.
+            line = process.stdout.readline()
         yield process, next(word for word in line.split() if word.startswith("http"))
     finally:
         process.kill()

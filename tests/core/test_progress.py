@@ -44,13 +44,15 @@ def test_a_terminal_shows_a_long_wait_until_it_ends() -> None:
     assert current() is None
 
 
-def test_elsewhere_it_is_a_line_now_and_then() -> None:
+def test_elsewhere_it_is_a_line_of_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     show_on(stream)
-    for _ in range(2):
-        with waiting("probing 'CartPole-v1'"):
-            wait_for(stream, "probing")
-            time.sleep(0.3)
+    with waiting("not long enough for a log"):
+        time.sleep(0.5)
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(progress, "AGAIN", 0.6)
+    with waiting("probing 'CartPole-v1'"):
+        wait_for(stream, "probing")
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith(" s ...\n")
 

@@ -2,12 +2,12 @@
 
 Work is named by `with waiting("compiling the model"):` wherever it is done. Nothing is printed
 unless a program asks for it with `show_on`; then a wait of more than two seconds is shown until it
-ends: in a terminal on a line of its own that goes away again, elsewhere by a line the first time,
-and every half minute of a long one.
+ends: in a terminal on a line of its own that goes away again, elsewhere by a line every half minute.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from typing import TextIO
 SLOW = 2.0
 """Seconds after which a wait is shown."""
 AGAIN = 30.0
-"""Seconds between the lines of one wait where there is no terminal."""
+"""Seconds between the lines of a wait where there is no terminal, and before the first."""
 _ERASE = "\r\x1b[K"
 
 
@@ -86,13 +86,13 @@ class _Shown:
             if wait.words() != self.line:
                 self.line = wait.words()
                 _write(stream, f"{_ERASE}{self.line}")
-        elif wait.text not in self.told or min(wait.seconds, self._since(wait)) >= AGAIN:
+        elif min(wait.seconds, self._since(wait)) >= AGAIN:
             self.told[wait.text] = time.monotonic()
             _write(stream, f"{wait.words()} ...\n")
 
     def _since(self, wait: Wait) -> float:
         """Seconds since a wait for the same was last told."""
-        return time.monotonic() - self.told[wait.text]
+        return time.monotonic() - self.told.get(wait.text, -math.inf)
 
 
 _shown = _Shown()
