@@ -2,7 +2,8 @@
 
 Work is named by `with waiting("compiling the model"):` wherever it is done. Nothing is printed
 unless a program asks for it with `show_on`; then a wait of more than two seconds is shown until it
-ends: in a terminal on a line of its own that goes away again, elsewhere by a line every half minute.
+ends: in a terminal on a line of its own that goes away again, elsewhere by a line of each half
+minute.
 """
 
 from __future__ import annotations
