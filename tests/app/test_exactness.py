@@ -23,7 +23,7 @@ from etude.api import Run, resume, train
 from etude.cli.main import main
 from etude.core.errors import UsageError
 from etude.planning import recipes
-from etude.planning.recipe import FREE, _among, _fields
+from etude.planning.recipe import FREE, _among, fields
 from etude.runs import checkpoint, manifest, standard
 from etude.runs.folder import RunFolder
 from etude.training.saving import RUN
@@ -140,7 +140,7 @@ EARLIER = {"num_envs": "rows", "envs_per_group": "group_rows"}
 def as_earlier(run: Path) -> None:
     """Make a run what an earlier version would have left: recipe, its hashes and its copies."""
     recipe = recipes.load(run / "recipe.yaml")
-    content, named = recipe.model_dump(mode="json"), [*_fields(recipe)]
+    content, named = recipe.model_dump(mode="json"), [*fields(recipe)]
     for section in ("collector", "evaluation"):
         content[section] = {EARLIER.get(k, k): v for k, v in content[section].items()}
         for new, old in EARLIER.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_rows_and_epoch_lines_of_a_dataset(
     lines = [line for line in capsys.readouterr().out.splitlines() if "epoch " in line]
     losses = [row["train/R_loss"] for row in rows]
     means = [f"R loss {np.mean(losses[i : i + 2]):.3g}" for i in (0, 2)]
-    assert [line.split(", ")[-1] for line in lines] == means
+    assert [re.split(": |, ", line)[-1] for line in lines] == means
     assert means[0] != f"R loss {losses[1]:.3g}"
 
 

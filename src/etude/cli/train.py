@@ -69,7 +69,7 @@ def _spent(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         seconds.update({name: row.get(f"time/{name}") or 0.0 for name in _SPENT})
     learning, rest = seconds["collect"] + seconds["train"], seconds["test"] + seconds["save"]
-    if is_offline(rows[-1]) or not learning:
+    if not rows or is_offline(rows[-1]) or not learning:
         return ""
     speed = step_of(rows[-1]) / learning
     return (
@@ -82,8 +82,9 @@ _SPENT = ("collect", "train", "test", "save")
 
 def _chosen(run: Run) -> str:
     """Which policy is evaluated after a run, and why that one."""
-    step, last = policy_step(run.path), step_of(run.rows()[-1])
-    count = sum("eval/mean_reward" in row for row in run.rows())
+    rows, step = run.rows(), policy_step(run.path)
+    last = step_of(rows[-1]) if rows else step
+    count = sum("eval/mean_reward" in row for row in rows)
     why = (
         f"the best of {count} evaluations in training, the latest of equals"
         if count > 1

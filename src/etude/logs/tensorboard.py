@@ -17,6 +17,7 @@ from typing import Any, Literal
 from etude.core.errors import EtudeError
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import ELAPSED, charted, numbers, step_of
+from etude.runs import files
 
 
 class TensorBoardConfig(LogConfig):
@@ -87,7 +88,7 @@ class TensorBoardLog:
 
         name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}{suffix}"
         # Closed in close(); no with block spans a run. A new file: "x" follows no link.
-        self._writer = RecordWriter((self._folder / name).open("xb"))
+        self._writer = RecordWriter(files.free_path(self._folder / name).open("xb"))
         self._add(Event(wall_time=wall_time, file_version="brain.Event:2"))
 
     def _add_row(self, row: Mapping[str, Any], wall_time: float) -> None:

@@ -51,7 +51,7 @@ class Trot(Part):
         """[num_envs, 12] rad from the standing pose: a plain trot at the commanded velocity.
 
         A standing foot moves against the motion that its hip is to have, a swinging one back to
-        where it stands next. It does not balance, and servos that yield make it too slow: both is
+        where it stands next. It falls by itself, and servos that yield make it too slow: both is
         left to the policy.
         """
         phase = (self._angle(ahead=1) + OFFSETS) % (2.0 * np.pi)

@@ -66,8 +66,8 @@ class WalkConfig(TaskConfig):
     gait_frequency: float = Field(2.0, gt=0, description="Strides per second of the trot.")
     reference: Literal["trot", "stand"] = Field(
         "trot",
-        description="What actions are added to: a plain trot at the commanded velocity, which does "
-        "not balance, or the standing pose.",
+        description="What actions are added to: a plain trot at the commanded velocity, which "
+        "falls by itself, or the standing pose.",
     )
     observe_velocity: bool = Field(
         True, description="Whether the policy observes the trunk's velocity, as of an estimator."
