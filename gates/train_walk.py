@@ -41,7 +41,7 @@ ERRORS = {
 QUIET = (
     *("--env.random.joint-offset", "0", "--env.noise.gyro", "0", "--env.noise.gravity", "0"),
     *("--env.noise.velocity", "0", "--env.noise.joint-position", "0"),
-    *("--env.noise.joint-velocity", "0"),
+    *("--env.noise.joint-velocity", "0", "--env.random.added-mass", "0", "0"),
 )
 """None of what only the training of a randomised policy has."""
 UNDISTURBED = (

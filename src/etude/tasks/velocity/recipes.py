@@ -43,10 +43,11 @@ def walk_go1_robust() -> Recipe:
     flat = walk_go1()
     random = Randomization(
         mass=0.3,
+        added_mass=(-0.5, 1.0),
         friction=0.4,
         gains=0.2,
         joint_offset=0.02,
-        latency=(0, 2),
+        latency=(0, 3),
         push=0.6,
         push_every=(2.0, 5.0),
     )
@@ -55,7 +56,7 @@ def walk_go1_robust() -> Recipe:
         update={
             "name": "walk-go1-robust",
             "env": WalkConfig(random=random, noise=noise),
-            "clock": ClockConfig(total_timesteps=8_000_000, cycles=4, iterations=10),
+            "clock": ClockConfig(total_timesteps=6_000_000, cycles=4, iterations=10),
         }
     )
 
