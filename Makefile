@@ -1,4 +1,4 @@
-.PHONY: check test test-all gates-smallest format gate faults
+.PHONY: check test test-all gates-smallest format gate faults dist lock
 
 check:  ## lint and types
 	ruff check .
@@ -17,6 +17,17 @@ format:
 
 gates-smallest:  ## every gate at the size at which CI runs it; minutes
 	python gates/smallest.py
+
+dist:  ## wheels and source archives of both packages in dist/, checked
+	python -m build --outdir dist .
+	python -m build --outdir dist runtime
+	twine check --strict dist/*
+
+lock:  ## the newest versions that fit into requirements-dev.txt; needs uv
+	head -2 requirements-dev.txt > requirements-dev.new
+	uv pip compile -q --upgrade --universal --python-version 3.11 --extra dev --extra video --no-header \
+		--no-annotate --no-emit-index-url pyproject.toml >> requirements-dev.new
+	mv requirements-dev.new requirements-dev.txt
 
 faults:  ## docs/faults.md from what the gates have counted
 	python gates/faults_table.py
@@ -45,6 +56,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/damaged_runs.py --cases 5000 --by-command-line 50
 	python gates/exact_resume.py --recipe reach --kills 300
 	python gates/exact_resume.py --recipe episodic --kills 300
+	python gates/sweep.py
 	set -e; for method in $(METHODS); do python gates/exact_resume.py --recipe $$method --kills 100; done
 	python gates/same_bits.py --seeds 20
 	python gates/not_finite.py --cases 200
@@ -55,6 +67,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/train_walk.py --seeds 3
 	python gates/train_walk.py --recipe walk-go1-robust --seeds 1
 	python gates/train_walk.py --recipe walk-go1-rough --seeds 1
+	python gates/sim_to_sim.py
 	python gates/off_policy_speed.py
 	python gates/reward_speed.py
 	python gates/train_imitation.py

@@ -22,12 +22,12 @@ from rich.console import Console
 
 import etude
 from etude.logs.dashboard import Dashboard
+from etude.logs.following import DashboardCallback
 from etude.metrics.health import Health
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
-from etude.training.callbacks import DashboardCallback
 from machine import report_load
 from report import Gate, parse
 

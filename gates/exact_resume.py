@@ -76,7 +76,8 @@ class Kill(NamedTuple):
         time.sleep(uniform(0.0, 0.5 if self.aim == "any" else 0.15))
         if self.aim != "any":
             until(bytes([PHASES.index(self.aim)]), 0, time.monotonic() + 3.0)
-            time.sleep(uniform(0.0, 0.008 if self.aim == "save" else 0.05))
+            # Phases last from a millisecond to seconds: as many kills at each order of length.
+            time.sleep(10.0 ** uniform(-4.0, -1.3))
 
 
 class Attempts:

@@ -32,7 +32,7 @@ from etude.core.trees import leaves
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.simulation import Simulation
 from etude.experience.store.episodes import EpisodeStore
-from etude.models.policies import MlpPolicy
+from etude.models.actor_critic import MlpPolicy
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint

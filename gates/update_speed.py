@@ -43,8 +43,9 @@ from etude.core.trees import Tree
 from etude.experience import returns as returns_module
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.learning.shard import Shard
+from etude.models.actor_critic import ActorCritic
 from etude.models.normalise import RewardScaler
-from etude.models.policies import ActorCritic, make_policy
+from etude.models.policies import make_policy
 from etude.planning.recipes import Recipe
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from machine import report_load

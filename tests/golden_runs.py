@@ -22,7 +22,7 @@ from etude.api import train
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, standard
 from run_hash import comparable_rows
-from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
+from toys import changed, tiny_bc, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 
 FILE = Path(__file__).with_name("golden.json")
 SMALL_EVALUATION = {"episodes": 6, "num_envs": 6, "envs_per_group": 6, "final_episodes": 6}
@@ -73,6 +73,9 @@ RUNS: dict[str, Callable[[Path], Recipe]] = {
     "rrd": lambda folder: short_recipes.find("episodic-short"),
     "ircr": off_policy("episodic-ircr"),
     "offline": lambda folder: tiny_offline(folder, 2, 2, "1 epoch"),
+    "bc": lambda folder: tiny_bc(folder, "lstm", 2, 2, "1 epoch"),
+    "flow": lambda folder: tiny_bc(folder, "flow", 2, 2, "1 epoch"),
+    "ppo from pictures": lambda folder: short("seek-pictures", 2 * 2_048),
     "reward-only": lambda folder: tiny_reward_only(folder, 2, 2, "1 epoch"),
 }
 

@@ -247,7 +247,7 @@ def test_sigterm_saves_and_resume_ends_as_if_untouched(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.returncode == 75
     assert f"etude resume {stopped}" in err
     assert "Traceback" not in err
     assert not (stopped / "summary.json").exists()

@@ -14,7 +14,7 @@ from etude.api import Run, train
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from run_hash import run_hash
-from toys import changed, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
+from toys import changed, tiny_bc, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 
 EVERYTHING = "reach-at-scale-short"
 """LSTM, priorities, collection ahead and two shards at once."""
@@ -113,6 +113,12 @@ def test_learning_from_a_dataset_too(tmp_path: Path) -> None:
 def test_a_policy_learned_from_a_dataset_too(tmp_path: Path) -> None:
     recipe = tiny_offline(tmp_path, 12, 4, "2 epochs")
     hits = killed_runs(recipe, tmp_path, kills=5, seed=5)
+    assert sum(hits.values()) == 5
+
+
+@pytest.mark.parametrize("kind", ["lstm", pytest.param("flow", marks=pytest.mark.slow)])
+def test_a_cloned_policy_too(kind: str, tmp_path: Path) -> None:
+    hits = killed_runs(tiny_bc(tmp_path, kind, 8, 4, "2 epochs"), tmp_path, kills=5, seed=6)
     assert sum(hits.values()) == 5
 
 

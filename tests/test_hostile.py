@@ -492,7 +492,7 @@ def test_what_is_typed_is_trusted(
 KIND = """
 open("imported", "a").close()
 import torch
-from etude.models.policies import ModulePolicyConfig
+from etude.models.module_policies import ModulePolicyConfig
 
 
 class Kind(ModulePolicyConfig):

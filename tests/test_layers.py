@@ -24,6 +24,7 @@ LAYERS = (
     {"reports"},
     {"recording"},
     {"api"},
+    {"sweeps"},
     {"cli"},
 )
 LEVEL = {package: i for i, layer in enumerate(LAYERS) for package in layer}

@@ -32,7 +32,8 @@ from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.learning.sampling import Batch
 from etude.learning.shard import Minibatch
-from etude.models.policies import ActorCritic, PolicyConfig, make_policy
+from etude.models.actor_critic import ActorCritic
+from etude.models.policies import PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.rollout.local import LocalCollector, Workers
@@ -467,6 +468,21 @@ def tiny_offline(folder: Path, epochs: int, iterations: int, every: str) -> Reci
         learner={"shards": 2},
         clock={"epochs": epochs, "cycles": 1, "iterations": iterations},
         evaluation={"every": every},
+    )
+
+
+def tiny_bc(folder: Path, kind: str, epochs: int, iterations: int, every: str) -> Recipe:
+    """A policy cloned from a toy dataset; `flow` with history and averaged weights."""
+    policy: dict[str, Any] = {"kind": kind, "actor_reads": ["state"]}
+    data = {"dataset": str(toy_dataset(folder / "data")), "train_batches": 8, "horizon": 4}
+    if kind == "flow":
+        policy |= {"chunk": 4, "history": 2, "width": 16, "heads": 2, "layers": 1}
+        data["average"] = 0.9
+    return recipes.find("bc").replace(
+        policy=policy,
+        algorithm={"kind": "bc", "batch_size": 32, **data},
+        clock={"epochs": epochs, "cycles": 1, "iterations": iterations},
+        evaluation__every=every,
     )
 
 

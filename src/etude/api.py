@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from etude.building.build import Parts, build, start_policy
+from etude.building.build import build, start_policy
+from etude.building.executing import (
+    SUMMARY,
+    Say,
+    compare,
+    execute,
+    manifest_of,
+    open_folder,
+    outputs_of,
+    silent,
+)
+from etude.building.executing import Interrupted as Interrupted
 from etude.core import trust as trusted
 from etude.core.contracts import LogWriter
-from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.core.ranks import LostRank, Ranks, ReportedElsewhere, joined, was_restarted
-from etude.core.seals import sealed, unsealed
-from etude.core.trees import Tree, digest
-from etude.logs.outputs import Outputs, check, open_logs
+from etude.core.errors import Damaged, UsageError
+from etude.core.ranks import ALONE, Ranks, joined, was_restarted
+from etude.core.seals import unsealed
+from etude.core.trees import digest
+from etude.logs.outputs import Outputs, check
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
-from etude.planning.plan import Plan, counted, make_plan, rank_notes
-from etude.planning.recipe import Recipe, metrics_of
+from etude.planning.plan import Plan, make_plan, rank_notes
+from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
-from etude.runs import checkpoint, files, manifest
+from etude.runs import checkpoint
 from etude.runs.folder import RunFolder, default_path
-from etude.runs.metrics_log import read_rows
+from etude.runs.metrics_log import digest_of, read_rows
 from etude.training.callbacks import Callback
 from etude.training.evaluation import summarise
 from etude.training.saving import RUN
 
 if TYPE_CHECKING:
     from etude.reports.acting import LoadedPolicy
-
-Say = Callable[[str], None]
-SUMMARY = "summary.json"
-
-
-def silent(text: str) -> None:
-    """Says nothing."""
 
 
 def plan(recipe: Recipe, measure: bool = False) -> Plan:
@@ -105,13 +104,10 @@ class Run:
         policy, _, training = checkpoint.load_training(path)
         del training["metrics"], training["saver"]["num_saved"]
         training.pop(RUN, None)
-        free = ("time/", "system/")
-        rows = [{k: v for k, v in r.items() if not k.startswith(free)} for r in self.rows()]
-        text = json.dumps(rows, sort_keys=True).encode()
         return {
             "policy": digest(policy),
             "training": digest(training),
-            "metrics": hashlib.sha256(text).hexdigest(),
+            "metrics": digest_of(self.rows()),
         }
 
     def curves(self, *names: str) -> dict[str, tuple[list[int], list[float]]]:
@@ -189,38 +185,37 @@ def train(
     with joined() as ranks:
         if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
             assert path is not None
-            return _resume(ranks, Path(path), asked, console)
-        recipe = _pinned(recipe, ranks)
-        _compare(ranks, recipe)
+            from etude.building.continuing import continue_run
+
+            return Run(continue_run(ranks, Path(path), asked, console))
+        recipe = pinned(recipe, ranks)
+        compare(ranks, recipe)
         resolved: list[Resolved] = []  # the first rank's
 
         def create() -> RunFolder:
             resolved.append(resolve(recipe))
             return _create(resolved[0], path, ranks, say)
 
-        with _folder(ranks, create) as folder, explained(folder.path):
+        with open_folder(ranks, create) as folder, explained(folder.path):
             run = resolved[0] if resolved else resolve(recipe)
-            out = _outputs(run, folder, console, asked, ranks)
+            out = outputs_of(run, folder, console, asked, ranks)
             out.say(f"Run folder: {folder.path}")
             for note in rank_notes(recipe, ranks.size):
                 out.say(note)
             parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
             start_policy(recipe, parts.algorithm)
-            _execute(parts, folder, out.say)
+            execute(parts, folder, out.say)
         return Run(folder.path)
 
 
-def _compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
-    """Refuse ranks that were given another recipe than the first, or compute other bits."""
-    if ranks.size > 1:
-        from etude.building.rank_checks import compare_bits, compare_recipes
-
-        if recipe is not None:
-            compare_recipes(recipe, ranks)
-        compare_bits(ranks)
+def create(run: Resolved, path: str | Path) -> Run:
+    """Plan a run and make its folder, without training: `resume` begins with it."""
+    trusted.vouch(recipes.texts(run.recipe))
+    _create(run, path, ALONE, silent).close()
+    return Run(path)
 
 
-def _pinned(recipe: Recipe, ranks: Ranks) -> Recipe:
+def pinned(recipe: Recipe, ranks: Ranks = ALONE) -> Recipe:
     """The recipe with the checkpoint it starts from in place of that checkpoint's run.
 
     A run that still trains has another newest checkpoint soon: every rank, and a resume before
@@ -241,7 +236,7 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     plan = make_plan(run, ranks=ranks.size)
     check_plan(plan, say)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
-    document, text = _manifest(recipe, plan, ranks), recipes.dump(recipe)
+    document, text = manifest_of(recipe, plan, ranks), recipes.dump(recipe)
     folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
     trusted.remember(folder.recipe, recipes.texts(recipe))
     return folder
@@ -256,18 +251,6 @@ def _is_begun(path: str | Path | None) -> bool:
     return Path(path).exists()
 
 
-def _folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
-    """The run's folder: the first rank makes or opens it, the others open it to read."""
-    made: list[RunFolder] = []
-
-    def first() -> str:
-        made.append(make())
-        return str(made[0].path.absolute())
-
-    path = ranks.from_first(first)
-    return made[0] if made else RunFolder.open(Path(path), write=False)
-
-
 def resume(
     path: str | Path,
     total_timesteps: int | None = None,
@@ -279,6 +262,7 @@ def resume(
     collector: Placement | None = None,
     checkpoint: int | None = None,
     trust: bool = False,
+    pause_after: int | None = None,
 ) -> Run:
     """Continue a run from its last good checkpoint, as if it had never stopped.
 
@@ -286,186 +270,13 @@ def resume(
     it a larger budget first; schedules that follow the run's progress then follow the new length.
     `console`: show the run on the screen. `collector`: where its rollouts run this time, which
     changes no bit; nor does the number of ranks it goes on with. `trust`: code that its recipe
-    names may run, now and later.
+    names may run, now and later. `pause_after`: stop once so many of its iterations are done, and
+    save; the next resume goes on from there with the bits of a run that never paused.
     """
+    from etude.building.continuing import continue_run
+
     asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    how = (total_timesteps, collector, checkpoint, trust, pause_after)
     with joined() as ranks:
-        return _resume(
-            ranks, Path(path), asked, console, total_timesteps, collector, checkpoint, trust
-        )
-
-
-def _resume(
-    ranks: Ranks,
-    path: Path,
-    asked: Outputs,
-    console: bool,
-    total_timesteps: int | None = None,
-    collector: Placement | None = None,
-    step: int | None = None,
-    trust: bool = False,
-) -> Run:
-    _compare(ranks)
-    with _folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
-        resolved: list[Resolved] = []  # the first rank's
-
-        def continued() -> tuple[Tree, list[str]]:
-            from etude.building import resuming
-
-            resuming.restore(folder, asked.say, trust)
-            loaded = recipes.load(folder.recipe, trust)
-            run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
-            resolved.append(run)
-            return run.recipe.model_dump(mode="json"), lost
-
-        plain, lost = ranks.from_first(continued)
-        recipe = recipes.validated(plain, str(folder.recipe))
-        run = resolved[0] if resolved else resolve(recipe)
-        out = _outputs(run, folder, console, asked, ranks)
-        say = out.say
-        parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
-        clock = parts.loop.clock
-        restored = parts.loop.saver.restore(clock, say, step)
-        if total_timesteps is not None:
-            from etude.building.resuming import extend
-
-            extend(run, clock, folder, ranks, say)
-        if restored:
-            say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
-        else:
-            # Nothing was saved yet: whatever was logged belongs to work that is done again.
-            if parts.metrics is not None:
-                parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
-            start_policy(recipe, parts.algorithm)
-            say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
-        if was_restarted():
-            from etude.building.rank_checks import refuse_to_repeat
-
-            ranks.from_first(lambda: refuse_to_repeat(folder, clock))
-        if clock.finished:
-            say("The run is finished already.")
-        elif ranks.is_first:
-            for reason in lost:
-                folder.mark_not_exact(reason)
-        for note in rank_notes(recipe, ranks.size):
-            say(note)
-        _execute(parts, folder, say)
+        path = continue_run(ranks, Path(path), asked, console, *how)
     return Run(path)
-
-
-def _continued(
-    recipe: Recipe,
-    folder: RunFolder,
-    ranks: Ranks,
-    say: Say,
-    total_timesteps: int | None,
-    collector: Placement | None,
-) -> tuple[Resolved, list[str]]:
-    """What a run goes on with, and why it is not exact then; says what is not as it was."""
-    from etude.building import resuming
-
-    saved = resuming.copies(folder)
-    resuming.check_recipe(recipe, saved or {}, folder, say)
-    check(recipe.logs)
-    if collector is not None:
-        placed = {"collector": collector.applied(recipe.collector)}
-        recipe = recipe.model_copy(update=placed)
-    run = resolve(recipe)
-    if total_timesteps is not None:
-        run = resuming.longer(run, total_timesteps, folder)
-    plan = make_plan(run, begun=True, ranks=ranks.size)
-    now = _manifest(run.recipe, plan, ranks)
-    if saved is None:
-        resuming.begin_anew(folder, now, say)
-    resuming.settle(folder, plan, say)
-    if found := folder.last_failure():
-        say(
-            f"This run failed before (see {found}). A run is exact, so the same failure will "
-            "come again unless something changes."
-        )
-    return run, [] if saved is None else resuming.lost(folder, now, saved, say)
-
-
-def _outputs(
-    run: Resolved, folder: RunFolder, console: bool, asked: Outputs, ranks: Ranks
-) -> Outputs:
-    """The logs of a run, with what the caller asked for; only the first rank has any."""
-    if not ranks.is_first:
-        return Outputs(silent, silent)
-    recipe, iterations = run.recipe, run.loops.iterations
-    plain, metrics = recipe.model_dump(mode="json"), metrics_of(recipe)
-    return open_logs(
-        recipe.logs,
-        folder.path,
-        plain,
-        metrics,
-        iterations,
-        console,
-        asked,
-        lambda: recipes.changed(recipe),
-    )
-
-
-_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-"""SHA-256 of no bytes."""
-
-
-class Interrupted(EtudeError):
-    """A signal ended the run at a boundary."""
-
-    def __init__(self, path: Path, number: int) -> None:
-        super().__init__(f"Stopped and saved. Continue with: etude resume {path}")
-        self.exit_code = 128 + number
-
-
-def _execute(parts: Parts, folder: RunFolder, say: Say) -> None:
-    """Run the loop; any failure leaves the last good checkpoint and a report."""
-    loop, ranks = parts.loop, parts.ranks
-    try:
-        with loop.stop:
-            finished = loop.run(read_rows(folder.metrics) if ranks.is_first else [])
-    except (LostRank, ReportedElsewhere):
-        raise  # It says nothing about this run that the next try should be warned of.
-    except Exception as error:
-        if ranks.is_first:  # where failures of other ranks are raised too
-            _report(error, loop.clock.state_dict(), folder, say)
-        raise
-    finally:
-        parts.close()
-    if not finished:
-        stopped = Interrupted(folder.path, loop.stop.signal or signal.SIGTERM)
-        raise stopped if ranks.is_first else ReportedElsewhere(stopped.exit_code)
-    ranks.from_first(lambda: _summarise(parts, folder))
-
-
-def _report(error: Exception, counters: Tree, folder: RunFolder, say: Say) -> None:
-    """Write a report of a failure; a full disk must not hide the failure itself."""
-    arrays = error.arrays if isinstance(error, NonFinite) else {}
-    context = {"counters": counters, "error": type(error).__name__}
-    try:
-        report = f"Report: {folder.write_failure(error, arrays, context)}"
-    except EtudeError as fault:
-        report = f"No report: {fault}"
-    say(f"The run failed; the last good checkpoint is untouched. {report}")
-
-
-def _summarise(parts: Parts, folder: RunFolder) -> None:
-    """summary.json: what the run did, to hold against the plan."""
-    loop = parts.loop
-    now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
-    tester, saved = loop.evaluator, loop.saver.num_saved
-    counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
-    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
-    summary["exactness"] = folder.manifest().get("exactness", "unknown")
-    files.replace_file(folder.path / SUMMARY, [sealed(summary)])
-
-
-def _manifest(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
-    torch.set_num_threads(recipe.learner.threads)
-    verdict = "exact" if plan.exactness["exact"] else "not exact"
-    return manifest.collect(
-        f"{verdict}: {plan.exactness['reason']}",
-        {"learner": recipe.learner.threads},
-        ranks=ranks.size,
-        recipe=recipes.digest(recipe),
-    )

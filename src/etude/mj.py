@@ -13,7 +13,7 @@ from etude.envs.mujoco.env import (
     Term,
     derived,
 )
-from etude.envs.mujoco.observing import Group, Observation
+from etude.envs.mujoco.observing import Group, Observation, measured
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, Simulation, load_spec
@@ -41,6 +41,7 @@ __all__ = [
     "VelocityCommand",
     "derived",
     "load_spec",
+    "measured",
     "observations",
     "resets",
     "rewards",

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from etude.core.contracts import Array, Fragment
-from etude.models.policies import ActorCritic, Memory, PolicyConfig
+from etude.models.actor_critic import ActorCritic, Memory
+from etude.models.policies import PolicyConfig
 from etude.models.recurrent import CORES
 from toys import ACTIONS, Trainer, make_trainer
 

@@ -61,7 +61,7 @@ def layers(network: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tenso
 
 
 def critic_pairs(ours: Any, theirs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    for own, other in ((ours.first, theirs.qf0), (ours.second, theirs.qf1)):
+    for own, other in zip(ours.networks, (theirs.qf0, theirs.qf1), strict=True):
         linear = [module for module in other if hasattr(module, "weight")]
         for (weight, bias), module in zip(layers(own), linear, strict=True):
             yield weight, module.weight
@@ -172,7 +172,7 @@ def test_alpha_follows_the_entropy() -> None:
 def test_the_first_step_of_alpha_by_hand() -> None:
     agent = plain_agent("sac", learning_rate=0.01)
     batch, noise = random_batch(32), random_noise(agent, 32)
-    _, log_probs = agent.policy.sample(batch.obs["state"], noise[0])
+    _, log_probs = agent.policy.sample(agent.policy.prepare(batch.obs), noise[0])
     surplus = float(log_probs.detach().mean()) - DIMS
     metrics = agent.learn([batch], [noise])
     assert float(metrics["train/ent_coef"]) == 1.0
@@ -187,7 +187,7 @@ def test_only_its_own_networks_feel_a_loss() -> None:
     agent.learn([random_batch(16)], [random_noise(agent, 16)])
     grad = agent.critic_optimizer.flat.grad.clone()
     features = agent.policy.prepare(random_batch(16).obs)
-    actions, _ = agent.policy.sample(features["actor"], random_noise(agent, 16)[0])
-    agent.actor_optimizer.mean_gradient([agent.critics.min_q(features["critic"], actions).mean()])
+    actions, _ = agent.policy.sample(features, random_noise(agent, 16)[0])
+    agent.actor_optimizer.mean_gradient([agent.critics.min_q(features, actions).mean()])
     assert torch.equal(agent.critic_optimizer.flat.grad, grad)
     assert set(weights(agent)) == {"actor", "critics", "critic_target", "log_alpha"}

@@ -135,9 +135,9 @@ def test_the_actor_is_held_to_the_data_as_in_td3_bc(shards: int) -> None:
     batches = [random_batch(SIZE, i) for i in range(shards)]
     noises = [random_noise(agent, SIZE, i) for i in range(shards)]
     metrics = agent.learn(batches, noises)
-    chosen = [before.actions(before.prepare(b.obs)["actor"]) for b in batches]
+    chosen = [before.actions(before.prepare(b.obs)) for b in batches]
     worths = [
-        agent.critics.first_q(before.prepare(b.obs)["critic"], a)
+        agent.critics.first_q(before.prepare(b.obs), a)
         for b, a in zip(batches, chosen, strict=True)
     ]
     scale = 2.5 / torch.stack([q.detach().abs().mean() for q in worths]).mean()

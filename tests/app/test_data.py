@@ -175,7 +175,7 @@ def test_a_damaged_store_is_named(
         (["import", "x.hdf5"], "Name the files to read, then the folder to make"),
         (["import", "x.hdf5", "x.hdf5", "y"], "named twice"),
         (["import", "x.hdf5", "y", "--ob", "z"], "did you mean --obs?"),
-        (["record", "ppo", "y"], "recorded of reach and pick-place"),
+        (["record", "ppo", "y"], "done, reach or pick-place, and not"),
         (["record", "reach", ".", "--image-size", "0"], "exists already"),
         (["record", "reach", "y", "--noise", "-1"], "not negative"),
     ],

@@ -157,7 +157,7 @@ def test_agents_of_pettingzoo_draw_themselves() -> None:
     config = recipes.find("spread").task.for_film()
     env = config.build(config.num_agents)
     film.check_env(env, config.kind)
-    episode, pictures = Player(env, RandomActor(env.spec, Key(0), 3), Key(0)).record(0.5)
+    ((episode, pictures),) = Player(env, RandomActor(env.spec, Key(0), 3), Key(0)).record(0.5)
     assert (episode.length, len(pictures.jpegs)) == (5, 6)
     assert "ended" not in episode.sentence()
     assert "Terms" not in episode.sentence()

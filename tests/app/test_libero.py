@@ -124,6 +124,33 @@ def test_from_the_files_to_a_reward_without_further_flags(
 
 
 @pytest.mark.slow
+def test_policies_from_pictures_and_joints_of_a_filtered_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bc, offline and reward-only from what was imported compressed and edited after that."""
+    monkeypatch.chdir(tmp_path)
+    files = write_libero(tmp_path / "files")
+    etude(capsys, "data", "import", *files, "all", "--pictures", "png")
+    etude(capsys, "data", "filter", "all", "D", "--task", "*the*")
+    short = ("--clock.epochs", 1, "--clock.cycles", 1, "--clock.iterations", 1)
+    short += ("--algorithm.dataset", "D", "--algorithm.train-batches", 2)
+    reads = ("agentview_rgb", "joint_states")
+    etude(capsys, "train", "bc", *short, "--algorithm.batch-size", 8, "--folder", "bc")
+    both = [word for which in ("actor", "critic") for word in (f"--policy.{which}-reads", *reads)]
+    rewards = ("--rewards.network.reads", *reads)
+    etude(capsys, "train", "offline", *short, *both, *rewards, "--folder", "offline")
+    etude(capsys, "train", "reward-only", *short, "--folder", "reward")
+    for name, column in (
+        ("bc", "train/imitation_loss"),
+        ("offline", "train/critic_loss"),
+        ("reward", "train/R_loss"),
+    ):
+        (row,) = Run(tmp_path / name).rows()
+        assert row["updates"] == 2
+        assert np.isfinite(row[column])
+
+
+@pytest.mark.slow
 def test_the_recipe_runs_as_it_is_and_its_reward_is_judged_and_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

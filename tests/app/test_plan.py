@@ -16,11 +16,13 @@ from etude.api import train
 from etude.building.build import build
 from etude.core.errors import UsageError
 from etude.core.trees import num_bytes
+from etude.envs.mujoco import offscreen
 from etude.planning import recipes
 from etude.planning.page import compare, duration, render, size
 from etude.planning.plan import Plan
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
+from etude.recording.record import RecordOptions, record
 from etude.runs.folder import RunFolder
 from toys import changed, tiny_reach, toy_dataset
 
@@ -157,6 +159,12 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "algorithm": {"minibatch_size": 256},
         "clock": {"total_timesteps": 2_000, "iterations": 2, "cycles": 2},
     },
+    "seek-pictures": {
+        "collector": {"num_envs": 8, "envs_per_group": 4},
+        "algorithm": {"rollout_steps": 8, "minibatch_size": 32, "update_epochs": 1},
+        "clock": {"total_timesteps": 400, "iterations": 2, "cycles": 1},
+        "evaluation": {"episodes": 4, "num_envs": 4, "envs_per_group": 4},
+    },
     "ppo": {
         "algorithm": {"rollout_steps": 32, "update_epochs": 2},
         "clock": {"total_timesteps": 4_000, "iterations": 2, "cycles": 2},
@@ -171,6 +179,13 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "checkpoint": {"every": "11 updates"},
     },
 }
+
+
+def skip_without_pictures() -> None:
+    try:
+        offscreen.backend()
+    except offscreen.NoPictures as error:
+        pytest.skip(f"draws pictures: {error}")
 
 
 FROM_DATA: dict[str, Any] = {"rrd_batch_size": 16, "rrd_sample_size": 4}
@@ -189,6 +204,46 @@ def shrunk(name: str, folder: Path) -> Recipe:
         data = {"dataset": str(toy_dataset(folder / "data")), "train_batches": 10, "batch_size": 32}
         levels = {"epochs": 2, "cycles": 2, "iterations": 3}
         return changed(recipe, algorithm=data, rewards=FROM_DATA, clock=levels)
+    few = {"train_batches": 10, "batch_size": 32}
+    if name in ("bc", "iql"):
+        data = {"dataset": str(toy_dataset(folder / "data")), **few}
+        return changed(recipe, algorithm=data, clock={"epochs": 2, "cycles": 2, "iterations": 3})
+    if name in ("pick-place-bc", "pick-place-pictures"):
+        pictured = name == "pick-place-pictures"
+        options = RecordOptions(3, fail_share=0.0, image_size=32 if pictured else 0, workers=1)
+        if pictured:
+            skip_without_pictures()
+        record(recipe, folder / "data", options)
+        return changed(
+            recipe,
+            env={"pictures": options.image_size},
+            policy={"width": 16, "layers": 1} if pictured else {"hidden": (16,)},
+            algorithm={"dataset": str(folder / "data"), **few},
+            clock={"epochs": 2, "cycles": 1, "iterations": 2},
+            evaluation={"episodes": 2, "num_envs": 2, "envs_per_group": 2},
+        )
+    if name in ("rlpd", "pick-place-rlpd"):
+        shown = short_recipes.find("pick-place-rlpd")
+        options = RecordOptions(3, fail_share=0.0, image_size=0, reward="task", workers=1)
+        record(shown, folder / "data", options)
+        replay = {"rollout_steps": 8, "warmup_steps": 64, "capacity": 2048, "num_critics": 3}
+        return changed(
+            recipe.replace(env=shown.task),
+            collector={"num_envs": 4, "envs_per_group": 4, "threads": 1},
+            policy={"hidden": (16,)},
+            algorithm={"dataset": str(folder / "data"), **few, **replay},
+            clock={"total_timesteps": 256, "cycles": 2, "iterations": 2},
+            evaluation={"episodes": 2, "num_envs": 2, "envs_per_group": 2},
+        )
+    if name == "walk-go1-student":
+        teaching = SHRUNK["walk-go1-rough"]
+        rough = changed(short_recipes.find("walk-go1-rough"), **teaching).replace(
+            env__observe_velocity=False, policy__actor_reads=("state", "scan", "critic")
+        )
+        taught = {k: v for k, v in teaching.items() if k not in ("algorithm", "policy")}
+        steps = {"rollout_steps": 8, "horizon": 8, "minibatch_size": 32, "update_epochs": 2}
+        steps["teacher"] = str(train(rough, folder / "teacher").path)
+        return changed(recipe, policy={"hidden": (16,), "units": 16}, algorithm=steps, **taught)
     if name not in SHRUNK:
         pytest.fail(f"add a short form of the recipe '{name}' to SHRUNK")
     return changed(recipe, **SHRUNK[name])
@@ -215,7 +270,8 @@ def test_bytes_in_memory_are_exact(name: str, tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", recipes.dump(recipe), "", {}, {}) as folder:
         parts = build(resolve(recipe), folder)
         algorithm: Any = parts.loop.algorithm
-        measure = {"ppo": _memory, "reward-only": _reward_memory}
+        measure = {"ppo": _memory, "dagger": _memory, "reward-only": _reward_memory}
+        measure["bc"] = _cloned_memory
         found = measure.get(recipe.algorithm.kind, _replay_memory)(algorithm)
         assert {part: planned[part] for part in found} == found
         parts.loop.collector.collect(algorithm.broadcast(parts.loop.clock), 0)
@@ -229,10 +285,10 @@ def _memory(ppo: Any) -> dict[str, int]:
     return {
         "buffer": sum(array.nbytes for array in arrays),
         "normaliser": sum(b.nbytes for b in ppo.policy.normalisers.state_dict().values()),
-        "model": ppo.flat.data.nbytes,
-        "gradient": ppo.flat.grad.nbytes,
+        "model": ppo.optimizer.flat.data.nbytes,
+        "gradient": ppo.optimizer.flat.grad.nbytes,
         "optimizer": num_bytes(ppo.state_dict()["optimizer"]),
-        **_style_memory(ppo.rewards),
+        **_style_memory(getattr(ppo, "rewards", None)),
     }
 
 
@@ -251,6 +307,16 @@ def _style_memory(source: Any) -> dict[str, int]:
 def _reward_memory(algorithm: Any) -> dict[str, int]:
     flat = algorithm.rrd.flat
     return {"model": flat.data.nbytes, "gradient": flat.grad.nbytes}
+
+
+def _cloned_memory(algorithm: Any) -> dict[str, int]:
+    flat, averaged, adam = algorithm.optimizer.flat, algorithm.average, algorithm.optimizer
+    return {
+        "model": flat.data.nbytes,
+        "gradient": flat.grad.nbytes,
+        "optimizer": adam.mean.nbytes + adam.square.nbytes,
+        **({} if averaged is None else {"average": averaged.data.nbytes}),
+    }
 
 
 def _replay_memory(algorithm: Any) -> dict[str, int]:

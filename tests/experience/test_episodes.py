@@ -18,6 +18,8 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Transitions
 from etude.experience.store.geometry import store_specs
+from etude.experience.store.log import RecordLog
+from etude.experience.store.sampling import Guide
 from etude.runs.files import Disk
 
 OBSERVATIONS = {"state": ArraySpec((3,)), "image": ArraySpec((2, 2), "uint8")}
@@ -281,7 +283,7 @@ def test_whole_episodes_make_a_dataset(tmp_path: Path) -> None:
         kept.append((obs, actions, rewards, length % 2 == 0))
     data = store.seal()
     assert data.num_transitions == 112
-    assert bytes_on_disk(data.path) == data.geometry.dataset_bytes(112, 6)
+    assert bytes_on_disk(data.path) == data.disk_bytes
     for number, (obs, actions, rewards, terminated) in enumerate(kept):
         steps, total = data.episode(number)
         np.testing.assert_array_equal(steps.obs["image"], obs["image"][:-1])
@@ -370,3 +372,36 @@ def test_another_geometry_is_refused(tmp_path: Path) -> None:
         EpisodeStore.open(tmp_path / "store")
     with pytest.raises(UsageError, match="no episode store"):
         EpisodeStore.open(tmp_path / "nowhere")
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(0, 1 << 32))
+def test_the_guide_finds_what_a_search_finds(lengths: list[int], seed: int) -> None:
+    ends = np.cumsum(lengths)
+    steps = np.random.default_rng(seed).integers(0, ends[-1], 200)
+    found = Guide(ends).find(steps)
+    np.testing.assert_array_equal(found, ends.searchsorted(steps, "right"))
+
+
+def test_pictures_of_a_dataset_are_asked_for_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk answers many requests at once far sooner than one after the other."""
+    specs = {"obs/image": ArraySpec((96, 96, 3), "uint8"), "actions": ArraySpec((2,), "float32")}
+    flags = {"terminated": ArraySpec((), "bool"), "truncated": ArraySpec((), "bool")}
+    specs |= flags | {"rewards": ArraySpec((), "float32")}
+    store = EpisodeStore.create(tmp_path / "data", StoreGeometry(specs, 1, 10), Disk())
+    image = np.random.default_rng(0).integers(0, 256, (11, 96, 96, 3), np.uint8)
+    store.append_episode(
+        {"image": image}, np.zeros((10, 2), np.float32), np.zeros(10, np.float32), True
+    )
+    data, asked = store.seal(), []
+    before = RecordLog._expect
+
+    def expect(log: RecordLog, positions: np.ndarray, offset: int, size: int) -> None:
+        asked.extend(positions.tolist())
+        before(log, positions, offset, size)
+
+    monkeypatch.setattr(RecordLog, "_expect", expect)
+    places, offsets = np.zeros(3, np.int64), np.array([7, 0, 3])
+    np.testing.assert_array_equal(data.column("obs/image", places, offsets), image[offsets])
+    assert asked == [0, 3, 7]

@@ -22,12 +22,12 @@ from etude.core.contracts import (
     StepResult,
 )
 from etude.core.errors import UsageError
-from etude.experience.division import nearest_divisor
 from etude.experience.segments import (
     BufferSpec,
     SegmentBuffer,
     SegmentGeometry,
     join,
+    nearest_divisor,
 )
 from etude.learning.shard import Minibatch
 from etude.models.policies import PolicyConfig

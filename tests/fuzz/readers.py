@@ -281,6 +281,7 @@ def hdf5_reader(scratch: Path) -> Reader:
         "path": str(path),
         "job": "read",
         "seconds": 10.0,
+        "skip": 0,
         "options": options,
         "memory": 1 << 29,
     }

@@ -186,6 +186,23 @@ def ray_faults(bench: Bench) -> list[str]:
 
 
 @product
+def sweep(bench: Bench) -> list[str]:
+    outcome = bench.gate.Outcome(
+        "a table", "t0 a hash", {"t0": "a hash", "t1": "a hash"}, 1, 0, 1.0
+    )
+
+    def sweep_once(gate: Any, options: Any, folder: Path, kills: int = 0, *_: Any) -> Any:
+        if bench.way == "crash":
+            raise Broken
+        gate.count("kills", kills if bench.way != "nothing" else 0)
+        is_odd = bench.way == "wrong" and kills
+        return outcome._replace(repeated=2048) if is_odd else outcome
+
+    bench.put("sweep_once", sweep_once)
+    return ["--trials", "2", "--kills", "3"]
+
+
+@product
 def same_bits(bench: Bench) -> list[str]:
     def one_run(recipe: Any, seed: int, folder: Path, **collector: Any) -> str:
         if bench.way == "crash":
@@ -270,6 +287,14 @@ def memory(bench: Bench) -> list[str]:
     bench.put("measure", measure)
     bench.put("changed", lambda *_: None)
     bench.put("plan_bytes", lambda _: 100)
+    return []
+
+
+@product
+def datasets(bench: Bench) -> list[str]:
+    bench.measures("import_bytes", (1 << 30, 1.0), (3 << 30, 1.0), (0, 1.0))
+    bench.put("growth", lambda *_: 0.05)
+    bench.put("rates", lambda *_: {"plain": 100.0, "ahead": 120.0})
     return []
 
 
@@ -573,3 +598,21 @@ def fuzz(bench: Bench) -> list[str]:
     bench.put("load", lambda: None)  # Instrumented code must not stay in the tests' process.
     bench.put("fuzz", fed)
     return ["--inputs", "600"]
+
+
+@product
+def sim_to_sim(bench: Bench) -> list[str]:
+    class Exporting(FakeEtude):
+        def __call__(self, gate: Any, verb: str, *words: str) -> str:
+            if verb == "export":
+                (to := Path(words[words.index("--to") + 1])).mkdir()
+                (to / "policy.json").write_text(json.dumps({"name": Path(words[0]).name}))
+            return super().__call__(gate, verb, *words)
+
+        def _eval(self, folder: Path) -> str:
+            return json.dumps({**json.loads(super()._eval(folder)), "eval/episodes": 400})
+
+    bench.put("etude", Exporting(bench, lambda _: 0.97))
+    bench.put("replay", lambda *_: (1000, 1e-6, 0.05, 0.1))
+    bench.measures("driven", 0.98, 0.9, NAN)
+    return []

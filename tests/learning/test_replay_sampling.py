@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from etude.core.keys import Key
 from etude.experience.returns import td_targets
 from etude.experience.store.episodes import Transitions
-from etude.learning.sampling import Batch, Sample, Sampler, mixture
+from etude.learning.sampling import Batch, Sample, Sampler, ahead, mixture
 
 STORE: Any = None
 
@@ -53,3 +56,21 @@ def test_a_target_ends_with_its_episode() -> None:
     rewards, values = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
     targets = td_targets(rewards, values, torch.tensor([False, True]), 0.5)
     assert targets.tolist() == [6.0, 2.0]
+
+
+def test_what_is_drawn_ahead_is_the_same() -> None:
+    def draws(fails: bool) -> Iterator[int]:
+        generator = np.random.default_rng(0)
+        for _ in range(5):
+            yield int(generator.integers(1 << 30))
+        if fails:
+            raise ValueError("nothing left")
+
+    assert [*ahead(draws(False))] == [*draws(False)] == [*ahead(draws(False), False)]
+    found = []
+    with pytest.raises(ValueError, match="nothing left"):
+        found += ahead(draws(True))
+    given_up = ahead(draws(False))
+    assert next(given_up) == next(draws(False))
+    given_up.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name.startswith("ahead")]

@@ -54,8 +54,8 @@ def test_the_squashed_density_against_the_jacobian() -> None:
     policy = make("squashed", hidden=(8,)).double()
     obs = states(40, spread=6.0)["state"].double()
     noise = normal(policy, 40).double()
-    actions, log_probs = policy.sample(obs, noise)
-    mean, log_std = policy.actor(obs).detach().chunk(2, -1)
+    actions, log_probs = policy.sample({"actor": obs}, noise)
+    mean, log_std = policy.actor({"actor": obs}).detach().chunk(2, -1)
     for i in range(40):
         expected = exact_log_prob(mean[i], log_std[i].clamp(-20, 2), noise[i])
         bound = (SQUASH_EPSILON / (1 - actions[i].detach().square())).sum() + 1e-9
@@ -71,13 +71,13 @@ def test_the_squashed_density_integrates_to_one() -> None:
     with torch.no_grad():
         policy.actor.bias1[DIMS:] -= 1.5
     obs = states(1)["state"].double()
-    mean, log_std = policy.actor(obs).detach().chunk(2, -1)
+    mean, log_std = policy.actor({"actor": obs}).detach().chunk(2, -1)
     edges = torch.linspace(-1, 1, 601, dtype=torch.float64)
     middle = (edges[1:] + edges[:-1]) / 2
     grid = torch.cartesian_prod(middle, middle)
     noise = (torch.atanh(grid) - mean) / log_std.exp()
     with torch.no_grad():
-        actions, log_probs = policy.sample(obs.expand(len(grid), -1), noise)
+        actions, log_probs = policy.sample({"actor": obs.expand(len(grid), -1)}, noise)
     torch.testing.assert_close(actions, grid)
     area = float(edges[1] - edges[0]) ** 2
     assert float(log_probs.exp().sum() * area) == pytest.approx(1.0, abs=1e-4)
@@ -87,8 +87,10 @@ def test_the_spread_is_kept_within_its_range() -> None:
     policy = make("squashed")
     with torch.no_grad():
         policy.actor.bias1[DIMS:] = torch.tensor([50.0, -50.0])
-        mean = policy.actor(states()["state"])[:, :DIMS]
-        raw = torch.atanh(policy.sample(states()["state"], torch.full((6, DIMS), 0.01))[0])
+        mean = policy.actor({"actor": states()["state"]})[:, :DIMS]
+        raw = torch.atanh(
+            policy.sample({"actor": states()["state"]}, torch.full((6, DIMS), 0.01))[0]
+        )
     spread = (raw - mean)[:, 0] / 0.01
     torch.testing.assert_close(spread, torch.full((6,), math.exp(2.0)), rtol=1e-2, atol=0)
     assert float((raw - mean)[:, 1].abs().max()) < 1e-6
@@ -98,7 +100,7 @@ def test_saturated_actions_have_finite_gradients() -> None:
     policy = make("squashed")
     with torch.no_grad():
         policy.actor.bias1[:DIMS] = 1e4
-    actions, log_probs = policy.sample(states()["state"], torch.randn(6, DIMS))
+    actions, log_probs = policy.sample({"actor": states()["state"]}, torch.randn(6, DIMS))
     assert bool((actions == 1.0).all())
     log_probs.sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in policy.parameters())
@@ -107,7 +109,7 @@ def test_saturated_actions_have_finite_gradients() -> None:
 @KINDS
 def test_without_noise_the_most_likely_action_even_while_exploring(kind: str) -> None:
     policy, obs = make(kind), states()
-    expected = policy.actor(obs["state"])[:, :DIMS].tanh()
+    expected = policy.actor({"actor": obs["state"]})[:, :DIMS].tanh()
     answer = policy.act(obs, {}, None)
     assert torch.equal(answer.actions, expected)
     assert answer.log_probs.shape == (6,)
@@ -195,7 +197,7 @@ def test_initial_weights_depend_on_the_key_alone(kind: str) -> None:
 def test_critics_are_two(kind: str) -> None:
     policy = make(kind)
     critics = policy.make_critics(torch.Generator().manual_seed(0))
-    features, actions = states()["state"], torch.rand(6, DIMS)
+    features, actions = {"critic": states()["state"]}, torch.rand(6, DIMS)
     first, second = critics(features, actions)
     assert first.shape == second.shape == (6,)
     assert not torch.equal(first, second)

@@ -14,8 +14,9 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.learning.optimizer import Adam, FlatParameters
+from etude.models.actor_critic import ActorCritic
 from etude.models.distributions import DiagonalGaussian
-from etude.models.policies import ActorCritic, PolicyConfig, make_policy
+from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.rollout.group import moments
 from toys import ACTIONS, BOX, ToyEnv
@@ -133,9 +134,6 @@ def test_initial_weights_depend_on_the_key_alone() -> None:
 def test_an_observation_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"'camera'.*critic, state"):
         make_policy(PolicyConfig(actor_reads=("camera",)), TWO, None)
-    picture = EnvSpec({"state": ArraySpec((8, 8, 3), "uint8")}, BOX, 10)
-    with pytest.raises(UsageError, match="vectors"):
-        make_policy(PolicyConfig(), picture, None)
 
 
 def test_box_actions_are_clipped_and_scaled() -> None:

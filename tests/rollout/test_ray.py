@@ -356,7 +356,8 @@ def struck(
 @pytest.mark.parametrize(
     ("what", "number", "seconds", "pause", "said"),
     [
-        ("gcs_server", signal.SIGSTOP, 2.0, 0.0, "has not answered for 2 s: it was ended, "),
+        # The head is asked once a second, and what is left of the run takes less.
+        ("gcs_server", signal.SIGSTOP, 2.0, 1.5, "has not answered for 2 s: it was ended, "),
         # Ray ends a process whose raylet is gone when the head has found out, here after 1 s.
         pytest.param("raylet", signal.SIGKILL, 0.0, 5.0, "on this machine has ended.", marks=SLOW),
     ],
@@ -382,7 +383,7 @@ def test_a_lost_head_ends_in_a_sentence_a_report_and_a_run_that_goes_on(
 
 @SLOW
 def test_signals_are_answered_while_a_head_is_waited_for(tmp_path: Path) -> None:
-    process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 60.0)
+    process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 60.0, 1.5)
     assert process.stdout is not None
     said: list[str] = []
     for line in process.stdout:

@@ -16,7 +16,8 @@ from etude.envs.episodic import Episodic
 from etude.experience.segments import BufferSpec, SegmentBuffer, fill
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
 from etude.experience.store.geometry import store_specs
-from etude.models.policies import ActorCritic, PolicyConfig, make_policy
+from etude.models.actor_critic import ActorCritic
+from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group
 from etude.rollout.overlap import OverlappedCollector
 from etude.runs.files import Disk

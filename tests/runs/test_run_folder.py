@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.runs import checkpoint, files
+from etude.runs.failures import write_failure
 from etude.runs.folder import RunFolder, default_path
 from etude.runs.metrics_log import MetricsLog, read_rows
 
@@ -143,9 +144,9 @@ def test_rows_and_reports_of_a_folder_that_was_moved(gone: bool, tmp_path: Path)
     assert (str(moved) in str(caught.value)) != gone
     if gone:
         with pytest.raises(EtudeError, match="is gone"):
-            run.write_failure(caught.value, {}, {})
+            write_failure(run, caught.value, {}, {})
     else:
-        assert run.write_failure(caught.value, {}, {}).parent == moved / "failures"
+        assert write_failure(run, caught.value, {}, {}).parent == moved / "failures"
     assert not path.exists()
 
 
@@ -341,8 +342,8 @@ def test_failure_report(tmp_path: Path) -> None:
         try:
             raise NonFinite("observation 'state', column 1")
         except NonFinite as error:
-            first = run.write_failure(error, arrays, {"iteration": 3, "type": object})
-            second = run.write_failure(error, {}, {})
+            first = write_failure(run, error, arrays, {"iteration": 3, "type": object})
+            second = write_failure(run, error, {}, {})
     assert first != second
     assert "column 1" in (first / "error.txt").read_text()
     assert "Traceback" in (first / "error.txt").read_text()

@@ -89,7 +89,7 @@ def test_a_signal_saves_at_the_boundary_and_the_result_is_the_same(tmp_path: Pat
     untouched = train(tiny_reach(6), tmp_path / "untouched", callbacks=[Recorder()])
     with pytest.raises(Interrupted, match="etude resume") as stopped:
         train(tiny_reach(6), tmp_path / "run", callbacks=[Recorder(stop_at=3)])
-    assert stopped.value.exit_code == 143
+    assert stopped.value.exit_code == 75
     latest = tmp_path / "run" / "checkpoints" / "latest"
     assert checkpoint.verify(latest.resolve()) == 3 * 256  # between two cycles
     recorder = Recorder()

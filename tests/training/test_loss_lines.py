@@ -7,7 +7,8 @@ from typing import Any, cast
 from etude.algorithms.rrd import METRICS
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import BatchMetrics
-from etude.training.callbacks import Context, LossLines
+from etude.logs.following import LossLines
+from etude.training.callbacks import Context
 
 
 def lines(losses: list[list[float]], every: int | None) -> list[str]:

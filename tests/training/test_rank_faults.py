@@ -123,7 +123,7 @@ def test_a_frozen_rank_is_named_and_nothing_is_lost(ends: dict[str, dict[str, An
 
 def test_a_signal_to_one_rank_saves_and_stops_all(ends: dict[str, dict[str, Any]]) -> None:
     end = ends["signal"]
-    assert end["codes"] == [143, 143]
+    assert end["codes"] == [75, 75]
     assert end["said"].count("Stopped and saved.") == 1
     assert not list((end["run"] / "failures").iterdir())
 

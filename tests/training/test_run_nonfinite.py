@@ -17,7 +17,7 @@ from etude.core.contracts import StepResult
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
 from etude.envs.mujoco.env import MujocoEnv
-from etude.models.policies import MlpPolicy
+from etude.models.actor_critic import MlpPolicy
 from etude.runs import checkpoint
 from toys import tiny_reach
 

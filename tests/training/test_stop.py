@@ -14,6 +14,7 @@ import pytest
 
 from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import BatchMetrics
+from etude.core.errors import AGAIN
 from etude.training import stop as module
 from etude.training.callbacks import Callback, Context
 from etude.training.stop import SIGNALS, StopRequest
@@ -39,7 +40,7 @@ def test_every_signal_saves_and_the_run_goes_on(
     untouched = train(tiny_reach(6), tmp_path / "untouched")
     with pytest.raises(Interrupted) as caught:
         train(tiny_reach(6), tmp_path / "run", callbacks=[Strike(number)])
-    assert caught.value.exit_code == 128 + number
+    assert caught.value.exit_code == AGAIN
     assert f"{number.name}: the run is saved at the end of this iteration" in capfd.readouterr().err
     assert Run(tmp_path / "run").rows()[-1]["iterations"] == 4
     assert resume(tmp_path / "run").fingerprint() == untouched.fingerprint()
@@ -88,6 +89,18 @@ def test_a_second_signal_ends_it_at_once() -> None:
     process.communicate(timeout=30)
     assert time.monotonic() - start < 5
     assert process.returncode == 128 + signal.SIGUSR1
+
+
+def test_the_same_signal_from_two_sides_is_one_request() -> None:
+    """A scheduler sends it to all processes, and the batch script passes its own on."""
+    process = busy(grace=2.0)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    start = time.monotonic()
+    process.communicate(timeout=30)
+    assert time.monotonic() - start > 1.5  # the grace, and not at once
 
 
 def test_the_grace_follows_the_longest_iteration(monkeypatch: pytest.MonkeyPatch) -> None:

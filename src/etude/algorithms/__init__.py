@@ -4,6 +4,10 @@ ALGORITHMS = {
     "ppo": "etude.algorithms.ppo:PPOConfig",
     "sac": "etude.algorithms.sac:SACConfig",
     "td3": "etude.algorithms.td3:TD3Config",
+    "rlpd": "etude.algorithms.rlpd:RLPDConfig",
+    "iql": "etude.algorithms.iql:IQLConfig",
+    "dagger": "etude.algorithms.dagger:DAggerConfig",
+    "bc": "etude.algorithms.bc:BCConfig",
     "reward-only": "etude.algorithms.reward_only:RewardOnlyConfig",
 }
 REWARDS = {

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from etude.algorithms.held_out import DatasetConfig, split_store
+from etude.algorithms.held_out import DatasetConfig, dataset_geometry, split_store
 from etude.algorithms.rrd import EVAL_LOSS, RRD, evaluate
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.contrast import contrast
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.files import DESCRIPTION, read_geometry
+from etude.experience.store.manifest import Episodes, open_episodes
 from etude.experience.store.views import EpisodesOf
 from etude.models.policies import make_policy
 from etude.planning.kinds import Inputs, Learner, PlanSection, array_shapes
@@ -35,7 +34,7 @@ _PROBE = 16_384
 class Data(NamedTuple):
     """The dataset of a recipe."""
 
-    store: EpisodeStore
+    store: Episodes
     spec: EnvSpec
     """The dataset as an environment would describe itself."""
     reads: set[str]
@@ -51,18 +50,6 @@ class Data(NamedTuple):
                 f"each of {num:,} shards needs one: use fewer learner.shards."
             )
         return [self.training.part(slice(s, None, num)) for s in range(num)]
-
-
-def dataset_geometry(config: DatasetConfig) -> StoreGeometry:
-    """What the dataset holds that a config names."""
-    name = config.dataset
-    if not name or not (Path(name) / DESCRIPTION).is_file():
-        what = f" (no {DESCRIPTION} in it)" if name and Path(name).is_dir() else ""
-        raise UsageError(
-            f"There is no dataset at '{name}'{what}: name one with --algorithm.dataset FOLDER; "
-            "`etude data record` makes one, `etude data import` reads those of others."
-        )
-    return read_geometry(Path(name))
 
 
 def refuse_collection(recipe: Recipe) -> None:
@@ -102,7 +89,7 @@ def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
     recipe.rewards.require_replay(recipe.algorithm.kind)
     there, rewards = dataset_geometry(config).observations, recipe.rewards
     reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *rewards.reads(there)}
-    store = EpisodeStore.open(Path(config.dataset), reads)
+    store = open_episodes(Path(config.dataset), reads)
     if not store.num_episodes:
         raise UsageError(f"{store.path} holds no episode to learn from.")
     action = _bounds(store) if recipe.env is None else _fits(recipe, store)
@@ -111,7 +98,7 @@ def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
     return Data(store, spec, reads, *split)
 
 
-def _bounds(store: EpisodeStore) -> ActionSpec:
+def _bounds(store: Episodes) -> ActionSpec:
     """[-1, 1], which is what most datasets of robots have, or a dimension's range in a sample.
 
     The dataset keeps raw actions. What is drawn of it is scaled to this box and clipped there.
@@ -119,7 +106,8 @@ def _bounds(store: EpisodeStore) -> ActionSpec:
     spec = store.geometry.specs["actions"]
     if np.dtype(spec.dtype).kind != "f":
         raise UsageError(
-            f"The actions of {store.path} are {spec.dtype}: sac and td3 learn actions in a box."
+            f"The actions of {store.path} are {spec.dtype}, choices whose number only an "
+            "environment knows: name it with --env.kind (and ppo's policy kinds to imitate them)."
         )
     every = EpisodesOf(store, np.arange(store.num_episodes))
     sample = every.sample_actions(Key(0).child("probe").generator(), _PROBE)
@@ -127,26 +115,36 @@ def _bounds(store: EpisodeStore) -> ActionSpec:
     return ActionSpec("box", tuple(low.tolist()), tuple(high.tolist()))
 
 
-def _fits(recipe: Recipe, store: EpisodeStore) -> ActionSpec:
+def _fits(recipe: Recipe, store: Episodes) -> ActionSpec:
     """The actions of the environment; refuses one in which what is learned could not act."""
     env = recipe.task.make(recipe.evaluation.envs_per_group)
     spec = env.spec
     env.close()
+    check_fits(store, spec.observations, spec.action, recipe.policy.actor_reads)
+    return spec.action
+
+
+def check_fits(
+    store: Episodes,
+    observations: Mapping[str, ArraySpec],
+    action: ActionSpec,
+    reads: Collection[str],
+) -> None:
+    """Refuse an environment whose actions, or observations that are read, are not the dataset's."""
     there = store.geometry.observations
-    for name in recipe.policy.actor_reads:
-        if name in there and spec.observations.get(name) != there[name]:
+    for name in reads:
+        if name in there and observations.get(name) != there[name]:
             raise UsageError(
                 f"The policy reads '{name}', which is {_said(there[name])} in {store.path} and "
-                f"{_said(spec.observations.get(name))} in this environment: choose observations "
+                f"{_said(observations.get(name))} in this environment: choose observations "
                 "both have with --policy.actor-reads, or the environment the data is of."
             )
     actions = store.geometry.specs["actions"]
-    if spec.action.array != actions:
+    if action.array != actions:
         raise UsageError(
             f"The actions of {store.path} are {_said(actions)}, and those of this environment "
-            f"{_said(spec.action.array)}: name the environment the data is of, or none."
+            f"{_said(action.array)}: name the environment the data is of, or none."
         )
-    return spec.action
 
 
 def _said(spec: ArraySpec | None) -> str:
@@ -206,7 +204,6 @@ def plan(config: OffPolicyConfig, run: Resolved) -> PlanSection:
 
 
 def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
-    action = data.spec.action
     notes = []
     unknown = data.store.labels.num_unrewarded
     if unknown and recipe.rewards.uses_stored:
@@ -214,6 +211,17 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
             f"{unknown:,} of {data.store.num_episodes:,} episodes have no rewards, which count as "
             "0 here: the policy can only imitate them."
         )
+    if not config.imitates:
+        notes.append(
+            "Critics overestimate actions that are not in the dataset, and nothing keeps the "
+            "policy from them: algorithm td3 with --algorithm.behaviour-coef 0.4 imitates."
+        )
+    return notes + imitation_notes(recipe, data)
+
+
+def imitation_notes(recipe: Recipe, data: Data) -> list[str]:
+    """What is to be known of a policy whose actions are those of a dataset."""
+    action, notes = data.spec.action, []
     beyond = sum(
         low < -1.0 or high > 1.0 for low, high in zip(action.low, action.high, strict=True)
     )
@@ -222,11 +230,6 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
             f"Actions go beyond [-1, 1] in {beyond:,} of {len(action.low):,} dimensions: what the "
             "policy learns there is scaled to the range they have in the dataset. An environment "
             "(--env.kind, --env.id or --env.task) gives its own range."
-        )
-    if not config.imitates:
-        notes.append(
-            "Critics overestimate actions that are not in the dataset, and nothing keeps the "
-            "policy from them: algorithm td3 with --algorithm.behaviour-coef 0.4 imitates."
         )
     if recipe.env is None:
         notes.append(
@@ -238,7 +241,7 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
 
 def dataset_section(
     run: Resolved,
-    store: EpisodeStore,
+    store: Episodes,
     reads: Collection[str],
     sides: tuple[EpisodesOf, EpisodesOf],
     batch: int,
@@ -274,7 +277,7 @@ def dataset_section(
         title="Dataset: [steps, ...]",
         usage=f"every step that is not held out is used {passes:,.1f} times in all, on average",
         data={"passes": passes, "gradient_samples": float(drawn)},
-        disk={"dataset": geometry.dataset_bytes(num_steps, store.num_episodes)},
+        disk={"dataset": store.disk_bytes},
         notes=[*said, *notes],
         **learner,
     )
@@ -299,10 +302,10 @@ def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, floa
             obs = {n: torch.from_numpy(steps.obs[n]).to(device) for n in policy.observations}
             taken_actions = torch.from_numpy(steps.actions).to(device)
             actions = policy.act(obs, {}, None).actions
-            critic = policy.prepare(obs)["critic"]
+            features = policy.prepare(obs)
             errors.append((actions - taken_actions).square().mean(1).cpu().numpy())
-            chosen.append(learner.critics.min_q(critic, actions).cpu().numpy())
-            taken.append(learner.critics.min_q(critic, taken_actions).cpu().numpy())
+            chosen.append(learner.critics.min_q(features, actions).cpu().numpy())
+            taken.append(learner.critics.min_q(features, taken_actions).cpu().numpy())
     metrics = {
         "eval/action_error": float(np.concatenate(errors).mean(dtype=np.float64)),
         "eval/q_mean": float(np.concatenate(chosen).mean(dtype=np.float64)),

@@ -7,6 +7,8 @@ clips that are added here are views of an episode and take no room.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from pydantic import Field
 
@@ -15,9 +17,13 @@ from etude.core.contracts import ActionSpec, Array
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.contrast import contrast, draw_clips
-from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.episodes import StoreGeometry
+from etude.experience.store.files import DESCRIPTION
+from etude.experience.store.manifest import MANIFEST, Episodes, geometry_of, is_dataset
 from etude.experience.store.views import EpisodesOf
+from etude.models.encoders import observations_that_show_the_task
 from etude.planning.kinds import AlgorithmConfig
+from etude.planning.recipe import Recipe
 
 
 class DatasetConfig(AlgorithmConfig):
@@ -42,9 +48,38 @@ class DatasetConfig(AlgorithmConfig):
         False, description="Allow a dataset whose returns are too alike to learn a reward from."
     )
 
+    prefetch: bool = Field(
+        True,
+        description="Draw the next minibatch of a dataset in a thread while this one trains; its "
+        "bits are the same without.",
+    )
+
+    def completed(self, recipe: Recipe) -> Recipe:
+        """With the observations that the policy reads, where none are named: those of the dataset
+        that show its task, the images and all proprioceptive vectors."""
+        policy = recipe.policy
+        if not self.dataset or policy.actor_reads:
+            return recipe
+        there = dataset_geometry(self).observations
+        reads = observations_that_show_the_task(there, policy.encoder)
+        return recipe.replace(policy__actor_reads=reads)
+
+
+def dataset_geometry(config: DatasetConfig) -> StoreGeometry:
+    """What the dataset holds that a config names."""
+    name = config.dataset
+    if not name or not is_dataset(Path(name)):
+        missing = f" (no {DESCRIPTION} or {MANIFEST} in it)"
+        what = missing if name and Path(name).is_dir() else ""
+        raise UsageError(
+            f"There is no dataset at '{name}'{what}: name one with --algorithm.dataset FOLDER; "
+            "`etude data record` makes one, `etude data import` reads those of others."
+        )
+    return geometry_of(Path(name))
+
 
 def split_store(
-    store: EpisodeStore,
+    store: Episodes,
     config: DatasetConfig,
     action: ActionSpec | None = None,
     for_reward: bool = True,
@@ -81,7 +116,7 @@ def split_store(
     return sides[0], sides[1]
 
 
-def _clips(store: EpisodeStore, config: DatasetConfig | None) -> tuple[Array, Array]:
+def _clips(store: Episodes, config: DatasetConfig | None) -> tuple[Array, Array]:
     """Episodes [clips] int64 and first steps [clips] of the clips that are added; None adds none.
 
     They are the same for the same dataset. Where every return is 0, or every step is rewarded

@@ -18,11 +18,12 @@ that is killed and resumed takes the same steps.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,15 +35,15 @@ from etude.core.contracts import BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience.division import Ratio, check_division
-from etude.experience.segments import check_finite
+from etude.experience.segments import Ratio, check_division, check_finite
 from etude.experience.store.episodes import StoreGeometry
 from etude.experience.store.geometry import store_specs
 from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import NetworkOptimizer, TargetNetwork
-from etude.learning.sampling import Batch, Experience
-from etude.models.actors import Actor
-from etude.models.normalise import merge_all, moments
+from etude.learning.sampling import Batch, Experience, Sample, ahead, fit_normaliser
+from etude.models.actors import Actor, Critics
+from etude.models.encoders import random_shift
+from etude.models.normalise import merge_all
 from etude.models.policies import Features
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self.config, self.stores, self.rewards = config, stores, rewards
         self.policy, self.device = policy.to(device), device
         generator = torch.Generator().manual_seed(key.integer()) if device.type != "meta" else None
-        self.critics = policy.make_critics(generator).to(device)
+        self.critics = self.make_critics(generator).to(device)
         self.actor_optimizer = NetworkOptimizer("actor", self.policy, config.adam_epsilon)
         self.critic_optimizer = NetworkOptimizer("critics", self.critics, config.adam_epsilon)
         self.critic_target = TargetNetwork(self.critics)
@@ -127,7 +128,12 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self.acts_at_random = True
         """In the warm-up; a run that starts from another's policy acts by that instead."""
         self._moments: dict[str, Tree] = {}
+        self._key = key
         self.setup()
+
+    def make_critics(self, generator: torch.Generator | None) -> Critics:
+        """New critics, their weights drawn; without a generator on the meta device."""
+        return self.policy.make_critics(generator)
 
     def setup(self) -> None:
         """Makes what only this algorithm has; all else is there already."""
@@ -161,7 +167,7 @@ class OffPolicy(PolicyAlgorithm, ABC):
         normalises = self.config.normalise_observations and fragments
         self._moments = merge_all([f.moments for f in fragments]) if normalises else {}
         held = float(sum(store.num_transitions for store in self.stores))
-        if self.config.dataset:
+        if self.config.offline:
             updates = clock.now.updates + self.config.train_batches
             return {"dataset/passes": updates * self.config.batch_size / held}
         return {"replay/transitions": held}
@@ -169,18 +175,27 @@ class OffPolicy(PolicyAlgorithm, ABC):
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         """Gradient steps, once the warm-up is over."""
         config, shards = self.config, range(len(self.stores))
-        if config.dataset and config.normalise_observations and not clock.now.iterations:
-            self._fit_normaliser(key.child("moments"))
+        if config.offline and config.normalise_observations and not clock.now.iterations:
+            data: Any = self.stores  # which are views of the dataset then
+            fit_normaliser(self.policy, data, config.batch_size, key.child("moments"))
         size = config.batch_size // len(self.stores)
         draws = [key.child("replay", s).generator() for s in shards]
         chances = [key.child("noise", s).generator() for s in shards]
-        for b in range(config.train_batches):
-            reward_metrics = self.rewards.update(self.stores, key.child("rewards", b))
-            samples = [
-                self.rewards.sample(store, generator, size)
+        drawn = (
+            [
+                self.sample(store, generator, size)
                 for store, generator in zip(self.stores, draws, strict=True)
             ]
+            for _ in range(config.train_batches)
+        )
+        # A reward source that draws in its own way may do so by what it has just learned.
+        alike = type(self.rewards).sample is RewardSource.sample
+        coming = ahead(drawn, config.prefetch and config.offline and alike)
+        for b in range(config.train_batches):
+            reward_metrics = self.rewards.update(self.stores, key.child("rewards", b))
+            samples = next(coming)
             batches = [self.rewards.relabel(Batch.of(sample, self.device)) for sample in samples]
+            batches = [self._shifted(*pair) for pair in zip(batches, chances, strict=True)]
             noises = [self._noise(generator, size) for generator in chances]
             try:
                 learned = self.learn(batches, noises)
@@ -190,18 +205,21 @@ class OffPolicy(PolicyAlgorithm, ABC):
             metrics = {**reward_metrics, **dict(zip(learned, values, strict=True))}
             yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
 
-    def _fit_normaliser(self, key: Key) -> None:
-        """Normalise by a sample of the dataset; an earlier run's policy keeps its statistics."""
-        if any(float(n.count) for n in self.policy.normalisers.values()):  # type: ignore[arg-type]
-            return
-        for s, store in enumerate(self.stores):
-            generator, left = key.child(s).generator(), _NORMALISED_BY // len(self.stores)
-            while left > 0:
-                # Images may come along: never more of them at a time than a gradient step takes.
-                num = min(left, self.config.batch_size)
-                obs = store.sample_transitions(generator, num).obs
-                self.policy.absorb({n: moments(obs[n]) for n in self.policy.observations})
-                left -= num
+    def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
+        """So many transitions of a shard's experience to learn from."""
+        return self.rewards.sample(store, generator, size)
+
+    def _shifted(self, batch: Batch, generator: np.random.Generator) -> Batch:
+        """The batch with each image that the policy reads moved at random (DrQ, Kostrikov et al.
+        2020)."""
+        names, pixels = self.policy.image_names, self.config.random_shift
+        if not names or not pixels:
+            return batch
+
+        def moved(obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return obs | {n: random_shift(obs[n], pixels, generator) for n in names}
+
+        return batch._replace(obs=moved(batch.obs), next_obs=moved(batch.next_obs))
 
     def _noise(self, generator: np.random.Generator, size: int) -> torch.Tensor:
         """[noise_draws, size, dims] standard normal."""
@@ -218,19 +236,18 @@ class OffPolicy(PolicyAlgorithm, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss [] whose gradient the critics' optimizer then holds, and the mean Q value [].
 
-        The loss is `weight` times the sum of both critics' mean squared errors. Per shard:
+        The loss is `weight` times the sum of all critics' mean squared errors. Per shard:
         features, transitions, and targets [n] of Q.
         """
         values, losses = [], []
         for x, batch, target in zip(features, batches, targets, strict=True):
-            first, second = self.critics(x["critic"], batch.actions)
-            values.append(torch.stack([first.detach(), second.detach()]).mean())
+            estimates = self.critics(x, batch.actions)
+            values.append(torch.stack([q.detach() for q in estimates]).mean())
             if batch.weights is None:
-                error = mse_loss(first, target) + mse_loss(second, target)
+                errors = [mse_loss(q, target) for q in estimates]
             else:
-                errors = (first - target).square() + (second - target).square()
-                error = (batch.weights * errors).mean()
-            losses.append(weight * error)
+                errors = [(batch.weights * (q - target).square()).mean() for q in estimates]
+            losses.append(weight * functools.reduce(torch.add, errors))
         return self.critic_optimizer.mean_gradient(losses), torch.stack(values).mean()
 
     @property
@@ -290,11 +307,6 @@ class OffPolicy(PolicyAlgorithm, ABC):
         """Let go of the stores' files."""
         for store in self.stores:
             store.close()
-
-
-_NORMALISED_BY = 16_384
-"""Steps of a dataset that are drawn for the normaliser; the mean of a column is then known to
-.8 % of its spread."""
 
 
 def _shard_name(shard: int) -> str:

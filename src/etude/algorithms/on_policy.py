@@ -17,7 +17,8 @@ from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import num_bytes
 from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
-from etude.models.policies import ActorCritic, make_policy
+from etude.models.actor_critic import ActorCritic
+from etude.models.policies import make_policy
 from etude.planning import memory
 from etude.planning.kinds import AlgorithmConfig, Learner, PlanSection, array_shapes
 from etude.planning.recipe import Recipe
@@ -155,7 +156,7 @@ class OnPolicyConfig(AlgorithmConfig):
             estimates=estimates,
             training=training,
             at_most=self.may_stop_early,
-            notes=_notes(recipe, coverage),
+            notes=_notes(run, coverage),
         )
 
     def _update_line(self, geometry: SegmentGeometry) -> str:
@@ -198,11 +199,14 @@ def _shapes(run: Resolved) -> dict[str, Any]:
     return steps | array_shapes(states, [num], [drawn])
 
 
-def _notes(recipe: Recipe, coverage: float) -> list[str]:
-    idle, notes = _collect_only(recipe), []
+def _notes(run: Resolved, coverage: float) -> list[str]:
+    idle, notes = _collect_only(run.recipe), []
     if idle:
         first = "iteration only collects" if idle == 1 else f"{idle} iterations only collect"
-        notes = [f"The first {first}: the normaliser needs statistics before anything is learned."]
+        reason = "the normaliser needs statistics before anything is learned"
+        if not getattr(run.deployed, "normalisers", True):
+            reason = "normalisers are fitted there, and this policy has none"
+        notes = [f"The first {first}: {reason}."]
     if coverage < 1.0:
         notes.append(
             f"Prioritised draws leave segments out: an iteration trains on {coverage:.0%} of them "

@@ -48,11 +48,12 @@ from etude.experience.segments import (
     non_finite,
 )
 from etude.learning.base import PolicyAlgorithm
-from etude.learning.optimizer import Finding, NetworkOptimizer
+from etude.learning.optimizer import AdaptiveRate, Finding, NetworkOptimizer
 from etude.learning.shard import Minibatch, Shard
 from etude.metrics.declared import Metrics
+from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.normalise import RewardScaler, merge_all, merge_moments
-from etude.models.policies import ActorCritic, Features, Memory, map_features
+from etude.models.policies import Features, map_features
 
 
 class PPOConfig(OnPolicyConfig):
@@ -69,7 +70,6 @@ class PPOConfig(OnPolicyConfig):
         "value_clip": "clip_range_vf",
         "value_coef": "vf_coef value_loss_coef",
         "entropy_coef": "ent_coef",
-        "target_kl": "desired_kl",
         "horizon": "seq_len sequence_length",
     }
 
@@ -124,6 +124,12 @@ class PPOConfig(OnPolicyConfig):
         None,
         gt=0,
         description="An update ends before a minibatch whose approximate KL is 1.5 times this.",
+    )
+    desired_kl: float | None = Field(
+        None,
+        gt=0,
+        description="Adapt the learning rate after every minibatch to an approximate KL of about "
+        "this (rsl_rl's adaptive schedule); none follows final_learning_rate.",
     )
     normalise_rewards: bool = Field(True, description="Divide rewards by the std of returns.")
 
@@ -186,6 +192,7 @@ class PPO(PolicyAlgorithm):
         self.flat = self.optimizer.flat
         self.initial = self.flat.data.clone()
         self.scaler = RewardScaler(geometry.num_envs, config.gamma)
+        self.adaptive_rate = AdaptiveRate(config.learning_rate, config.desired_kl)
         self.shards: list[Shard] = []
         self._moments: dict[str, Tree] = {}
 
@@ -222,7 +229,7 @@ class PPO(PolicyAlgorithm):
         config, policy, horizon = self.config, self.policy, self.geometry.horizon
 
         def segments(x: torch.Tensor) -> torch.Tensor:
-            return x.reshape(-1, horizon, *x.shape[2:])
+            return x.reshape(x.shape[0] * x.shape[1] // horizon, horizon, *x.shape[2:])
 
         features = map_features(self.prepare(rollout.obs), segments)
         actions, log_probs = (segments(self.put(x)) for x in (rollout.actions, rollout.log_probs))
@@ -343,6 +350,8 @@ class PPO(PolicyAlgorithm):
                 loss, metrics = self._gradient(minibatches)
                 if config.target_kl and metrics["train/approx_kl"] > 1.5 * config.target_kl:
                     return
+                if config.desired_kl:
+                    learning_rate = self.adaptive_rate.after(metrics["train/approx_kl"])
                 metrics["train/grad_norm"] = self._apply(minibatches, loss, learning_rate)
                 metrics["train/learning_rate"] = learning_rate
                 yield BatchMetrics(metrics)
@@ -433,9 +442,17 @@ class PPO(PolicyAlgorithm):
         if self.config.sampling == "prioritised" and any(drawn):
             metrics["train/coverage"] = self._mean(drawn)
         if self.policy.action.kind == "box":
-            metrics["train/std"] = float(self.policy.log_std.detach().exp().mean())
+            metrics["train/std"] = self._mean_std()
         self.shards = []
         return metrics
+
+    def _mean_std(self) -> float:
+        """Of actions; where it depends on the state, over a minibatch's steps of each shard."""
+        if not self.policy.std_of_state:
+            return float(self.policy.log_std.detach().exp().mean())
+        at = slice(self.geometry.segments_per_minibatch // self.geometry.shards)
+        parts = [(map_features(s.features, itemgetter(at)), s.memory) for s in self.shards]
+        return self._mean([self.policy.mean_std(x, m and m.at(at)) for x, m in parts])
 
     def gather(self) -> None:
         """Each rank has followed the returns of its own environments: now all ranks know all."""
@@ -451,6 +468,7 @@ class PPO(PolicyAlgorithm):
             "initial": self.initial,
             "rewards": self.scaler.state_dict(),
             "reward_source": self.rewards.state_dict(),
+            **self.adaptive_rate.state_dict(),
         }
 
     def load_state_dict(self, state: Tree) -> None:
@@ -458,6 +476,7 @@ class PPO(PolicyAlgorithm):
         self.initial.copy_(torch.as_tensor(state["initial"]))
         self.scaler.load_state_dict(state["rewards"])
         self.rewards.load_state_dict(state["reward_source"])
+        self.adaptive_rate.load_state_dict(state)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
         """The value function comes with the scale of the returns it predicts, or not at all."""

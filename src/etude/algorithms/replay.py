@@ -110,6 +110,12 @@ class OffPolicyConfig(DatasetConfig):
     )
     learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    random_shift: int = Field(
+        4,
+        ge=0,
+        description="Images that the policy reads are shifted at random by up to so many pixels, "
+        "before each gradient step; 0 leaves them.",
+    )
     normalise_observations: bool = Field(
         False, description="Normalise observations by their running mean and standard deviation."
     )
@@ -126,6 +132,16 @@ class OffPolicyConfig(DatasetConfig):
         """The algorithm; for a plan it is made on the meta device."""
 
     @property
+    def offline(self) -> bool:
+        """Whether a dataset stands in for the replay."""
+        return bool(self.dataset)
+
+    @property
+    def replayed(self) -> int:
+        """Transitions of a minibatch that are drawn from the replay."""
+        return self.batch_size
+
+    @property
     def imitates(self) -> bool:
         """Whether something holds the policy to the actions of a dataset."""
         return False
@@ -136,7 +152,7 @@ class OffPolicyConfig(DatasetConfig):
 
     def is_warming_up(self, timesteps: int) -> bool:
         """Whether so many steps are too few to learn from. A dataset is there from the start."""
-        return not self.dataset and timesteps < self.warmup_steps
+        return not self.offline and timesteps < self.warmup_steps
 
     def geometry(self, recipe: Recipe) -> ReplayGeometry | None:
         """How groups and batches divide over shards; refuses what does not."""
@@ -147,7 +163,7 @@ class OffPolicyConfig(DatasetConfig):
                 f"learner.reduce {recipe.learner.reduce} would add up: leave it at exact."
             )
         shards = recipe.learner.shards
-        if self.dataset or recipe.env is None:
+        if self.offline or recipe.env is None:
             from_dataset.check(recipe, self.batch_size)
             return None
         recipe.rewards.require_replay(self.kind)
@@ -173,7 +189,7 @@ class OffPolicyConfig(DatasetConfig):
         return Loops.of(recipe.clock, steps, self.train_batches, self.idle_iterations(steps))
 
     def inputs(self, recipe: Recipe) -> Inputs | None:
-        return from_dataset.inputs(self, recipe) if self.dataset or recipe.env is None else None
+        return from_dataset.inputs(self, recipe) if self.offline or recipe.env is None else None
 
     def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
         policy = make_policy(run.recipe.policy, run.spec, key.child("policy"))
@@ -226,7 +242,7 @@ class OffPolicyConfig(DatasetConfig):
         staging = BufferSpec(env, {}, geometry.num_envs, geometry.steps, geometry.steps).num_bytes
         arrays = {f"obs/{name}": spec for name, spec in env.observations.items()}
         arrays["actions"] = env.action.array
-        samples = self.train_batches * self.batch_size / geometry.steps_per_iteration
+        samples = self.train_batches * self.replayed / geometry.steps_per_iteration
         return PlanSection(
             geometry={
                 "rollout_steps": geometry.steps,
@@ -281,6 +297,8 @@ class OffPolicyConfig(DatasetConfig):
         """About what a gradient step keeps for its backward pass, and the most of IRCR's best
         episodes."""
         layers = 32 * self.batch_size * sum(run.deployed.config.hidden) * 4  # type: ignore[attr-defined]
+        # Of an image, the actor's gradient and the critics' keep activations, and targets some.
+        layers += 3 * self.batch_size * memory.image_activations(run) * 4
         best = num_bytes(training["rewards"].get("best", {}))
         return {"workspace": layers, **({"best_episodes": best} if best else {})}
 

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from etude.algorithms import from_dataset
-from etude.algorithms.held_out import DatasetConfig, split_store
+from etude.algorithms.held_out import DatasetConfig, dataset_geometry, split_store
 from etude.algorithms.rrd import EVAL_LOSS, METRICS, RRD, RRDConfig, evaluate, num_bytes
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, BatchMetrics, Broadcast, EnvSpec, Fragment
@@ -23,7 +23,8 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.episodes import StoreGeometry
+from etude.experience.store.manifest import Episodes, open_episodes
 from etude.learning.base import PolicyAlgorithm
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.reward_networks import RewardNetwork, make_reward_network
@@ -156,10 +157,10 @@ class RewardOnlyConfig(DatasetConfig):
         )
 
 
-def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, EpisodeStore]:
+def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, Episodes]:
     """The dataset, and the config with the observations that are read of it."""
-    config = config.found_in(from_dataset.dataset_geometry(config))
-    return config, EpisodeStore.open(Path(config.dataset), config.read_names)
+    config = config.found_in(dataset_geometry(config))
+    return config, open_episodes(Path(config.dataset), config.read_names)
 
 
 class RewardOnly(PolicyAlgorithm):
@@ -170,7 +171,7 @@ class RewardOnly(PolicyAlgorithm):
     def __init__(
         self,
         config: RewardOnlyConfig,
-        store: EpisodeStore,
+        store: Episodes,
         network: RewardNetwork,
         device: torch.device,
     ) -> None:
@@ -213,7 +214,7 @@ class RewardOnly(PolicyAlgorithm):
 
 
 def make_reward_only(
-    config: RewardOnlyConfig, store: EpisodeStore, device: torch.device, key: Key | None
+    config: RewardOnlyConfig, store: Episodes, device: torch.device, key: Key | None
 ) -> RewardOnly:
     """With a new network, its weights drawn from `key`; None when they are loaded."""
     config, action = config.found_in(store.geometry), action_of(config, store)
@@ -221,7 +222,7 @@ def make_reward_only(
     return RewardOnly(config, store, network, device)
 
 
-def action_of(config: RewardOnlyConfig, store: EpisodeStore) -> ActionSpec:
+def action_of(config: RewardOnlyConfig, store: Episodes) -> ActionSpec:
     """What the actions of a dataset are; its own normaliser makes up for unknown bounds."""
     spec, sizes = store.geometry.specs["actions"], config.action_sizes
     num = spec.shape[0] if spec.shape else 0
@@ -235,7 +236,7 @@ def action_of(config: RewardOnlyConfig, store: EpisodeStore) -> ActionSpec:
     )
 
 
-def _check_progress(progress: str | None, store: EpisodeStore) -> None:
+def _check_progress(progress: str | None, store: Episodes) -> None:
     if progress is None:
         return
     spec = store.geometry.observations.get(progress)

@@ -91,7 +91,7 @@ class SAC(OffPolicy):
         config, policy, critics = self.config, self.policy, self.critics
         alpha = self.log_alpha.exp()
         features = [policy.prepare(batch.obs) for batch in batches]
-        drawn = [policy.sample(x["actor"], z[0]) for x, z in zip(features, noises, strict=True)]
+        drawn = [policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
 
         targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
         critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight=0.5)
@@ -102,7 +102,7 @@ class SAC(OffPolicy):
 
         actor_losses = []
         for x, (actions, log_probs) in zip(features, drawn, strict=True):
-            min_q = critics.min_q(x["critic"], actions)
+            min_q = critics.min_q(x, actions)
             actor_losses.append((alpha * log_probs - min_q).mean())
         actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
         self.actor_optimizer.step(config.learning_rate)
@@ -122,8 +122,8 @@ class SAC(OffPolicy):
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
         """[n]: what both critics are to say of the sampled actions."""
         following = self.policy.prepare(batch.next_obs)
-        actions, log_probs = self.policy.sample(following["actor"], noise)
-        min_q = self.critic_target.module.min_q(following["critic"], actions)
+        actions, log_probs = self.policy.sample(following, noise)
+        min_q = self.critic_target.module.min_q(following, actions)
         next_values = min_q - alpha * log_probs
         return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
 

@@ -104,9 +104,9 @@ class TD3(OffPolicy):
 
         self.num_updates += 1
         if self.num_updates % config.delay == 0:
-            chosen = [policy.actions(x["actor"]) for x in features]
+            chosen = [policy.actions(x) for x in features]
             pairs = zip(features, chosen, strict=True)
-            q_values = [critics.first_q(x["critic"], actions) for x, actions in pairs]
+            q_values = [critics.first_q(x, actions) for x, actions in pairs]
             actor_losses = [-q.mean() for q in q_values]
             if config.behaviour_coef is not None:
                 errors = [
@@ -133,8 +133,8 @@ class TD3(OffPolicy):
         config, following = self.config, self.policy.prepare(batch.next_obs)
         most = config.target_noise_clip
         blur = (config.target_noise * noise).clamp(-most, most)
-        actions = (self.actor_target.module(following["actor"]).tanh() + blur).clamp(-1.0, 1.0)
-        min_q = self.critic_target.module.min_q(following["critic"], actions)
+        actions = (self.actor_target.module(following).tanh() + blur).clamp(-1.0, 1.0)
+        min_q = self.critic_target.module.min_q(following, actions)
         return td_targets(batch.rewards, min_q, batch.terminated, config.gamma)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:

@@ -23,15 +23,16 @@ _etude() {
         words="VERBS"
     elif [ "$COMP_CWORD" -eq 2 ] && [ "${word#-}" = "$word" ]; then
         case $verb in
-            plan | train) words=$(etude list --names) ;;
+            plan | train | slurm | kubernetes) words=$(etude list --names) ;;
             data) words="inspect import validate record" ;;
             motion) words="list show" ;;
+            demo) words="reach pick-place walk-go1" ;;
             completion) words="bash zsh" ;;
         esac
     else
         case $verb in
             list) words="--kinds --names --json" ;;
-            plan | train)
+            plan | train | slurm | kubernetes)
                 for ((i = 3; i < COMP_CWORD - 1; i++)); do
                     case ${COMP_WORDS[i]} in
                         --*.kind | --env.id | --env.task)

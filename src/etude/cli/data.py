@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,13 +15,22 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.errors import UsageError
-from etude.datasets.importing import import_dataset, is_store, validate_store
+from etude.datasets import editing
+from etude.datasets.importing import (
+    Pictures,
+    check_new,
+    import_dataset,
+    is_unfinished,
+    validate_store,
+)
 from etude.datasets.opening import Limits, open_dataset, scan
 from etude.datasets.summary import ReadOptions, shared_fields
 from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.manifest import is_dataset, open_episodes
 from etude.planning import recipes
 from etude.reports.dataset import Facts, folder_size, render, source_facts, store_facts
 from etude.reports.progress import bar
+from etude.runs import files
 
 USAGE = """\
 etude data reads demonstrations of other systems, and records one's own.
@@ -29,10 +39,24 @@ etude data reads demonstrations of other systems, and records one's own.
   etude data import   PATHS... OUT [--obs ...] all of them into one episode store
   etude data validate PATH                     read everything: hashes, finite numbers, lengths
   etude data record   RECIPE OUT --episodes N  demonstrations of a task, successes and failures
+  etude data add      DATASET PATHS... OUT     a dataset and the episodes of more files
+  etude data merge    DATASETS... OUT          several datasets as one
+  etude data filter   DATASET OUT --success yes   some of its episodes
+  etude data clip     DATASET OUT --stop 50       a part of every episode
+  etude data export   DATASET OUT --format lerobot  for other systems: lerobot, robomimic, minari
 
-PATH is robomimic or LIBERO HDF5, a Minari folder or file, or an episode store. Files are opened in
-a process of its own with limits. `etude data VERB --help` shows every option.
+add, merge, filter and clip make a new dataset that shares the files of the old ones and takes no
+room.
+
+PATH is robomimic or LIBERO HDF5, a folder of LeRobot (v3) or Minari, or a dataset of Etude.
+Files are opened in a process of its own with limits. `etude data VERB --help` shows every option.
 """
+
+
+_KEPT = (
+    "How pictures are kept: raw is read fastest, png is smaller without loss, jpeg is smallest "
+    "with a little loss."
+)
 
 
 class Reading(Reporting):
@@ -63,7 +87,8 @@ class ImportCommand(Choosing):
     """Files of another system into one episode store."""
 
     paths: Positional[tuple[str, ...]] = Field(
-        description="Files to read (robomimic, LIBERO or Minari), then the dataset folder to make."
+        description="Files or folders to read (robomimic, LIBERO, Minari, LeRobot v3), then the "
+        "dataset folder to make."
     )
     add_truncated: int = Field(
         0,
@@ -77,6 +102,65 @@ class ImportCommand(Choosing):
         False, description="Count episodes of unknown success as successes."
     )
     seed: int = Field(0, description="Seed of the clips that are added.")
+    pictures: Pictures = Field("raw", description=_KEPT)
+
+
+class AddCommand(ImportCommand):
+    """A dataset and the episodes of more files, as one new dataset."""
+
+    paths: Positional[tuple[str, ...]] = Field(
+        description="A dataset, files to add to it (robomimic, LIBERO, Minari or LeRobot), then "
+        "the dataset folder to make."
+    )
+
+
+class MergeCommand(Reporting):
+    """Several datasets as one; episodes that two of them share are taken once."""
+
+    paths: Positional[tuple[str, ...]] = Field(
+        description="Datasets to merge, then the dataset folder to make."
+    )
+
+
+class FilterCommand(Reporting):
+    """The episodes of a dataset that are like this; patterns are those of a shell: *drawer*."""
+
+    path: Positional[str] = Field(description="A dataset.")
+    out: Positional[str] = Field(description="The dataset folder to make.")
+    task: str | None = Field(None, description="Pattern for the sentence of the task.")
+    name: str | None = Field(None, description="Pattern for the name of the episode.")
+    kind: str | None = Field(None, description="Pattern for how it came about: whole, clip, ...")
+    success: Literal["yes", "no", "unknown"] | None = Field(
+        None, description="Whether it succeeded."
+    )
+    min_return: float | None = Field(None, description="Return at least.")
+    max_return: float | None = Field(None, description="Return at most.")
+    min_steps: int | None = Field(None, description="Steps at least.")
+    max_steps: int | None = Field(None, description="Steps at most.")
+    episodes: int | None = Field(None, ge=1, description="Only so many, the first ones.")
+
+
+class ClipCommand(Reporting):
+    """Steps start to stop of every episode, as in episode[start:stop] of Python."""
+
+    path: Positional[str] = Field(description="A dataset.")
+    out: Positional[str] = Field(description="The dataset folder to make.")
+    start: int = Field(0, description="First step; a negative one counts from the end.")
+    stop: int | None = Field(None, description="Step to end before; None is the end.")
+
+
+class ExportCommand(Reporting):
+    """A dataset in the layout of another system."""
+
+    path: Positional[str] = Field(description="A dataset.")
+    out: Positional[str] = Field(description="The folder to make.")
+    format: Literal["lerobot", "robomimic", "minari"] = Field(
+        "lerobot", description="LeRobot v3, robomimic and LIBERO HDF5, or Minari."
+    )
+    fps: int = Field(20, ge=1, description="Steps of a second, which LeRobot wants to know.")
+    pictures: Literal["video", "png"] = Field(
+        "video", description="How LeRobot's pictures are kept: mp4, or PNG without any loss."
+    )
 
 
 class ValidateCommand(Reading):
@@ -103,10 +187,16 @@ class RecordCommand(Trusting, Reporting):
     image_size: int = Field(
         128, ge=0, le=1024, description="Pixels per side of the pictures; 0 records none."
     )
+    labels: Literal["taken", "intended"] = Field(
+        "taken",
+        description="Actions that are stored: those that were taken, or those that were intended "
+        "before noise was added, which is what a cloned policy should do there (DART).",
+    )
     reward: Literal["success", "task"] = Field(
         "success", description="success: 1 in the step that succeeds; task: the task's rewards."
     )
     seed: int = Field(0, description="Seed of the episodes.")
+    pictures: Pictures = Field("raw", description=_KEPT)
     workers: int = Field(0, ge=0, description="Processes that draw pictures; 0: one per core.")
 
 
@@ -118,8 +208,8 @@ def run(arguments: list[str]) -> int:
 def _inspect(arguments: list[str]) -> None:
     command = parse("data inspect", InspectCommand, arguments)
     path = _located(command.path)
-    if is_store(path):
-        facts = store_facts(EpisodeStore.open(path))
+    if is_dataset(path):
+        facts = store_facts(open_episodes(path))
     else:
         options = ReadOptions(command.obs, command.mask)
         facts = source_facts(scan(path, options, command.limits))
@@ -132,27 +222,115 @@ def _import(arguments: list[str]) -> None:
         raise UsageError(
             "Name the files to read, then the folder to make: etude data import PATHS... OUT"
         )
-    paths, out = [_located(path) for path in command.paths[:-1]], Path(command.paths[-1])
+    start, out = time.perf_counter(), Path(command.paths[-1])
+    store = _imported(command, command.paths[:-1], out)
+    _finish(command, store_facts(store), out, start)
+
+
+def _imported(command: ImportCommand, names: Sequence[str], out: Path) -> EpisodeStore:
+    """The episodes of files in a store of their own."""
+    paths = [_located(name) for name in names]
     for i, path in enumerate(paths):
-        if is_store(path):
-            raise UsageError(f"{path} is an episode store already: there is nothing to import.")
+        if is_dataset(path):
+            raise UsageError(
+                f"{path} is a dataset of Etude already; `etude data merge` joins several."
+            )
         # Otherwise both sides of a split would hold its episodes.
         if path.resolve() in [other.resolve() for other in paths[:i]]:
             raise UsageError(f"{path} is named twice: name each file once.")
-    start = time.perf_counter()
     options = ReadOptions(command.obs, command.mask, command.success_reward, command.assume_success)
-    with bar("Importing", "steps") as tick:
-        store = import_dataset(
-            paths, out, options, command.limits, command.add_truncated, command.seed, tick
+    word = "Importing the rest" if is_unfinished(out) else "Importing"
+    with bar(word, "steps") as tick:
+        return import_dataset(
+            paths,
+            out,
+            options,
+            command.limits,
+            command.add_truncated,
+            command.seed,
+            tick,
+            command.pictures,
         )
-    _finish(command, store_facts(store), out, start)
+
+
+def _add(arguments: list[str]) -> None:
+    command = parse("data add", AddCommand, arguments)
+    if len(command.paths) < 3:
+        raise UsageError(
+            "Name a dataset, the files to add, then the folder to make: "
+            "etude data add DATASET PATHS... OUT"
+        )
+    old, *names, new = command.paths
+    out = Path(new)
+    check_new(out)
+    _dataset(old)
+    beside = out.resolve().with_name(f".{out.name}.added")
+    _imported(command, names, beside)
+    _edited(command, editing.take([Path(old), beside]), out, f"{', '.join(names)} added to")
+    files.remove_tree(beside)  # its blocks are in the new dataset now
+
+
+def _merge(arguments: list[str]) -> None:
+    command = parse("data merge", MergeCommand, arguments)
+    if len(command.paths) < 3:
+        raise UsageError(
+            "Name the datasets, then the folder to make: etude data merge DATASETS... OUT"
+        )
+    *olds, new = command.paths
+    _edited(command, editing.take([_dataset(old) for old in olds]), Path(new), "merged from")
+
+
+def _filter(arguments: list[str]) -> None:
+    command = parse("data filter", FilterCommand, arguments)
+    chosen = command.model_dump(exclude={"path", "out", "json_output"}, exclude_none=True)
+    taken = editing.keep(editing.take([_dataset(command.path)]), editing.Filter(**chosen))
+    said = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all"
+    _edited(command, taken, Path(command.out), f"filtered ({said}) from")
+
+
+def _clip(arguments: list[str]) -> None:
+    command = parse("data clip", ClipCommand, arguments)
+    taken = editing.take([_dataset(command.path)])
+    cut = editing.clip(taken, command.start, command.stop)
+    _edited(command, cut, Path(command.out), "clipped from")
+
+
+def _export(arguments: list[str]) -> None:
+    command = parse("data export", ExportCommand, arguments)
+    from etude.datasets.exporting import export
+
+    out, start = Path(command.out), time.perf_counter()
+    data = open_episodes(_dataset(command.path))
+    with bar("Writing", "episodes") as tick:
+        notes = export(data, out, command.format, command.fps, command.pictures, tick)
+    seconds = time.perf_counter() - start
+    said = f"Written to {out}: {data.num_episodes:,} episodes, {folder_size(out)}"
+    facts = {"path": str(out), "format": command.format, "episodes": data.num_episodes}
+    lines = [*notes, f"{said} in {seconds:.1f} s."]
+    command.show({**facts, "notes": notes}, "\n".join(lines) + "\n")
+
+
+def _dataset(name: str) -> Path:
+    """A path that must be a dataset of Etude."""
+    path = Path(name)
+    if not is_dataset(path):
+        fix = "import it first (etude data import)" if path.exists() else "check the path"
+        raise UsageError(f"{path} is no dataset of Etude: {fix}.")
+    return path
+
+
+def _edited(command: Reporting, taken: editing.Taken, out: Path, said: str) -> None:
+    store = editing.write(taken, out, said)
+    facts = store_facts(store)
+    kept = f"Kept in {out}: it shares its files with the old datasets, no step was copied.\n"
+    command.show(facts, render(facts, _width()) + kept)
 
 
 def _validate(arguments: list[str]) -> None:
     command = parse("data validate", ValidateCommand, arguments)
     path, start = _located(command.path), time.perf_counter()
     with bar("Reading", "") as tick:
-        if is_store(path):
+        if is_dataset(path):
             facts = store_facts(validate_store(path, tick))
         else:
             with open_dataset(path, "check", None, command.limits) as dataset:
@@ -220,4 +398,9 @@ VERBS: Verbs = {
     "import": _import,
     "validate": _validate,
     "record": _record,
+    "add": _add,
+    "merge": _merge,
+    "filter": _filter,
+    "clip": _clip,
+    "export": _export,
 }

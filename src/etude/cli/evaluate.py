@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from etude.api import Run, silent
+from etude.api import Run
+from etude.building.executing import silent
 from etude.cli.options import Positional, Reporting, parse
-from etude.cli.target import Trusting
+from etude.cli.target import Trusting, split_run
 from etude.cli.train import say
 from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
@@ -55,15 +56,15 @@ class EvalCommand(Trusting, Reporting):
 
 def run(arguments: list[str]) -> None:
     """Evaluate policies, one after the other."""
-    named = [text for text in arguments if (_split(text)[0] / RECIPE).is_file()]
+    named = [text for text in arguments if (split_run(text)[0] / RECIPE).is_file()]
     if any(argument.startswith("--env.") for argument in arguments) and named:
-        known = Run(_split(named[0])[0], "--trust" in arguments)
+        known = Run(split_run(named[0])[0], "--trust" in arguments)
         command = _parsed(arguments, known)
     else:
         command = parse("eval", EvalCommand, arguments)
     if command.small and not command.video:
         raise UsageError("--small is the size of films: add --video.")
-    asked = [(text, *_split(text)) for text in command.runs]
+    asked = [(text, *split_run(text)) for text in command.runs]
     targets = [
         (Run(path, command.trust), which)
         for _, path, inside in asked
@@ -102,13 +103,6 @@ def _parsed(arguments: list[str], run: Run) -> EvalCommand:
     """The command with options of the environment that a run has."""
     default = EvalCommand(runs=(str(run.path),), env=run.recipe.task)
     return parse("eval", EvalCommand, arguments, default)
-
-
-def _split(text: str) -> tuple[Path, str]:
-    """(run, "") of a run's folder; (run, name) of one of its checkpoints."""
-    path = Path(text)
-    inside = path.parent.name == "checkpoints" and path.is_dir()
-    return (path.parent.parent, path.name.lstrip("0") or "0") if inside else (path, "")
 
 
 def _checkpoints(run: Path, which: str) -> list[str]:

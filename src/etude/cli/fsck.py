@@ -18,12 +18,13 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.progress import waiting
 from etude.core.seals import unsealed
 from etude.core.trees import Tree
-from etude.datasets.importing import is_store
+from etude.experience.store import manifest
 from etude.experience.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, load
 from etude.runs import checkpoint
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder
 from etude.runs.metrics_log import named, read_rows, salvage
+from etude.runs.parts import check_part
 
 
 class FsckCommand(Reporting):
@@ -91,7 +92,7 @@ class Report:
 def examine(path: Path) -> Report:
     """Read every byte of a run folder or a dataset."""
     report = Report(path)
-    if is_store(path) or os.path.lexists(path / "sealed.json"):
+    if manifest.is_dataset(path) or os.path.lexists(path / "sealed.json"):
         _dataset(report, path)
         return report
     folder = RunFolder.open(path, write=False)
@@ -108,8 +109,24 @@ def examine(path: Path) -> Report:
 
 
 def _dataset(report: Report, path: Path) -> None:
-    for file, wrong in EpisodeStore.examine(path).items():
+    for file, wrong in manifest.examine(path).items():
         report.add(file, wrong, "put back a good copy")
+
+
+def _files(path: Path, resumable: bool) -> dict[Path, str]:
+    """What is wrong with each file of a checkpoint, "" for one that is whole."""
+    found: dict[Path, str] = {}
+    for name in ("policy", "training") if resumable else ("policy",):
+        try:
+            found |= check_part(path / name, name).examine()
+        except checkpoint.DamagedCheckpoint as error:
+            found[error.path] = error.wrong
+    if resumable and not any(found.values()):
+        try:
+            checkpoint.verify(path)
+        except checkpoint.DamagedCheckpoint as error:
+            found[error.path] = error.wrong
+    return found
 
 
 def _checkpoints(report: Report, folder: RunFolder) -> None:
@@ -117,12 +134,13 @@ def _checkpoints(report: Report, folder: RunFolder) -> None:
     steps = sorted(checkpoint.steps(folder.checkpoints), reverse=True)
     for step in steps:
         path = folder.checkpoints / checkpoint.step_name(step)
-        found = checkpoint.examine(path)
+        resumable = path in checkpoint.resumable(folder.checkpoints)
+        found = _files(path, resumable)
         for file, wrong in found.items():
             report.add(file, wrong)
         if not any(wrong for file, wrong in found.items() if file.parent.name != "training"):
             report.policies.append(step)
-        if any(found.values()) or path not in checkpoint.resumable(folder.checkpoints):
+        if any(found.values()) or not resumable:
             continue
         stores = checkpoint.load_training(path)[2].get("algorithm", {}).get("stores", {})
         whole = True

@@ -20,9 +20,20 @@ etude trains robot skills.
   etude plan   RECIPE [--section.key value]   what a run would do; --measure, --compare, --json
   etude train  RECIPE [--section.key value]   plan, then train
   etude resume RUN                            continue a run, bit for bit
+  etude slurm  RECIPE --time 4:00:00          a batch script that trains through time limits
+  etude kubernetes RECIPE --image IMAGE       the same as a Job for Kubernetes
+  etude runs   [FOLDER]                       runs with state, steps, success, age and size
+  etude prune  [FOLDER]                       frees what no run needs any more, asking first
   etude eval   RUN... [--checkpoint all]      fresh episodes of one run or several, --video films
                                               them; --env.NAME VALUE changes their environment
+  etude sweep  RECIPE --vary section.key=...  many trials, of which the best go on; --resume FOLDER
+  etude compare RUN... [--at STEPS]           which is better: curves and scores over seeds
+  etude report RUN... [-o page.html]          a page about them, to open without a network
   etude play   RUN [--web]                    watch the policy in MuJoCo's viewer, or the browser
+  etude demo   [reach|pick-place|walk-go1]    a trained policy that comes with this package
+  etude export RUN --to DIR                   the policy as ONNX, with what it reads and does
+  etude bundle RUN [--to X.tar] [--upload]    a run to share: policy, ONNX, recipe, films, a card
+  etude verify BUNDLE [--retrain]             is it whole, and does it come out here as well
   etude view   TASK [--policy zero|random|RUN] [--web]
                                               a film of a task before it is trained, or the browser
   etude new-task ROBOT.xml                    a task for a robot, as a file to change
@@ -100,15 +111,16 @@ def _page(verb: str) -> str:
     """Help on a command that takes a recipe, where none is named."""
     recipes = textwrap.wrap(", ".join(RECIPES.names()), 76, break_on_hyphens=False)
     often = [f"  --{name:<26}{text}" for name, text in OFTEN.items()]
+    steps = " --clock.total-timesteps 1e5"
     lines = [
         f"usage: etude {verb} RECIPE [--section.field value ...]",
         "",
-        "What a run would do, without doing it." if verb == "plan" else "Plan a run, then do it.",
+        _ABOUT[verb],
         "RECIPE is a recipe.yaml, FILE.py:FUNCTION, or one of",
         *(f"  {line}" for line in recipes),
         "",
-        f"  etude {verb} reach --seed 1 --algorithm.learning-rate 1e-4",
-        f"  etude {verb} ppo --env.id CartPole-v1 --clock.total-timesteps 1e5",
+        f"  etude {verb} reach --seed 1 --algorithm.learning-rate 1e-4{_NEEDED.get(verb, '')}",
+        f"  etude {verb} ppo --env.id CartPole-v1{_NEEDED.get(verb, steps)}",
         "",
         "Often changed:",
         *often,
@@ -120,13 +132,35 @@ def _page(verb: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+_ABOUT = {
+    "plan": "What a run would do, without doing it.",
+    "train": "Plan a run, then do it.",
+    "slurm": "A batch script for Slurm that trains in slices, until the run is finished.",
+    "kubernetes": "A Job for Kubernetes that trains in slices, until the run is finished.",
+}
+_NEEDED = {"slurm": " --time 4:00:00", "kubernetes": " --image REGISTRY/etude:TAG"}
+_SLICES = [
+    "  --time                      time limit of a slice: 4:00:00, 90 (minutes), 1-12 (days-hours)",
+    "  --margin                    seconds before it at which the run is asked to save itself",
+    "  -o                          the file to write; - prints it",
+]
 _OWN = {
     "plan": [
         "  --measure                   time a few iterations and estimate the time of the run",
+        "  --time                      with --measure: how many slices of this length it takes",
         "  --compare FIELD=A,B,C       plans for several values of a field",
         "  --json                      print JSON, for programs",
     ],
-    "train": ["  --folder                    the run's folder"],
+    "train": [
+        "  --folder                    the run's folder",
+        "  --seeds                     runs of so many seeds, side by side where cores allow",
+    ],
+    "slurm": _SLICES,
+    "kubernetes": [
+        "  --image                     the image that Etude is installed in",
+        "  --claim                     the PersistentVolumeClaim that runs are kept on",
+        *_SLICES,
+    ],
 }
 
 
@@ -141,8 +175,19 @@ VERBS: Verbs = {
     "plan": _with_recipe("plan"),
     "train": _with_recipe("train"),
     "resume": later("etude.cli.resume"),
+    "slurm": _with_recipe("slurm"),
+    "kubernetes": _with_recipe("kubernetes"),
+    "runs": later("etude.cli.runs"),
+    "prune": later("etude.cli.prune"),
     "eval": later("etude.cli.evaluate"),
+    "sweep": later("etude.cli.sweep"),
+    "compare": later("etude.cli.compare"),
+    "report": later("etude.cli.report"),
     "play": later("etude.cli.play"),
+    "demo": later("etude.cli.demo"),
+    "export": later("etude.cli.export"),
+    "bundle": later("etude.cli.bundle"),
+    "verify": later("etude.cli.verify"),
     "view": later("etude.cli.view"),
     "new-task": later("etude.cli.new_task"),
     "check": later("etude.cli.check"),

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from pydantic import Field, ValidationError
+from pydantic_core import PydanticUndefined
 
 from etude.cli.verbs import HELP_ALL, OFTEN
 from etude.core.config import Config
@@ -83,6 +84,8 @@ def parse(verb: str, command: type[C], arguments: list[str], default: C | None =
             for i, text in enumerate(texts[count:])
         ]
     for place in positionals:
+        if not loose and not command.model_fields[place].is_required():
+            continue
         if not loose:
             named = _place(command, place).removesuffix("...")
             raise UsageError(f"Name the {place} first: etude {verb} {named} ...")
@@ -165,7 +168,9 @@ class Option:
             words = [piece.strip() for piece in pieces if piece.strip()]
             return words if "TEXT" in _placeholder(self.annotation) else [*map(_plain, words)]
         if not texts:
-            raise UsageError(f"--{name} needs a value: it is {self.default!r} if left out.")
+            usual = f": it is {self.default!r} if left out"
+            known = "" if self.default is PydanticUndefined else usual
+            raise UsageError(f"--{name} needs a value{known}.")
         if int in _members(self.annotation) or float in _members(self.annotation):
             return _plain(texts[0])
         if len(texts) > 1:
@@ -182,7 +187,9 @@ class Option:
         place, about = _placeholder(self.annotation), self.description
         if self.path[-1] == "kind" and len(self.path) > 1:
             place, about = "KIND", "Of what kind it is; `etude list --kinds` shows all."
-        if self.default is not None or "default" not in about:
+        if self.default is PydanticUndefined:
+            about += " Must be given."
+        elif self.default is not None or "default" not in about:
             about += f" (default: {_written(self.default)})"
         return f"--{name} {place}", about
 
@@ -301,9 +308,12 @@ def _help(
 
 
 def _place(command: type[Config], name: str) -> str:
-    """A positional as help writes it: RUN, or RUN... for one or more."""
-    several = _origin(command.model_fields[name].annotation) is tuple
-    return f"{name.upper().removesuffix('S')}..." if several else name.upper()
+    """A positional as help writes it: RUN, RUN... for one or more, or [RUN] where it may be left
+    out."""
+    field, shown = command.model_fields[name], name.upper()
+    if _origin(field.annotation) is tuple:
+        return f"{shown.removesuffix('S')}..."
+    return shown if field.is_required() else f"[{shown}]"
 
 
 def _written(value: Any) -> str:

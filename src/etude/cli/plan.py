@@ -22,6 +22,11 @@ class PlanCommand(Trusting, Reporting):
     measure: bool = Field(
         False, description="Time a few iterations and estimate the time of the run."
     )
+    time: str | None = Field(
+        None,
+        description="With --measure: how many slices of this length the run takes; 4:00:00, 90 "
+        "(minutes) or 1-12 (days-hours).",
+    )
     compare: str | None = Field(
         None, description="Plans for several values of a field: section.key=a,b,c."
     )
@@ -30,6 +35,8 @@ class PlanCommand(Trusting, Reporting):
 def run(arguments: list[str]) -> None:
     """Print a plan, or several side by side."""
     command = _parsed(*find_target(arguments))
+    if command.time is not None and (command.compare or not command.measure):
+        raise UsageError("--time counts the slices of one measured run: add --measure alone.")
     width = shutil.get_terminal_size((100, 24)).columns
     if command.compare is not None:
         field, variants = _variants(command.recipe, command.compare)
@@ -37,8 +44,16 @@ def run(arguments: list[str]) -> None:
         documents = {value: plan.to_json() for value, plan in plans}
         command.show(documents, page.compare(field, plans, width))
         return
+    if command.time is not None:
+        from etude.cli.slices import in_slices, limit_of
+
+        limit_of(command.time)  # refused before anything is measured
     made = plan(command.recipe, command.measure)
-    command.show(made.to_json(), page.render(made, width, color=sys.stdout.isatty()))
+    document, text = made.to_json(), page.render(made, width, color=sys.stdout.isatty())
+    if command.time is not None:
+        document["slices"], sentence = in_slices(made.seconds["total"], command.time)
+        text += f"That is {sentence}.\n"
+    command.show(document, text)
 
 
 def _parsed(recipe: Recipe, options: list[str]) -> PlanCommand:

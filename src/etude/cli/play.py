@@ -9,6 +9,7 @@ from pydantic import Field
 
 from etude.api import Run
 from etude.cli.options import Positional, parse
+from etude.cli.target import Trusting
 from etude.cli.watching import Watching, on_mujoco
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
@@ -17,7 +18,7 @@ from etude.planning.recipe import Recipe
 from etude.reports.playing import Player, actor
 
 
-class PlayCommand(Watching):
+class PlayCommand(Watching, Trusting):
     """Watch a run's best policy in MuJoCo's viewer, or in the browser."""
 
     run: Positional[str] = Field(description="The run's folder.")

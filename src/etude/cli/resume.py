@@ -25,20 +25,27 @@ class ResumeCommand(Trusting):
     total_timesteps: int | None = Field(
         None, ge=1, description="A larger budget of environment steps than the run was given."
     )
+    pause_after: int | None = Field(
+        None,
+        ge=1,
+        description="Stop once so many iterations of the run are done, and save; the next resume "
+        "goes on from there.",
+    )
     collector: Placement = Field(Placement(), description="Where rollouts run from now on.")
 
 
 def run(arguments: list[str]) -> None:
     """Continue a run, and evaluate what came of it."""
     command = parse("resume", ResumeCommand, spelled_out(arguments))
-    finish(
-        resume(
-            Path(command.run),
-            command.total_timesteps,
-            say=say,
-            console=True,
-            collector=command.collector,
-            checkpoint=command.checkpoint,
-            trust=command.trust,
-        )
+    resumed = resume(
+        Path(command.run),
+        command.total_timesteps,
+        say=say,
+        console=True,
+        collector=command.collector,
+        checkpoint=command.checkpoint,
+        trust=command.trust,
+        pause_after=command.pause_after,
     )
+    if command.pause_after is None or resumed.summary():
+        finish(resumed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -63,3 +64,10 @@ def _value_of(option: str, arguments: list[str]) -> str | None:
         if name == option:
             return value if equals else next(iter(arguments[i + 1 :]), "")
     return None
+
+
+def split_run(text: str) -> tuple[Path, str]:
+    """(run, "") of a run's folder; (run, name) of one of its checkpoints."""
+    path = Path(text)
+    inside = path.parent.name == "checkpoints" and path.is_dir()
+    return (path.parent.parent, path.name.lstrip("0") or "0") if inside else (path, "")

@@ -10,6 +10,7 @@ from pydantic import Field
 from etude.api import Run, train
 from etude.cli.options import parse
 from etude.cli.target import Recipe_, Trusting, find_target
+from etude.core.errors import UsageError
 from etude.core.ranks import writes
 from etude.metrics.rows import ELAPSED, is_offline, step_of
 from etude.planning.recipe import metrics_of
@@ -27,12 +28,28 @@ class TrainCommand(Trusting):
     folder: str | None = Field(
         None, description="The run's folder; default runs/<recipe>/<date-time>-s<seed>."
     )
+    seeds: int | None = Field(
+        None,
+        ge=1,
+        description="Runs of so many seeds, from --seed on, as s<seed> in one folder: --folder, or "
+        "runs/<recipe>/seeds-<hash of the recipe>. The same command goes on with what is missing.",
+    )
+    jobs: int | None = Field(
+        None, ge=1, description="Of --seeds, runs side by side; default: as many as cores allow."
+    )
 
 
 def run(arguments: list[str]) -> None:
     """Train a recipe in a new folder, and evaluate what came of it."""
     recipe, rest = find_target(arguments)
     command = parse(f"train {recipe.name}", TrainCommand, rest, TrainCommand(recipe=recipe))
+    if command.seeds is not None:
+        from etude.cli.seeds import train_seeds
+
+        count, jobs, trust = command.seeds, command.jobs, command.trust
+        return train_seeds(command.recipe, count, jobs, command.folder, arguments, trust)
+    if command.jobs is not None:
+        raise UsageError("--jobs is how many runs of --seeds are done side by side: add --seeds.")
     finish(train(command.recipe, command.folder, say=say, console=True))
 
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.cli.check import env_config
 from etude.cli.options import Positional, parse
+from etude.cli.target import Trusting
 from etude.cli.watching import Watching, on_mujoco
 from etude.core.catalogue import RECIPES
 from etude.core.errors import UsageError
@@ -23,7 +24,7 @@ from etude.reports.playing import RANDOM, ZERO, Player, actor
 from etude.runs import files
 
 
-class ViewCommand(Watching):
+class ViewCommand(Watching, Trusting):
     """Look at a task before it is trained: one episode as a film, or live in the browser."""
 
     task: Positional[str] = Field(
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> int:
     film.check_env(env, config.kind)
     folder = Path(command.out)
     files.make_folder(folder)
-    episode, recording = Player(env, acting, key).record(command.seconds)
+    ((episode, recording),) = Player(env, acting, key).record(command.seconds)
     name = re.sub(r"\W+", "-", f"{command.task.rpartition(':')[2]}-{policy}")
     scene = film.Scene(footage(env, recording), title, "", episode.ending)
     for path in film.write([scene], folder, name, film.SMALL if command.small else film.SIZE):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import webbrowser
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
 from pydantic import Field, FiniteFloat
 
-from etude.cli.target import Trusting
+from etude.core.config import Config
 from etude.core.contracts import BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.config import EnvConfig
@@ -18,7 +19,7 @@ from etude.envs.mujoco.windows import ScreenWindow, browser_window
 from etude.reports.playing import Player, hold, watch
 
 
-class Watching(Trusting):
+class Watching(Config):
     """A command that shows a task."""
 
     command: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = Field(
@@ -41,9 +42,14 @@ class Watching(Trusting):
         hold(env, self.command)
         return env
 
-    def watch(self, player: Player[MujocoEnv], title: str) -> int:
-        """Show episodes until the window is closed, or a signal comes; the exit code."""
+    def watch(self, player: Player[MujocoEnv], title: str, opens: bool = False) -> int:
+        """Show episodes until the window is closed, or a signal comes; the exit code.
+
+        opens: the page is opened in this machine's browser.
+        """
         env, window = player.env, self._window(player, title)
+        if opens:
+            webbrowser.open(window.url)
         with Signals() as signals, window:
             watch(player, window, lambda: signals.came is not None)
         env.close()

@@ -89,6 +89,16 @@ class Pictured(Protocol):
 
 
 @runtime_checkable
+class Described(Protocol):
+    """Says what a policy of it needs where it acts without this package, on a robot for example."""
+
+    def describe(self) -> Tree:
+        """Plain JSON for a policy's contract, any part of what docs/export.md lists; "scene" is an
+        MJCF that is written beside the policy. Parts of a task say theirs in the same way."""
+        ...
+
+
+@runtime_checkable
 class HasAbilities(Protocol):
     """Has parts, or wraps an environment, and knows which of them can do something."""
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from etude.core.imports import attribute, file_of
+from etude.core.imports import attribute
 
 
 class Catalogue:
@@ -60,6 +60,8 @@ class Catalogue:
 @cache
 def _first_lines(module: str) -> dict[str, str]:
     """{name: first line of its docstring} of a module's functions and classes."""
+    from etude.core.own_code import file_of
+
     path = file_of(module)
     if path is None:
         return {}

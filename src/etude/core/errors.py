@@ -19,6 +19,11 @@ class EtudeError(Exception):
         super().__init__("".join(shown))
 
 
+AGAIN = 75
+"""Exit code of a run that a signal has ended and that is saved: `etude resume` goes on (EX_TEMPFAIL
+of sysexits.h, by which schedulers and mailers know a failure that passes)."""
+
+
 class UsageError(EtudeError):
     """What was asked for does not exist or does not add up."""
 

@@ -1,116 +1,11 @@
-"""Code by name: `module:name` or `file.py:name`, found from the current folder.
-
-Nothing else imports what a recipe names, and here `trust` is asked first.
-"""
+"""Names of this package's own modules, and errors of other people's code."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import importlib
-import importlib.util
-import os
-import sys
 import traceback
-from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-from etude.core import trust
-from etude.core.errors import UsageError
-
-
-def load_object(target: str, example: str, default: str = "") -> Any:
-    """What `module:name` or `file.py:name` stands for; `example` is shown to who wrote neither.
-
-    `default`: the name in a module that is named alone. Importing runs the module.
-    """
-    where, colon, name = target.rpartition(":")
-    if default and not colon:
-        where, name = target, default
-    if not where or not name:
-        raise UsageError(f"'{target}' names no code: write {example}.")
-    permit(target, where)
-    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
-    if name not in vars(module):
-        public = [known for known in vars(module) if not known.startswith("_")]
-        near = difflib.get_close_matches(name, public, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "check the spelling."
-        raise UsageError(f"{where} has no '{name}'; {hint}")
-    return vars(module)[name]
-
-
-def permit(target: str, where: str) -> None:
-    """Refuse to import a module or file for a `target` that is not trusted."""
-    if where.endswith(".py"):
-        origin: Path | None = Path(where).resolve()
-    else:
-        origin = file_of(where)
-    if origin is not None and not origin.is_file():
-        origin = None
-    place = where if origin is None or str(origin) == where else f"{where} from {origin}"
-    trust.check(target, f"import {place}", origin)
-
-
-def file_of(module: str) -> Path | None:
-    """The file a module would be loaded from, found without running its packages."""
-    paths: Any = [*sys.path, os.getcwd()]
-    name, spec = "", None
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        try:
-            spec = PathFinder.find_spec(name, paths)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        paths = spec.submodule_search_locations or []
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
-
-
-def _from_name(name: str) -> ModuleType:
-    # Last, so that a file here does not take the place of an installed package.
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UsageError(
-                f"There is no module '{name}' in {here} or among the installed packages: run this "
-                f"in the folder of {name.split('.')[0]}.py, or check the name."
-            ) from error
-        raise UsageError(
-            f"'{name}' needs the package '{error.name}', which is not installed: install it."
-        ) from error
-    except Exception as error:  # someone else's module may fail in any way
-        raise UsageError(f"'{name}' cannot be imported: {describe(error)}.") from error
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"There is no file {path}; check the path.")
-    path = path.resolve()
-    # A name of its own: a user's test.py must not be taken for an installed `test`.
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} cannot be read as Python.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # someone else's module may fail in any way
-        del sys.modules[name]
-        raise UsageError(f"{path} cannot be imported: {describe(error)}.") from error
-    return module
 
 
 def attribute(name: str) -> Any:

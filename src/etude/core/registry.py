@@ -21,7 +21,7 @@ from pydantic_core import PydanticKnownError
 from etude.core.catalogue import KINDS, Catalogue
 from etude.core.config import Config
 from etude.core.errors import KindError, UsageError
-from etude.core.imports import attribute, describe, load_object
+from etude.core.imports import attribute, describe
 
 C = TypeVar("C", bound=Config)
 
@@ -54,6 +54,8 @@ class Registry(Catalogue, Generic[C]):
         if name in installed:
             found = _load_entry(installed[name])
         elif ":" in name:
+            from etude.core.own_code import load_object
+
             found = load_object(name, "module:Class")
         else:
             *most, last = (f"'{kind}'" for kind in self.names())

@@ -82,6 +82,11 @@ def remember(path: Path, texts: Iterable[str]) -> None:
         _record(Path(os.path.realpath(path)), entries)
 
 
+def has_run(texts: Iterable[str]) -> bool:
+    """Whether one of these names code that was let through in this process."""
+    return any(text in _used for text in texts)
+
+
 def _objection(known: dict[str, Any] | None, origin: Path | None) -> str:
     """What speaks against code, given what was trusted under its name; "" if nothing does."""
     if known is None or known["from"] != _text(origin):

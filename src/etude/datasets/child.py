@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.datasets.hdf5 import flat
+from etude.datasets.lerobot import LeRobot
 from etude.datasets.readers import Source, open_source
 from etude.datasets.summary import Array, DataError, Episode, ReadOptions
 
@@ -74,7 +75,7 @@ def allow_seconds(seconds: float) -> None:
 def run(order: dict[str, Any], speaker: Speaker) -> None:
     """Do what the parent asks for; whatever goes wrong becomes one sentence."""
     path, seconds = Path(order["path"]), float(order["seconds"])
-    source: Source | None = None
+    source: Source | LeRobot | None = None
     try:
         allow_seconds(seconds)
         options = {**order["options"], "obs": tuple(order["options"]["obs"])}
@@ -87,7 +88,7 @@ def run(order: dict[str, Any], speaker: Speaker) -> None:
             speaker.say("begin", episode=name)
             speaker.say("described", episode=asdict(source.describe(name)))
         speaker.say("all described")
-        for name in source.names if order["job"] != "scan" else ():
+        for name in source.names[order["skip"] :] if order["job"] != "scan" else ():
             allow_seconds(seconds)
             speaker.say("begin", episode=name)
             episode = source.read(name)
@@ -103,8 +104,8 @@ def run(order: dict[str, Any], speaker: Speaker) -> None:
         speaker.say("error", episode=_place(source), what=what)
 
 
-def _place(source: Source | None) -> str | None:
-    return None if source is None else source.guarded.episode
+def _place(source: Source | LeRobot | None) -> str | None:
+    return None if source is None else source.episode
 
 
 def main() -> None:

@@ -43,6 +43,19 @@ _STORED = {
 """How numbers are kept; all others stay as they are, uint8 images above all."""
 
 
+def stored_dtype(dtype: np.dtype[Any]) -> str:
+    """How numbers of a type are kept."""
+    name = np.dtype(dtype).newbyteorder("=").name
+    return _STORED.get(name, name)
+
+
+def to_stored(array: Array) -> Array:
+    """As it is kept: float32 for float64, one column for plain numbers."""
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array, dtype=stored_dtype(array.dtype))
+    return made.reshape(made.shape if made.ndim > 1 else (len(made), 1))
+
+
 def flat(error: BaseException) -> str:
     """An error's text on one line."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
@@ -202,15 +215,11 @@ class Guarded:
 
     def field(self, dataset: Any) -> Field:
         """What a step of an array becomes here."""
-        name = np.dtype(dataset.dtype).newbyteorder("=").name
-        return Field(tuple(dataset.shape[1:]) or (1,), _STORED.get(name, name))
+        return Field(tuple(dataset.shape[1:]) or (1,), stored_dtype(dataset.dtype))
 
     def convert(self, array: Array, label: str) -> Array:
         """As it is stored: float32 for float64, one column for plain numbers; all finite."""
-        name = array.dtype.newbyteorder("=").name
-        with np.errstate(over="ignore"):
-            made = np.ascontiguousarray(array, dtype=_STORED.get(name, name))
-        made = made.reshape(made.shape if made.ndim > 1 else (len(made), 1))
+        made = to_stored(array)
         if made.dtype.kind == "f" and not np.isfinite(made).all():
             step = int(np.argmin(np.isfinite(made).reshape(len(made), -1).all(axis=1)))
             raise self.refuse(

@@ -50,13 +50,17 @@ def scan(path: Path, options: ReadOptions | None = None, limits: Limits | None =
 
 
 def open_dataset(
-    path: Path, job: Job, options: ReadOptions | None = None, limits: Limits | None = None
+    path: Path,
+    job: Job,
+    options: ReadOptions | None = None,
+    limits: Limits | None = None,
+    skip: int = 0,
 ) -> Dataset:
-    """Describe all episodes of a file; `episodes` then goes through them."""
+    """Describe all episodes of a file; `episodes` then gives those after the first `skip`."""
     path = Path(path)
     if not path.exists():
         raise DataError(path, "there is no such file or folder; check the path")
-    dataset = Dataset(path, job, options or ReadOptions(), limits or Limits())
+    dataset = Dataset(path, job, options or ReadOptions(), limits or Limits(), skip)
     try:
         dataset._describe()
     except BaseException:
@@ -73,12 +77,13 @@ class Dataset:
     job: Job
     options: ReadOptions
     limits: Limits
+    skip: int = 0
     summary: Summary = field(init=False)
     _episode: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         order = {"path": str(self.path), "job": self.job, "options": asdict(self.options)}
-        order |= asdict(self.limits)
+        order |= asdict(self.limits) | {"skip": self.skip}
         # No plugins, and -P: a file that lies beside the data is not taken for a module.
         command = [sys.executable, "-P", "-m", _CHILD, json.dumps(order)]
         few = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HDF5_PLUGIN_PRELOAD": "::"}

@@ -19,14 +19,25 @@ import h5py
 import numpy as np
 
 from etude.datasets.hdf5 import NAME, Guarded
-from etude.datasets.summary import Array, DataError, Described, Episode, Field, ReadOptions
+from etude.datasets.lerobot import INFO, LeRobot
+from etude.datasets.summary import (
+    Array,
+    DataError,
+    Described,
+    Episode,
+    Field,
+    ReadOptions,
+    plain,
+    settled_rewards,
+    sparse_success,
+)
 
 _MOST_DEPTH, _MOST_ARRAYS = 4, 64
 _MOST_SMALL = 64 << 20
 """Bytes of an array that is read to describe an episode: actions, rewards, flags."""
 MAIN_FILE = Path("data") / "main_data.hdf5"
 """Where Minari keeps a dataset's episodes."""
-_MOST_NAME, _MOST_SENTENCE = 64, 1000
+_MOST_NAME = 64
 _LIBERO = ("problem_info", "bddl_file_name")
 
 
@@ -57,6 +68,11 @@ class Source(ABC):
         self.guarded, self.options, self._parent = guarded, options, parent
         self.masks: dict[str, int] = {}
         self.names = [name for name in guarded.names(parent) if name.startswith(prefix)]
+
+    @property
+    def episode(self) -> str | None:
+        """The episode that is being read, for messages."""
+        return self.guarded.episode
 
     def _open(self, name: str) -> tuple[Any, Parts]:
         """The group of an episode, and its arrays."""
@@ -122,17 +138,10 @@ class Source(ABC):
         ended was truncated: its recording stopped, and whether the task had ended is unknown.
         """
         given, success, terminated = self._end(group, parts)
-        if success is None and self.options.assume_success:
-            success = True
-        at_success, rewards = self.options.success_reward, np.zeros(parts.steps, np.float32)
-        known = given is not None if at_success is None else success is not None
-        if at_success is not None:
-            rewards[-1] = at_success if success else 0.0
-        elif given is not None:
-            rewards = self.guarded.convert(given, "rewards")[:, 0].astype(np.float32)
-            if parts.steps < parts.file_steps:
-                rewards[-2] += rewards[-1]
-                rewards = rewards[:-1]
+        given = None if given is None else self.guarded.convert(given, "rewards")[:, 0]
+        rewards, known, success = settled_rewards(
+            given, success, parts.steps, parts.file_steps, self.options
+        )
         return rewards, known, success, bool(terminated)
 
     def _numbers(self, dataset: Any, label: str) -> Array:
@@ -197,15 +206,6 @@ class Source(ABC):
                 f"needs {size:,} bytes of memory; raise --memory, or read fewer arrays (--obs)",
                 self.guarded.episode,
             )
-
-
-def sparse_success(rewards: Array | None) -> bool | None:
-    """Whether an episode succeeded, where rewards are 0 until it does and 1 from then on."""
-    if rewards is None or not np.isin(rewards, (0, 1)).all():
-        return None
-    if len(rewards) > 1 and rewards[0] == 1:  # a reward for every step that is survived
-        return None
-    return bool((rewards == 1).any())
 
 
 def _action_field(dataset: Any, guarded: Guarded) -> Field:
@@ -340,26 +340,24 @@ def _instruction(problem: str | None) -> str:
     said = found.get("language_instruction") if isinstance(found, dict) else None
     if isinstance(said, list):  # some versions keep its words
         said = " ".join(map(str, said))
-    return _plain(said) if isinstance(said, str) else ""
+    return plain(said) if isinstance(said, str) else ""
 
 
 def _words(stem: str) -> str:
     """A file's name as words: LIBERO's names are sentences."""
-    return _plain(stem.removesuffix("_demo").replace("_", " "))
+    return plain(stem.removesuffix("_demo").replace("_", " "))
 
 
-def _plain(text: str) -> str:
-    """One line of printable characters."""
-    text = " ".join(text.split())[:_MOST_SENTENCE]
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def open_source(path: Path, options: ReadOptions) -> Source:
-    """Whichever reader fits; a folder is Minari's."""
+def open_source(path: Path, options: ReadOptions) -> Source | LeRobot:
+    """Whichever reader fits; a folder is LeRobot's or Minari's."""
     if path.is_dir():
+        if (path / INFO).is_file():
+            return LeRobot(path, options)
         if not (path / MAIN_FILE).is_file():
             raise DataError(
-                path, f"has no {MAIN_FILE}, as a Minari folder would; name an HDF5 file"
+                path,
+                f"has no {MAIN_FILE}, as a Minari folder would, and no {INFO}, as LeRobot's; name "
+                "an HDF5 file or such a folder",
             )
         path = path / MAIN_FILE
     guarded = Guarded(path)

@@ -15,6 +15,7 @@ import numpy as np
 from etude.core.errors import EtudeError
 
 Array = np.ndarray[Any, Any]
+_MOST_SENTENCE = 1000
 
 
 class DataError(EtudeError):
@@ -80,6 +81,8 @@ class Described:
     rewarded: bool
     """Whether its rewards are known; unknown ones are imported as zeros."""
     largest_action: float
+    task: str = ""
+    """What this episode was to do, in words; "" where the whole file has one task."""
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Described:
@@ -154,3 +157,40 @@ def shared_fields(
             "shares no observation with all other episodes; import fewer files together",
         )
     return shared, sorted(others)
+
+
+def sparse_success(rewards: Array | None) -> bool | None:
+    """Whether an episode succeeded, where rewards are 0 until it does and 1 from then on."""
+    if rewards is None or not np.isin(rewards, (0, 1)).all():
+        return None
+    if len(rewards) > 1 and rewards[0] == 1:  # a reward for every step that is survived
+        return None
+    return bool((rewards == 1).any())
+
+
+def settled_rewards(
+    given: Array | None, success: bool | None, steps: int, file_steps: int, options: ReadOptions
+) -> tuple[Array, bool, bool | None]:
+    """Rewards [steps] float32 as imported, whether they are known, and success.
+
+    given: the file's, [file steps]. Where its last step is left out, that step's reward goes to the
+    one before.
+    """
+    if success is None and options.assume_success:
+        success = True
+    at_success, rewards = options.success_reward, np.zeros(steps, np.float32)
+    known = given is not None if at_success is None else success is not None
+    if at_success is not None:
+        rewards[-1] = at_success if success else 0.0
+    elif given is not None:
+        rewards = given.astype(np.float32)
+        if steps < file_steps:
+            rewards[-2] += rewards[-1]
+            rewards = rewards[:-1]
+    return rewards, known, success
+
+
+def plain(text: str) -> str:
+    """One line of printable characters."""
+    text = " ".join(text.split())[:_MOST_SENTENCE]
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Exactness
+from etude.core.imports import attribute
 from etude.core.registry import Registry
 from etude.metrics.declared import Metrics
 
@@ -28,6 +29,13 @@ class EnvConfig(Config):
     episodic: bool = Field(
         False, description="Sum the rewards and give them only at the end of an episode."
     )
+    pictures: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Observe a picture of so many pixels a side as 'image', and what the robot "
+        "measures of itself as 'proprio'; 0: neither. For reach and pick-place.",
+    )
     kind: str
 
     @abstractmethod
@@ -40,7 +48,11 @@ class EnvConfig(Config):
 
     def make(self, num_envs: int, threads: int = 1) -> BatchEnv:
         """A batch of environments as a run learns from it: with episodic rewards, if asked for."""
-        env = self.build(num_envs, threads)
+        env: BatchEnv
+        if self.pictures:
+            env = attribute("etude.envs.mujoco.pictures:pictured")(self, num_envs, threads)
+        else:
+            env = self.build(num_envs, threads)
         if not self.episodic:
             return env
         from etude.envs.episodic import Episodic

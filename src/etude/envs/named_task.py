@@ -12,8 +12,9 @@ from etude.core.abilities import EnvWrapper
 from etude.core.contracts import BatchEnv, Exactness
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
-from etude.core.imports import describe, load_object
+from etude.core.imports import describe
 from etude.core.keys import Key
+from etude.core.own_code import load_object
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
 from etude.envs.probe import probe

@@ -124,7 +124,7 @@ class NetworkOptimizer(Adam):
     def __init__(self, name: str, module: nn.Module, epsilon: float, ranks: Ranks = ALONE) -> None:
         """name: what errors call the network. The shards of all `ranks` are summed over."""
         self.name, self.ranks = name, ranks
-        self.flat = FlatParameters(module)
+        self.flat, self.norm = FlatParameters(module), 0.0
         super().__init__(self.flat.data, self.flat.grad, epsilon)
 
     def in_shard_order(self, shards: Sequence[T], *totals: torch.Tensor) -> Iterator[T]:
@@ -136,14 +136,14 @@ class NetworkOptimizer(Adam):
         return self.ranks.ordered_sum((self.flat.grad, *totals), shards)
 
     def mean_gradient(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The mean [] of the shards' losses [], whose gradient is left in `flat.grad`, checked."""
+        """The mean [] of the shards' losses []; its gradient is in `flat.grad`, checked."""
         parameters = [p for p in self.flat.named.values() if p.requires_grad]
         for loss in self.in_shard_order(losses):
             # Only towards these parameters: a loss may pass through networks that stay as they are.
             (loss / len(losses)).backward(inputs=parameters)  # type: ignore[no-untyped-call]
         mean = torch.stack([loss.detach() for loss in losses]).mean()
         what = f"the loss of the {self.name}"
-        self.checked_norm(
+        self.norm = self.checked_norm(
             float(mean), losses, lambda loss: ("" if bool(loss.isfinite()) else what, {})
         )
         return mean
@@ -189,3 +189,29 @@ class TargetNetwork(Generic[M]):
     def follow(self, data: torch.Tensor, share: float) -> None:
         """Moves `share` of the way to the network's parameters `data` [n] (Polyak averaging)."""
         self.data.lerp_(data, share)
+
+
+class AdaptiveRate:
+    """A learning rate that follows how far the policy has moved (rsl_rl's adaptive schedule)."""
+
+    factor, bounds = 1.5, (1e-5, 1e-2)
+
+    def __init__(self, start: float, desired_kl: float | None) -> None:
+        """Without a desired KL divergence it has no state and is not asked."""
+        self.rate, self.desired_kl = start, desired_kl
+
+    def after(self, kl: float) -> float:
+        """The rate of the next step: lower where the policy has moved more than twice as far as
+        desired, higher where it has moved less than half as far."""
+        desired = self.desired_kl or math.inf
+        if kl > 2.0 * desired:
+            self.rate = max(self.rate / self.factor, self.bounds[0])
+        elif kl < 0.5 * desired:
+            self.rate = min(self.rate * self.factor, self.bounds[1])
+        return self.rate
+
+    def state_dict(self) -> Tree:
+        return {} if self.desired_kl is None else {"learning_rate": self.rate}
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.rate = float(state.get("learning_rate", self.rate))

@@ -8,16 +8,21 @@ nothing of the others, so that a mixture of replays, priorities or longer return
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from etude.core.contracts import Array, Observations
+from etude.core.keys import Key
 from etude.experience.store.episodes import EpisodeStore, Transitions
 from etude.experience.store.views import EpisodesOf
+from etude.models.normalise import moments
+from etude.models.policies import BasePolicy
 
+T = TypeVar("T")
 Experience = EpisodeStore | EpisodesOf
 """What is sampled from: a shard's replay, or episodes of a dataset."""
 
@@ -63,12 +68,31 @@ def mixture(first: Sampler, second: Sampler, share: float) -> Sampler:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Arrays, or dicts of arrays, one after the other; None where neither is known."""
+    """Arrays, or dicts of arrays, one after the other; what only one of two dicts has is left out.
+    None where neither is known."""
     if first is None and second is None:
         return None
     if isinstance(first, dict):
-        return {name: np.concatenate((first[name], second[name])) for name in first}
+        both = [name for name in first if name in second]
+        return {name: np.concatenate((first[name], second[name])) for name in both}
     return np.concatenate((first, second))
+
+
+def ahead(items: Iterator[T], wanted: bool = True) -> Iterator[T]:
+    """The items of an iterator, each made in a thread while the one before it is used.
+
+    They are the same in the same order: whatever randomness they draw must be theirs alone. Without
+    `wanted` each is made when it is asked for.
+    """
+    if not wanted:
+        yield from items
+        return
+    end = object()
+    with ThreadPoolExecutor(1, "ahead") as pool:
+        coming = pool.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = pool.submit(next, items, end)
+            yield item  # type: ignore[misc]
 
 
 class Batch(NamedTuple):
@@ -105,3 +129,23 @@ class Batch(NamedTuple):
             named(steps.next_obs),
             *(None if array is None else put(array) for array in known),
         )
+
+
+NORMALISED_BY = 16_384
+"""Steps of a dataset that are drawn for the normaliser; the mean of a column is then known to
+.8 % of its spread."""
+
+
+def fit_normaliser(
+    policy: BasePolicy, stores: Sequence[EpisodesOf], at_a_time: int, key: Key
+) -> None:
+    """Normalise by a sample of the dataset; an earlier run's policy keeps its statistics."""
+    if any(float(n.count) for n in policy.normalisers.values()):  # type: ignore[arg-type]
+        return
+    for s, store in enumerate(stores):
+        generator, left = key.child(s).generator(), NORMALISED_BY // len(stores)
+        while left > 0:
+            num = min(left, at_a_time)
+            obs = store.sample_observations(generator, num, [*policy.normalisers])
+            policy.absorb({name: moments(obs[name]) for name in policy.normalisers})
+            left -= num

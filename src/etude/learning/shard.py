@@ -10,7 +10,8 @@ import torch
 
 from etude.core.contracts import Array
 from etude.core.keys import Key
-from etude.models.policies import Features, Memory
+from etude.models.actor_critic import Memory
+from etude.models.policies import Features
 
 FLOOR = 1e-6
 """Added to every priority: no segment ever has probability zero."""

@@ -91,8 +91,8 @@ def open_logs(
     screen: list[LogWriter] = []
     if console and config.console != "none":
         from etude.logs.console import ConsoleTable
+        from etude.logs.following import DashboardCallback, EpochLines, LossLines
         from etude.metrics.health import Health
-        from etude.training.callbacks import DashboardCallback, EpochLines, LossLines
 
         health = Health(metrics, iterations)
         if config.console != "table" and shows_dashboard():

@@ -1,7 +1,7 @@
 """Networks, distributions, normalisers, and policies made of them."""
 
 CLASSES = {
-    "mlp": "etude.models.policies:MlpPolicy",
+    "mlp": "etude.models.actor_critic:MlpPolicy",
     "lstm": "etude.models.recurrent:RecurrentPolicy",
     "gru": "etude.models.recurrent:RecurrentPolicy",
     "squashed": "etude.models.actors:SquashedPolicy",
@@ -16,4 +16,11 @@ PURPOSES = {
     "deterministic": "For TD3: one action per state; noise is added to explore.",
 }
 """What each kind is for, as `etude list --kinds` says it."""
+CHUNKS = {
+    "act": "For bc: a transformer that gives a chunk of actions, averaged over predictions.",
+    "flow": "For bc: the same by flow matching, which keeps several ways to do a thing apart.",
+}
+"""What each kind of policy with chunks of actions is for."""
+PURPOSES |= CHUNKS
 POLICIES = dict.fromkeys(CLASSES, "etude.models.policies:PolicyConfig")
+POLICIES |= dict.fromkeys(CHUNKS, "etude.models.chunks:ChunkPolicyConfig")

@@ -1,10 +1,12 @@
-"""Policies of SAC and TD3: an actor of continuous actions, and the twin critics of a learner."""
+"""Policies of SAC and TD3: an actor of continuous actions, and the critics of a learner."""
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +18,10 @@ from etude.core.trees import Tree
 from etude.models.distributions import DiagonalGaussian
 from etude.models.networks import Mlp
 from etude.models.normalise import Normaliser
-from etude.models.policies import BasePolicy, PolicyConfig
+from etude.models.policies import BasePolicy, Features, PolicyConfig
+
+if TYPE_CHECKING:
+    from etude.models.encoders import ImageEncoders
 
 LOG_STD_RANGE = (-20.0, 2.0)
 SQUASH_EPSILON = 1e-6
@@ -58,22 +63,44 @@ class Actor(BasePolicy):
         self.num_actions = action.array.shape[0]
         outputs = self.num_actions * self.outputs_per_action
         sizes = (self._width(config.actor_reads), *config.hidden, outputs)
-        self.actor = fan_in_mlp(sizes, config.activation, generator)
+        self.actor = self._network("actor", sizes, config.layer_norm == "all", generator)
         self.register_buffer("explore", torch.zeros((), dtype=torch.bool))
 
-    def make_critics(self, generator: torch.Generator | None) -> TwinCritics:
+    def _network(
+        self,
+        reader: str,
+        sizes: tuple[int, ...],
+        layer_norm: bool,
+        generator: torch.Generator | None,
+    ) -> ReadingNetwork:
+        network = ReadingNetwork(sizes, self.config.activation, 1.0, None, layer_norm)
+        draw_by_fan_in(network, sizes, generator)
+        network.reader = reader
+        network.reads = self.config.actor_reads if reader == "actor" else self._critic_names()
+        network.encoders = self.make_encoders(network.reads, generator)
+        return network
+
+    def make_values(self, generator: torch.Generator | None) -> ReadingNetwork:
+        """A new network from prepared features to the value of their state, [n, 1]."""
+        config = self.config
+        sizes = (self._width(self._critic_names()), *config.critic_layers, 1)
+        return self._network("critic", sizes, config.layer_norm != "off", generator)
+
+    def make_critics(self, generator: torch.Generator | None, num: int = 2) -> Critics:
         """New critics of this policy's actions, reading what `prepare` gives under "critic"."""
-        width, config = self._width(self._critic_names()), self.config
-        return TwinCritics(width, self.num_actions, config.hidden, config.activation, generator)
+        config, names = self.config, self._critic_names()
+        sizes = (self._width(names) + self.num_actions, *config.critic_layers, 1)
+        norm, encoders = config.layer_norm != "off", self.make_encoders(names, generator)
+        return Critics(num, sizes, config.activation, generator, norm, names, encoders)
 
     def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
         return DiagonalGaussian.noise(generator, steps, num_envs, self.num_actions)
 
     @abstractmethod
     def _choose(
-        self, features: torch.Tensor, noise: torch.Tensor | None
+        self, features: Features, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [num_envs, dims] and log-probabilities [num_envs] at features [num_envs, n]."""
+        """Actions [num_envs, dims] and log-probabilities [num_envs] at prepared features."""
 
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
         if noise is not None and bool(self.explore):
@@ -81,7 +108,8 @@ class Actor(BasePolicy):
             actions = torch.erf(noise * math.sqrt(0.5))
             log_prob = -math.log(2.0) * self.num_actions
             return Action(actions, actions.new_full(actions.shape[:-1], log_prob), state)
-        return Action(*self._choose(self._read(self.config.actor_reads, obs), noise), state)
+        features = {**obs, "actor": self._read(self.config.actor_reads, obs)}
+        return Action(*self._choose(features, noise), state)
 
 
 class SquashedPolicy(Actor):
@@ -89,9 +117,7 @@ class SquashedPolicy(Actor):
 
     outputs_per_action = 2
 
-    def sample(
-        self, features: torch.Tensor, noise: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, features: Features, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [..., dims] as a differentiable function of features and standard normal noise.
 
         And their log-probabilities [...]: tanh stretches space by 1 - tanh^2, so a density
@@ -104,10 +130,11 @@ class SquashedPolicy(Actor):
         return actions, density - stretch
 
     def _choose(
-        self, features: torch.Tensor, noise: torch.Tensor | None
+        self, features: Features, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if noise is None:
-            noise = features.new_zeros((*features.shape[:-1], self.num_actions))
+            vector = features["actor"]
+            noise = vector.new_zeros((*vector.shape[:-1], self.num_actions))
         return self.sample(features, noise)
 
 
@@ -121,13 +148,13 @@ class DeterministicPolicy(Actor):
         super().setup(generator)
         self.register_buffer("exploration", torch.zeros(()))
 
-    def actions(self, features: torch.Tensor) -> torch.Tensor:
-        """[..., dims] in [-1, 1] at features [..., n]."""
+    def actions(self, features: Features) -> torch.Tensor:
+        """[..., dims] in [-1, 1] at prepared features."""
         actions: torch.Tensor = self.actor(features).tanh()
         return actions
 
     def _choose(
-        self, features: torch.Tensor, noise: torch.Tensor | None
+        self, features: Features, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         actions = self.actions(features)
         if noise is not None:
@@ -136,53 +163,93 @@ class DeterministicPolicy(Actor):
         return actions, actions.new_zeros(actions.shape[:-1])
 
 
-def fan_in_mlp(sizes: tuple[int, ...], activation: str, generator: torch.Generator | None) -> Mlp:
-    """Weights and biases uniform in +-1/sqrt(inputs) of their layer.
+def _joined(
+    features: Features, reader: str, encoders: ImageEncoders | None, names: tuple[str, ...]
+) -> torch.Tensor:
+    """[..., n]: what the actor or the critic reads, images encoded."""
+    if encoders is None:
+        return features[reader]
+    images = {name: features[name] for name in names if name in encoders}
+    return encoders.beside(features[reader], encoders.encoded(images), names)
+
+
+class ReadingNetwork(Mlp):
+    """Layers over what the actor or the critic reads, and the encoders of images among it."""
+
+    reader: str
+    """ "actor" or "critic"."""
+    reads: tuple[str, ...]
+    encoders: ImageEncoders | None
+
+    def forward(self, features: Features) -> torch.Tensor:  # type: ignore[override]
+        """Outputs [..., sizes[-1]] at prepared features."""
+        return super().forward(_joined(features, self.reader, self.encoders, self.reads))
+
+
+def draw_by_fan_in(network: Mlp, sizes: tuple[int, ...], generator: torch.Generator | None) -> None:
+    """Draws weights and biases uniformly in +-1/sqrt(inputs) of their layer.
 
     What SAC and TD3 were tuned with: outputs near zero at the start, whatever the input.
     """
-    network = Mlp(sizes, activation, 1.0, None)
-    if generator is not None:
-        with torch.no_grad():
-            for i, inputs in enumerate(sizes[:-1]):
-                bound = 1.0 / math.sqrt(inputs)
-                for part in ("weight", "bias"):
-                    network.get_parameter(f"{part}{i}").uniform_(-bound, bound, generator=generator)
-    return network
+    if generator is None:
+        return
+    with torch.no_grad():
+        for i, inputs in enumerate(sizes[:-1]):
+            bound = 1.0 / math.sqrt(inputs)
+            for part in ("weight", "bias"):
+                network.get_parameter(f"{part}{i}").uniform_(-bound, bound, generator=generator)
 
 
-class TwinCritics(nn.Module):
-    """Two networks over features and action; the smaller estimate is the one to believe.
+class Critics(nn.Module):
+    """Networks over features and action, two of them for SAC and TD3; the smallest estimate is the
+    one to believe.
 
-    Two plain networks and not one batched product: on a processor the latter is slower.
+    Plain networks and not one batched product: on a processor the latter is slower. They share the
+    encoders of images.
     """
 
     def __init__(
         self,
-        num_features: int,
-        num_actions: int,
-        hidden: tuple[int, ...],
+        num: int,
+        sizes: tuple[int, ...],
         activation: str,
         generator: torch.Generator | None,
+        layer_norm: bool,
+        reads: tuple[str, ...],
+        encoders: ImageEncoders | None,
     ) -> None:
-        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        """sizes: features and actions, units of the hidden layers, 1.
+
+        Without a generator the weights are about to be loaded (or on the meta device).
+        """
         super().__init__()
-        sizes = (num_features + num_actions, *hidden, 1)
-        self.first = fan_in_mlp(sizes, activation, generator)
-        self.second = fan_in_mlp(sizes, activation, generator)
+        networks = [Mlp(sizes, activation, 1.0, None, layer_norm) for _ in range(num)]
+        for network in networks:
+            draw_by_fan_in(network, sizes, generator)
+        self.networks = nn.ModuleList(networks)
+        self.reads, self.encoders = reads, encoders
+
+    def _inputs(self, features: Features, actions: torch.Tensor) -> torch.Tensor:
+        read = _joined(features, "critic", self.encoders, self.reads)
+        return torch.cat([read, actions], dim=-1)
 
     def forward(
-        self, features: torch.Tensor, actions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both estimates [n] of actions [n, dims] at features [n, num_features]."""
-        x = torch.cat([features, actions], dim=-1)
-        return self.first(x).squeeze(-1), self.second(x).squeeze(-1)
+        self, features: Features, actions: torch.Tensor, among: Sequence[int] | None = None
+    ) -> list[torch.Tensor]:
+        """The estimates [n] of actions [n, dims] at prepared features, by all or by some of the
+        networks."""
+        x = self._inputs(features, actions)
+        chosen = range(len(self.networks)) if among is None else among
+        return [self.networks[k](x).squeeze(-1) for k in chosen]
 
-    def first_q(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    def first_q(self, features: Features, actions: torch.Tensor) -> torch.Tensor:
         """The first estimate alone, [n]."""
-        estimate: torch.Tensor = self.first(torch.cat([features, actions], dim=-1)).squeeze(-1)
+        estimate: torch.Tensor = self(features, actions, (0,))[0]
         return estimate
 
-    def min_q(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """The smaller of both estimates, [n]."""
-        return torch.minimum(*self(features, actions))
+    def min_q(
+        self, features: Features, actions: torch.Tensor, among: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """The smallest of the estimates, [n], by all or by some of the networks."""
+        smallest: torch.Tensor = functools.reduce(torch.minimum, self(features, actions, among))
+        return smallest

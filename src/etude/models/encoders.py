@@ -1,35 +1,72 @@
-"""Images to features: strided convolutions and one linear layer."""
+"""Images to features: strided convolutions, or a ResNet-18, and one linear layer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import torch
-from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from etude.core.config import Config
+from etude.core.contracts import ArraySpec
 from etude.core.errors import UsageError
-from etude.models.networks import Layers, Units
+from etude.models.networks import EncoderConfig, is_image
 
 KERNEL, STRIDE, PADDING = 3, 2, 1
-
-
-class EncoderConfig(Config):
-    """Convolutions over images."""
-
-    channels: Layers = Field(
-        (16, 32, 32, 32), description="Filters of each 3x3 convolution; each halves the image."
-    )
-    features: Units = Field(64, description="Features of an image.")
+_RESNET_CHANNELS = (64, 128, 256, 512)
+_RESNET_SMALLEST = 32
+_CHANNELS_PER_GROUP = 16
+"""Channels that GroupNorm normalises together."""
+_PRIVILEGED = ("progress", "critic", "style")
+"""Observations for evaluation, critic or discriminator: read only if they are named."""
+_SIMULATED = ("states", "object")
+"""How the names begin of what only a simulator knows."""
 
 
 def smallest_image(config: EncoderConfig) -> int:
     """Pixels of the shorter side that an image needs."""
-    return int(STRIDE ** len(config.channels))
+    return _RESNET_SMALLEST if config.kind == "resnet18" else int(STRIDE ** len(config.channels))
+
+
+def observations_that_show_the_task(
+    observations: Mapping[str, ArraySpec], config: EncoderConfig, but: str | None = None
+) -> tuple[str, ...]:
+    """What is read of a dataset where nobody says: its images and all proprioceptive vectors.
+
+    Without an image, all vectors. Never the one called `but`.
+    """
+    least = smallest_image(config)
+    images = [n for n, s in observations.items() if is_image(s) and min(s.shape[:2]) >= least]
+    vectors = [n for n, s in observations.items() if len(s.shape) == 1]
+    hidden = {*_PRIVILEGED, but}
+    if images:  # they show the task; without one its state has to be read
+        hidden |= {n for n in vectors if n.startswith(_SIMULATED)}
+        hidden |= {"state"} if "proprio" in vectors else set()
+    reads = tuple(name for name in [*images, *vectors] if name not in hidden)
+    if not reads:
+        raise UsageError(
+            "None of the observations is one that a network reads by itself: there are "
+            f"{', '.join(sorted(observations))}. Name those to read (`reads` of a reward network, "
+            "policy.actor_reads)."
+        )
+    return reads
+
+
+def num_activations(config: EncoderConfig, shape: tuple[int, ...]) -> int:
+    """About how many float32 numbers a gradient keeps of an image [h, w, c]."""
+    height, width, channels = shape
+    count = height * width * channels
+    if config.kind == "resnet18":
+        # Each of the four stages keeps some ten arrays; the first one is at a quarter of the size.
+        stages = enumerate(_RESNET_CHANNELS)
+        return 2 * count + sum(12 * c * (height * width >> 2 * (2 + i)) for i, c in stages)
+    for filters in config.channels:
+        height, width = -(-height // STRIDE), -(-width // STRIDE)
+        count += height * width * filters
+    return count + 4 * config.features
 
 
 def to_pixels(images: torch.Tensor) -> torch.Tensor:
@@ -49,27 +86,53 @@ def stack_channels(images: Sequence[torch.Tensor]) -> torch.Tensor:
     return stacked
 
 
+def random_shift(images: torch.Tensor, pixels: int, generator: np.random.Generator) -> torch.Tensor:
+    """Images [n, h, w, c], each moved by up to so many pixels; its border repeats itself."""
+    num, height, width, _ = images.shape
+    down, right = torch.from_numpy(generator.integers(-pixels, pixels + 1, (2, num, 1)))
+    rows = (torch.arange(height) + down).clamp(0, height - 1).to(images.device)
+    columns = (torch.arange(width) + right).clamp(0, width - 1).to(images.device)
+    each = torch.arange(num, device=images.device)
+    return images[each[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
 class ImageEncoder(nn.Module):
-    """Convolutions of stride 2, a linear layer, layer norm and tanh: features in (-1, 1).
+    """Convolutions, a linear layer, layer norm and tanh: features in (-1, 1).
 
     Images are stored [n, h, w, c]. Seen as [n, c, h, w] that is torch's channels-last format, in
     which the kernels of a processor are twice as fast as in the plain one, and it costs no copy.
-    Each layer acts on a quarter of the places of the one before: the first filters decide the
-    time, so they are few.
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], config: EncoderConfig, generator: torch.Generator | None
+        self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
     ) -> None:
         """`shape` is (h, w, c). Without a generator the weights are about to be loaded."""
         super().__init__()
-        height, width, inputs = shape
+        height, width, _ = shape
         least = smallest_image(config)
         if min(height, width) < least:
+            fewer = ", or fewer channels" if config.kind == "cnn" else ", or the encoder cnn"
             raise UsageError(
-                f"Images of {height} x {width} pixels are too small for {len(config.channels)} "
-                f"convolutions that halve them: give {least} pixels or more, or fewer channels."
+                f"Images of {height} x {width} pixels are too small for the encoder "
+                f"{config.kind}, which halves them again and again: give {least} pixels or "
+                f"more{fewer}."
             )
+        inputs = self._setup(shape, config, generator)
+        self.weight = nn.Parameter(torch.zeros(config.features, inputs))
+        if generator is not None:
+            nn.init.orthogonal_(self.weight, generator=generator)
+        self.norm_weight = nn.Parameter(torch.ones(config.features))
+        self.norm_bias = nn.Parameter(torch.zeros(config.features))
+
+    def _setup(
+        self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
+    ) -> int:
+        """Makes the convolutions: how many numbers they give for an image.
+
+        Each layer acts on a quarter of the places of the one before: the first filters decide the
+        time, so they are few.
+        """
+        height, width, inputs = shape
         self._depth = len(config.channels)
         for i, outputs in enumerate(config.channels):
             weight = nn.Parameter(torch.zeros(outputs, inputs, KERNEL, KERNEL))
@@ -78,20 +141,126 @@ class ImageEncoder(nn.Module):
             self.register_parameter(f"filter{i}", weight)
             self.register_parameter(f"bias{i}", nn.Parameter(torch.zeros(outputs)))
             inputs, height, width = outputs, -(-height // STRIDE), -(-width // STRIDE)
-        self.weight = nn.Parameter(torch.zeros(config.features, inputs * height * width))
-        if generator is not None:
-            nn.init.orthogonal_(self.weight, generator=generator)
-        self.norm_weight = nn.Parameter(torch.ones(config.features))
-        self.norm_bias = nn.Parameter(torch.zeros(config.features))
+        return inputs * height * width
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [n, h, w, c] -> float32 [n, features]; the bytes become floats only here."""
-        x = to_pixels(images).permute(0, 3, 1, 2)
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, c, h, w] float32 -> [n, numbers]."""
         for i in range(self._depth):
             weight = cast(torch.Tensor, self._parameters[f"filter{i}"])
             bias = self._parameters[f"bias{i}"]
             x = functional.conv2d(x, weight, bias, STRIDE, PADDING).relu_()
         # As it lies in memory: row, column, channel.
-        x = functional.linear(x.permute(0, 2, 3, 1).flatten(1), self.weight)
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 [n, h, w, c] -> float32 [n, features]; the bytes become floats only here."""
+        x = self._convolve(to_pixels(images).permute(0, 3, 1, 2))
+        x = functional.linear(x, self.weight)
         x = functional.layer_norm(x, x.shape[1:], self.norm_weight, self.norm_bias)
         return x.tanh_()
+
+
+class ResNet18(ImageEncoder):
+    """A ResNet-18 with GroupNorm in place of batch norm, so that an image's features do not depend
+    on the others of its batch; spatial softmax in place of the mean keeps where things are."""
+
+    def _setup(
+        self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
+    ) -> int:
+        self.stem = _convolution(shape[2], _RESNET_CHANNELS[0], 7, 2, generator)
+        self.stem_norm = _group_norm(_RESNET_CHANNELS[0])
+        self.blocks = nn.ModuleList()
+        inputs = _RESNET_CHANNELS[0]
+        for stage, outputs in enumerate(_RESNET_CHANNELS):
+            for stride in (1 if stage == 0 else 2, 1):
+                self.blocks.append(_Residual(inputs, outputs, stride, generator))
+                inputs = outputs
+        return 2 * inputs
+
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem_norm(self.stem(x)).relu()
+        x = functional.max_pool2d(x, 3, 2, 1)
+        for block in self.blocks:
+            x = block(x)
+        return spatial_softmax(x)
+
+
+class _Residual(nn.Module):
+    """Two 3x3 convolutions, and what they were given added to their output."""
+
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.first = _convolution(inputs, outputs, 3, stride, generator)
+        self.first_norm = _group_norm(outputs)
+        self.second = _convolution(outputs, outputs, 3, 1, generator)
+        self.second_norm = _group_norm(outputs)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = _convolution(inputs, outputs, 1, stride, generator)
+            self.shortcut_norm = _group_norm(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x if self.shortcut is None else self.shortcut_norm(self.shortcut(x))
+        x = self.first_norm(self.first(x)).relu()
+        x = self.second_norm(self.second(x))
+        return (x + kept).relu()
+
+
+def _convolution(
+    inputs: int, outputs: int, kernel: int, stride: int, generator: torch.Generator | None
+) -> nn.Conv2d:
+    made = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    with torch.no_grad():
+        if generator is None:
+            made.weight.zero_()
+        else:
+            spread = math.sqrt(2.0 / (outputs * kernel * kernel))  # He et al. 2015, by fan-out.
+            made.weight.normal_(0.0, spread, generator=generator)
+    return made
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(max(1, channels // _CHANNELS_PER_GROUP), channels)
+
+
+def spatial_softmax(x: torch.Tensor) -> torch.Tensor:
+    """[n, c, h, w] -> [n, 2 c]: the mean place of each channel, in [-1, 1] across and down, where
+    the channel's softmax over the image is the weight of a place (Levine et al. 2016)."""
+    num, channels, height, width = x.shape
+    weights = x.flatten(2).softmax(-1).view(num, channels, height, width)
+    across = torch.linspace(-1.0, 1.0, width, device=x.device)
+    down = torch.linspace(-1.0, 1.0, height, device=x.device)
+    places = (weights.sum(2) * across).sum(-1), (weights.sum(3) * down).sum(-1)
+    return torch.cat(places, dim=-1)
+
+
+def make_encoder(
+    shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
+) -> ImageEncoder:
+    """An encoder of images (h, w, c). Without a generator the weights are about to be loaded."""
+    kind = ResNet18 if config.kind == "resnet18" else ImageEncoder
+    return kind(shape, config, generator)
+
+
+class ImageEncoders(nn.ModuleDict):
+    """{name: encoder} of images, and their features beside a vector."""
+
+    def encoded(self, images: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Features [..., features] of those of the images uint8 [..., h, w, c] that have an
+        encoder."""
+        return {name: self._features(name, x) for name, x in images.items() if name in self}
+
+    def _features(self, name: str, images: torch.Tensor) -> torch.Tensor:
+        leading, shape = images.shape[:-3], images.shape[-3:]
+        features: torch.Tensor = self[name](images.reshape(-1, *shape))
+        return features.view(*leading, -1)
+
+    @staticmethod
+    def beside(
+        vector: torch.Tensor, encoded: Mapping[str, torch.Tensor], names: Sequence[str]
+    ) -> torch.Tensor:
+        """[..., n + features]: a vector [..., n], then those of `names` that are encoded."""
+        parts = [encoded[name] for name in names if name in encoded]
+        return torch.cat([vector, *parts], dim=-1)

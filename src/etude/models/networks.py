@@ -1,17 +1,19 @@
-"""Multi-layer perceptrons."""
+"""Multi-layer perceptrons, and what is known of images before one is encoded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
+from etude.core.config import Config
+from etude.core.contracts import ArraySpec
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
@@ -25,6 +27,25 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "elu": functional.elu,
     "silu": functional.silu,
 }
+
+
+class EncoderConfig(Config):
+    """Convolutions over images."""
+
+    kind: Literal["cnn", "resnet18"] = Field(
+        "cnn",
+        description="cnn: 3x3 convolutions, each of which halves the image. resnet18: a ResNet-18 "
+        "with GroupNorm and spatial softmax, not pretrained.",
+    )
+    channels: Layers = Field(
+        (16, 32, 32, 32), description="Filters of each 3x3 convolution of the cnn."
+    )
+    features: Units = Field(64, description="Features of an image.")
+
+
+def is_image(spec: ArraySpec) -> bool:
+    """Whether an observation is an image, uint8 [height, width, channels]."""
+    return len(spec.shape) == 3 and spec.dtype == "uint8"
 
 
 def generator_of(key: Key | None) -> torch.Generator | None:
@@ -50,10 +71,15 @@ class Mlp(nn.Module):
         activation: str,
         out_gain: float,
         generator: torch.Generator | None,
+        layer_norm: bool = False,
     ) -> None:
-        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        """Without a generator the weights are about to be loaded (or on the meta device).
+
+        layer_norm: every hidden layer is normalised before its activation function.
+        """
         super().__init__()
         self._activation = ACTIVATIONS[activation]
+        self._layer_norm = layer_norm
         for i, (inputs, outputs) in enumerate(pairwise(sizes)):
             weight = nn.Parameter(torch.zeros(outputs, inputs))
             bias = nn.Parameter(torch.zeros(outputs))
@@ -62,10 +88,19 @@ class Mlp(nn.Module):
                 nn.init.orthogonal_(weight, gain, generator=generator)
             self.register_parameter(f"weight{i}", weight)
             self.register_parameter(f"bias{i}", bias)
+            if layer_norm and i < len(sizes) - 2:
+                self.register_parameter(f"norm_weight{i}", nn.Parameter(torch.ones(outputs)))
+                self.register_parameter(f"norm_bias{i}", nn.Parameter(torch.zeros(outputs)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., sizes[0]] -> [..., sizes[-1]]."""
-        *hidden, weight, bias = self._parameters.values()
-        for i in range(0, len(hidden), 2):
-            x = self._activation(functional.linear(x, hidden[i], hidden[i + 1]))  # type: ignore[arg-type]
-        return functional.linear(x, weight, bias)  # type: ignore[arg-type]
+        *hidden, weight, bias = cast(Iterable[torch.Tensor], self._parameters.values())
+        if self._layer_norm:
+            for i in range(0, len(hidden), 4):
+                x = functional.linear(x, hidden[i], hidden[i + 1])
+                x = functional.layer_norm(x, x.shape[-1:], hidden[i + 2], hidden[i + 3])
+                x = self._activation(x)
+        else:
+            for i in range(0, len(hidden), 2):
+                x = self._activation(functional.linear(x, hidden[i], hidden[i + 1]))
+        return functional.linear(x, weight, bias)

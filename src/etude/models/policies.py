@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import nn
 
 from etude.core.config import Config
@@ -20,9 +20,17 @@ from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.models import CLASSES
-from etude.models.distributions import Categoricals, DiagonalGaussian, Distribution
-from etude.models.networks import Layers, Mlp, Units, generator_of
+from etude.models.networks import (
+    EncoderConfig,
+    Layers,
+    Units,
+    generator_of,
+    is_image,
+)
 from etude.models.normalise import Normaliser
+
+if TYPE_CHECKING:
+    from etude.models.encoders import ImageEncoders
 
 CONTRACT_FORMAT = 1
 _RECURRENT = 24
@@ -36,10 +44,21 @@ class BasePolicyConfig(Config):
     init_std: float = Field(1.0, gt=0, description="Initial standard deviation of box actions.")
     learn_std: bool = Field(True, description="Learn the standard deviation; off keeps init_std.")
     actor_reads: tuple[str, ...] = Field(
-        ("state",), min_length=1, description="Observations that the actor reads."
+        ("state",),
+        description="Observations that the actor reads; none: the images and proprioceptive "
+        "vectors of a dataset.",
     )
     critic_reads: tuple[str, ...] = Field(
-        ("state",), min_length=1, description="Observations that the critic reads."
+        ("state",), description="Observations that the critic reads; none: as the actor."
+    )
+    raw: tuple[str, ...] = Field(
+        (), description="Vector observations that are read as they are, without normalisation."
+    )
+    encoder: EncoderConfig = Field(EncoderConfig(), description="Encoder of each image.")
+    action_mask: str | None = Field(
+        None,
+        description="Observation that says which of all choices are allowed (not 0), for discrete "
+        "actions.",
     )
 
     @property
@@ -56,6 +75,13 @@ class BasePolicyConfig(Config):
     @abstractmethod
     def num_activations(self, action_size: int) -> int:
         """About how many float32 numbers a gradient keeps per step."""
+
+    def image_encoder(self, shape: tuple[int, ...], generator: torch.Generator | None) -> nn.Module:
+        """A new encoder of images uint8 [n, h, w, c] of the shape (h, w, c), which gives
+        `encoder.features` numbers for each, [n, features] float32. A subclass may give its own."""
+        from etude.models.encoders import make_encoder
+
+        return make_encoder(shape, self.encoder, generator)
 
     @abstractmethod
     def policy_class(self) -> type[BasePolicy]:
@@ -74,7 +100,11 @@ class BasePolicyConfig(Config):
 class PolicyConfig(BasePolicyConfig):
     """Networks of actor and critic."""
 
-    aliases = {"hidden": "net_arch hidden_sizes hidden_dims"}  # noqa: RUF012
+    aliases = {  # noqa: RUF012
+        "hidden": "net_arch hidden_sizes hidden_dims actor_hidden_dims",
+        "critic_hidden": "critic_hidden_dims",
+        "squash": "squash_output",
+    }
 
     kind: Literal["mlp", "lstm", "gru", "squashed", "deterministic"] = Field(
         "mlp",
@@ -82,10 +112,39 @@ class PolicyConfig(BasePolicyConfig):
         "deterministic.",
     )
     hidden: Layers = Field((64, 64), description="Units of each hidden layer.")
+    critic_hidden: Layers | None = Field(
+        None, description="Units of each hidden layer of the critic; none: as many as the actor's."
+    )
     units: Units = Field(128, description="Units of the LSTM or GRU.")
     activation: Literal["tanh", "relu", "elu", "silu"] = Field(
         "tanh", description="Activation function of the hidden layers."
     )
+    layer_norm: Literal["off", "critic", "all"] = Field(
+        "off", description="Layer norm in the hidden layers of the critic, or of all networks."
+    )
+    std: Literal["shared", "state"] = Field(
+        "shared",
+        description="For ppo with box actions. shared: one standard deviation per action. state: "
+        "the actor gives it for every state.",
+    )
+    std_range: tuple[float, float] | None = Field(
+        None, description="The standard deviation stays within these bounds, such as 0.05,2."
+    )
+    squash: bool = Field(
+        False, description="For ppo with box actions: squash them into [-1, 1] by tanh."
+    )
+
+    @field_validator("std_range")
+    @classmethod
+    def _check_std_range(cls, given: tuple[float, float] | None) -> tuple[float, float] | None:
+        if given is not None and not 0 < given[0] < given[1]:
+            raise ValueError("std_range is two numbers above 0, the smaller first, such as 0.05,2.")
+        return given
+
+    @property
+    def critic_layers(self) -> tuple[int, ...]:
+        """Units of each hidden layer of the critic."""
+        return self.hidden if self.critic_hidden is None else self.critic_hidden
 
     @property
     def family(self) -> str:
@@ -96,58 +155,32 @@ class PolicyConfig(BasePolicyConfig):
         return self.kind in ("lstm", "gru")
 
     def num_activations(self, action_size: int) -> int:
-        layers = 2 * sum(self.hidden) + 2 * action_size
-        return layers + _RECURRENT * self.units if self.is_recurrent else 2 * layers
+        norm = 2 if self.layer_norm == "off" else 4
+        actor, critic = (norm * sum(n) + 2 * action_size for n in (self.hidden, self.critic_layers))
+        return actor + (_RECURRENT * self.units if self.is_recurrent else critic)
 
     def policy_class(self) -> type[BasePolicy]:
         if self.kind not in CLASSES:
             raise UsageError(
                 f"policy.kind {self.kind} does not say what it builds: derive its class from "
-                "etude.models.policies.ModulePolicyConfig, or define `policy_class`."
+                "etude.models.module_policies.ModulePolicyConfig, or define `policy_class`."
             )
         found: type[BasePolicy] = attribute(CLASSES[self.kind])
         return found
 
 
-class EvaluatedActions(NamedTuple):
-    """Actions that were taken, evaluated by a policy."""
-
-    log_probs: torch.Tensor
-    """[...]"""
-    entropy: torch.Tensor
-    """[...], or [] where it is the same for every step."""
-    values: torch.Tensor
-    """[...]"""
-    excess: torch.Tensor
-    """[...] how far the mean action leaves its bounds, or [] where it never does."""
-
-
 Features = dict[str, torch.Tensor]
-"""What the networks read, {"actor": [..., n], "critic": [..., m]}: normalised, concatenated.
-
-One tensor under both names where the critic reads nothing else.
+"""What the networks read. {"actor": [..., n], "critic": [..., m]}: vectors, normalised and
+concatenated, one tensor under both names where the critic reads nothing else. Images uint8
+[..., h, w, c] and an action mask are beside them under their own names, as they were observed.
 """
 
 
 def map_features(features: Features, change: Callable[[torch.Tensor], torch.Tensor]) -> Features:
-    """Both features changed; one that both networks share, once."""
-    actor = change(features["actor"])
+    """All features changed; what both networks share, once."""
+    mapped = {name: change(x) for name, x in features.items() if name != "critic"}
     same = features["critic"] is features["actor"]
-    return {"actor": actor, "critic": actor if same else change(features["critic"])}
-
-
-class Memory(NamedTuple):
-    """What a recurrent policy knew at the start of each segment, and where episodes begin."""
-
-    state: dict[str, torch.Tensor]
-    """{name: [segments, units]} before the first step, {} for a memoryless policy."""
-    starts: torch.Tensor
-    """[segments, horizon] bool: an episode begins at this step; the state is zeroed before it."""
-
-    def at(self, segments: torch.Tensor | slice) -> Memory:
-        """The memory of these segments."""
-        state = {name: x[segments] for name, x in self.state.items()}
-        return Memory(state, self.starts[segments])
+    return {**mapped, "critic": mapped["actor"] if same else change(features["critic"])}
 
 
 class BasePolicy(nn.Module, ABC):
@@ -168,11 +201,25 @@ class BasePolicy(nn.Module, ABC):
         self.config = config
         self.action = action
         self.state_specs = {}
+        if not config.actor_reads:
+            raise UsageError(
+                "policy.actor_reads names no observation to act by; this environment gives "
+                f"{', '.join(sorted(observations))}."
+            )
         names = sorted({*config.actor_reads, *config.critic_reads})
-        self.observations = {name: _vector(name, observations) for name in names}
+        self.observations = {name: _readable(name, observations) for name in names}
+        self.vectors = {n: s.shape[0] for n, s in self.observations.items() if not is_image(s)}
+        """{name: size} of the vectors among the observations; the others are images."""
         self.normalisers = nn.ModuleDict(
-            {name: self.normaliser(spec.shape[0]) for name, spec in self.observations.items()}
+            {name: self.normaliser(n) for name, n in self.vectors.items() if name not in config.raw}
         )
+        _check_raw(config.raw, self.vectors)
+        if config.action_mask is not None:
+            from etude.models.choices import mask_spec
+
+            self.observations[config.action_mask] = mask_spec(
+                config.action_mask, observations, action
+            )
         self.setup(generator)
 
     @abstractmethod
@@ -180,9 +227,15 @@ class BasePolicy(nn.Module, ABC):
         """Makes the networks. Weights are drawn from the generator; None when they are loaded."""
 
     @property
+    def image_names(self) -> tuple[str, ...]:
+        """Those of the observations that are images."""
+        return tuple(name for name, spec in self.observations.items() if is_image(spec))
+
+    @property
     def actor_observations(self) -> dict[str, ArraySpec]:
         """What it needs to act: a critic may read more."""
-        return {name: self.observations[name] for name in self.config.actor_reads}
+        masks = () if self.config.action_mask is None else (self.config.action_mask,)
+        return {name: self.observations[name] for name in (*self.config.actor_reads, *masks)}
 
     @abstractmethod
     def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
@@ -209,20 +262,42 @@ class BasePolicy(nn.Module, ABC):
 
     def _critic_names(self) -> tuple[str, ...]:
         """The observations under "critic" in features."""
-        return self.config.critic_reads
+        return self.config.critic_reads or self.config.actor_reads
 
     def _width(self, names: tuple[str, ...]) -> int:
-        return sum(self.observations[name].shape[0] for name in names)
+        """How many numbers a network reads: the vectors, and the features of the images."""
+        return sum(self.vectors.get(name, self.config.encoder.features) for name in names)
+
+    def make_encoders(
+        self, names: tuple[str, ...], generator: torch.Generator | None
+    ) -> ImageEncoders | None:
+        """New encoders of those of the observations that are images; None where none is."""
+        images = {name: self.observations[name].shape for name in names if name not in self.vectors}
+        if not images:
+            return None
+        from etude.models.encoders import ImageEncoders
+
+        return ImageEncoders(
+            {name: self.config.image_encoder(shape, generator) for name, shape in images.items()}
+        )
 
     def _read(self, names: tuple[str, ...], obs: dict[str, torch.Tensor]) -> torch.Tensor:
-        parts = [self.normalisers[name](obs[name]) for name in names]
+        """[..., n]: the vectors among observations, normalised and concatenated."""
+        parts = [self._normalised(name, obs[name]) for name in names if name in self.vectors]
+        if not parts:
+            images = obs[names[0]]
+            return torch.zeros((*images.shape[:-3], 0), device=images.device)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _normalised(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x if name in self.config.raw else self.normalisers[name](x)
 
     def prepare(self, obs: dict[str, torch.Tensor]) -> Features:
         """Normalise once what the networks will read."""
         actor, names = self._read(self.config.actor_reads, obs), self._critic_names()
         same = names == self.config.actor_reads
-        return {"actor": actor, "critic": actor if same else self._read(names, obs)}
+        beside = {name: obs[name] for name in self.observations if name not in self.vectors}
+        return {"actor": actor, **beside, "critic": actor if same else self._read(names, obs)}
 
     def absorb(self, moments: dict[str, Tree]) -> None:
         """The normaliser takes in the moments of collected observations."""
@@ -240,146 +315,6 @@ class BasePolicy(nn.Module, ABC):
         }
 
 
-class ActorCritic(BasePolicy):
-    """A policy and its value function over named vector observations."""
-
-    def setup(self, generator: torch.Generator | None) -> None:
-        if self.action.kind == "box":
-            start = torch.full((self.num_outputs,), float(np.log(self.config.init_std)))
-            # Without a gradient it stays among the parameters, and the optimizer leaves it alone.
-            self.log_std = nn.Parameter(start, requires_grad=self.config.learn_std)
-
-    @property
-    def num_outputs(self) -> int:
-        """Numbers the actor gives for an observation: means, or logits of all choices."""
-        is_box = self.action.kind == "box"
-        return self.action.array.shape[0] if is_box else sum(self.action.sizes)
-
-    @abstractmethod
-    def _step(
-        self, features: torch.Tensor, state: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The actor's outputs [num_envs, num_outputs] at features [num_envs, n]; the next state."""
-
-    @abstractmethod
-    def _forward(
-        self, features: Features, memory: Memory | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The actor's outputs [..., num_outputs] and the values [...] of prepared features."""
-
-    @abstractmethod
-    def values(self, features: Features, memory: Memory | None) -> torch.Tensor:
-        """[segments, horizon]: the value of prepared features [segments, horizon, n].
-
-        A memoryless policy takes any leading shape, and its memory is None.
-        """
-
-    @staticmethod
-    def actor_arrays(arrays: Tree) -> Tree:
-        """Of a policy's arrays, those that it acts by: all but the value function's own."""
-        return {name: x for name, x in arrays.items() if not name.startswith("critic.")}
-
-    def _distribution(self, outputs: torch.Tensor) -> Distribution:
-        if self.action.kind == "box":
-            return DiagonalGaussian(outputs, self.log_std)
-        return Categoricals(outputs, self.action.sizes)
-
-    def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
-        kind = DiagonalGaussian if self.action.kind == "box" else Categoricals
-        return kind.noise(generator, steps, num_envs, self.action.array.shape[0])
-
-    def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
-        # The spread of a box action is the same for every observation.
-        is_box = self.action.kind == "box"
-        return DiagonalGaussian.log_density(noise, self.log_std) if is_box else None
-
-    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
-        outputs, state = self._step(self._read(self.config.actor_reads, obs), state)
-        distribution = self._distribution(outputs)
-        if noise is not None and isinstance(distribution, DiagonalGaussian):
-            return Action(distribution.actions(noise), None, state)
-        if noise is not None:
-            return Action(*distribution.sample(noise), state)
-        actions = distribution.mode()
-        return Action(actions, distribution.log_prob(actions), state)
-
-    def evaluate(
-        self, features: Features, actions: torch.Tensor, memory: Memory | None
-    ) -> EvaluatedActions:
-        """Evaluates actions [segments, horizon, n] taken at prepared features.
-
-        A memoryless policy takes any leading shape, and its memory is None.
-        """
-        outputs, values = self._forward(features, memory)
-        distribution = self._distribution(outputs)
-        return EvaluatedActions(
-            distribution.log_prob(actions), distribution.entropy(), values, distribution.excess()
-        )
-
-
-class MlpPolicy(ActorCritic):
-    """Two separate networks over named vector observations."""
-
-    config: PolicyConfig
-
-    def setup(self, generator: torch.Generator | None) -> None:
-        super().setup(generator)
-        config = self.config
-        actor = (self._width(config.actor_reads), *config.hidden, self.num_outputs)
-        critic = (self._width(config.critic_reads), *config.hidden, 1)
-        self.actor: nn.Module = Mlp(actor, config.activation, 0.01, generator)
-        self.critic: nn.Module = Mlp(critic, config.activation, 1.0, generator)
-
-    def _step(
-        self, features: torch.Tensor, state: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        return self.actor(features), state
-
-    def _forward(
-        self, features: Features, memory: Memory | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.actor(features["actor"]), self.values(features, memory)
-
-    def values(self, features: Features, memory: Memory | None) -> torch.Tensor:
-        """[...]: the value of prepared features [..., n]; there is no memory to consult."""
-        return self.critic(features["critic"]).squeeze(-1)  # type: ignore[no-any-return]
-
-
-class ModulePolicy(MlpPolicy):
-    """Actor and critic as ordinary modules, which a `ModulePolicyConfig` makes."""
-
-    config: ModulePolicyConfig  # type: ignore[assignment]
-
-    def setup(self, generator: torch.Generator | None) -> None:
-        ActorCritic.setup(self, generator)
-        config, seed = self.config, 0 if generator is None else generator.initial_seed()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.actor = config.network(self._width(config.actor_reads), self.num_outputs)
-            self.critic = config.network(self._width(config.critic_reads), 1)
-
-
-class ModulePolicyConfig(BasePolicyConfig):
-    """A policy for PPO whose networks are one's own: ordinary modules from [..., inputs] to
-    [..., outputs]. A subclass defines `network` and may add fields."""
-
-    kind: str = ""
-
-    @abstractmethod
-    def network(self, num_inputs: int, num_outputs: int) -> nn.Module:
-        """A new network; its initial weights may come from torch's global generator, which is
-        seeded for it."""
-
-    def num_activations(self, action_size: int) -> int:
-        """Two per output of every layer."""
-        with torch.device("meta"):
-            networks = nn.ModuleList([self.network(1, action_size), self.network(1, 1)])
-        return 2 * sum(p.shape[0] for p in networks.parameters() if p.ndim > 1)
-
-    def policy_class(self) -> type[ModulePolicy]:
-        return ModulePolicy
-
-
 POLICIES: Registry[BasePolicyConfig] = Registry(
     "policy", "etude.models.policies:BasePolicyConfig", default="mlp"
 )
@@ -390,7 +325,7 @@ def make_policy(config: BasePolicyConfig, env: EnvSpec, key: Key | None) -> Base
     return config.build(env.observations, env.action, generator_of(key))
 
 
-def _vector(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
+def _readable(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
     if name not in observations:
         raise UsageError(
             f"The policy reads the observation '{name}', which this environment does not give; "
@@ -398,9 +333,18 @@ def _vector(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
             "policy.critic_reads."
         )
     spec = observations[name]
-    if len(spec.shape) != 1 or spec.dtype != "float32":
+    if not is_image(spec) and (len(spec.shape) != 1 or spec.dtype != "float32"):
         raise UsageError(
-            f"A policy reads vectors of float32; the observation '{name}' is "
-            f"{spec.dtype} of shape {spec.shape}."
+            f"A policy reads vectors of float32 and images of uint8 [height, width, channels]; the "
+            f"observation '{name}' is {spec.dtype} of shape {spec.shape}."
         )
     return spec
+
+
+def _check_raw(names: tuple[str, ...], vectors: dict[str, int]) -> None:
+    for name in names:
+        if name not in vectors:
+            raise UsageError(
+                f"policy.raw names '{name}', which is no vector that the policy reads; it reads "
+                f"{', '.join(vectors) or 'images alone, which are never normalised'}."
+            )

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from etude.core.contracts import ArraySpec
+from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.networks import ACTIVATIONS, Mlp
-from etude.models.policies import ActorCritic, Features, Memory, PolicyConfig
+from etude.models.policies import Features, PolicyConfig
 
 State = dict[str, torch.Tensor]
 
@@ -173,14 +174,15 @@ class RecurrentPolicy(ActorCritic):
         config = self.config
         hidden, activation, units = config.hidden, config.activation, config.units
         self._activation = ACTIVATIONS[activation]
-        sizes = (self._width(config.actor_reads), *hidden)
-        self.encoder = Mlp(sizes, activation, math.sqrt(2.0), generator) if hidden else None
+        norm, both = config.layer_norm != "off", config.layer_norm == "all"
+        sizes, gain = (self._width(config.actor_reads), *hidden), math.sqrt(2.0)
+        self.encoder = Mlp(sizes, activation, gain, generator, both) if hidden else None
         self.core = CORES[config.kind](sizes[-1], units, generator)
         self.actor = Mlp((units, self.num_outputs), activation, 0.01, generator)
         self._extra = tuple(n for n in config.critic_reads if n not in config.actor_reads)
-        critic_hidden = hidden if self._extra else ()
+        critic_hidden = config.critic_layers if self._extra else (config.critic_hidden or ())
         critic = (units + self._width(self._extra), *critic_hidden, 1)
-        self.critic = Mlp(critic, activation, 1.0, generator)
+        self.critic = Mlp(critic, activation, 1.0, generator, norm)
         self.state_specs = {name: ArraySpec((units,)) for name in self.core.names}
 
     def _critic_names(self) -> tuple[str, ...]:
@@ -201,7 +203,8 @@ class RecurrentPolicy(ActorCritic):
             raise ValueError("a recurrent policy is evaluated from the memory it acted with")
         return self.core.unroll(self._encode(features["actor"]), memory.state, memory.starts)
 
-    def _values(self, out: torch.Tensor, features: Features) -> torch.Tensor:
+    def _head(self, out: torch.Tensor, features: Features) -> torch.Tensor:
+        """The values [segments, horizon] at the core's output."""
         if self._extra:
             out = torch.cat([out, features["critic"]], dim=-1)
         return self.critic(out).squeeze(-1)  # type: ignore[no-any-return]
@@ -210,8 +213,7 @@ class RecurrentPolicy(ActorCritic):
         self, features: Features, memory: Memory | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out = self._unroll(features, memory)
-        return self.actor(out), self._values(out, features)
+        return self.actor(out), self._head(out, features)
 
-    def values(self, features: Features, memory: Memory | None) -> torch.Tensor:
-        """[segments, horizon]: the value of prepared features [segments, horizon, n]."""
-        return self._values(self._unroll(features, memory), features)
+    def _values(self, features: Features, memory: Memory | None) -> torch.Tensor:
+        return self._head(self._unroll(features, memory), features)

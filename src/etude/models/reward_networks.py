@@ -18,8 +18,12 @@ from etude.core.contracts import ActionSpec, Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.models.encoders import EncoderConfig, ImageEncoder, smallest_image, stack_channels
-from etude.models.networks import Layers, Mlp, generator_of
+from etude.models.encoders import (
+    make_encoder,
+    observations_that_show_the_task,
+    stack_channels,
+)
+from etude.models.networks import EncoderConfig, Layers, Mlp, generator_of, is_image
 from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Contract, rebuild
 
@@ -28,10 +32,6 @@ CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"
 RESOLUTION = 1e-6
 """Spreads below this part of the numbers they come from are taken for rounding of float32."""
 Named = dict[str, torch.Tensor]
-_PRIVILEGED = ("progress", "critic", "style")
-"""Observations for evaluation, critic or discriminator: read only if they are named."""
-_SIMULATED = ("states", "object")
-"""How the names begin of what only a simulator knows."""
 _CHUNK = 64
 """Steps of one forward pass."""
 
@@ -51,19 +51,7 @@ class RewardNetworkConfig(Config):
         """With `reads` chosen from what there is, all but one, where none are given."""
         if self.reads:
             return self
-        least = smallest_image(self.encoder)
-        images = [n for n, s in observations.items() if _is_image(s) and min(s.shape[:2]) >= least]
-        vectors = [n for n, s in observations.items() if len(s.shape) == 1]
-        hidden = {*_PRIVILEGED, but}
-        if images:  # they show the task; without one its state has to be read
-            hidden |= {n for n in vectors if n.startswith(_SIMULATED)}
-            hidden |= {"state"} if "proprio" in vectors else set()
-        reads = tuple(name for name in [*images, *vectors] if name not in hidden)
-        if not reads:
-            raise UsageError(
-                "None of the observations is one that a reward network reads by itself: there are "
-                f"{', '.join(sorted(observations))}. Set its field `reads`."
-            )
+        reads = observations_that_show_the_task(observations, self.encoder, but)
         return self.model_copy(update={"reads": reads})
 
 
@@ -126,8 +114,8 @@ class RewardNetwork(nn.Module):
         config = config.found_in(observations)
         self.config, self.action = config, action
         self.observations = {name: _readable(name, observations) for name in config.reads}
-        self._vectors = [n for n, spec in self.observations.items() if not _is_image(spec)]
-        self._images = [n for n, spec in self.observations.items() if _is_image(spec)]
+        self._vectors = [n for n, spec in self.observations.items() if not is_image(spec)]
+        self._images = [n for n, spec in self.observations.items() if is_image(spec)]
         width = sum(self.observations[name].shape[0] for name in self._vectors)
         boxes = action.array.shape[0] if action.kind == "box" else 0
         self.num_vectors = 2 * width + boxes
@@ -137,7 +125,7 @@ class RewardNetwork(nn.Module):
         for name in self._images:
             height, wide, channels = self.observations[name].shape
             shape = (height, wide, 2 * channels)
-            self.encoders.append(ImageEncoder(shape, config.encoder, generator))
+            self.encoders.append(make_encoder(shape, config.encoder, generator))
         inputs = self.num_vectors + len(self._images) * config.encoder.features + sum(action.sizes)
         self.layers = Mlp((inputs, *config.hidden, 1), "relu", 0.01, generator)
         self.register_buffer("shift", torch.zeros(()))
@@ -271,10 +259,6 @@ class Discriminator(nn.Module):
         return [p for name, p in self.layers.named_parameters() if name.startswith("weight")]
 
 
-def _is_image(spec: ArraySpec) -> bool:
-    return spec.dtype == "uint8" and len(spec.shape) == 3
-
-
 def _readable(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
     if name not in observations:
         raise UsageError(
@@ -282,7 +266,7 @@ def _readable(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
             f"{', '.join(sorted(observations))}. Set its field `reads`."
         )
     spec = observations[name]
-    if not _is_image(spec) and len(spec.shape) != 1:
+    if not is_image(spec) and len(spec.shape) != 1:
         raise UsageError(
             "A reward network reads vectors and uint8 images [h, w, c]; the observation "
             f"'{name}' is {spec.dtype} of shape {spec.shape}."

@@ -135,6 +135,10 @@ class AlgorithmConfig(Config):
         """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
         return {}
 
+    def completed(self, recipe: Recipe) -> Recipe:
+        """The recipe with what its author left to the data it learns from."""
+        return recipe
+
     def geometry(self, recipe: Recipe) -> Any:
         """How sizes divide, worked out once; refuses those that do not."""
         return None

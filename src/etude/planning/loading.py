@@ -8,11 +8,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
+from etude.core.config import Config
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.metrics.rows import numbers, step_of
 from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
+from etude.training.saving import RUN
 
 
 def policy_parts(path: Path) -> tuple[Tree, Tree]:
@@ -80,6 +84,8 @@ class Start(NamedTuple):
     contract: Tree
     training: Tree | None
     """The algorithm's state; None where only the policy was kept."""
+    algorithm: str = ""
+    """The kind of that algorithm."""
 
 
 def start_path(path: Path) -> Path:
@@ -98,26 +104,49 @@ def load_start(path: Path) -> Start:
             arrays, contract, training = checkpoint.load_training(chosen)
         except checkpoint.DamagedCheckpoint as error:
             raise EtudeError(f"{error} Use another one.") from error
-        return Start(chosen, arrays, contract, training.get("algorithm", {}))
+        state = training.get("algorithm", {})
+        return Start(chosen, arrays, contract, state, _algorithm_kind(training))
     return Start(chosen, *policy_parts(chosen), None)
 
 
 def checked_start(recipe: Recipe, contract: Tree) -> Start:
     """What `start_from` names, for a policy with a contract; refused where the two differ.
 
-    The contract holds the policy's kind, which belongs to one algorithm: so training state, where
-    there is any, is that algorithm's.
+    Training state of another algorithm is left where it is.
     """
     path = Path(recipe.start_from or "")
     start = load_start(path)
+    known = start.contract | {"policy": _completed(start.contract.get("policy"), recipe.policy)}
     for part in ("observations", "action", "policy"):
-        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (start.contract, contract))
+        there, here = (json.dumps(c.get(part), sort_keys=True) for c in (known, contract))
         if there != here:
             raise UsageError(
                 f"The policy in {path} was made for other {part} than this recipe has: "
                 f"{there[:300]} and not {here}. Give this recipe the same, or start without it."
             )
-    return start
+    same = start.algorithm in ("", recipe.algorithm.kind)
+    return start if same else start._replace(training=None)
+
+
+def _completed(fields: Any, config: Config) -> Any:
+    """A policy's fields, with the defaults of those that came with a later version."""
+    if not isinstance(fields, dict):
+        return fields
+    declared = type(config).model_fields
+    defaults = {n: f.default for n, f in declared.items() if not f.is_required()}
+    plain = {
+        n: x.model_dump(mode="json") if isinstance(x, Config) else x for n, x in defaults.items()
+    }
+    return {**json.loads(json.dumps(plain)), **fields}
+
+
+def _algorithm_kind(training: Tree) -> str:
+    """The algorithm that a checkpoint's training state is of; "" in one without its recipe."""
+    try:
+        text = yaml.safe_load(str(training[RUN]["recipe"]))
+        return str(text["algorithm"]["kind"])
+    except (KeyError, TypeError, yaml.YAMLError):
+        return ""
 
 
 def curves(

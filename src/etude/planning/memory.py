@@ -8,6 +8,7 @@ hold, and what a gradient keeps for its way back.
 from __future__ import annotations
 
 from etude.core.trees import num_bytes
+from etude.models.networks import is_image
 from etude.planning.resolve import Resolved
 
 ESTIMATES = ("environments", "rollouts", "learner", "workspace", "best_episodes", "peak")
@@ -43,13 +44,27 @@ def on_policy(run: Resolved) -> dict[str, int]:
     geometry, spec, policy = run.geometry, run.spec, run.recipe.policy
     actor, critic = policy.actor_reads, policy.critic_reads
     read = actor if actor == critic else (*actor, *critic)
-    width = sum(spec.observations[name].shape[0] for name in read)
+    shapes = [spec.observations[name].shape for name in read]
+    width = sum(shape[0] for shape in shapes if len(shape) == 1)
     kept = policy.num_activations(spec.action.array.shape[0])
+    kept += image_activations(run)
     return {
         **collection(run, geometry.buffer_steps),
         "learner": geometry.buffer_steps * 4 * (width + _LEARNED_NUMBERS),
         "workspace": 4 * kept * geometry.minibatch // geometry.shards,
     }
+
+
+def image_activations(run: Resolved) -> int:
+    """About how many float32 numbers a gradient keeps per step of the images that are read."""
+    policy = run.recipe.policy
+    read = {run.spec.observations[name] for name in (*policy.actor_reads, *policy.critic_reads)}
+    shapes = [spec.shape for spec in read if is_image(spec)]
+    if not shapes:
+        return 0
+    from etude.models.encoders import num_activations
+
+    return sum(num_activations(policy.encoder, shape) for shape in shapes)
 
 
 def peak(parts: dict[str, int], exact: int) -> int:

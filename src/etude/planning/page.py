@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-from etude.planning.memory import ESTIMATES
-from etude.planning.plan import Plan
+if TYPE_CHECKING:
+    from etude.planning.plan import Plan
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -99,6 +100,8 @@ def _shapes(plan: Plan) -> Table:
 
 
 def _bytes(plan: Plan) -> Table:
+    from etude.planning.memory import ESTIMATES  # not by whoever only writes a size: it needs torch
+
     table = Table(title="Bytes", title_justify="left", box=None)
     table.add_column("what")
     table.add_column("size", justify="right")

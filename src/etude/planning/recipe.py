@@ -22,8 +22,9 @@ from etude.learning.config import LearnerConfig
 from etude.logs.outputs import LogsConfig
 from etude.metrics.declared import COUNTERS, EPISODES, Metrics
 from etude.models.policies import POLICIES, BasePolicyConfig, PolicyConfig
+from etude.planning import FREE as FREE
 from etude.planning.kinds import ALGORITHMS, REWARDS, AlgorithmConfig, RewardsConfig
-from etude.rollout.local import COLLECTORS, CollectorConfig, Placement
+from etude.rollout.local import COLLECTORS, CollectorConfig
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
@@ -109,17 +110,10 @@ def metrics_of(recipe: Recipe) -> Metrics:
     return recipe.algorithm.metrics + COUNTERS + played + recipe.rewards.metrics + curricula
 
 
-FREE = (
-    "name",
-    *(f"collector.{name}" for name in (*Placement.model_fields, "engine_threads")),
-    "evaluation.final_episodes",
-    "learner.timeout",
-    "learner.compare_every",
-    "checkpoint",
-    "logs",
+LATER = (
+    *("clock.total_timesteps", "clock.epochs", "evaluation", "start_from"),
+    *("algorithm.dataset", "algorithm.teacher"),
 )
-"""Fields and sections that change no result: each resume may have others."""
-LATER = ("clock.total_timesteps", "clock.epochs", "evaluation", "start_from", "algorithm.dataset")
 """What a resume may change as well, and says so: how long the run is and how it is tested from
 there on; and where things are that are known by their hash, or not needed any more."""
 

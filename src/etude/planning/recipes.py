@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
-from etude.core.imports import attribute, describe, load_object
+from etude.core.imports import attribute, describe
 from etude.planning.recipe import Recipe as Recipe
 from etude.planning.recipe import changes as changes
 from etude.planning.recipe import digest as digest
@@ -80,6 +80,8 @@ def find(target: str, trust: bool = False) -> Recipe:
 
 def _from_function(target: str) -> Recipe:
     """What the function behind `file.py:function` or `module:function` returns."""
+    from etude.core.own_code import load_object
+
     function = load_object(target, "my_recipes.py:my_recipe")
     if not callable(function):
         raise UsageError(f"{target} is no function: write one that returns an etude.Recipe.")

@@ -38,6 +38,7 @@ def resolve(recipe: Recipe) -> Resolved:
     """Work a recipe out; what does not add up is refused here."""
     recipe = _of_their_kinds(recipe)
     algorithm = recipe.algorithm
+    recipe = algorithm.completed(recipe)
     geometry = algorithm.geometry(recipe)
     loops = algorithm.loops(recipe, geometry)
     inputs = algorithm.inputs(recipe) or _from_environment(recipe)

@@ -6,7 +6,6 @@ The same recipe, options and seed give the same episodes, whatever the number of
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,14 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import mujoco
 import numpy as np
 
 from etude.core.contracts import Array, ArraySpec, Observations, StepResult
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import EtudeError
 from etude.core.keys import Key
-from etude.datasets.importing import Tick, finish, new_store
-from etude.envs.config import ENVS
+from etude.datasets.importing import Pictures, Tick, finish, new_store
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.demonstration import (
     PROGRESS,
@@ -30,9 +27,9 @@ from etude.envs.mujoco.demonstration import (
     TARGET,
     Actor,
     Demonstration,
-    demonstrated,
 )
-from etude.envs.mujoco.env import MujocoEnv, TaskConfig
+from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.pictures import IMAGE, QuickCamera, demonstrated_env
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
 from etude.experience.store.labels import Labels
@@ -40,7 +37,6 @@ from etude.planning.recipe import Recipe
 from etude.reports import fresh
 from etude.rollout.group import Inference, restart
 
-IMAGE = "image"
 NUM_ENVS = 32
 """Environments that are stepped together."""
 _FAILURES = ("clumsy", "stops", "lets go")
@@ -50,10 +46,6 @@ _LINGER = (3, 20)
 """Steps recorded after the demonstrator has stopped, at least and at most."""
 _PATIENCE = 40
 """Episodes played for each one that is asked for, before recording is given up."""
-_SLICES, _STACKS, _QUADS = 14, 8, 2
-"""Facets of round shapes: half of MuJoCo's. Drawing takes as long as there are facets, and at a few
-hundred pixels they cannot be seen."""
-_SKY = np.array([236, 241, 246], np.uint8)
 _camera: QuickCamera | None = None
 
 T = TypeVar("T")
@@ -69,22 +61,21 @@ class RecordOptions:
     """Standard deviations of the action noise of successes; each episode draws one."""
     fail_noise: float = 2.0
     image_size: int = 128
+    labels: Literal["taken", "intended"] = "taken"
     reward: Literal["success", "task"] = "success"
     policy: Path | None = None
     seed: int = 0
     workers: int = 2
+    pictures: Pictures = "raw"
+    """How pictures are kept."""
 
 
 def make_demonstrated(recipe: Recipe, num_envs: int) -> tuple[MujocoEnv, Demonstration]:
     """The environments of a recipe, for recording, and their part that demonstrates."""
     config = recipe.task
-    if not (isinstance(config, TaskConfig) and config.demonstration):
-        kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
-        raise UsageError(
-            f"Demonstrations are recorded of {' and '.join(kinds)}, whose progress is known; "
-            f"'{recipe.name}' has an environment of the kind '{config.kind}'."
-        )
-    return demonstrated(config, num_envs)
+    # What is learned from demonstrations is the sum of an episode's rewards, which has no discount
+    # for which shaping would cancel.
+    return demonstrated_env(config.model_copy(update={"episodic": True}), num_envs)
 
 
 class PolicyActor:
@@ -205,7 +196,8 @@ class Recording:
             batch.elapsed[self._perturbed.ending(elapsed)] = self.max_steps - 1
             result = batch.step(self.spec.action.to_env(actions))
             reward = result.reward if options.reward == "task" else _success_reward(result)
-            done["actions"][env_ids, elapsed], done["rewards"][env_ids, elapsed] = actions, reward
+            kept = wanted if options.labels == "intended" else actions
+            done["actions"][env_ids, elapsed], done["rewards"][env_ids, elapsed] = kept, reward
             elapsed += 1
             for i, env in enumerate(result.final_envs.tolist()):
                 steps, kind = int(elapsed[env]), self._perturbed.kind[env]
@@ -284,7 +276,7 @@ def record(
     renderers = Renderers(recipe, size, options.workers) if size else None
     labels = Labels()
     try:
-        with new_store(out, fields, recording.max_steps) as store:
+        with new_store(out, fields, recording.max_steps, options.pictures) as store:
             for episode in _with_pictures(recording, renderers):
                 store.append_episode(
                     episode.obs, episode.actions, episode.rewards, episode.terminated
@@ -321,36 +313,16 @@ def kinds(labels: Labels) -> dict[str, int]:
     return dict(Counter(f"{kind}: {ends[success]}" for kind, success in pairs))
 
 
-class QuickCamera(offscreen.Renderer):
-    """A camera for many small pictures."""
-
-    def _shoot(self) -> Array:
-        rect = self._rect
-        pixels = np.empty((rect.height, rect.width, 3), np.uint8)
-        depth = np.empty((rect.height, rect.width), np.float32)
-        mujoco.mjr_render(rect, self._scene, self._context)
-        mujoco.mjr_readPixels(pixels, depth, rect, self._context)
-        # MuJoCo leaves the background black.
-        empty = (depth <= 0.0) | (depth >= 1.0)
-        np.copyto(pixels, _SKY, where=empty[:, :, None])
-        return pixels[::-1]
-
-
 def _start(recipe: Recipe, size: int) -> None:
     global _camera
-    # One core each: Mesa would take all of them for every picture.
-    os.environ["LP_NUM_THREADS"] = "0"
     env, _ = make_demonstrated(recipe, 1)
-    quality = env.simulation.model.vis.quality
-    quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
-    _camera = QuickCamera(env.simulation.model, env.task.camera, size, size)
+    _camera = QuickCamera.of(env, size)
 
 
 def _draw(states: Array, targets: Array) -> Array:
     """[T, size, size, 3] uint8 of states [T, n] with their targets [T, 3]."""
     assert _camera is not None
-    pairs = zip(states, targets, strict=True)
-    return np.stack([_camera.picture(state, target) for state, target in pairs])
+    return _camera.pictures(states, targets)
 
 
 class Renderers:

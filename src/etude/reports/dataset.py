@@ -15,6 +15,7 @@ from etude.datasets.summary import Summary
 from etude.experience.contrast import contrast
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.geometry import OBS
+from etude.experience.store.manifest import Episodes
 from etude.planning.page import size
 
 Facts = dict[str, Any]
@@ -36,20 +37,20 @@ def source_facts(summary: Summary) -> Facts:
             **asdict(actions),
             "largest": max(episode.largest_action for episode in summary.episodes),
         },
-        "tasks": [summary.task],
+        "tasks": list(dict.fromkeys(e.task or summary.task for e in summary.episodes)),
         "masks": summary.masks,
         "notes": summary.notes,
         **_numbers(summary.lengths, summary.returns, summary.num_successes, unrewarded),
     }
 
 
-def store_facts(store: EpisodeStore) -> Facts:
-    """What an episode store holds, and where it says it has it from."""
+def store_facts(store: Episodes) -> Facts:
+    """What a finished dataset holds, and where it says it has it from."""
     specs, about, labels = store.geometry.specs, read_about(store.path), store.labels
     notes = about.get("notes")
     return {
         "path": str(store.path),
-        "format": "episode store",
+        "format": "episode store" if isinstance(store, EpisodeStore) else "manifest",
         "source": str(about.get("source", "unknown")),
         "steps_in_file": store.num_transitions,
         "observations": {
@@ -127,4 +128,4 @@ def _array(spec: Facts) -> str:
 
 def folder_size(path: Path) -> str:
     """Bytes of the files in a folder, in words."""
-    return size(sum(file.stat().st_size for file in path.iterdir()))
+    return size(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))

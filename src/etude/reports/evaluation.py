@@ -272,7 +272,7 @@ def examine(
 
         film.check(recipe)
     policy = chosen_path(path, checkpoint)
-    report = _played(recipe, policy, episodes, seed, stochastic)
+    report = played(recipe, policy, episodes, seed, stochastic)
     say(_shown(report))
     folder = new_folder(path, report.fresh.step)
     report.write(folder)
@@ -298,7 +298,7 @@ def finish(recipe: Recipe, path: Path, say: Say) -> None:
         say(f"{(folder / TEXT).read_text()}Played when the run ended; kept in {folder}")
         _log_final(recipe, path, folder, say)
         return
-    report = _played(recipe, path, episodes)
+    report = played(recipe, path, episodes)
     say(_shown(report))
     files.make_folder(folder)
     report.write(folder)
@@ -316,7 +316,7 @@ def _log_final(recipe: Recipe, path: Path, folder: Path, say: Say) -> None:
         kind.add_final(run, int(found["policy_step"]), metrics)
 
 
-def _played(
+def played(
     recipe: Recipe,
     path: Path,
     episodes: int | None,

@@ -7,6 +7,7 @@ Where a motion is imitated, it is shown beside the policy: on the left in a film
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,7 @@ _ENOUGH, _MOST = 6.0, 5
 """Seconds that a film lasts at least, if so many episodes of its kind suffice."""
 _MOVING_RATE, _MOVING_SECONDS = 15.0, 10.0
 """Pictures of a second, and seconds, of the moving picture beside a film."""
+_MOVING = (".webp", ".gif")
 INK, PAPER = (30, 34, 40), (255, 255, 255)
 _PANEL, _FAINT = (24, 28, 36, 190), (200, 206, 214)
 _GOOD, _BAD, _PLAIN = (34, 150, 84), (205, 62, 52), (84, 96, 112)
@@ -89,11 +91,26 @@ def check_env(env: BatchEnv, kind: str) -> None:
         drawing.picture(0)  # raises where a package that draws is missing
 
 
-def check_tools() -> None:
+def check_tools(mp4: bool = True) -> None:
     """Refuse to film where that is not possible, before any episode is played."""
-    _ffmpeg()
+    if mp4:
+        _ffmpeg()
     # Read by Gymnasium, whose own choice is a screen.
     os.environ.setdefault("MUJOCO_GL", offscreen.backend())
+
+
+def check_file(path: Path) -> None:
+    """Refuse a film that `write_file` could not write, before any episode is played."""
+    if path.suffix not in (".mp4", *_MOVING):
+        raise UsageError(f"{path} is no film's name: let it end with .mp4, .webp or .gif.")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name the file that the film is to become.")
+    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise UsageError(
+            "An .mp4 needs imageio-ffmpeg, which is not installed: `pip install etude[video]`, or "
+            "let the film's name end with .webp or .gif."
+        )
+    check_tools(path.suffix == ".mp4")
 
 
 def _ffmpeg() -> Any:
@@ -139,13 +156,14 @@ def film(
     kinds: list[str],
     folder: Path,
     size: Size = SIZE,
+    title: str = "",
 ) -> list[Path]:
     """<kind>.png, .mp4 and .webp in a folder of a run's evaluations, for each kind of episode that
-    occurred; path: the policy."""
+    occurred; path: the policy; title: by default the names of recipe and run."""
     chosen, made = typical(fresh, kinds), []
     env, recordings = replay(recipe, path, fresh, [n for group in chosen.values() for n in group])
     succeeded = fresh.episodes.get("is_success")
-    title = ", ".join(dict.fromkeys((recipe.name, folder.parent.parent.name)))
+    title = title or ", ".join(dict.fromkeys((recipe.name, folder.parent.parent.name)))
     for kind, numbers in chosen.items():
         scenes, seconds = list[Scene](), 0.0
         for number in numbers:
@@ -214,9 +232,7 @@ def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image
 
 def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) -> None:
     """An mp4 in the speed of the simulation, and its first seconds smaller, for a page."""
-    first = scenes[0].footage
-    rate = first.moment_rate / first.stride
-    every = max(1, round(rate / _MOVING_RATE))
+    rate, every = _rates(scenes[0].footage)
     most = round(_MOVING_SECONDS * rate / every)
     writer, kept = _writer(film, rate, size), list[Image.Image]()
     for number, picture in enumerate(chain.from_iterable(_frames(scene, size) for scene in scenes)):
@@ -224,22 +240,40 @@ def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) 
         if number % every == 0 and len(kept) < most:
             kept.append(picture.resize(SMALL, Image.Resampling.BOX))
     writer.close()
-    options: dict[str, Any] = {"quality": 70, "method": 3} if moving.suffix == ".webp" else {}
-    kept[0].save(
-        moving,
-        save_all=True,
-        append_images=kept[1:],
-        duration=round(1000 * every / rate),
-        loop=0,
-        **options,
-    )
+    _save_moving(kept, moving, rate / every)
 
 
-def _frames(scene: Scene, size: Size) -> Iterator[Image.Image]:
-    """The pictures of a film of one episode, which stays a while at its end."""
+def write_file(scenes: Sequence[Scene], path: Path) -> None:
+    """Episodes one after the other in one file: an mp4, or a smaller webp or gif."""
+    rate, every = _rates(scenes[0].footage)
+    if path.suffix in _MOVING:
+        kept = [picture for scene in scenes for picture in _frames(scene, SMALL, every)]
+        _save_moving(kept, path, rate / every)
+        return
+    writer = _writer(path, rate, SIZE)
+    for picture in chain.from_iterable(_frames(scene, SIZE) for scene in scenes):
+        writer.send(np.asarray(picture))
+    writer.close()
+
+
+def _rates(footage: Footage) -> tuple[float, int]:
+    """Pictures of a second in a film, and how many of these a moving picture goes on by."""
+    rate = footage.moment_rate / footage.stride
+    return rate, max(1, round(rate / _MOVING_RATE))
+
+
+def _save_moving(pictures: list[Image.Image], path: Path, rate: float) -> None:
+    """A webp or gif with so many pictures of a second."""
+    options: dict[str, Any] = {"quality": 70, "method": 3} if path.suffix == ".webp" else {}
+    options |= {"append_images": pictures[1:], "duration": round(1000 / rate), "loop": 0}
+    pictures[0].save(path, save_all=True, **options)
+
+
+def _frames(scene: Scene, size: Size, every: int = 1) -> Iterator[Image.Image]:
+    """Every so many of the pictures of a film of one episode, which stays a while at its end."""
     shown, wide = scene.footage, scene.footage.figures
-    begin = max(0, shown.moments - 1 - round(_LONGEST * shown.moment_rate))
-    moments = [*range(begin, shown.moments - 1, shown.stride), shown.moments - 1]
+    begin, stride = max(0, shown.moments - 1 - round(_LONGEST * shown.moment_rate)), shown.stride
+    moments = [*range(begin, shown.moments - 1, stride * every), shown.moments - 1]
     each = (size[0] // wide, size[1])
     for moment, figures in zip(moments, shown.draw(moments, each), strict=True):
         picture = Image.fromarray(np.concatenate(figures, axis=1))
@@ -251,7 +285,7 @@ def _frames(scene: Scene, size: Size) -> Iterator[Image.Image]:
         if end and scene.outcome:
             color = {True: _GOOD, False: _BAD, None: _PLAIN}[scene.success]
             pen.badge(right, scene.outcome, color)
-        stay = round(_LINGER * shown.moment_rate / shown.stride) if end else 0
+        stay = round(_LINGER * shown.moment_rate / (stride * every)) if end else 0
         yield from repeat(picture, 1 + stay)
 
 

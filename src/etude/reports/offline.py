@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.from_dataset import evaluate_offline
-from etude.algorithms.off_policy import OffPolicy
+from etude.core.contracts import Broadcast
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE
@@ -27,12 +26,13 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     run = resolve(recipe)
     data = run.data
     folder = RunFolder.open(path, write=False)
-    learner = recipe.algorithm.build(run, Key(recipe.seed), folder, ALONE).algorithm
-    assert isinstance(learner, OffPolicy)
+    made = recipe.algorithm.build(run, Key(recipe.seed), folder, ALONE)
+    learner, evaluator = made.algorithm, made.evaluator
+    assert evaluator is not None  # where there is no environment
     with checkpoint.fitting(newest, "state"):
         learner.load_policy(arrays)
         learner.load_state_dict(training["algorithm"])
-    metrics = evaluate_offline(learner, data.held_out)
+    metrics = evaluator.evaluate(Broadcast(0, {})).metrics
     say(f"{data.held_out.num_episodes:,} episodes of {data.store.path} that were held out")
     data.store.close()
     return keep_metrics(recipe, metrics, new_folder(path, checkpoint.step_of(newest)), say)

@@ -119,6 +119,8 @@ class Episode:
     """What each term of the reward has added to the return."""
     ending: str = ""
     """The terminations that ended it, "environment" or "time limit"; "" while it goes on."""
+    success: bool | None = None
+    """Whether it ended in success; None while it goes on, and where the task does not say."""
 
     def lines(self) -> list[str]:
         """For a person: how far it is and its return, then a line for every term."""
@@ -197,20 +199,27 @@ class Player(Generic[E]):
         sums = {n.removeprefix("reward/"): v for n, v in result.episodes.items() if "reward/" in n}
         ending = ", ".join(self._fired) or (_OWN if result.terminated[0] else _LIMIT)
         ended = self._episode({name: float(values[0]) for name, values in sums.items()}, ending)
+        if "is_success" in result.episodes:
+            ended = replace(ended, success=bool(result.episodes["is_success"][0]))
         self._number, self._length, self._total = self._number + 1, 0, 0.0
         self._actor.restart()
         return ended
 
-    def record(self, seconds: float) -> tuple[Episode, Any]:
-        """The first episode, cut after so many seconds, and its recording."""
-        self._stepped = recording = recorder(self.env, [(0, 0)])
+    def record(self, seconds: float, episodes: int = 1) -> list[tuple[Episode, Any]]:
+        """The first episodes with their recordings, at most so many, cut after so many seconds."""
+        self._stepped = recording = recorder(self.env, [(0, n) for n in range(episodes)])
         self.begin()
+        played: list[Episode] = []
         for _ in range(max(1, round(seconds / self.dt))):
             ended = self.step()
             if ended is not None:
+                played.append(ended)
+            if len(played) == episodes:
                 break
+        if self._length:
+            played.append(self.episode)
         recording.close()
-        return ended or self.episode, recording.recordings[0, 0]
+        return [(episode, recording.recordings[0, episode.number]) for episode in played]
 
 
 class Window(Protocol):

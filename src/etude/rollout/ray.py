@@ -1,4 +1,4 @@
-"""Workers as Ray actors. The only file that knows Ray.
+"""Workers as Ray actors, and how a cluster is found. Besides, `sweeps/ray_tasks.py` knows Ray.
 
 Ray serialises what travels between our own processes with pickle: that is transport, and nothing
 of it is kept. Whoever can reach a Ray cluster can run code on it, other users of this machine too,
@@ -160,7 +160,7 @@ class RayFleet:
             "max_restarts": 0,
             "max_task_retries": 0,
             "max_concurrency": 2,  # a task, and a pulse beside it
-            "runtime_env": {"env_vars": _environment()},
+            "runtime_env": {"env_vars": environment()},
         }
         self._handles: dict[int, Any] = {}
         self._nodes: dict[int, str] = {}
@@ -393,7 +393,7 @@ def _reason(error: Exception) -> str:
     return known.get(type(error).__name__, f"Ray says {type(error).__name__}")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Environment variables that an actor's process shares with this one."""
     kept = {k: v for k, v in os.environ.items() if k.startswith((*PREFIXES, "MUJOCO"))}
     # Code that is not installed is imported from the same folders.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -227,22 +227,6 @@ def verify(path: Path) -> int:
     return training.step
 
 
-def examine(path: Path) -> dict[Path, str]:
-    """What is wrong with each file of a checkpoint, "" for one that is whole."""
-    found: dict[Path, str] = {}
-    for name in ("policy", "training") if _looks_resumable(path) else ("policy",):
-        try:
-            found |= check_part(path / name, name).examine()
-        except DamagedCheckpoint as error:
-            found[error.path] = error.wrong
-    if _looks_resumable(path) and not any(found.values()):
-        try:
-            verify(path)
-        except DamagedCheckpoint as error:
-            found[error.path] = error.wrong
-    return found
-
-
 def newest_verified(
     folder: Path, say: Say = print, repair: bool = True, before: int | None = None
 ) -> Path | None:
@@ -377,20 +361,31 @@ def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[P
     With `every`, the first checkpoint of each stretch of that many steps keeps its policy. At
     least one checkpoint that verifies stays resumable, however old it is.
     """
+    demoted, removed = surplus(folder, keep_last, every)
+    drop(folder, [path / "training" for path in demoted] + removed)
+    return removed
+
+
+def surplus(
+    folder: Path, keep_last: int, every: int | None, also: Collection[int] = ()
+) -> tuple[list[Path], list[Path]]:
+    """Checkpoints that `retain` gives up: those whose policy stays, and those that go whole.
+
+    also: steps whose policy stays besides those that are marked.
+    """
     present = _folders(folder)
     resumable = [path for path in present if _looks_resumable(path)]
     whole = set(resumable[: max(keep_last, 1)])
     anchor = next((path for path in resumable if _verifies(path)), None)
     if anchor is None:
-        return []  # nothing is known to be good, so nothing is given up
+        return [], []  # nothing is known to be good, so nothing is given up
     whole.add(anchor)
     policies = {os.readlink(p) for p in folder.iterdir() if p.is_symlink() and p.name != LATEST}
+    policies.update(map(step_name, also))
     if every:  # The first of each stretch: those after it go, so that the choice stays the same.
         policies.update({step_of(path) // every: path.name for path in present}.values())
     demoted = [p for p in resumable if p not in whole and p.name in policies]
-    removed = [p for p in present if p not in whole and p.name not in policies]
-    _drop([path / "training" for path in demoted] + removed, folder, demoted)
-    return removed
+    return demoted, [p for p in present if p not in whole and p.name not in policies]
 
 
 def _verifies(path: Path) -> bool:
@@ -400,15 +395,16 @@ def _verifies(path: Path) -> bool:
         return False
 
 
-def _drop(paths: list[Path], folder: Path, changed: list[Path]) -> None:
-    """Take folders away by a rename, make that durable, and only then delete their files."""
+def drop(folder: Path, paths: list[Path]) -> None:
+    """Take checkpoints, or parts of them, away by a rename, make that durable, and only then delete
+    their files. For the holder of the run's lock."""
     gone = []
     for path in paths:
         label = path.name if path.parent == folder else f"{path.parent.name}-{path.name}"
         gone.append(folder / f"{TEMPORARY}drop-{label}-{os.getpid()}")
         files.remove_tree(gone[-1])
         files.rename(path, gone[-1])
-    for parent in [*changed, folder] if paths else []:
+    for parent in dict.fromkeys([path.parent for path in paths] + [folder]) if paths else ():
         files.fsync_folder(parent)
     for path in gone:
         files.remove_tree(path)

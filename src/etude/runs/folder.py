@@ -9,17 +9,16 @@ import json
 import os
 import re
 import socket
-import traceback
+import time
 import weakref
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.seals import sealed, unsealed
-from etude.core.trees import Tree, is_array
-from etude.runs import files, tensors
+from etude.core.trees import Tree
+from etude.runs import files
 from etude.runs.metrics_log import MetricsLog, Say
 
 RECIPE, MANIFEST, METRICS, LOCK = "recipe.yaml", "manifest.json", "metrics.jsonl", ".lock"
@@ -29,6 +28,8 @@ NOT_EXACT = "not exact"
 """How a manifest's statement begins where a run is not."""
 _HASHES = "files"
 """Where the manifest names the SHA-256 of the other texts of a run."""
+_ASKED = 0.1
+"""Seconds after which a lock is tried again."""
 _MOST_TEXT = 1 << 20
 """Bytes of a recipe, manifest or plan; those of runs have some thousands."""
 
@@ -184,22 +185,10 @@ class RunFolder:
         """The newest report of a failure."""
         return max(self.failures.iterdir(), default=None) if self.failures.is_dir() else None
 
-    def write_failure(self, exception: BaseException, arrays: Tree, context: Tree) -> Path:
-        """Keep what is needed to look into a failure: traceback, arrays and where it happened.
-
-        Where the run is now: it may have been moved, and something else may be in its place.
-        """
-        here = self.path if self._lock is None else self._lock.find(self.path)
-        folder = files.free_path(here / "failures" / datetime.now().strftime("%Y-%m-%d-%H%M%S"))
-        files.make_folder(folder)
-        report = "".join(traceback.format_exception(exception))
-        files.write_file(folder / "error.txt", [report.encode(errors="replace")])
-        files.write_file(folder / "context.json", [pretty(context).encode()])
-        storable = _storable(arrays)
-        layout = tensors.layout(storable)
-        files.write_file(folder / "reproduction.safetensors", tensors.chunks(storable, layout))
-        files.fsync_folder(folder)
-        return folder
+    @property
+    def current_path(self) -> Path:
+        """Where the run is now: it may have been moved, and something else may be in its place."""
+        return self.path if self._lock is None else self._lock.find(self.path)
 
 
 class Lock:
@@ -216,7 +205,11 @@ class Lock:
             self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with files.clear_faults("lock", folder):
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:  # one who only asks, as `etude runs` does, has it briefly
+                    time.sleep(_ASKED)
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             inode = os.fstat(self._fd).st_ino
             self._name = f"{os.getpid()} on {socket.gethostname()} (inode {inode})"
             self._before = _holder(file)
@@ -364,18 +357,3 @@ def _sha256(data: bytes) -> str:
 def pretty(document: Tree) -> str:
     """Indented JSON for people; a report must not fail over a value JSON does not know."""
     return json.dumps(document, indent=2, default=repr) + "\n"
-
-
-def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
-    """The arrays that can be kept, by path; whatever else is in a failing tree is left out."""
-    kept: dict[str, Any] = {}
-    for name, leaf in arrays.items():
-        if isinstance(leaf, dict):
-            kept |= _storable(leaf, f"{prefix}{name}/")
-        elif is_array(leaf):
-            try:
-                tensors.layout({f"{prefix}{name}": leaf})
-            except TypeError:
-                continue
-            kept[f"{prefix}{name}"] = leaf
-    return kept

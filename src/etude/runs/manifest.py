@@ -7,11 +7,10 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from etude.core.trees import Tree, leaves
+from etude.core.trees import Tree
 from etude.runs import standard
 
 PACKAGES = ("etude", "torch", "numpy", "mujoco", "gymnasium", "pettingzoo")
@@ -21,24 +20,6 @@ PREFIXES = (
 )
 """Environment variables that choose threads, instruction sets, libraries, devices or the order of
 sets, and so may move bits."""
-
-_NAMES = {
-    "system/os": "The operating system",
-    "system/machine": "The machine type",
-    "system/libc": "The C library",
-    "cpu/model": "The CPU",
-    "cpu/capability": "The instruction set torch uses",
-    "git/commit": "The git commit of the project",
-    "computation": "The hash of the standard computation",
-}
-_HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness")
-"""The same bits come out on any number of cores and of ranks; the last two are looked at apart."""
-_DECISIVE = (
-    *("computation", "cpu/capability"),
-    *(f"versions/{package}" for package in PACKAGES),
-)
-"""What a run is not exact with any more, where it has changed. The rest only may move bits, and
-the standard computation finds out whether it has."""
 
 
 def collect(
@@ -74,51 +55,6 @@ def collect(
         "recipe": recipe,
         "exactness": exactness,
     }
-
-
-class Differences(NamedTuple):
-    """A sentence for each thing that may change bits and is not as it was."""
-
-    decisive: list[str]
-    """A run that goes on with these is not exact."""
-    possible: list[str]
-
-
-def differences(old: Tree, new: Tree) -> Differences:
-    """What two manifests say of two processes; what one of them does not know decides nothing."""
-    before, now = _comparable(old), _comparable(new)
-    found = Differences([], [])
-    for path in sorted(before.keys() | now.keys()):
-        a, b = before.get(path), now.get(path)
-        if a != b:
-            decides = path in _DECISIVE and a is not None and b is not None
-            kind = found.decisive if decides else found.possible
-            kind.append(f"{_called(path)} was {_shown(a)} and is {_shown(b)} now.")
-    return found
-
-
-def _comparable(manifest: Tree) -> Tree:
-    """Leaves by path; empty groups and absent values count as the same: not there."""
-    return {
-        path: leaf
-        for path, leaf in leaves(manifest)
-        if path not in _HARMLESS and leaf is not None and leaf != {}
-    }
-
-
-def _called(path: str) -> str:
-    group, _, name = path.partition("/")
-    known = {
-        "versions": f"The version of {name}",
-        "threads": f"The number of {name} threads",
-        "environment": f"The environment variable {name}",
-    }
-    return _NAMES.get(path) or known.get(group, f"'{path}'")
-
-
-def _shown(value: object) -> str:
-    text = "not set" if value is None else str(value)
-    return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 def _version(package: str) -> str | None:

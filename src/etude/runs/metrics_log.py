@@ -152,6 +152,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def digest_of(rows: list[dict[str, Any]]) -> str:
+    """SHA-256 of rows without `time/` and `system/` columns: two exact runs agree in it."""
+    free = ("time/", "system/")
+    kept = [{k: v for k, v in row.items() if not k.startswith(free)} for row in rows]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
 def _crcs(data: bytes) -> list[int]:
     return [zlib.crc32(line) for line in data.split(b"\n")[:-1]]
 

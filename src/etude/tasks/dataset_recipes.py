@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from etude.algorithms.bc import BCConfig
+from etude.algorithms.iql import IQLConfig
 from etude.algorithms.reward_only import RewardOnlyConfig
+from etude.algorithms.rlpd import RLPDConfig
 from etude.algorithms.rrd import RRDConfig
 from etude.algorithms.td3 import TD3Config
 from etude.core.clock import ClockConfig
 from etude.logs.outputs import LogsConfig
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
+from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
 
@@ -25,6 +29,52 @@ def offline() -> Recipe:
         clock=ClockConfig(epochs=10, cycles=5, iterations=10),
         evaluation=EvaluationConfig(every="1 epoch", episodes=100, num_envs=100, envs_per_group=50),
         checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
+def bc() -> Recipe:
+    """A policy that imitates a dataset's actions: `--algorithm.dataset FOLDER`."""
+    return Recipe(
+        name="bc",
+        policy=PolicyConfig(actor_reads=(), critic_reads=(), hidden=(256, 256), activation="relu"),
+        algorithm=BCConfig(dataset=""),
+        clock=ClockConfig(epochs=10, cycles=2, iterations=5),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=100, num_envs=100, envs_per_group=50),
+        checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
+def iql() -> Recipe:
+    """A policy from a dataset with rewards, by implicit Q-learning: `--algorithm.dataset D`."""
+    return Recipe(
+        name="iql",
+        policy=PolicyConfig(
+            kind="deterministic",
+            actor_reads=(),
+            critic_reads=(),
+            hidden=(256, 256),
+            activation="relu",
+        ),
+        algorithm=IQLConfig(normalise_observations=True, gamma=0.98),
+        clock=ClockConfig(epochs=10, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=100, num_envs=100, envs_per_group=50),
+        checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
+def rlpd() -> Recipe:
+    """SAC that replays demonstrations beside its own experience: `--algorithm.dataset FOLDER`."""
+    return Recipe(
+        name="rlpd",
+        policy=PolicyConfig(
+            kind="squashed", hidden=(256, 256), activation="relu", layer_norm="critic"
+        ),
+        collector=CollectorConfig(num_envs=8, envs_per_group=4, threads=2),
+        algorithm=RLPDConfig(
+            rollout_steps=25, train_batches=200, warmup_steps=1_000, initial_alpha=0.1
+        ),
+        clock=ClockConfig(total_timesteps=50_000, cycles=5, iterations=5),
+        evaluation=EvaluationConfig(every="1 cycle", episodes=20, num_envs=20, envs_per_group=20),
     )
 
 

@@ -6,6 +6,8 @@ from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
 from etude.envs.adapters.gym import GymConfig
 from etude.envs.adapters.pettingzoo import PettingZooConfig
+from etude.envs.named_task import TaskConfig
+from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
@@ -69,4 +71,24 @@ def spread() -> Recipe:
         evaluation=EvaluationConfig(
             every="1 epoch", episodes=300, num_envs=300, envs_per_group=150, final_episodes=600
         ),
+    )
+
+
+def seek_pictures() -> Recipe:
+    """A point is steered to a target by pictures of 64 x 64 pixels alone: PPO with convolutions."""
+    return Recipe(
+        name="seek-pictures",
+        env=TaskConfig(task="etude.tasks.seek:SeekPictures"),
+        collector=CollectorConfig(num_envs=64, envs_per_group=32, threads=2),
+        policy=PolicyConfig(actor_reads=("image",), critic_reads=("image",), hidden=(64,)),
+        algorithm=PPOConfig(
+            rollout_steps=32,
+            minibatch_size=256,
+            update_epochs=4,
+            learning_rate=5e-4,
+            final_learning_rate=0.1,
+            gamma=0.95,
+        ),
+        clock=ClockConfig(total_timesteps=100_000, cycles=4, iterations=3),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=64, num_envs=64, envs_per_group=32),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from etude.core.contracts import ActionSpec, Array, Observations
+from etude.core.contracts import ActionSpec, Array, ArraySpec, Observations
 from etude.envs.array_task import ArrayTask, Outcome, State
 
 
@@ -37,3 +37,17 @@ class Seek(ArrayTask):
 
     def observe(self) -> Observations:
         return {"state": np.hstack([self.place, self.target - self.place])}
+
+
+class SeekPictures(Seek):
+    """The same, seen from above: a green point and a red target in a picture of 64 x 64 pixels."""
+
+    observations = {"image": ArraySpec((64, 64, 3), "uint8")}  # noqa: RUF012  declared once
+
+    def observe(self) -> Observations:
+        image = np.zeros((self.num_envs, 64, 64, 3), np.uint8)
+        centres = (np.arange(64) + 0.5) / 32 - 1
+        for channel, points in enumerate((self.target, self.place)):
+            across, down = (np.abs(centres - points[:, i : i + 1]) < 0.12 for i in (0, 1))
+            image[..., channel] = 255 * (down[:, :, None] & across[:, None, :])
+        return {"image": image}

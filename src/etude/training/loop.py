@@ -50,7 +50,7 @@ class Loop:
     stop: StopRequest = field(default_factory=StopRequest)
 
     def run(self, history: list[dict[str, Any]] | None = None) -> bool:
-        """Train until the clock has run down; False when a signal ended it earlier.
+        """Train until the clock has run down; False when a signal or a pause ended it earlier.
 
         `history` is the log rows a resumed run keeps.
         """
@@ -79,10 +79,9 @@ class Loop:
         return True
 
     def _agree(self) -> bool:
-        """Follow the first rank's callbacks, which may end the run; whether a signal says stop."""
-        ended, stopping = zip(
-            *self.ranks.gather([(self.clock.ended_early, self.stop.requested)]), strict=True
-        )
+        """Follow the first rank's callbacks, which may end the run; whether it is to stop here."""
+        is_due = self.stop.is_due(self.clock.now.iterations)
+        ended, stopping = zip(*self.ranks.gather([(self.clock.ended_early, is_due)]), strict=True)
         if any(ended) and not self.clock.ended_early:
             self.clock.end_here()
         return any(stopping)

@@ -21,6 +21,9 @@ LEAST_GRACE = 5.0
 ITERATIONS = 3
 """Or so many times the longest iteration so far, its save included."""
 
+SAME = 1.0
+"""Seconds in which the same signal again is the same request: a scheduler may send it to all
+processes, and the one that started this one passes it on."""
 LOOK = 1.0
 """Seconds between looks for a signal that the main thread was not able to take."""
 _HANGS = "; its disk hangs, and the system lets the process go only when the disk answers"
@@ -40,6 +43,8 @@ class StopRequest:
         """`grace`: seconds until the process ends without a boundary; None: by how long
         iterations take. `doing`: what the run is doing, and for how long, in words."""
         self.signal: int | None = None
+        self.pause_after: int | None = None
+        """Iterations after which the run pauses; None for a run that goes on to its end."""
         self._given = grace
         self._doing = doing
         self._longest = 0.0
@@ -52,6 +57,14 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         return self.signal is not None
+
+    def is_due(self, iterations: int) -> bool:
+        """Whether a run that has done so many iterations stops: by a signal, or to pause."""
+        return self.requested or self.pauses(iterations)
+
+    def pauses(self, iterations: int) -> bool:
+        """Whether a run that has done so many iterations was to pause by then."""
+        return self.pause_after is not None and iterations >= self.pause_after
 
     @property
     def grace(self) -> float:
@@ -95,6 +108,7 @@ class StopRequest:
     def _watch(self, pipe: int) -> None:
         """Acknowledge the first signal; end the process at a second one, or when time is up."""
         deadline: float | None = None
+        first = 0.0
         while True:
             left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
             ready = select.select([pipe], [], [], max(0.0, left))[0]
@@ -105,9 +119,12 @@ class StopRequest:
             for number in came:
                 if number not in SIGNALS:
                     continue
+                now = time.monotonic()
+                if deadline is not None and number == self.signal and now - first < SAME:
+                    continue
                 if deadline is not None:
                     self._exit()
-                deadline = time.monotonic() + self.grace
+                first, deadline = now, now + self.grace
                 self.signal = self.signal or number
                 _tell(
                     f"{signal.Signals(number).name}: the run is saved at the end of this iteration "

@@ -29,8 +29,8 @@ from etude.experience.segments import SegmentBuffer, SegmentGeometry, check_fini
 from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import NetworkOptimizer
 from etude.metrics.declared import Column, Curve, Metric, Metrics
+from etude.models.actor_critic import ActorCritic
 from etude.models.normalise import merge_all
-from etude.models.policies import ActorCritic
 from etude.planning.recipe import Recipe
 
 SPREAD = "train/advantage_std"

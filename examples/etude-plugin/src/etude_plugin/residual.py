@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from etude.models.policies import ModulePolicyConfig
+from etude.models.module_policies import ModulePolicyConfig
 
 
 class ResidualNetwork(nn.Module):

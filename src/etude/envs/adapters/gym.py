@@ -15,8 +15,8 @@ from pydantic import Field
 
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
-from etude.core.imports import permit
 from etude.core.keys import Key
+from etude.core.own_code import permit
 from etude.core.trees import Tree
 from etude.envs.adapters import gym_state, object_state
 from etude.envs.adapters.drawing import FILM_RATE, rendered

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from gymnasium import spaces
 
 from etude.core.errors import UsageError
-from etude.core.imports import describe, load_object
+from etude.core.imports import describe
+from etude.core.own_code import load_object
 from etude.core.trust import Untrusted
 from etude.envs.adapters.gym_spaces import Spaces
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from etude.core.contracts import Array
+from etude.core.trees import Tree
 from etude.envs.mujoco.env import Draws, Part, derived
 from etude.envs.mujoco.robot import Robot
 
@@ -50,6 +51,18 @@ class VelocityCommand(Part):
         """[3, 2]: the least and the most of x, y and yaw that are drawn."""
         found: Array = np.stack([self._low, self._high], axis=1)
         return found
+
+    def describe(self) -> Tree:
+        return {
+            "command": {
+                "about": "velocity along the heading, ahead and to the left, and turning rate",
+                "unit": ["m/s", "m/s", "rad/s"],
+                "range": self.ranges.tolist(),
+                "every": list(self._every),
+                "zero": self._zero,
+                "stand": self._stand,
+            }
+        }
 
     def hold(self, command: Sequence[float]) -> None:
         """Give all environments this command [3], and draw no other; a joystick does so."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from etude.core.contracts import Array, Observations
-from etude.core.imports import attribute
-from etude.envs.mujoco.env import MujocoEnv, Part, TaskConfig, Term
+from etude.envs.mujoco.env import Part, Term
 from etude.envs.mujoco.observing import Group
 
 SIMULATION, TARGET = "_simulation", "_target"
@@ -67,15 +65,3 @@ class Demonstration(Part):
             SIMULATION: Group(state, dtype="float64"),
             TARGET: Group({"target": lambda view: view.target}, dtype="float64"),
         }
-
-
-def demonstrated(config: TaskConfig, num_envs: int) -> tuple[MujocoEnv, Demonstration]:
-    """Environments of a task for recording, and their part that demonstrates."""
-    # What is learned from demonstrations is the sum of an episode's rewards, which has no discount
-    # for which shaping would cancel.
-    config = config.model_copy(update={"episodic": True})
-    task = config.define()
-    shown: Demonstration = attribute(config.demonstration)(config, task.view)
-    parts = (*task.all_parts, shown)
-    observations = {**task.observations, **shown.observations()}
-    return MujocoEnv(replace(task, parts=parts, observations=observations), num_envs), shown

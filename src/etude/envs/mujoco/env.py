@@ -31,7 +31,7 @@ from etude.core.keys import GOLDEN, Key, Streams, mix
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.observing import Group, Observation, Reader, check_terms
-from etude.envs.mujoco.simulation import Camera, Model, Simulation, load_spec
+from etude.envs.mujoco.simulation import Camera, Model, Simulation, compile_model
 
 A = TypeVar("A")
 Term = Callable[[Any], Array]
@@ -239,7 +239,9 @@ class MujocoEnv:
     def __init__(self, task: Task, num_envs: int, threads: int = 1) -> None:
         self.task, self.num_envs = task, num_envs
         self.parts = task.all_parts
-        self.simulation = Simulation(compile_model(task.model, self.parts), num_envs, threads)
+        self.edits = self._with("edit")
+        """What parts add to the model before it is compiled."""
+        self.simulation = Simulation(compile_model(task.model, self.edits), num_envs, threads)
         self.dt = self.simulation.model.opt.timestep * task.substeps
         """Seconds of a control step."""
         self.episode: Array = np.zeros(num_envs, np.int64)
@@ -330,6 +332,12 @@ class MujocoEnv:
     def ability(self, kind: type[A]) -> A | None:
         """This, or the part of it that has an ability."""
         return next((each for each in (self, *self.parts) if isinstance(each, kind)), None)
+
+    def describe(self) -> Tree:
+        """What runs a policy of this task elsewhere; see `etude.core.abilities.Described`."""
+        from etude.envs.mujoco.describing import describe  # only for exports
+
+        return describe(self)
 
     def reset(self, key: Key) -> Observations:
         """Every environment at the start of its episode 0."""
@@ -479,22 +487,3 @@ class MujocoEnv:
 
     def close(self) -> None:
         """Nothing to release: MuJoCo's memory goes with the object."""
-
-
-def compile_model(model: Model, parts: Sequence[Part] = ()) -> mujoco.MjModel:
-    """The model with what parts add to it."""
-    editors = [part for part in parts if type(part).edit is not Part.edit]
-    if isinstance(model, mujoco.MjModel):
-        if editors:
-            raise UsageError(
-                f"{type(editors[0]).__name__} adds to the model, and a compiled one cannot be "
-                "changed: give the task a file or an MjSpec."
-            )
-        return model
-    spec = load_spec(model)
-    for part in editors:
-        part.edit(spec)
-    try:
-        return spec.compile()
-    except ValueError as error:
-        raise UsageError(f"MuJoCo cannot compile the model: {error}") from error

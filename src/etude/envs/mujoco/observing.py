@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from etude.envs.mujoco.env import Draws, MujocoEnv
 
 Function = Callable[[Any], Array]
+F = TypeVar("F", bound=Callable[..., Array])
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Observation:
     """The measurement is so many control steps old, at least and at most: drawn per episode."""
     history: int = 1
     """The last so many measurements, newest first."""
+    unit: str = ""
+    """Of the term, before `scale`; a term that is `measured` says its own."""
+    about: str = ""
+    """What the term is, for whoever measures it on a robot; default its docstring's first line."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay[0] <= self.delay[1] or self.history < 1:
@@ -53,6 +58,16 @@ class Observation:
     def of(cls, term: Function | Observation) -> Observation:
         """The term with its pipeline, or with an empty one."""
         return term if isinstance(term, Observation) else cls(term)
+
+
+def measured(unit: str) -> Callable[[F], F]:
+    """Decorates a term that gives numbers in this unit, "1" for those without."""
+
+    def decorate(term: F) -> F:
+        term.unit = unit  # type: ignore[attr-defined]
+        return term
+
+    return decorate
 
 
 def check_terms(env: MujocoEnv) -> None:
@@ -97,6 +112,11 @@ class Group:
     dtype: str = "float32"
     """What policies read is float32."""
 
+    @classmethod
+    def of(cls, terms: Mapping[str, Function | Observation] | Group) -> Group:
+        """The group, or one of these terms that share nothing."""
+        return terms if isinstance(terms, Group) else cls(terms)
+
 
 class Reader:
     """One observation of a task: its terms side by side."""
@@ -104,7 +124,7 @@ class Reader:
     def __init__(
         self, env: MujocoEnv, name: str, terms: Mapping[str, Function | Observation] | Group
     ) -> None:
-        group = terms if isinstance(terms, Group) else Group(terms)
+        group = Group.of(terms)
         self._view = env.view
         self._late: list[_Buffer] = []
         channels = [

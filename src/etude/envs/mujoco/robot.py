@@ -11,6 +11,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
+from etude.core.trees import Tree
 from etude.envs.mujoco.env import Action, Draws, Part, derived
 
 _FREE, _HINGE, _SLIDE = (
@@ -118,6 +119,10 @@ class Robot(Part):
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
         self._qpos[env_ids] = self.home
+
+    def describe(self) -> Tree:
+        angles = self.default_joints.tolist()
+        return {"default_pose": dict(zip(self.joint_names, angles, strict=True))}
 
     @derived
     def joint_positions(self) -> Array:
@@ -276,6 +281,16 @@ class Controls(Action):
         high = np.where(bounded, model.actuator_ctrlrange[:, 1], 1.0)
         self._middle, self._half = (low + high) / 2, (high - low) / 2
 
+    def describe(self) -> Tree:
+        return {
+            "action": {
+                "kind": "controls",
+                "about": "controls of the actuators, in their order: offset + scale x action",
+                "offset": self._middle.tolist(),
+                "scale": self._half.tolist(),
+            }
+        }
+
     def apply(self, actions: Array) -> None:
         self._control[:] = self._middle + actions * self._half
 
@@ -347,6 +362,19 @@ class JointTargets(Action):
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
         self._control[np.ix_(env_ids, self.actuators)] = self._robot.default_joints
+
+    def describe(self) -> Tree:
+        source = getattr(self._reference, "__self__", self._reference)
+        return {
+            "action": {
+                "kind": "joint_targets",
+                "about": "position targets of the joints: default pose + reference + scale x "
+                "action, kept in the joints' ranges",
+                "joints": list(self._robot.joint_names),
+                "scale": self._scale,
+                "reference": None if source is None else type(source).__name__.lower(),
+            }
+        }
 
     def apply(self, actions: Array) -> None:
         robot = self._robot

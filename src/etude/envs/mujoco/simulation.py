@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -253,45 +253,34 @@ class Camera:
 
 
 def load_spec(model: str | Path | mujoco.MjSpec) -> mujoco.MjSpec:
-    """A spec that can be edited: of a file or a name (`model_file`), of MJCF text or of a spec."""
+    """A spec that can be edited: of a file or a name, of MJCF text or of a spec."""
     if isinstance(model, mujoco.MjSpec):
         return model.copy()
     try:
         if "<" in str(model):
             return mujoco.MjSpec.from_string(str(model))
+        from etude.envs.mujoco.model_files import model_file
+
         return mujoco.MjSpec.from_file(str(model_file(model)))
     except ValueError as error:
         raise UsageError(f"MuJoCo cannot read the model {model}: {error}") from error
 
 
-def model_file(model: str | Path) -> Path:
-    """An MJCF or URDF file, or that of a robot of MuJoCo Menagerie by its name.
-
-    A name is "unitree_go1", which is the robot on its floor, or "unitree_go1/go1", which is one of
-    its files. The package `mujoco-menagerie` finds it, and downloads it when it is first used.
-    """
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
-    robot, _, entry = str(model).partition("/")
-    if path.suffix or not robot.isidentifier() or "/" in entry:
-        raise UsageError(f"There is no model file {path}.")
+def compile_model(
+    model: Model, edits: Sequence[Callable[[mujoco.MjSpec], None]] = ()
+) -> mujoco.MjModel:
+    """The model with what parts add to it, which is their method `edit`."""
+    if isinstance(model, mujoco.MjModel):
+        if edits:
+            raise UsageError(
+                f"{type(getattr(edits[0], '__self__', edits[0])).__name__} adds to the model, and "
+                "a compiled one cannot be changed: give the task a file or an MjSpec."
+            )
+        return model
+    spec = load_spec(model)
+    for edit in edits:
+        edit(spec)
     try:
-        import mujoco_menagerie as menagerie
-    except ImportError:
-        raise UsageError(
-            f"There is no model file {path}. If {robot} is a robot of MuJoCo Menagerie, install "
-            "its package: pip install mujoco-menagerie."
-        ) from None
-    try:
-        return Path(menagerie.get(robot).xml(entry or None))
-    except menagerie.UnknownRobotError as error:
-        from etude.core.explain import nearest  # only where a name is wrong
-
-        near = nearest(robot, menagerie.names())
-        raise UsageError(
-            f"There is no model file {path}, and no robot {robot} in MuJoCo Menagerie."
-            + (f" Did you mean {near}?" if near else "")
-        ) from error
-    except menagerie.MenagerieError as error:
-        raise UsageError(f"MuJoCo Menagerie cannot give {model}: {error}") from error
+        return spec.compile()
+    except ValueError as error:
+        raise UsageError(f"MuJoCo cannot compile the model: {error}") from error

@@ -4,6 +4,7 @@
     finals-<n>.bin     one record per finished episode: the observation it ended on
     episodes-<n>.bin   one record per finished episode: first step, length, return
     store.json         fields and sizes; sealed.json: positions and hashes of a finished dataset
+    frames-<n>.bin     where pictures are kept compressed: their bytes
     labels.json        of a finished dataset: what is known of each episode, see `Labels`
 
 Environments advance in lockstep, so a step's place is known from its time and its lane:
@@ -53,50 +54,18 @@ from etude.experience.store.files import (
     read_json,
     write_json,
 )
-from etude.experience.store.geometry import INDEX, OBS, StoreGeometry, record_of
+from etude.experience.store.geometry import INDEX, OBS, StoreGeometry
 from etude.experience.store.intake import Intake
 from etude.experience.store.labels import LABELS, Labels
-from etude.experience.store.log import DamagedStore, Disk, RecordLog
-from etude.experience.store.sampling import Columns, EpisodeIndex, Subsets, Transitions, choose
+from etude.experience.store.log import DamagedStore, Disk
+from etude.experience.store.reading import EpisodeReader
+from etude.experience.store.sampling import EpisodeIndex, Subsets, Transitions
 
 __all__ = ["DamagedStore", "EpisodeStore", "StoreGeometry", "Subsets", "Transitions"]
 
-_LOGS = ("steps", "finals", "episodes")
 
-
-class EpisodeStore:
+class EpisodeStore(EpisodeReader):
     """Steps and episodes of some lanes; see the module's text for how they are kept."""
-
-    def __init__(
-        self,
-        path: Path,
-        geometry: StoreGeometry,
-        disk: Disk | None,
-        reads: Collection[str] | None = None,
-    ) -> None:
-        self.path, self.geometry = path, geometry
-        self.verify = True
-        """Whether `load_state_dict` reads every named block; sizes are checked in any case."""
-        episodes = geometry.block_episodes
-        self._steps = RecordLog(path, "steps", geometry.step_record, geometry.block_slots, disk)
-        self._finals = RecordLog(path, "finals", geometry.final_record, episodes, disk)
-        self._episodes = RecordLog(path, "episodes", INDEX, episodes, disk)
-        self._logs = dict(zip(_LOGS, (self._steps, self._finals, self._episodes), strict=True))
-        self._steps.holds = self._episodes_of
-        fields = geometry.specs_read(reads)
-        observed = {name: spec for name, spec in fields.items() if name.startswith(OBS)}
-        self._columns, self._observed = Columns(fields), Columns(observed)
-        self._names = [name.removeprefix(OBS) for name in observed]
-        whole = len(fields) == len(geometry.specs)
-        self._parts = (None, None) if whole else (record_of(fields), record_of(observed))
-        self._disk, self._seal, self._failed = disk, "", False
-        self.labels = Labels()
-        """What a sealed dataset says of its episodes; empty until it is sealed."""
-        self._index = EpisodeIndex(geometry.lanes)
-        self._open_starts: Array = np.zeros(geometry.lanes, np.int64)
-        self._open_returns: Array = np.zeros(geometry.lanes, np.float64)
-        self._pending = False
-        """Whether the slots after the newest step hold its next observations."""
 
     @classmethod
     def create(cls, path: Path, geometry: StoreGeometry, disk: Disk) -> EpisodeStore:
@@ -138,7 +107,7 @@ class EpisodeStore:
                 f"{path} was made by an older version, without the table that keeps clips with "
                 f"their source ({LABELS}); import or record it again."
             )
-        if document.keys() != {*_LOGS, "labels"} or not isinstance(document["labels"], str):
+        if document.keys() != {*store._logs, "labels"} or not isinstance(document["labels"], str):
             raise DamagedStore(path / SEAL, "does not describe a dataset")
         table = store._load_logs(document, verify=False)
         labels = read_json(path / LABELS, document["labels"])
@@ -150,38 +119,9 @@ class EpisodeStore:
         return store
 
     @property
-    def lanes(self) -> int:
-        return self.geometry.lanes
-
-    @property
-    def time(self) -> int:
-        """Steps every lane has been given since the store began."""
-        return self._steps.count // self.lanes
-
-    @property
-    def num_transitions(self) -> int:
-        """Transitions that `sample_transitions` draws from: of finished and of open episodes."""
-        return self._index.num_steps
-
-    @property
-    def num_episodes(self) -> int:
-        """Finished episodes held: what `sample_subsets` draws from."""
-        return len(self._index)
-
-    @property
-    def num_evicted(self) -> int:
-        """Finished episodes that are no longer held."""
-        return self._index.first
-
-    @property
-    def returns(self) -> Array:
-        """[episodes] float64, in the order the episodes ended."""
-        return self._index.returns.copy()
-
-    @property
-    def lengths(self) -> Array:
-        """[episodes] int64, in the order the episodes ended."""
-        return self._index.lengths
+    def seal_sha256(self) -> str:
+        """The hash that a sealed dataset is known by: of all that it holds."""
+        return self._seal
 
     def append(self, fragments: Sequence[Fragment]) -> None:
         """The next steps of all lanes: the environments of the fragments, in order.
@@ -201,6 +141,9 @@ class EpisodeStore:
         """
         if self.lanes != 1 or self._pending:
             raise ValueError("whole episodes go into a store of one lane where none is open")
+        if self._frames is not None:
+            failed, self._failed = self._failed, True  # until all pictures are written
+            obs, self._failed = self._frames.store(obs), failed
         self._take_in(Intake.of_episode(self.geometry, obs, actions, rewards, terminated))
 
     def _take_in(self, intake: Intake) -> None:
@@ -272,7 +215,8 @@ class EpisodeStore:
             end = int(start[0]) // self.lanes + int(length[0])
             oldest = min(oldest, max(0, end - self.geometry.max_episode_steps))
         first = self._index.first
-        return {"steps": oldest * self.lanes, "finals": first, "episodes": first}
+        firsts = {"steps": oldest * self.lanes, "finals": first, "episodes": first}
+        return firsts if self._frames is None else {**firsts, "frames": 0}
 
     def _check_continues(self, intake: Intake) -> None:
         """What was stored as an open step's next observation must be the next observation."""
@@ -297,72 +241,6 @@ class EpisodeStore:
             records[OBS + name] = array
         if records.tobytes() != before:
             self._steps.append(records, tentative=self.lanes)
-
-    def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
-        """`num` transitions of finished and open episodes, uniform and with replacement."""
-        if not self.num_transitions:
-            raise UsageError(f"{self.path} holds no transition yet.")
-        drawn = generator.integers(0, self.num_transitions, num)
-        return self.transitions(*self._index.locate(drawn))
-
-    def sample_subsets(
-        self, generator: np.random.Generator, num_subsets: int, num_steps: int
-    ) -> Subsets:
-        """What return decomposition learns from: `num_steps` steps each of `num_subsets` episodes.
-
-        An episode is drawn in proportion to its length; its steps without replacement, unless it
-        has fewer than `num_steps`.
-        """
-        if not self.num_episodes:
-            raise UsageError(f"{self.path} holds no finished episode yet.")
-        drawn = generator.integers(0, self._index.num_finished_steps, num_subsets)
-        return self.subsets_of(generator, self._index.locate(drawn)[0], num_steps)
-
-    def subsets_of(
-        self, generator: np.random.Generator, episodes: Array, num_steps: int
-    ) -> Subsets:
-        """The same from given finished episodes [subsets], counted from the oldest held."""
-        _, lengths = self._index.look_up(episodes)
-        offsets = choose(generator, lengths, num_steps)
-        steps = self.transitions(episodes.repeat(num_steps), offsets.reshape(-1))
-        return Subsets(steps.folded(offsets.shape), self._index.returns[episodes], lengths)
-
-    def episode(self, number: int) -> tuple[Transitions, float]:
-        """One finished episode, counted from the oldest held: its T transitions, its return."""
-        if not 0 <= number < self.num_episodes:
-            raise UsageError(f"{self.path} holds {self.num_episodes:,} episodes, not {number:,}.")
-        length = int(self._index.look_up(np.array([number]))[1][0])
-        steps = self.transitions(np.full(length, number), np.arange(length))
-        return steps, float(self._index.returns[number])
-
-    def column(self, name: str, places: Array, offsets: Array) -> Array:
-        """One field of steps `offsets` [n] of the episodes at `places` [n], read alone."""
-        starts, _ = self._index.look_up(places)
-        part = record_of({name: self.geometry.specs[name]})
-        found: Array = self._steps.gather(starts + offsets * self.lanes, part)[name]
-        return found
-
-    def transitions(self, places: Array, offsets: Array) -> Transitions:
-        """Steps `offsets` [n] of the episodes at `places` [n] of the index, and what followed."""
-        starts, lengths = self._index.look_up(places)
-        slots = starts + offsets * self.lanes
-        # An open episode goes on: what followed its newest step is in the slot ahead.
-        (last,) = ((offsets == lengths - 1) & (places < self.num_episodes)).nonzero()
-        after = slots + self.lanes
-        after[last] = slots[last]  # any slot that exists; replaced below
-        step, final = self._parts
-        records = self._steps.gather(np.concatenate((slots, after)), step)
-        flat = self._columns.fill(records[: len(slots)])
-        following = self._observed.fill(records[len(slots) :])
-        if len(last):
-            finals = self._finals.gather(places[last] + self._index.first, final)
-            for name, array in following.items():
-                array[last] = finals[name]
-        # One that was closed when its lane began anew was not yet over when this step was written.
-        flat["truncated"][last] |= ~flat["terminated"][last]
-        obs = {name: flat.pop(OBS + name) for name in self._names}
-        next_obs = {name: following[OBS + name] for name in obs}
-        return Transitions(obs=obs, next_obs=next_obs, **flat)
 
     def sync(self) -> None:
         """Make all that was appended durable; without news it does nothing."""
@@ -399,7 +277,7 @@ class EpisodeStore:
                 raise EtudeError(f"{self.path} is not the data this run was started with.")
             return
         self._failed = True  # until all of it is found whole
-        table = self._load_logs({name: state[name] for name in _LOGS}, self.verify)
+        table = self._load_logs({name: state[name] for name in self._logs}, self.verify)
         self._open_starts = np.array(state["open_starts"], np.int64)
         self._open_returns = np.array(state["open_returns"], np.float64)
         self._pending = bool(state["ahead"])
@@ -410,7 +288,7 @@ class EpisodeStore:
 
     def _load_logs(self, state: Tree, verify: bool) -> Array:
         """Cut the logs back; returns the finished episodes, which are still to be indexed."""
-        firsts = {name: self._logs[name].load(state[name], verify) for name in _LOGS}
+        firsts = {name: log.load(state[name], verify) for name, log in self._logs.items()}
         table = self._episodes.read(firsts["episodes"], self._episodes.count)
         check_table(table, firsts["steps"], self._steps.count, self.geometry, self.path)
         if self._finals.count != self._episodes.count or firsts["finals"] != firsts["episodes"]:
@@ -419,15 +297,6 @@ class EpisodeStore:
             raise DamagedStore(self.path, "does not hold as many steps for every lane")
         self._index = EpisodeIndex(self.lanes, firsts["episodes"])
         return table
-
-    def _episodes_of(self, start: int, stop: int) -> str:
-        """Which finished episodes have steps among the slots start to stop."""
-        starts, lengths = self._index.starts, self._index.lengths
-        (found,) = ((starts < stop) & (starts + lengths * self.lanes > start)).nonzero()
-        found += self._index.first
-        if not len(found):
-            return f"steps {start // self.lanes:,} to {stop // self.lanes:,}"
-        return f"episodes {found[0]:,} to {found[-1]:,}"
 
     def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
         """Delete block files that neither this store nor any of these states (`state_dict`) needs.
@@ -485,8 +354,3 @@ class EpisodeStore:
         except DamagedStore as error:
             found[error.path] = error.what
         return found
-
-    def close(self) -> None:
-        """Let go of the files being written; what was appended stays."""
-        for log in self._logs.values():
-            log.close()

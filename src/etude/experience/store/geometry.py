@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from etude.core.contracts import ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 
-FORMAT, VERSION = "etude-episodes", 1
+FORMAT, VERSION, ENCODED_VERSION = "etude-episodes", 1, 2
 OBS = "obs/"
 BLOCK_BYTES = 1 << 30
 """A block file is at most about this large: terabytes are then thousands of files."""
@@ -30,6 +30,7 @@ _FIXED = {
     "terminated": ArraySpec((), "bool"),
     "truncated": ArraySpec((), "bool"),
 }
+_POINTER = ArraySpec((2,), "int64")
 _KINDS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
 _NAME = re.compile(r"obs/[A-Za-z0-9_.-]{1,64}")
 _MOST = {"lanes": 1 << 20, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
@@ -58,9 +59,15 @@ class StoreGeometry:
     for what it ended on. None never evicts."""
     block_steps: int = 0
     """Steps of every lane in one block file; 0 chooses."""
+    encoded: Mapping[str, str] = field(default_factory=dict)
+    """{"obs/<name>": "png" or "jpeg"} of pictures that are kept compressed, see `frames.py`."""
 
     def __post_init__(self) -> None:
         _check_specs(self.specs)
+        for name in self.encoded:
+            spec, kind = self.specs.get(name), self.encoded[name]
+            if spec is None or not is_picture(spec) or kind not in ("png", "jpeg"):
+                raise UsageError(f"{name!r} cannot be kept as {kind!r}: png and jpeg are pictures.")
         for name, most in _MOST.items():
             value = getattr(self, name)
             if not (name == "capacity" and value is None) and not 1 <= value <= most:
@@ -93,14 +100,19 @@ class StoreGeometry:
         return {n: s for n, s in self.specs.items() if n in wanted or not n.startswith(OBS)}
 
     @cached_property
+    def stored(self) -> dict[str, ArraySpec]:
+        """The specs as they are on disk: of a compressed picture, where its bytes are."""
+        return {n: _POINTER if n in self.encoded else s for n, s in self.specs.items()}
+
+    @cached_property
     def step_record(self) -> np.dtype[Any]:
         """One step of one lane on disk."""
-        return record_of(self.specs)
+        return record_of(self.stored)
 
     @cached_property
     def final_record(self) -> np.dtype[Any]:
         """What one episode ended on, on disk."""
-        return record_of({n: s for n, s in self.specs.items() if n.startswith(OBS)})
+        return record_of({n: s for n, s in self.stored.items() if n.startswith(OBS)})
 
     @property
     def block_slots(self) -> int:
@@ -120,22 +132,19 @@ class StoreGeometry:
         or late episode can reach `max_episode_steps` further back than its neighbours.
         """
         if self.capacity is None:
-            raise UsageError("A store without a capacity has no size; use `dataset_bytes`.")
+            raise UsageError("A store without a capacity has no size; see `disk_bytes`.")
         step, episode = self.step_record.itemsize, self.final_record.itemsize + INDEX.itemsize
         behind = self.lanes * (self.max_episode_steps + 1)
         rounding = 2 * self.block_slots * step + 2 * self.block_episodes * episode
         return self.capacity * max(step, episode) + behind * step + rounding
-
-    def dataset_bytes(self, num_steps: int, num_episodes: int) -> int:
-        """Exactly what the blocks of a sealed dataset take on disk."""
-        episode = self.final_record.itemsize + INDEX.itemsize
-        return num_steps * self.step_record.itemsize + num_episodes * episode
 
     def describe(self) -> Tree:
         """As JSON; `parse` reads it."""
         specs = {n: {"shape": list(s.shape), "dtype": s.dtype} for n, s in self.specs.items()}
         sizes = {n: getattr(self, n) for n in ("lanes", "max_episode_steps", "capacity")}
         head = {"format": FORMAT, "version": VERSION, "block_steps": self.block_steps}
+        if self.encoded:  # which readers before this one cannot read
+            head |= {"version": ENCODED_VERSION, "encoded": dict(self.encoded)}
         return {**head, **sizes, "specs": specs}
 
     @classmethod
@@ -143,8 +152,11 @@ class StoreGeometry:
         """The geometry a stranger's file describes; raises `UsageError` or `ValueError`."""
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise ValueError("does not describe an episode store")
-        if document.get("version") != VERSION:
+        encoded = document.get("encoded", {})
+        if document.get("version") != (ENCODED_VERSION if encoded else VERSION):
             raise ValueError(f"has version {document.get('version')!r}, not {VERSION}")
+        if not isinstance(encoded, dict):
+            raise ValueError("says wrongly which pictures are compressed")
         sizes = {n: document.get(n) for n in ("lanes", "max_episode_steps", "block_steps")}
         capacity, specs = document.get("capacity"), document.get("specs")
         if not all(type(v) is int for v in sizes.values()) or not isinstance(specs, dict):
@@ -152,7 +164,7 @@ class StoreGeometry:
         if type(capacity) is not int and capacity is not None:
             raise ValueError("gives its capacity wrongly")
         fields = {name: _parse_spec(name, spec) for name, spec in specs.items()}
-        return cls(fields, capacity=capacity, **sizes)  # type: ignore[arg-type]
+        return cls(fields, capacity=capacity, encoded=encoded, **sizes)  # type: ignore[arg-type]
 
 
 def _parse_spec(name: str, spec: Any) -> ArraySpec:
@@ -182,6 +194,11 @@ def _check_specs(specs: Mapping[str, ArraySpec]) -> None:
             raise UsageError(f"An episode store cannot hold {name!r} of shape {spec.shape}.")
         if size > _MOST_RECORD:
             raise UsageError(f"An episode store cannot hold {name!r} of {size:,} numbers a step.")
+
+
+def is_picture(spec: ArraySpec) -> bool:
+    """Whether an observation is an image, grey or coloured: uint8 [height, width, 1 or 3]."""
+    return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[2] in (1, 3)
 
 
 def record_of(specs: Mapping[str, ArraySpec]) -> np.dtype[Any]:

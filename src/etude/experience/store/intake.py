@@ -74,7 +74,7 @@ class Intake:
     def check(self) -> None:
         """Refuse arrays that are not what the store holds."""
         sizes = [len(part["rewards"]) for part in self.parts]
-        steps, lanes, specs = self.num_steps, self.geometry.lanes, self.geometry.specs
+        steps, lanes, specs = self.num_steps, self.geometry.lanes, self.geometry.stored
         if sum(sizes) != lanes or steps < 1:
             raise ValueError(
                 f"{sum(sizes)} environments of {steps} steps for a store of {lanes} lanes"

@@ -7,7 +7,7 @@ training and tests depends on must not be lost without notice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,18 @@ class Labels:
         for number in range(num_episodes):
             labels.add(f"episode {number}")
         return labels
+
+    def extend(self, other: Labels, numbers: Sequence[int], groups: Sequence[int]) -> None:
+        """Append some episodes of another table, by their `numbers` there and `groups` here."""
+        for number, group in zip(numbers, groups, strict=True):
+            self.add(
+                other.names[number],
+                other.kinds[number],
+                group,
+                other.successes[number],
+                other.rewarded[number],
+                other.tasks[number],
+            )
 
     @property
     def groups(self) -> Array:

@@ -31,6 +31,10 @@ _LARGE = 4096
 """Records from this size on take longer to copy than Python needs to handle one."""
 
 
+_EXPECTED = 4 * _LARGE
+"""Bytes from which on it pays to ask the system for them beforehand: some pages."""
+
+
 class Disk(Protocol):
     """The system calls that change a disk; `runs.files.Disk` is one."""
 
@@ -163,6 +167,7 @@ class RecordLog:
     def _gather_large(self, positions: Array, order: Array) -> Array:
         """One after the other, straight to their places: images are dear to move twice."""
         found: Array = np.empty(len(positions), self._raw)
+        self._expect(positions[order], 0, self.dtype.itemsize)
         for i in order.tolist():
             block, inside = divmod(int(positions[i]), self.block_records)
             found[i : i + 1] = self._map(block)[inside : inside + 1]
@@ -172,6 +177,9 @@ class RecordLog:
         """Some fields of large records: [m] of the dtype `part`."""
         found: Array = np.empty(len(positions), part)
         self._sparse = True
+        for name in part.names or ():
+            kind, offset = self.dtype.fields[name][:2]  # type: ignore[index]
+            self._expect(positions[order], offset, kind.itemsize)
         blocks, inside = np.divmod(positions[order], self.block_records)
         begin = 0
         while begin < len(order):
@@ -183,6 +191,19 @@ class RecordLog:
                 found[name][rows] = records[name][inside[begin:end]]
             begin = end
         return found
+
+    def _expect(self, positions: Array, offset: int, size: int) -> None:
+        """Ask the system for bytes of records of a dataset all at once, before they are read.
+
+        A disk is slow at one after the other. What is still written to is mostly in memory.
+        """
+        wanted = size >= _EXPECTED and self._disk is None and hasattr(mmap, "MADV_WILLNEED")
+        for position in positions.tolist() if wanted else ():
+            block, inside = divmod(position, self.block_records)
+            self._map(block)
+            start = inside * self.dtype.itemsize + offset
+            page = start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._maps[block][0].madvise(mmap.MADV_WILLNEED, page, start + size - page)
 
     def read(self, start: int, stop: int) -> Array:
         """Records start to stop: a copy of dtype [stop - start]."""
@@ -206,9 +227,9 @@ class RecordLog:
             if pages.size() < found.nbytes:
                 raise self._damaged(block, "was cut while it was in use")
             return found
-        if block in self._unread:
-            self._check(block, *self._unread[block])
-            del self._unread[block]
+        if (unread := self._unread.get(block)) is not None:
+            self._check(block, *unread)
+            self._unread.pop(block, None)  # another thread may have been here
         path = self.path(block)
         size, size_of = file_size(path), self.dtype.itemsize
         if size < size_of:

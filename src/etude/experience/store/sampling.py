@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from etude.core.contracts import Array, ArraySpec, Observations
+from etude.experience.store.frames import Frames
 
 _ALIGNED = 64
 
@@ -75,6 +76,37 @@ def choose(generator: np.random.Generator, lengths: Array, num: int) -> Array:
     return np.array(chosen, np.int64).reshape(drawn.shape)
 
 
+class Guide:
+    """Finds which episode a step belongs to, in about as long for a million episodes as for few.
+
+    A search by halves looks at twenty far places of a large table; here the steps are cut into as
+    many equal parts as there are episodes, and the first episode of each part is known.
+    """
+
+    _HOPS = 4
+    """Episodes looked at from there on, before the rest is left to a search by halves."""
+
+    def __init__(self, ends: Array) -> None:
+        """ends: [episodes] int64, ascending: the steps up to the end of each episode."""
+        self._ends = ends
+        total = int(ends[-1]) if len(ends) else 0
+        self._width = max(1, total // max(1, len(ends)))
+        first = ends.searchsorted(np.arange(0, total, self._width), "right")
+        self._first: Array = first.astype(np.int32)  # half as much memory to look into
+
+    def find(self, steps: Array) -> Array:
+        """[n] int64: the episodes of `steps` [n], as `ends.searchsorted(steps, "right")`."""
+        found: Array = self._first[steps // self._width].astype(np.int64)
+        for _ in range(self._HOPS):
+            short = self._ends[found] <= steps
+            if not short.any():
+                return found
+            found += short
+        (left,) = (self._ends[found] <= steps).nonzero()
+        found[left] = self._ends.searchsorted(steps[left], "right")
+        return found
+
+
 class Columns:
     """Makes the arrays of a batch, {name: [m, ...]}, in one piece of memory.
 
@@ -83,7 +115,10 @@ class Columns:
     spend most of its time on them.
     """
 
-    def __init__(self, specs: Mapping[str, ArraySpec]) -> None:
+    def __init__(self, specs: Mapping[str, ArraySpec], frames: Frames | None = None) -> None:
+        """frames: where compressed pictures are fetched from."""
+        self._frames = frames
+        self._encoded = frames.encoded if frames is not None else {}
         self._fields = [(n, s.shape, np.dtype(s.dtype), s.num_bytes) for n, s in specs.items()]
 
     def fill(self, records: Array) -> dict[str, Array]:
@@ -96,7 +131,9 @@ class Columns:
         filled = {}
         for offset, (name, shape, dtype, _) in zip(offsets, self._fields, strict=True):
             out = filled[name] = np.ndarray((num, *shape), dtype, memory, offset)
-            if dtype.kind == "b":
+            if name in self._encoded and self._frames is not None:
+                self._frames.fetch(records[name], out)
+            elif dtype.kind == "b":
                 np.not_equal(records[name], 0, out=out)
             else:
                 out[...] = records[name]

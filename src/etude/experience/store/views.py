@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from etude.core.contracts import ActionSpec, Array, Fragment
+from etude.core.contracts import ActionSpec, Array, Fragment, Observations
 from etude.core.errors import EtudeError
 from etude.core.trees import Tree
-from etude.experience.store.episodes import EpisodeStore, Subsets, Transitions
-from etude.experience.store.sampling import choose
+from etude.experience.store.geometry import OBS
+from etude.experience.store.manifest import Episodes
+from etude.experience.store.sampling import Guide, Subsets, Transitions, choose
+
+
+class Windows(NamedTuple):
+    """Observations around steps, and the actions from there on."""
+
+    obs: Observations
+    """{name: [n, past + 1 + ahead, ...]}: up to a step and beyond it; before an episode's first
+    step its first observation, after its last step its last."""
+    actions: Array
+    """[n, actions, dims]: from the step on; after an episode's last action, that action."""
+    valid: Array
+    """[n, actions] bool: the action belongs to the episode."""
 
 
 class EpisodesOf:
@@ -20,7 +34,7 @@ class EpisodesOf:
 
     def __init__(
         self,
-        store: EpisodeStore,
+        store: Episodes,
         numbers: Array,
         action: ActionSpec | None = None,
         lengths: Array | None = None,
@@ -43,7 +57,9 @@ class EpisodesOf:
         self.num_evicted = 0  # as a store that still grows counts them
         self._ends: Array = np.cumsum(self.lengths)
         self._whole = np.flatnonzero(~self._is_clip)
-        self._whole_ends: Array = np.cumsum(self.lengths[self._whole])
+        edges = np.append(0, np.cumsum(self.lengths[self._whole]))
+        self._whole_starts: Array = edges[:-1]
+        self._find, self._find_whole = Guide(self._ends), Guide(edges[1:])
         self.num_transitions = int(self.lengths[self._whole].sum())
 
     @property
@@ -62,15 +78,58 @@ class EpisodesOf:
     def _draw(self, generator: np.random.Generator, num: int) -> tuple[Array, Array]:
         """Places [num] and offsets [num] of steps of whole episodes."""
         drawn = generator.integers(0, self.num_transitions, num)
-        among = self._whole_ends.searchsorted(drawn, "right")
-        places: Array = self._whole[among]
-        return places, drawn - (self._whole_ends[among] - self.lengths[places])
+        among = self._find_whole.find(drawn)
+        return self._whole[among] if self.num_clips else among, drawn - self._whole_starts[among]
+
+    def sample_windows(
+        self,
+        generator: np.random.Generator,
+        num: int,
+        names: Collection[str],
+        past: int,
+        ahead: int,
+        actions: int,
+    ) -> Windows:
+        """Windows around `num` steps of whole episodes, uniform and with replacement.
+
+        names: observations that are read. past, ahead: observations before and after that of the
+        step. actions: how many, from the step's own on.
+        """
+        return self.windows(*self._draw(generator, num), names, past, ahead, actions)
+
+    def windows(
+        self,
+        places: Array,
+        offsets: Array,
+        names: Collection[str],
+        past: int,
+        ahead: int,
+        actions: int,
+    ) -> Windows:
+        """Windows around the steps `offsets` [n] of the episodes `places` [n]."""
+        last = self.lengths[places][:, None] - 1
+
+        def columns(fields: Collection[str], steps: Array) -> dict[str, Array]:
+            at = np.clip(steps, 0, last)
+            of = self.numbers[places].repeat(at.shape[1])
+            found = self._store.columns(fields, of, at.reshape(-1))
+            return {name: x.reshape(*at.shape, *x.shape[1:]) for name, x in found.items()}
+
+        seen = columns(
+            [OBS + name for name in names], offsets[:, None] + np.arange(-past, ahead + 1)
+        )
+        steps = offsets[:, None] + np.arange(actions)
+        taken = np.ascontiguousarray(columns(["actions"], steps)["actions"])
+        if self._action is not None:
+            self._action.from_env(taken.reshape(-1, *taken.shape[2:]))
+        obs = {name: np.ascontiguousarray(seen[OBS + name]) for name in names}
+        return Windows(obs, taken, steps <= last)
 
     def sample_subsets(
         self, generator: np.random.Generator, num_subsets: int, num_steps: int
     ) -> Subsets:
         drawn = generator.integers(0, self._ends[-1], num_subsets)
-        return self.subsets_of(generator, self._ends.searchsorted(drawn, "right"), num_steps)
+        return self.subsets_of(generator, self._find.find(drawn), num_steps)
 
     def subsets_of(
         self, generator: np.random.Generator, episodes: Array, num_steps: int
@@ -90,10 +149,21 @@ class EpisodesOf:
     def _steps(self, places: Array, offsets: Array) -> Transitions:
         """Steps `offsets` [n] of the episodes `places` [n], counted among these."""
         steps = self._store.transitions(self.numbers[places], offsets)
-        steps.truncated[self._is_clip[places] & (offsets == self.lengths[places] - 1)] = True
+        if self.num_clips:
+            steps.truncated[self._is_clip[places] & (offsets == self.lengths[places] - 1)] = True
         if self._action is not None:
             self._action.from_env(steps.actions)
         return steps
+
+    def sample_observations(
+        self, generator: np.random.Generator, num: int, names: Collection[str]
+    ) -> Observations:
+        """{name: [num, ...]} of the transitions that `sample_transitions` would draw, and nothing
+        else of them."""
+        places, offsets = self._draw(generator, num)
+        fields = [OBS + name for name in names]
+        found = self._store.columns(fields, self.numbers[places], offsets)
+        return {name: np.ascontiguousarray(found[OBS + name]) for name in names}
 
     def sample_actions(self, generator: np.random.Generator, num: int) -> Array:
         """Stored actions of `num` transitions, [num, n]; nothing else is read of them."""
@@ -128,7 +198,7 @@ class EpisodesOf:
         self._store.close()
 
 
-def _sums(store: EpisodeStore, episodes: Array, steps: Array) -> Array:
+def _sums(store: Episodes, episodes: Array, steps: Array) -> Array:
     """[n] float64: what the first `steps` [n] of `episodes` [n] earn, added in their order."""
     if not len(episodes):
         return np.empty(0)

@@ -11,8 +11,8 @@ from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.envs.mujoco.env import Action, Draws
 from etude.robots.kuka.clearance import Clearance
-from etude.robots.kuka.hand_control import HandControl, solve_pose
-from etude.robots.kuka.scene import FINGERS, HAND_SITE, STROKE, arm_table
+from etude.robots.kuka.hand_control import DAMPING, POSTURE, HandControl, solve_pose
+from etude.robots.kuka.scene import FINGERS, HAND_SITE, STROKE, arm_table, joint_names
 from etude.tasks.pick_place.scene import (
     CONTROL_SECONDS,
     CUBE,
@@ -34,6 +34,8 @@ _CORNER = CUBE_HALF * 3**0.5
 """How far from its centre the cube reaches: what is further away cannot touch it, m."""
 LOW = 0.008
 """A cube no higher than this above the table counts as put down, m."""
+NEAR_TARGET = 0.03
+"""What counts as near the target in an observation, m."""
 DROPPED = 0.02
 """Let go of from higher than this, a cube was dropped and not placed, m."""
 GUESS = (0.0, 0.5, 0.0, -1.5, 0.0, 1.2, 0.0)
@@ -144,6 +146,39 @@ class PickPlaceArm(Action):
         self.held, self.placed, self.success, self.fallen = np.zeros((4, num_envs), np.bool_)
         """[num_envs] bool: both fingers press on the cube from opposite sides; carried, and now
         down inside the target; the task is done; the cube has left the table."""
+
+    def describe(self) -> Tree:
+        config, table = self._config, arm_table()
+        names = joint_names(table)
+        relative = {
+            "hand": {"reach_step": config.reach_step},
+            "hand-turn": {"reach_step": config.reach_step, "turn_step": config.turn_step},
+            "joint": {"joint_step": self._speed.tolist()},
+        }[config.control]
+        return {
+            "default_pose": dict(zip(names, self._home.tolist(), strict=True)),
+            "action": {
+                "kind": f"kuka_{config.control.replace('-', '_')}",
+                "about": "motion relative to where the hand or the joints are, then the gripper, "
+                "open where positive: see docs/export.md for the controller",
+                "joints": list(names),
+                **relative,
+                "speed_limit": table.speed.tolist(),
+                "damping": DAMPING,
+                "posture": POSTURE,
+                "fingers": list(FINGERS),
+                "finger_step": FINGER_STEP,
+                "stroke": STROKE,
+            },
+            "task": {
+                "table_center": TABLE_CENTER.tolist(),
+                "rest_height": REST_HEIGHT,
+                "near_target": NEAR_TARGET,
+                "low": LOW,
+                "touch_force": _TOUCH,
+                "radius": config.radius,
+            },
+        }
 
     def follow(self, curriculum: Tree) -> None:
         """Start cubes and targets in a part of their areas, and cubes less turned."""

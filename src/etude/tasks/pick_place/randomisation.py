@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 from pydantic import Field
 
 from etude.core.config import Config
@@ -84,7 +86,7 @@ class PositionNoise(Part):
             offset: Array = terms.target_offset(arm) + (target() - cube())
             return offset
 
-        return {
+        noisy: dict[str, Term] = {
             "cube_offset": lambda arm: terms.cube_offset(arm) + cube(),
             "cube_velocity": lambda arm: (
                 terms.cube_velocity(arm) + (cube() - self._noise[:, 1, :3]) / CONTROL_SECONDS
@@ -93,3 +95,4 @@ class PositionNoise(Part):
             "hand_to_target": lambda arm: terms.hand_to_target(arm) + target(),
             "at_target": lambda arm: terms.lies_at(target_offset(arm)),
         }
+        return {name: wraps(terms.STATE[name])(term) for name, term in noisy.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etude.algorithms.rlpd import RLPDConfig
 from etude.algorithms.sac import SACConfig
 from etude.core.clock import ClockConfig
 from etude.models.policies import PolicyConfig
@@ -35,4 +36,19 @@ def pick_place_sac() -> Recipe:
         ),
         clock=ClockConfig(total_timesteps=76_800, cycles=5, iterations=20),
         evaluation=EvaluationConfig(every="1 cycle", episodes=10, num_envs=10, envs_per_group=10),
+    )
+
+
+def pick_place_rlpd() -> Recipe:
+    """The same without shaped rewards, with demonstrations to replay: `--algorithm.dataset D`."""
+    by_sac = pick_place_sac()
+    settings = by_sac.algorithm.model_dump(exclude={"kind"})
+    replay = {"train_batches": 256, "warmup_steps": 1_280, "target_entropy": -2.0}
+    return by_sac.replace(
+        name="pick-place-rlpd",
+        env__shaping=False,
+        policy__layer_norm="critic",
+        algorithm=RLPDConfig(**{**settings, **replay}),
+        clock__total_timesteps=25_600,
+        clock__iterations=5,
     )

@@ -6,8 +6,17 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.envs.mujoco.env import Term
+from etude.envs.mujoco.observing import measured
 from etude.robots.kuka.scene import STROKE
-from etude.tasks.pick_place.arm import DROPPED, LOW, STAGES, PickPlaceArm, free, gentleness
+from etude.tasks.pick_place.arm import (
+    DROPPED,
+    LOW,
+    NEAR_TARGET,
+    STAGES,
+    PickPlaceArm,
+    free,
+    gentleness,
+)
 from etude.tasks.pick_place.scene import TABLE_CENTER
 
 OUTCOMES = (
@@ -21,52 +30,62 @@ OUTCOMES = (
 )
 """What became of an episode, by the number in the statistic `outcome`."""
 
-_NEAR_TARGET = 0.03
-"""What counts as near the target in an observation, m."""
 
-
+@measured("m")
 def hand_position(arm: PickPlaceArm) -> Array:
     """From the middle of the table, [num_envs, 3] m."""
     position: Array = arm.hand - TABLE_CENTER
     return position
 
 
+@measured("m/s")
 def hand_velocity(arm: PickPlaceArm) -> Array:
+    """Over the last control step."""
     return arm.hand_velocity
 
 
+@measured("1")
 def hand_turn(arm: PickPlaceArm) -> Array:
     """Of twice the yaw, [num_envs, 2]: the fingers are alike, so half a turn changes nothing."""
     angle = 2.0 * arm.hand_yaw
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
+@measured("1")
 def gripper(arm: PickPlaceArm) -> Array:
     """Opening (1 is open), command and the touch of each finger, [num_envs, 4]."""
     return np.stack([arm.opening / STROKE, arm.command, *arm.touch.T], axis=1)
 
 
+@measured("m")
 def cube_offset(arm: PickPlaceArm) -> Array:
+    """From the hand to the cube's centre."""
     return arm.offset
 
 
+@measured("m/s")
 def cube_velocity(arm: PickPlaceArm) -> Array:
+    """Of the cube's centre, along the world's axes."""
     return arm.cube_velocity[:, :3]
 
 
+@measured("1")
 def cube_turn(arm: PickPlaceArm) -> Array:
     """Four times the cube's yaw against the hand's, and how level the cube is, [num_envs, 3]."""
     angle = 4.0 * (arm.cube_yaw - arm.hand_yaw)
     return np.stack([np.cos(angle), np.sin(angle), arm.cube_level], axis=1)
 
 
+@measured("m")
 def target_offset(arm: PickPlaceArm) -> Array:
     """From cube to target, [num_envs, 3] m."""
     return arm.target - arm.cube
 
 
+@measured("1")
 def at_target(arm: PickPlaceArm) -> Array:
-    """1 where the cube lies on the target's middle, [num_envs, 1]; see `lies_at`."""
+    """1 where the cube lies on the target's middle, [num_envs, 1]: of its offset (x, y, z) from it
+    exp(-(x^2 + y^2) / near_target^2 - (z / low)^2)."""
     return lies_at(target_offset(arm))
 
 
@@ -76,12 +95,14 @@ def lies_at(offset: Array) -> Array:
     Whether to let go is decided by millimetres of an offset that is decimetres large elsewhere.
     It is a function of the measured offset, not of what the success test remembers.
     """
-    flat = (offset[:, :2] ** 2).sum(axis=1) / _NEAR_TARGET**2
+    flat = (offset[:, :2] ** 2).sum(axis=1) / NEAR_TARGET**2
     near: Array = np.exp(-flat - (offset[:, 2] / LOW) ** 2)
     return near[:, None]
 
 
+@measured("m")
 def hand_to_target(arm: PickPlaceArm) -> Array:
+    """From the hand to the target."""
     return arm.target - arm.hand
 
 
@@ -95,7 +116,9 @@ def progress(arm: PickPlaceArm) -> Array:
     return np.concatenate([flags, arm.best_stages], axis=1)
 
 
+@measured("rad")
 def joint_position(arm: PickPlaceArm) -> Array:
+    """In the order of the joints."""
     return arm.joint_position
 
 

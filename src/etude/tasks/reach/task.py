@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -9,9 +10,11 @@ from pydantic import Field, model_validator
 
 from etude.core.config import Config
 from etude.core.contracts import Array
+from etude.core.trees import Tree
 from etude.envs.mujoco.env import Action, Draws, Task, TaskConfig, Term
+from etude.envs.mujoco.observing import measured
 from etude.envs.mujoco.simulation import Camera
-from etude.robots.kuka.scene import HAND_SITE, arm_table, kuka_spec
+from etude.robots.kuka.scene import HAND_SITE, arm_table, joint_names, kuka_spec
 
 TIMESTEP = 0.01
 HOME = (0.0, 0.38, 0.0, -1.28, 0.0, 1.48, 0.0)
@@ -146,6 +149,22 @@ class ReachingArm(Action):
         self.shown: Array = np.ones((num_envs, 1), np.bool_)
         """[num_envs, 1] bool: whether the observation has the target."""
 
+    def describe(self) -> Tree:
+        names = joint_names(arm_table())
+        wait = self.config.shown_steps or 0
+        return {
+            "default_pose": dict(zip(names, HOME, strict=True)),
+            "action": {
+                "kind": "joint_steps",
+                "about": "position targets of the joints: where each joint is + scale x action, "
+                "kept in the joints' ranges; in the first still_steps of an episode, where it is",
+                "joints": list(names),
+                "scale": self._scale.tolist(),
+                "still_steps": wait,
+            },
+            "task": {"hold_steps": self.hold_steps, "tolerance": self.config.tolerance},
+        }
+
     def apply(self, actions: Array) -> None:
         self.action[:] = actions
         if self.config.shown_steps is not None:
@@ -200,30 +219,43 @@ def _norm(vectors: Array, out: Array | None = None) -> Array:
     return length
 
 
+@measured("rad")
 def joint_position(arm: ReachingArm) -> Array:
+    """In the order of the joints."""
     return arm.joint_position
 
 
+@measured("rad/s")
 def joint_velocity(arm: ReachingArm) -> Array:
+    """In the order of the joints."""
     return arm.joint_velocity
 
 
+@measured("m")
 def hand_position(arm: ReachingArm) -> Array:
+    """Of the point between the fingertips, in the base's frame."""
     return arm.hand
 
 
+@measured("m")
 def target_position(arm: ReachingArm) -> Array:
+    """In the base's frame."""
     return arm.target
 
 
+@measured("m")
 def target_offset(arm: ReachingArm) -> Array:
+    """From hand to target."""
     return arm.offset
 
 
+@measured("m")
 def target_distance(arm: ReachingArm) -> Array:
+    """From hand to target."""
     return arm.distance[:, None]
 
 
+@measured("1")
 def hold_share(arm: ReachingArm) -> Array:
     """How much of the holding time has passed, 0 to 1."""
     return arm.held[:, None] / arm.hold_steps
@@ -284,6 +316,7 @@ REWARDS: dict[str, Term] = {
 def while_shown(term: Term) -> Term:
     """The term where the target is shown, 0 elsewhere."""
 
+    @wraps(term)
     def shown(arm: ReachingArm) -> Array:
         # A product would keep the sign, as -0.
         return np.where(arm.shown, term(arm), 0.0)

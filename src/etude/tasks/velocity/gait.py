@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from etude.core.contracts import Array
+from etude.core.trees import Tree
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv, Part
+from etude.envs.mujoco.observing import measured
 from etude.envs.mujoco.robot import Feet
 
 LEG = 0.213
@@ -36,6 +38,18 @@ class Trot(Part):
         # rad per m/s: how far legs swing to either side of the hip.
         self._swing = 0.25 / frequency / (2.0 * LEG * np.cos(BEND))
 
+    def describe(self) -> Tree:
+        return {
+            "trot": {
+                "about": "angles added to the default pose: see docs/export.md for the formula",
+                "frequency": self._frequency,
+                "fold": float(self._fold),
+                "swing": float(self._swing),
+                "hips": HIPS.tolist(),
+                "offsets": OFFSETS.tolist(),
+            }
+        }
+
     def _angle(self, ahead: int = 0) -> Array:
         """[num_envs, 1] rad of the clock, `ahead` control steps from now."""
         steps = self.env.elapsed[:, None] + ahead
@@ -63,6 +77,7 @@ class Trot(Part):
         fold = np.where(swings & self._walks(), np.sin(phase), 0.0) * self._fold
         return np.stack([roll, fold - pitch, -2.0 * fold], axis=2).reshape(-1, 12)
 
+    @measured("1")
     def phase(self, env: MujocoEnv) -> Array:
         """[num_envs, 2]: sine and cosine of the clock, both 0 where the command is to stand."""
         angle = self._angle()

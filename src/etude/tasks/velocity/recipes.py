@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etude.algorithms.dagger import DAggerConfig
 from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
 from etude.envs.mujoco.randomize import Randomization
@@ -88,4 +89,31 @@ def walk_go1_rough() -> Recipe:
                 every="1 epoch", episodes=40, num_envs=40, envs_per_group=40, final_episodes=200
             ),
         }
+    )
+
+
+def walk_go1_student() -> Recipe:
+    """A Go1 without eyes learns rough ground from a teacher with: `--algorithm.teacher RUN`.
+
+    The teacher: `etude train walk-go1-rough --env.no-observe-velocity --policy.actor-reads
+    state,scan,critic`. The student remembers what it felt (LSTM).
+    """
+    rough = walk_go1_rough()
+    return rough.replace(
+        name="walk-go1-student",
+        env__observe_velocity=False,
+        policy=PolicyConfig(
+            kind="lstm",
+            hidden=(128,),
+            units=128,
+            activation="elu",
+            init_std=0.1,
+            actor_reads=("state",),
+            critic_reads=("state",),
+        ),
+        algorithm=DAggerConfig(
+            rollout_steps=24, horizon=24, minibatch_size=3072, update_epochs=2, learning_rate=1e-3
+        ),
+        clock__total_timesteps=3_000_000,
+        clock__cycles=4,
     )

@@ -1,0 +1,126 @@
+"""A run that goes on from its last good checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from etude.building import resuming
+from etude.building.build import build, start_policy
+from etude.building.executing import (
+    Say,
+    compare,
+    execute,
+    manifest_of,
+    open_folder,
+    outputs_of,
+)
+from etude.core.ranks import Ranks, was_restarted
+from etude.core.trees import Tree
+from etude.logs.outputs import Outputs, check
+from etude.planning import recipes
+from etude.planning.out_of_memory import explained
+from etude.planning.plan import make_plan, rank_notes
+from etude.planning.recipe import Recipe
+from etude.planning.resolve import Resolved, resolve
+from etude.rollout.local import Placement
+from etude.runs.folder import RunFolder
+
+_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+"""SHA-256 of no bytes."""
+
+
+def continue_run(
+    ranks: Ranks,
+    path: Path,
+    asked: Outputs,
+    console: bool,
+    total_timesteps: int | None = None,
+    collector: Placement | None = None,
+    step: int | None = None,
+    trust: bool = False,
+    pause_after: int | None = None,
+) -> Path:
+    """See `etude.resume`, of which this is the work: the run's folder.
+
+    asked: where its caller wants messages and metrics to go.
+    """
+    compare(ranks)
+    with open_folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
+        resolved: list[Resolved] = []  # the first rank's
+
+        def continued() -> tuple[Tree, list[str]]:
+            resuming.restore(folder, asked.say, trust)
+            loaded = recipes.load(folder.recipe, trust)
+            run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
+            resolved.append(run)
+            return run.recipe.model_dump(mode="json"), lost
+
+        plain, lost = ranks.from_first(continued)
+        recipe = recipes.validated(plain, str(folder.recipe))
+        run = resolved[0] if resolved else resolve(recipe)
+        out = outputs_of(run, folder, console, asked, ranks)
+        say = out.say
+        parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+        clock = parts.loop.clock
+        restored = parts.loop.saver.restore(clock, say, step)
+        if total_timesteps is not None:
+            resuming.extend(run, clock, folder, ranks, say)
+        if restored:
+            say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
+        else:
+            # Nothing was saved yet: whatever was logged belongs to work that is done again.
+            if parts.metrics is not None:
+                parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
+            start_policy(recipe, parts.algorithm)
+            say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        if was_restarted():
+            from etude.building.rank_checks import refuse_to_repeat
+
+            ranks.from_first(lambda: refuse_to_repeat(folder, clock))
+        stop = parts.loop.stop
+        stop.pause_after = pause_after
+        is_paused = stop.pauses(clock.now.iterations) and not clock.finished
+        if clock.finished:
+            say("The run is finished already.")
+        elif ranks.is_first and not is_paused:
+            for reason in lost:
+                folder.mark_not_exact(reason)
+        for note in rank_notes(recipe, ranks.size):
+            say(note)
+        if is_paused:
+            parts.close()
+            say(f"It has done {clock.now.iterations:,} iterations, and was to pause by then.")
+        else:
+            execute(parts, folder, say)
+    return path
+
+
+def _continued(
+    recipe: Recipe,
+    folder: RunFolder,
+    ranks: Ranks,
+    say: Say,
+    total_timesteps: int | None,
+    collector: Placement | None,
+) -> tuple[Resolved, list[str]]:
+    """What a run goes on with, and why it is not exact then; says what is not as it was."""
+    saved = resuming.copies(folder)
+    resuming.check_recipe(recipe, saved or {}, folder, say)
+    check(recipe.logs)
+    if collector is not None:
+        placed = {"collector": collector.applied(recipe.collector)}
+        recipe = recipe.model_copy(update=placed)
+    run = resolve(recipe)
+    if total_timesteps is not None:
+        run = resuming.longer(run, total_timesteps, folder)
+    plan = make_plan(run, begun=True, ranks=ranks.size)
+    now = manifest_of(run.recipe, plan, ranks)
+    if saved is None:
+        resuming.begin_anew(folder, now, say)
+    resuming.settle(folder, plan, say)
+    if found := folder.last_failure():
+        say(
+            f"This run failed before (see {found}). A run is exact, so the same failure will "
+            "come again unless something changes."
+        )
+    return run, [] if saved is None else resuming.lost(folder, now, saved, say)

@@ -1,0 +1,127 @@
+"""A run that has been built is executed: its folder, its outputs, and what is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from etude.building.build import Parts
+from etude.core.errors import AGAIN, EtudeError
+from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
+from etude.core.seals import sealed
+from etude.core.trees import Tree
+from etude.logs.outputs import Outputs, open_logs
+from etude.planning import recipes
+from etude.planning.plan import Plan, counted
+from etude.planning.recipe import Recipe, metrics_of
+from etude.planning.resolve import Resolved
+from etude.runs import files, manifest
+from etude.runs.folder import RunFolder
+from etude.runs.metrics_log import read_rows
+
+Say = Callable[[str], None]
+SUMMARY = "summary.json"
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+def compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
+    """Refuse ranks that were given another recipe than the first, or compute other bits."""
+    if ranks.size > 1:
+        from etude.building.rank_checks import compare_bits, compare_recipes
+
+        if recipe is not None:
+            compare_recipes(recipe, ranks)
+        compare_bits(ranks)
+
+
+def open_folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
+    """The run's folder: the first rank makes or opens it, the others open it to read."""
+    made: list[RunFolder] = []
+
+    def first() -> str:
+        made.append(make())
+        return str(made[0].path.absolute())
+
+    path = ranks.from_first(first)
+    return made[0] if made else RunFolder.open(Path(path), write=False)
+
+
+def outputs_of(
+    run: Resolved, folder: RunFolder, console: bool, asked: Outputs, ranks: Ranks
+) -> Outputs:
+    """The logs of a run, with what the caller asked for; only the first rank has any."""
+    if not ranks.is_first:
+        return Outputs(silent, silent)
+    recipe, iterations = run.recipe, run.loops.iterations
+    plain, metrics = recipe.model_dump(mode="json"), metrics_of(recipe)
+    return open_logs(
+        recipe.logs,
+        folder.path,
+        plain,
+        metrics,
+        iterations,
+        console,
+        asked,
+        lambda: recipes.changed(recipe),
+    )
+
+
+class Interrupted(EtudeError):
+    """A signal ended the run at a boundary, where it was saved."""
+
+    exit_code = AGAIN
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"Stopped and saved. Continue with: etude resume {path}")
+
+
+def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
+    """Run the loop; any failure leaves the last good checkpoint and a report."""
+    loop, ranks = parts.loop, parts.ranks
+    try:
+        with loop.stop:
+            finished = loop.run(read_rows(folder.metrics) if ranks.is_first else [])
+    except (LostRank, ReportedElsewhere):
+        raise  # It says nothing about this run that the next try should be warned of.
+    except Exception as error:
+        if ranks.is_first:  # where failures of other ranks are raised too
+            from etude.runs.failures import report_failure
+
+            report_failure(error, loop.clock.state_dict(), folder, say)
+        raise
+    finally:
+        parts.close()
+    now = loop.clock.now
+    if finished:
+        ranks.from_first(lambda: _summarise(parts, folder))
+    elif loop.stop.pauses(now.iterations):
+        say(f"Paused and saved after {now.iterations:,} iterations, at step {now.timesteps:,}.")
+    else:
+        raise Interrupted(folder.path) if ranks.is_first else ReportedElsewhere(AGAIN)
+
+
+def _summarise(parts: Parts, folder: RunFolder) -> None:
+    """summary.json: what the run did, to hold against the plan."""
+    loop = parts.loop
+    now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
+    tester, saved = loop.evaluator, loop.saver.num_saved
+    counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
+    summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
+    summary["exactness"] = folder.manifest().get("exactness", "unknown")
+    files.replace_file(folder.path / SUMMARY, [sealed(summary)])
+
+
+def manifest_of(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
+    torch.set_num_threads(recipe.learner.threads)
+    verdict = "exact" if plan.exactness["exact"] else "not exact"
+    return manifest.collect(
+        f"{verdict}: {plan.exactness['reason']}",
+        {"learner": recipe.learner.threads},
+        ranks=ranks.size,
+        recipe=recipes.digest(recipe),
+    )

@@ -1,0 +1,135 @@
+"""`etude report`: a page about a run, or about several, that opens without a network."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from etude.api import Run
+from etude.cli.options import Positional, parse
+from etude.cli.target import Trusting, find_target
+from etude.cli.train import TrainCommand
+from etude.core.errors import EtudeError, UsageError
+from etude.metrics.declared import COUNTERS, EPISODES
+from etude.metrics.health import Health
+from etude.metrics.rows import numbers
+from etude.planning import FREE, recipes
+from etude.planning.recipe import Recipe, metrics_of
+from etude.reports import reading
+from etude.reports.comparison import Comparison, compare
+from etude.reports.html_page import RunPage, page
+from etude.runs import files
+from etude.runs.folder import PLAN_JSON, RECIPE
+
+
+class ReportCommand(Trusting):
+    """One HTML page about a run, or about several and their comparison: what was asked, plan,
+    curves, evaluations, episodes, health, machine and how to repeat it. It needs no network."""
+
+    aliases = {"out": "output o"}  # noqa: RUF012
+
+    runs: Positional[tuple[str, ...]] = Field(
+        description="Folders of runs, folders that hold runs, or patterns: 'runs/reach/*'."
+    )
+    out: str = Field("report.html", description="The file to write; -o is short.")
+    films: bool = Field(False, description="With films, which makes the page large.")
+    at: int | None = Field(None, ge=1, description="Of several runs: compare at this step.")
+    metric: str | None = Field(
+        None, description="Of several runs: compare by this column of metrics.jsonl."
+    )
+
+
+MOST_RUNS = 50
+
+
+def run(arguments: list[str]) -> None:
+    """Write the page."""
+    command = parse("report", ReportCommand, ["--out" if a == "-o" else a for a in arguments])
+    paths, out = reading.find(command.runs), Path(command.out)
+    if out.suffix not in (".html", ".htm"):
+        raise UsageError(f"'{out}' is no page: its name must end in .html.")
+    if len(paths) > MOST_RUNS:
+        raise UsageError(f"These are {len(paths)} runs, and a page has at most {MOST_RUNS}.")
+    pages = [described(path, command.trust) for path in paths]
+    found, note = None, ""
+    if len(pages) > 1:
+        found, note = _compared(command, [each.record for each in pages])
+    files.make_folder(out.absolute().parent)
+    text = page(pages, found, command.films, note).encode()
+    files.replace_file(out, [text])
+    print(f"{out}: {len(text) / 1e6:.2f} MB, {len(pages)} run{'s' if len(pages) > 1 else ''}")
+    if note:
+        print(f"Without a comparison: {note}")
+
+
+def _compared(
+    command: ReportCommand, records: list[reading.RunRecord]
+) -> tuple[Comparison | None, str]:
+    """The comparison, or why there is none."""
+    try:
+        return compare(records, command.metric, command.at), ""
+    except UsageError as error:
+        return None, str(error)
+
+
+def described(path: Path, trust: bool = False) -> RunPage:
+    """What a page says of a run; what cannot be found out is said in a note."""
+    record = reading.read(path)
+    notes: list[str] = []
+    recipe: Recipe | None = None
+    fingerprint = None
+    try:
+        run = Run(path, trust)
+        recipe = run.recipe
+        fingerprint = run.fingerprint()
+    except EtudeError as error:
+        notes.append(str(error))
+    metrics = COUNTERS + EPISODES if recipe is None else metrics_of(recipe)
+    health = Health(metrics, _iterations(path))
+    for row in record.rows:
+        health.add(numbers(row))
+    evaluated = health.evaluated
+    return RunPage(
+        record,
+        command_of(recipe, path),
+        "" if recipe is None else recipes.changed(recipe),
+        metrics,
+        tuple(health.warnings),
+        health.trend,
+        "" if evaluated is None else evaluated.words(),
+        fingerprint,
+        tuple(notes),
+    )
+
+
+def _iterations(path: Path) -> int:
+    """The iterations that a run was planned to have; 1 where the plan cannot be read."""
+    try:
+        document: Any = json.loads((path / PLAN_JSON).read_bytes()[: 1 << 20])
+        return int(document["counts"]["iterations"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 1
+
+
+def command_of(recipe: Recipe | None, path: Path) -> str:
+    """A command line that trains the recipe: by its name where that gives the same, or its file."""
+    by_file = f"etude train {shlex.quote(str(path / RECIPE))}"
+    if recipe is None or recipe.name not in recipes.names():
+        return by_file
+    usual = dict(recipes.fields(recipes.made_by(recipe.name)()))
+    words = [recipe.name]
+    for name, value in recipes.fields(recipe):
+        if usual.get(name, "") != value and not reading.among(name, FREE):
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words += [f"--{name.replace('_', '-')}", text]
+    try:
+        target, rest = find_target(words)
+        made = parse("train", TrainCommand, rest, TrainCommand(recipe=target)).recipe
+    except (EtudeError, ValueError):
+        return by_file
+    same = recipes.digest(made) == recipes.digest(recipe)
+    return f"etude train {shlex.join(words)}" if same else by_file

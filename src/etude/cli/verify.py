@@ -1,0 +1,169 @@
+"""`etude verify`: is a bundle whole, and does what it says come out here as well."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import Field
+
+from etude.api import Run, resume, train
+from etude.building.executing import Say, silent
+from etude.cli.options import Positional, Reporting, parse
+from etude.cli.target import Trusting
+from etude.cli.train import say
+from etude.core.errors import UsageError
+from etude.core.progress import waiting
+from etude.core.trees import Tree
+from etude.logs.outputs import LogsConfig
+from etude.planning.page import size
+from etude.planning.recipe import Recipe, digest, parsed
+from etude.reports import verifying
+from etude.reports.verifying import Finding
+from etude.runs import bundle
+from etude.runs.folder import NOT_EXACT, default_path
+from etude.runs.manifest_changes import Differences
+
+
+class VerifyCommand(Trusting, Reporting):
+    """Whether a bundle is whole, and whether its episodes, and with --retrain its training, come
+    out the same here."""
+
+    bundle: Positional[str] = Field(description="A bundle's folder, or its tar.")
+    files_only: bool = Field(False, description="Check the files, and run nothing.")
+    retrain: bool = Field(
+        False, description="Train its recipe again and compare the fingerprint, bit for bit."
+    )
+    folder: str | None = Field(
+        None,
+        description="With --retrain: the run's folder; one that is there is continued; default "
+        "runs/<recipe>/<date-time>-s<seed>.",
+    )
+
+
+def run(arguments: list[str]) -> int:
+    """Print what was found; 1 where something is damaged or differs."""
+    command = parse("verify", VerifyCommand, arguments)
+    if command.folder is not None and not command.retrain:
+        raise UsageError("--folder is where a run is trained again: add --retrain.")
+    if command.files_only and command.retrain:
+        raise UsageError("--files-only runs nothing, and --retrain trains: leave one of them out.")
+    path = Path(command.bundle)
+    with (
+        tempfile.TemporaryDirectory(prefix="etude-verify-") as scratch,
+        bundle.opened(path, Path(scratch) / "bundle") as folder,
+    ):
+        return _Verification(command, path, folder).run()
+
+
+class _Verification:
+    """A bundle, and what was found so far."""
+
+    def __init__(self, command: VerifyCommand, path: Path, folder: Path) -> None:
+        self.command, self.path, self.folder = command, path, folder
+        self.findings: list[Finding] = []
+
+    def say(self, text: str) -> None:
+        """Print a line; whatever a stranger put into it, it stays one line."""
+        if not self.command.json_output:
+            print("".join(c if c.isprintable() else "?" for c in text), flush=True)
+
+    def run(self) -> int:
+        with waiting("reading every file"):
+            examined = bundle.examine(self.folder)
+        about = examined.index
+        if examined.wrong:
+            for name, wrong in examined.wrong.items():
+                self.say(f"  {name} {wrong}")
+            count = len(examined.wrong)
+            are = f"{count} files are not as they were" if count > 1 else "a file is not as it was"
+            return self._conclude(examined.sha256, examined.wrong, f"{are} when it was bundled")
+        self.say(
+            f"{self.path}: {len(about['files']) + 1} files, {size(examined.num_bytes)}, all as "
+            "they were bundled; none is code."
+        )
+        self.say(f"  sha256     {examined.sha256} of {bundle.INDEX}; its author can name it too")
+        if self.command.files_only:
+            return self._conclude(examined.sha256, {}, "")
+        self._compare(about)
+        differing = [each.what for each in self.findings if each.verdict == "differs"]
+        wrong = f"{self.path} is not what it says: {', '.join(differing)}" if differing else ""
+        return self._conclude(examined.sha256, {}, wrong)
+
+    def _compare(self, about: Tree) -> None:
+        command, folder = self.command, self.folder
+        data = bundle.read_text(folder, bundle.RECIPE).encode()
+        # Trust is kept for the path that a person named, and not for where a tar was unpacked.
+        name = self.path / bundle.RECIPE
+        recipe = parsed(data, str(name), name, command.trust)
+        changed = verifying.changed_machine(recipe, verifying.document(folder, bundle.MANIFEST))
+        for sentence in changed.decisive:
+            self.say(f"  machine    {sentence}")
+        if changed.decisive:
+            self.say(
+                "  machine    So bits need not be the same here: results are compared by what "
+                "chance explains."
+            )
+        self._add(verifying.check_metrics(folder, about))
+        policy = verifying.load_policy(folder)
+        self._add(verifying.check_onnx(folder, policy))
+        self._add(
+            verifying.check_episodes(recipe, folder, folder / bundle.POLICY, changed.decisive)
+        )
+        self._explain(changed)
+        if command.retrain:
+            self._retrain(recipe, about, changed)
+            self._explain(changed)
+
+    def _retrain(self, recipe: Recipe, about: Tree, changed: Differences) -> None:
+        if about.get("another_run"):
+            raise UsageError(
+                f"Training {self.path} again gives another run: {about['another_run']} Leave "
+                "--retrain out."
+            )
+        if str(about.get("exactness", "")).startswith(NOT_EXACT):
+            self.say(f"The bundled run is {about['exactness']}: other bits are to be expected.")
+        run = _train(recipe, self.command.folder, silent if self.command.json_output else say)
+        arguments = (recipe, self.folder, about, run.path, run.fingerprint(), changed.decisive)
+        self._add(verifying.check_retrained(*arguments))
+
+    def _add(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        self.say(f"  {finding.what:<10} {finding.verdict}: {finding.words}")
+
+    def _explain(self, changed: Differences) -> None:
+        """What else may be why the newest finding is not the same."""
+        if self.findings[-1].verdict in ("close", "differs"):
+            for sentence in changed.possible:
+                self.say(f"             That may be why: {sentence}")
+
+    def _conclude(self, sha256: str, damaged: dict[str, str], wrong: str) -> int:
+        close = [each.what for each in self.findings if each.verdict == "close"]
+        done = "The files are whole; nothing was run." if self.command.files_only else "Verified."
+        verdict = f"Not verified: {wrong}." if wrong else done
+        if close and not wrong:
+            verdict = f"Verified, but not bit for bit: {', '.join(close)}."
+        document = {
+            "bundle": str(self.path),
+            "sha256": sha256,
+            "damaged": damaged,
+            "findings": [asdict(finding) for finding in self.findings],
+            "verified": not wrong,
+            "exact": not wrong and not close,
+        }
+        self.command.show(document, verdict + "\n")
+        return int(bool(wrong))
+
+
+def _train(recipe: Recipe, folder: str | None, speak: Say) -> Run:
+    """A run of a bundle's recipe: in this process, and with no logs that leave it."""
+    local = recipe.with_kinds({"collector": "local"})
+    local = local.model_copy(update={"logs": LogsConfig(tensorboard=False)})
+    path = Path(folder) if folder else default_path(recipe.name, recipe.seed)
+    if path.exists():
+        there = Run(path)
+        if digest(there.recipe) != digest(recipe):
+            raise UsageError(f"{path} is a run of another recipe: choose another --folder.")
+        return resume(path, say=speak, console=speak is say)
+    return train(local, path, say=speak, console=speak is say)

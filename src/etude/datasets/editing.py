@@ -1,0 +1,275 @@
+"""Datasets made of others: merged, filtered, clipped. Files are linked, and no step is copied.
+
+A dataset never changes, since runs name the one they learned from by its hash. An edit makes a new
+one beside it, which takes the room of its tables.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.datasets.importing import ABOUT, check_new, read_about, success_of_clip
+from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.files import write_json
+from etude.experience.store.labels import LABELS, Labels
+from etude.experience.store.manifest import (
+    ENTRY,
+    FORMAT,
+    MANIFEST,
+    SHARDS,
+    TABLE,
+    VERSION,
+    Dataset,
+    Episodes,
+    open_episodes,
+    shared_geometry,
+)
+from etude.runs import files
+
+_APART = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}
+"""What a file system says that cannot link a file to where it should be."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Episodes of shards, not yet written down: what an edit begins and ends with."""
+
+    shards: list[EpisodeStore]
+    table: Array
+    """[episodes] of `ENTRY`."""
+    labels: Labels
+    about: list[dict[str, Any]]
+    """Where the datasets came from."""
+    notes: tuple[str, ...] = ()
+
+    def only(self, numbers: Array) -> Taken:
+        """Some of the episodes [n], each in the group of what it was cut from."""
+        table, labels = self.table[numbers], Labels()
+        groups = np.stack([table["shard"], self._sources(table)])
+        _, first, place = np.unique(groups, axis=1, return_index=True, return_inverse=True)
+        labels.extend(self.labels, numbers.tolist(), first[place.reshape(-1)].tolist())
+        return replace(self, table=table, labels=labels)
+
+    def _sources(self, table: Array) -> Array:
+        """[episodes]: which episode of its shard each entry shares steps with."""
+        sources: Array = np.zeros(len(table), np.int64)
+        for s, shard in enumerate(self.shards):
+            rows = table["shard"] == s
+            sources[rows] = shard.labels.groups[table["episode"][rows]]
+        return sources
+
+    @property
+    def whole(self) -> Array:
+        """[episodes] int64: steps of the episodes in the shards."""
+        lengths: Array = np.zeros(len(self.table), np.int64)
+        for s, shard in enumerate(self.shards):
+            rows = self.table["shard"] == s
+            lengths[rows] = shard.lengths[self.table["episode"][rows]]
+        return lengths
+
+
+def take(paths: Sequence[Path]) -> Taken:
+    """All episodes of some datasets, one after the other; what several share comes once."""
+    shards: dict[str, EpisodeStore] = {}
+    tables, labels, about = [], Labels(), []
+    for path in paths:
+        data = open_episodes(path)
+        table = _table(data)
+        places = [_place(shards, shard) for shard in _shards(data)]
+        table["shard"] = np.array(places)[table["shard"]]
+        tables.append(table)
+        numbers = range(len(table))
+        labels.extend(data.labels, numbers, [len(labels) + n for n in numbers])
+        about.append({"path": str(path), **read_about(path)})
+    table = np.concatenate(tables)
+    shared_geometry([shard.geometry for shard in shards.values()], 1)  # refuses what cannot be one
+    keys = np.stack([table[name] for name in ("shard", "episode", "start", "length")])
+    _, first = np.unique(keys, axis=1, return_index=True)
+    gone = len(table) - len(first)
+    said = f"{gone:,} episodes are in more than one of the datasets and are taken once."
+    found = Taken([*shards.values()], table, labels, about, (said,) if gone else ())
+    return found.only(np.sort(first))
+
+
+def _place(shards: dict[str, EpisodeStore], shard: EpisodeStore) -> int:
+    """Which shard this is; the same one may be there from another dataset."""
+    shards.setdefault(shard.seal_sha256, shard)
+    return list(shards).index(shard.seal_sha256)
+
+
+def _shards(data: Episodes) -> Sequence[EpisodeStore]:
+    return data.shards if isinstance(data, Dataset) else [data]
+
+
+def _table(data: Episodes) -> Array:
+    if isinstance(data, Dataset):
+        return data.table.copy()
+    table: Array = np.zeros(data.num_episodes, ENTRY)
+    table["episode"] = np.arange(len(table))
+    table["length"], table["return"] = data.lengths, data.returns
+    return table
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which episodes are kept: those that meet everything that is asked."""
+
+    task: str | None = None
+    """A pattern like *drawer* for the sentence of the task."""
+    name: str | None = None
+    """A pattern for the name of the episode."""
+    kind: str | None = None
+    success: Literal["yes", "no", "unknown"] | None = None
+    min_return: float | None = None
+    max_return: float | None = None
+    min_steps: int | None = None
+    max_steps: int | None = None
+    episodes: int | None = None
+    """At most so many, the first ones."""
+
+    def chosen(self, taken: Taken) -> Array:
+        """Numbers of the episodes that are kept, ascending int64."""
+        labels, table = taken.labels, taken.table
+        kept: Array = np.ones(len(table), bool)
+        for pattern, values in (
+            (self.task, labels.tasks),
+            (self.name, labels.names),
+            (self.kind, labels.kinds),
+        ):
+            if pattern is not None:
+                kept &= np.array([fnmatch.fnmatchcase(value, pattern) for value in values], bool)
+        if self.success is not None:
+            wanted = {"yes": True, "no": False, "unknown": None}[self.success]
+            kept &= np.array([success is wanted for success in labels.successes], bool)
+        for low, high, column in (
+            (self.min_return, self.max_return, "return"),
+            (self.min_steps, self.max_steps, "length"),
+        ):
+            kept &= (table[column] >= (-np.inf if low is None else low)) & (
+                table[column] <= (np.inf if high is None else high)
+            )
+        return np.flatnonzero(kept)[: self.episodes]
+
+
+def keep(taken: Taken, wanted: Filter) -> Taken:
+    """The episodes that a filter keeps."""
+    numbers = wanted.chosen(taken)
+    if not len(numbers):
+        tasks = list(dict.fromkeys(taken.labels.tasks))[:3]
+        some = f" (tasks are {'; '.join(map(repr, tasks))})" if wanted.task else ""
+        raise UsageError(
+            f"None of the {len(taken.table):,} episodes is like that{some}: ask for less, or see "
+            "`etude data inspect`."
+        )
+    return taken.only(numbers)
+
+
+def clip(taken: Taken, start: int = 0, stop: int | None = None) -> Taken:
+    """Steps `start` to `stop` of every episode, as in a slice of Python: negative ones count from
+    the end. Episodes in which nothing is left are dropped."""
+    lengths = taken.table["length"]
+    first = np.clip(start if start >= 0 else lengths + start, 0, lengths)
+    last = lengths if stop is None else np.clip(stop if stop >= 0 else lengths + stop, 0, lengths)
+    numbers = np.flatnonzero(last > first)
+    if not len(numbers):
+        raise UsageError(
+            f"No step of any episode is left: they have {lengths.min():,} to {lengths.max():,} "
+            "steps; choose another --start or --stop."
+        )
+    cut = taken.only(numbers)
+    first, last = first[numbers], last[numbers]
+    changed = np.flatnonzero((first > 0) | (last < lengths[numbers]))
+    for i in changed.tolist():
+        _cut(cut, i, int(first[i]), int(last[i]))
+    said = f"[{start}:{'' if stop is None else stop}]"
+    notes = [f"{len(changed):,} of {len(numbers):,} episodes were cut to their steps {said}."]
+    if gone := len(lengths) - len(numbers):
+        notes.append(f"{gone:,} episodes have no such step and were left out.")
+    return replace(cut, notes=(*taken.notes, *notes))
+
+
+def _cut(taken: Taken, i: int, first: int, last: int) -> None:
+    """Give entry `i` its steps `first` to `last` alone."""
+    entry, labels = taken.table[i], taken.labels
+    shard, length = taken.shards[int(entry["shard"])], int(entry["length"])
+    offsets = np.arange(length) + int(entry["start"])
+    rewards = shard.column("rewards", np.full(length, entry["episode"]), offsets)
+    entry["start"] += first
+    entry["length"] = last - first
+    entry["return"] = rewards[first:last].sum(dtype=np.float64)
+    labels.kinds[i], labels.names[i] = "clip", f"{labels.names[i]}[{first}:{last}]"
+    if last < length:
+        labels.successes[i] = success_of_clip(labels.successes[i], rewards, last)
+
+
+def write(taken: Taken, out: Path, said: str) -> Dataset:
+    """A dataset of these episodes in a new folder: whole, or not there at all.
+
+    said: what was done, for people.
+    """
+    check_new(out)
+    partial = out.resolve().with_name(f".{out.name}.partial")
+    files.make_folder(partial.parent)
+    files.remove_tree(partial)
+    files.new_folder(partial)
+    try:
+        _fill(partial, taken, said)
+        files.rename(partial, out)
+    except BaseException:
+        files.remove_tree(partial)
+        raise
+    files.fsync_folder(partial.parent)
+    return Dataset.open(out)
+
+
+def _fill(folder: Path, taken: Taken, said: str) -> None:
+    used = np.unique(taken.table["shard"])
+    table = taken.table.copy()
+    table["shard"] = used.searchsorted(table["shard"])
+    shards = [taken.shards[s] for s in used.tolist()]
+    files.new_folder(folder / SHARDS)
+    for shard in shards:
+        _link(shard.path, folder / SHARDS / shard.seal_sha256)
+    files.fsync_folder(folder / SHARDS)
+    source = " and ".join(str(about.get("path")) for about in taken.about)
+    about = {
+        "source": f"{said} {source}",
+        "format": "manifest",
+        "notes": list(taken.notes),
+        "of": taken.about,
+    }
+    files.write_file(folder / ABOUT, [json.dumps(about, indent=1).encode()])
+    written = files.write_file(folder / TABLE, [table.tobytes()])
+    labels = write_json(folder / LABELS, taken.labels.to_json(), files.current())
+    document = {"format": FORMAT, "version": VERSION, "shards": [s.seal_sha256 for s in shards]}
+    document |= {"episodes": written.sha256, "labels": labels}
+    write_json(folder / MANIFEST, document, files.current())
+
+
+def _link(shard: Path, folder: Path) -> None:
+    """The files of a sealed store in another folder."""
+    files.new_folder(folder)
+    for file in sorted(shard.iterdir()):
+        if file.suffix not in (".json", ".bin") or file.name == ABOUT or file.is_symlink():
+            continue
+        try:
+            os.link(file, folder / file.name)
+        except OSError as error:
+            if error.errno not in _APART:
+                raise
+            raise UsageError(
+                f"{shard} cannot be linked to {folder.parent.parent.parent}: make the new dataset "
+                "on the same file system, where it takes no room, or copy the old one there first."
+            ) from error
+    files.fsync_folder(folder)

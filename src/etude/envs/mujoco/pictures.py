@@ -1,0 +1,130 @@
+"""Tasks that are also seen: a picture of every environment as the observation "image", and what the
+robot measures of itself as "proprio"."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from etude.core.abilities import EnvWrapper, Restarts, ability
+from etude.core.contracts import Array, ArraySpec, BatchEnv, Observations, StepResult
+from etude.core.errors import UsageError
+from etude.core.imports import attribute
+from etude.core.keys import Key
+from etude.envs.config import ENVS, EnvConfig
+from etude.envs.mujoco.demonstration import SIMULATION, TARGET, Demonstration
+from etude.envs.mujoco.env import MujocoEnv, TaskConfig
+from etude.envs.mujoco.offscreen import Renderer
+
+IMAGE = "image"
+_SLICES, _STACKS, _QUADS = 14, 8, 2
+"""Facets of round shapes: half of MuJoCo's. Drawing takes as long as there are facets, and at a few
+hundred pixels they cannot be seen."""
+_SKY = np.array([236, 241, 246], np.uint8)
+
+
+class QuickCamera(Renderer):
+    """A camera for many small pictures."""
+
+    @classmethod
+    def of(cls, env: MujocoEnv, size: int) -> QuickCamera:
+        """The task's camera, size x size pixels. The model's finest details are given up."""
+        # One core each: Mesa would take all of them for every picture.
+        os.environ["LP_NUM_THREADS"] = "0"
+        quality = env.simulation.model.vis.quality
+        quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
+        return cls(env.simulation.model, env.task.camera, size, size)
+
+    def _shoot(self) -> Array:
+        rect = self._rect
+        pixels = np.empty((rect.height, rect.width, 3), np.uint8)
+        depth = np.empty((rect.height, rect.width), np.float32)
+        mujoco.mjr_render(rect, self._scene, self._context)
+        mujoco.mjr_readPixels(pixels, depth, rect, self._context)
+        # MuJoCo leaves the background black.
+        empty = (depth <= 0.0) | (depth >= 1.0)
+        np.copyto(pixels, _SKY, where=empty[:, :, None])
+        return pixels[::-1]
+
+    def pictures(self, states: Array, targets: Array) -> Array:
+        """[n, size, size, 3] uint8 of states [n, k] with their targets [n, 3]."""
+        pairs = zip(states, targets, strict=True)
+        shape = (len(states), self._rect.height, self._rect.width, 3)
+        drawn: Array = np.empty(shape, np.uint8)
+        for place, (state, target) in zip(drawn, pairs, strict=True):
+            place[...] = self.picture(state, target)
+        return drawn
+
+
+class Pictured(EnvWrapper):
+    """Draws every environment after each step, in a thread of its own, to which OpenGL is bound."""
+
+    def __init__(self, inner: MujocoEnv, size: int) -> None:
+        super().__init__(inner)
+        specs = inner.spec.observations.items()
+        observed = {name: spec for name, spec in specs if name not in (SIMULATION, TARGET)}
+        image = ArraySpec((size, size, 3), "uint8")
+        self.spec = replace(inner.spec, observations={**observed, IMAGE: image})
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pictures")
+        self._camera = self._thread.submit(QuickCamera.of, inner, size).result()
+
+    def _seen(self, obs: Observations) -> Observations:
+        states, targets = obs[SIMULATION], obs[TARGET]
+        image = self._thread.submit(self._camera.pictures, states, targets).result()
+        kept = {name: array for name, array in obs.items() if name not in (SIMULATION, TARGET)}
+        return {**kept, IMAGE: image}
+
+    def ability(self, kind: type[Any]) -> Any:
+        if kind is Restarts and super().ability(kind) is not None:
+            return self
+        return super().ability(kind)
+
+    def restart(self) -> Observations:
+        """All environments begin their next episode."""
+        restarting = ability(self.inner, Restarts)
+        assert restarting is not None
+        return self._seen(restarting.restart())
+
+    def reset(self, key: Key) -> Observations:
+        return self._seen(super().reset(key))
+
+    def step(self, actions: Array) -> StepResult:
+        result = super().step(actions)
+        return replace(result, obs=self._seen(result.obs), final_obs=self._seen(result.final_obs))
+
+    def close(self) -> None:
+        self._thread.submit(self._camera.close).result()
+        self._thread.shutdown()
+        super().close()
+
+
+def pictured(config: EnvConfig, num_envs: int, threads: int) -> BatchEnv:
+    """Environments of a task that are seen in pictures of `config.pictures` pixels a side."""
+    env, _ = demonstrated_env(config, num_envs, threads, f"env.pictures {config.pictures}")
+    return Pictured(env, config.pictures)
+
+
+def demonstrated_env(
+    config: EnvConfig, num_envs: int, threads: int = 1, wanted: str = "A demonstration"
+) -> tuple[MujocoEnv, Demonstration]:
+    """Environments of a task that observe what pictures and demonstrations need, and that part.
+
+    wanted: what needs them, for the message where the task has no such part.
+    """
+    if not (isinstance(config, TaskConfig) and config.demonstration):
+        kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
+        raise UsageError(
+            f"{wanted} needs a task that says how it is shown and done, {' or '.join(kinds)}, and "
+            f"not one of the kind '{config.kind}'."
+        )
+    task = config.define()
+    shown: Demonstration = attribute(config.demonstration)(config, task.view)
+    parts = (*task.all_parts, shown)
+    observations = {**task.observations, **shown.observations()}
+    seen = replace(task, parts=parts, observations=observations)
+    return MujocoEnv(seen, num_envs, threads), shown

@@ -1,0 +1,227 @@
+"""Policies of PPO: an action distribution and a value function, from networks that share what they
+read."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from etude.core.contracts import Action, Array
+from etude.core.trees import Tree
+from etude.models.distributions import DiagonalGaussian
+from etude.models.networks import Mlp
+from etude.models.policies import BasePolicy, Features, PolicyConfig
+
+if TYPE_CHECKING:
+    from etude.models.choices import Categoricals
+
+
+class EvaluatedActions(NamedTuple):
+    """Actions that were taken, evaluated by a policy."""
+
+    log_probs: torch.Tensor
+    """[...]"""
+    entropy: torch.Tensor
+    """[...], or [] where it is the same for every step."""
+    values: torch.Tensor
+    """[...]"""
+    excess: torch.Tensor
+    """[...] how far the mean action leaves its bounds, or [] where it never does."""
+
+
+class Memory(NamedTuple):
+    """What a recurrent policy knew at the start of each segment, and where episodes begin."""
+
+    state: dict[str, torch.Tensor]
+    """{name: [segments, units]} before the first step, {} for a memoryless policy."""
+    starts: torch.Tensor
+    """[segments, horizon] bool: an episode begins at this step; the state is zeroed before it."""
+
+    def at(self, segments: torch.Tensor | slice) -> Memory:
+        """The memory of these segments."""
+        state = {name: x[segments] for name, x in self.state.items()}
+        return Memory(state, self.starts[segments])
+
+
+class ActorCritic(BasePolicy):
+    """A policy and its value function over named observations.
+
+    Actor and critic share the encoder of an image that both read. A subclass defines `_step`,
+    `_forward` and `_values`, which get images already encoded.
+    """
+
+    def setup(self, generator: torch.Generator | None) -> None:
+        names = tuple(dict.fromkeys((*self.config.actor_reads, *self.config.critic_reads)))
+        self.encoders = self.make_encoders(names, generator)
+        self._log_std_range: tuple[float, float] | None = None
+        self._gaussian, self.std_of_state = DiagonalGaussian, False
+        """`std_of_state`: the actor gives the spread of box actions for every state."""
+        self._noise_decides = self.action.kind == "box"
+        """Whether the density of an action depends on its noise alone."""
+        if self.action.kind != "box":
+            return
+        if isinstance(config := self.config, PolicyConfig):
+            self.std_of_state = config.std == "state"
+            self._noise_decides = not (self.std_of_state or config.squash)
+            if config.squash:
+                from etude.models.squashed import SquashedGaussian
+
+                self._gaussian = SquashedGaussian
+            if config.std_range is not None:
+                self._log_std_range = (math.log(config.std_range[0]), math.log(config.std_range[1]))
+        start = torch.full((self.num_actions,), float(np.log(config.init_std)))
+        # Without a gradient it stays among the parameters, and the optimizer leaves it alone.
+        # Where the actor gives the spread of every state, this is what its output is added to.
+        self.log_std = nn.Parameter(start, requires_grad=config.learn_std)
+
+    @property
+    def num_actions(self) -> int:
+        """Dimensions of a box action, or the number of choices of a discrete one."""
+        return self.action.array.shape[0]
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers the actor gives for an observation: means, of a state-dependent spread also its
+        logarithms, or logits of all choices."""
+        if self.action.kind != "box":
+            return sum(self.action.sizes)
+        return self.num_actions * (2 if self.std_of_state else 1)
+
+    @abstractmethod
+    def _step(
+        self, features: torch.Tensor, state: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The actor's outputs [num_envs, num_outputs] at features [num_envs, n]; the next state."""
+
+    @abstractmethod
+    def _forward(
+        self, features: Features, memory: Memory | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The actor's outputs [..., num_outputs] and the values [...] of encoded features."""
+
+    @abstractmethod
+    def _values(self, features: Features, memory: Memory | None) -> torch.Tensor:
+        """[...]: the values of encoded features [..., n]."""
+
+    def values(self, features: Features, memory: Memory | None) -> torch.Tensor:
+        """[segments, horizon]: the value of prepared features [segments, horizon, n].
+
+        A memoryless policy takes any leading shape, and its memory is None.
+        """
+        return self._values(self._encoded(features), memory)
+
+    def _encoded(self, features: Features) -> Features:
+        """Prepared features with those of images in place of the images."""
+        if self.encoders is None:
+            return features
+        encoded, beside = self.encoders.encoded(features), self.encoders.beside
+        actor = beside(features["actor"], encoded, self.config.actor_reads)
+        same = self._critic_names() == self.config.actor_reads
+        critic = actor if same else beside(features["critic"], encoded, self._critic_names())
+        return {"actor": actor, "critic": critic}
+
+    @staticmethod
+    def actor_arrays(arrays: Tree) -> Tree:
+        """Of a policy's arrays, those that it acts by: all but the value function's own."""
+        return {name: x for name, x in arrays.items() if not name.startswith("critic.")}
+
+    def _distribution(
+        self, outputs: torch.Tensor, features: Features
+    ) -> DiagonalGaussian | Categoricals:
+        """features: named tensors, of which an action mask [..., choices] is read."""
+        if self.action.kind != "box":
+            from etude.models.choices import Categoricals
+
+            name = self.config.action_mask
+            return Categoricals(
+                outputs, self.action.sizes, None if name is None else features[name]
+            )
+        mean: torch.Tensor = outputs
+        log_std: torch.Tensor = self.log_std
+        if self.std_of_state:
+            mean, change = outputs.chunk(2, dim=-1)
+            log_std = log_std + change
+        return self._gaussian(mean, self._bounded(log_std))
+
+    def _bounded(self, log_std: torch.Tensor) -> torch.Tensor:
+        return log_std if self._log_std_range is None else log_std.clamp(*self._log_std_range)
+
+    def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
+        if self.action.kind == "box":
+            return DiagonalGaussian.noise(generator, steps, num_envs, self.num_actions)
+        from etude.models.choices import Categoricals
+
+        return Categoricals.noise(generator, steps, num_envs, self.num_actions)
+
+    def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
+        if not self._noise_decides:
+            return None
+        return DiagonalGaussian.log_density(noise, self._bounded(self.log_std))
+
+    def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
+        reads = self.config.actor_reads
+        features = self._read(reads, obs)
+        if self.encoders is not None:
+            images = self.encoders.encoded({name: obs[name] for name in reads})
+            features = self.encoders.beside(features, images, reads)
+        outputs, state = self._step(features, state)
+        distribution = self._distribution(outputs, obs)
+        if noise is not None and self._noise_decides:
+            return Action(distribution.actions(noise), None, state)  # type: ignore[union-attr]
+        if noise is not None:
+            return Action(*distribution.sample(noise), state)
+        actions = distribution.mode()
+        return Action(actions, distribution.log_prob(actions), state)
+
+    def evaluate(
+        self, features: Features, actions: torch.Tensor, memory: Memory | None
+    ) -> EvaluatedActions:
+        """Evaluates actions [segments, horizon, n] taken at prepared features.
+
+        A memoryless policy takes any leading shape, and its memory is None.
+        """
+        outputs, values = self._forward(self._encoded(features), memory)
+        distribution = self._distribution(outputs, features)
+        return EvaluatedActions(
+            distribution.log_prob(actions), distribution.entropy(), values, distribution.excess()
+        )
+
+    @torch.no_grad()
+    def mean_std(self, features: Features, memory: Memory | None) -> float:
+        """The mean standard deviation of box actions at prepared features."""
+        outputs, _ = self._forward(self._encoded(features), memory)
+        return float(self._distribution(outputs, features).log_std.exp().mean())  # type: ignore[union-attr]
+
+
+class MlpPolicy(ActorCritic):
+    """Two separate networks over named observations."""
+
+    config: PolicyConfig
+
+    def setup(self, generator: torch.Generator | None) -> None:
+        super().setup(generator)
+        config = self.config
+        actor = (self._width(config.actor_reads), *config.hidden, self.num_outputs)
+        critic = (self._width(self._critic_names()), *config.critic_layers, 1)
+        norm, both = config.layer_norm != "off", config.layer_norm == "all"
+        self.actor: nn.Module = Mlp(actor, config.activation, 0.01, generator, both)
+        self.critic: nn.Module = Mlp(critic, config.activation, 1.0, generator, norm)
+
+    def _step(
+        self, features: torch.Tensor, state: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.actor(features), state
+
+    def _forward(
+        self, features: Features, memory: Memory | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.actor(features["actor"]), self._values(features, memory)
+
+    def _values(self, features: Features, memory: Memory | None) -> torch.Tensor:
+        """There is no memory to consult."""
+        return self.critic(features["critic"]).squeeze(-1)  # type: ignore[no-any-return]

@@ -1,0 +1,141 @@
+"""A bundle of a run is made: policy, ONNX, recipe, evaluation, films and the card that says it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from etude.core.errors import EtudeError, UsageError
+from etude.core.trees import Tree
+from etude.planning import recipes
+from etude.planning.loading import policy_parts, policy_path
+from etude.planning.recipe import Recipe
+from etude.reports import evaluation, fresh
+from etude.reports.bundle_card import card
+from etude.runs import bundle, files
+from etude.runs.bundle import Examined
+from etude.runs.folder import RunFolder
+
+Say = Callable[[str], None]
+FILM, ONNX, EVALUATION = "film", "ONNX", "evaluation"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What of a run goes into a bundle."""
+
+    recipe: Recipe
+    folder: RunFolder
+    policy: Path
+    """The run, or one of its checkpoints."""
+    fingerprint: Tree
+    """Of the run; {} where what it is made of was not kept."""
+    another_run: str = ""
+    """Why training the recipe again would give another run, as a sentence; "" if it would not."""
+    license: str = ""
+    episodes: int | None = None
+    with_film: bool = True
+    with_onnx: bool = True
+    trust: bool = False
+
+
+def write(shared: Shared, to: Path, say: Say) -> Examined:
+    """Write a bundle as a folder, or as a tar where the name ends in .tar; it appears whole."""
+    if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
+        raise UsageError(f"{to} is there already: name a new folder, or remove this one.")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
+    try:
+        made = _fill(shared, scratch, say)
+        if to.suffix == bundle.TAR:
+            bundle.pack(scratch, to)
+        else:
+            scratch.chmod(0o755)
+            os.replace(scratch, to)  # over an empty folder, or none
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return made
+
+
+def _fill(shared: Shared, folder: Path, say: Say) -> Examined:
+    recipe, run = shared.recipe, shared.folder
+    manifest = run.manifest()
+    texts = {
+        bundle.RECIPE: recipes.dump(recipe),
+        bundle.MANIFEST: run.copies()["manifest"],
+        bundle.METRICS: run.metrics.read_text() if run.metrics.is_file() else "",
+    }
+    for name, text in texts.items():
+        files.write_file(folder / name, [text.encode()])
+    fresh.load(shared.policy, shared.trust)  # refuses a run that has learned a reward alone
+    _copy_policy(shared.policy, folder / bundle.POLICY)
+    left_out: dict[str, str] = {}
+    results = _evaluate(shared, folder / bundle.EVALUATION, left_out, say)
+    if shared.with_onnx:
+        from etude.reports.export import export
+
+        source, to = shared.policy, folder / bundle.ONNX
+        try:
+            export(recipe, source, to, shared.fingerprint, shared.trust)
+        except UsageError as error:
+            left_out[ONNX] = str(error)
+    else:
+        left_out[ONNX] = ""
+    for name, why in left_out.items():
+        if why:
+            say(f"Without {name}: {why}")
+    about = {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "license": shared.license,
+        "policy_step": fresh.step_of(shared.policy),
+        "fingerprint": shared.fingerprint,
+        "exactness": str(manifest.get("exactness", "")),
+        "another_run": shared.another_run,
+        "left_out": left_out,
+    }
+    films = sorted(f"{bundle.EVALUATION}/{p.name}" for p in folder.glob("evaluation/*.webp"))
+    text = card(recipe, about, manifest, results, films)
+    files.write_file(folder / bundle.CARD, [text.encode()])
+    return bundle.seal(folder, about)
+
+
+def _copy_policy(source: Path, to: Path) -> None:
+    """The files of a policy, once each has been found whole."""
+    policy_parts(source)
+    chosen = policy_path(source)
+    chosen = chosen / "policy" if (chosen / "policy").is_dir() else chosen
+    files.new_folder(to)
+    for name in sorted(os.listdir(chosen)):
+        files.write_file(to / name, [(chosen / name).read_bytes()])
+
+
+def _evaluate(shared: Shared, folder: Path, left_out: dict[str, str], say: Say) -> Tree:
+    """Fresh episodes of the policy, and films of them; their metrics."""
+    recipe = shared.recipe
+    if recipe.env is None:
+        why = f"The recipe '{recipe.name}' has no environment to act in."
+        left_out |= {EVALUATION: why, FILM: why}
+        return {}
+    episodes = shared.episodes or recipe.evaluation.final_episodes or None
+    report = evaluation.played(recipe, shared.policy, episodes)
+    files.new_folder(folder)
+    report.write(folder)
+    say(report.render())
+    if not shared.with_film:
+        left_out[FILM] = ""
+        return report.metrics()
+    try:
+        from etude.reports import film
+
+        film.check(recipe)
+        say(f"Filming: {', '.join(dict.fromkeys(report.scenes)) or 'an episode'}.")
+        played, scenes = report.fresh, report.scenes
+        film.film(recipe, shared.policy, played, scenes, folder, film.SMALL, recipe.name)
+    except EtudeError as error:
+        left_out[FILM] = str(error)
+    return report.metrics()

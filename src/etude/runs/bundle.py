@@ -1,0 +1,290 @@
+"""A bundle: what is shared of a run, as a folder or a tar, with a sealed list of its files.
+
+    README.md         the card: results, versions, licence, how to repeat it
+    bundle.json       size and SHA-256 of every other file, the run's fingerprint, and a seal
+    recipe.yaml  manifest.json  metrics.jsonl
+    policy/           arrays.safetensors  contract.json  manifest.json
+    onnx/             what `etude export` writes
+    evaluation/       episodes.csv  report.txt  summary.json, films
+
+It is read as a stranger's: nothing is opened through a link, nothing that is not listed is opened
+at all, and every file must be the kind of data that its name says.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from etude.core.errors import EtudeError, UsageError
+from etude.core.seals import SEAL, sealed
+from etude.core.trees import Tree
+from etude.runs import files, tensors
+from etude.runs.documents import Malformed, decode_json
+
+FORMAT = 1
+INDEX, CARD, RECIPE, MANIFEST, METRICS = (
+    *("bundle.json", "README.md", "recipe.yaml", "manifest.json", "metrics.jsonl"),
+)
+POLICY, ONNX, EVALUATION = "policy", "onnx", "evaluation"
+TAR = ".tar"
+_NAMES = re.compile(
+    r"README\.md|recipe\.yaml|manifest\.json|metrics\.jsonl"
+    r"|policy/(arrays\.safetensors|contract\.json|manifest\.json)"
+    r"|onnx/(policy\.onnx|policy\.json|replay\.safetensors|scene\.xml)"
+    r"|evaluation/(episodes\.csv|motions\.csv|report\.txt|summary\.json"
+    r"|[\w-]{1,80}\.(png|mp4|webp|gif))"
+)
+"""Every file that a bundle can have besides its index."""
+_NOT_OURS = {".git", ".gitattributes", ".cache"}
+"""What git and the hub put beside the files of a repository; it is never opened."""
+_BEGINNINGS = {
+    ".onnx": (0, b"\x08"),
+    ".png": (0, b"\x89PNG\r\n\x1a\n"),
+    ".mp4": (4, b"ftyp"),
+    ".webp": (8, b"WEBP"),
+    ".gif": (0, b"GIF8"),
+}
+_TEXTS = {".md", ".json", ".jsonl", ".yaml", ".csv", ".txt", ".xml"}
+_MAX_INDEX, _MAX_TEXT, _MAX_MEMBERS = 1 << 18, 1 << 26, 512
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A bundle's files, every byte of which was read."""
+
+    index: Tree = field(default_factory=dict)
+    """What bundle.json says, without its seal; {} where it is damaged."""
+    sha256: str = ""
+    """Of bundle.json, which names all the others: who has this hash knows the whole bundle."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """{file: what is wrong with it}, as the end of the sentence "<file> ..."."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file["bytes"] for file in self.index["files"].values())
+
+
+def seal(folder: Path, about: Tree) -> Examined:
+    """Write the index of the files in a folder; about: what it says besides."""
+    listed = {}
+    for name in sorted(_found(folder)[0]):
+        data = (folder / name).read_bytes()
+        listed[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    files.write_file(folder / INDEX, [sealed({"format": FORMAT, **about, "files": listed})])
+    examined = examine(folder)
+    for name, wrong in examined.wrong.items():
+        raise EtudeError(f"{name} {wrong}: it cannot be part of a bundle.")
+    return examined
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether there is a bundle, whole or not, at a path."""
+    return os.path.lexists(path / INDEX) or (path.suffix == TAR and path.is_file())
+
+
+@contextmanager
+def opened(path: Path, scratch: Path) -> Iterator[Path]:
+    """The folder of the bundle at a path; a tar is unpacked into `scratch`, a new folder."""
+    if not path.exists():
+        raise UsageError(f"There is no bundle at {path}; check the path.")
+    if path.is_dir():
+        if not is_bundle(path):
+            raise UsageError(
+                f"{path} is not a bundle: it has no {INDEX}. `etude bundle RUN` makes one of a run."
+            )
+        yield path
+        return
+    unpack(path, scratch)
+    yield scratch
+
+
+def examine(folder: Path) -> Examined:
+    """Read every byte of a bundle's folder, and say what is not as its index says."""
+    found, wrong = _found(folder)
+    if INDEX not in found:
+        return Examined(wrong={INDEX: "is missing", **wrong})
+    try:
+        data = _read(folder / INDEX, _MAX_INDEX)
+        index = _index(data)
+    except (Malformed, OSError) as error:
+        return Examined(wrong={INDEX: _words(error), **wrong})
+    for name, file in index["files"].items():
+        if name not in found and name not in wrong:
+            wrong[name] = "is missing"
+        elif name in found:
+            try:
+                _check(folder / name, file)
+            except (Malformed, OSError) as error:
+                wrong[name] = _words(error)
+    for name in found - index["files"].keys() - {INDEX}:
+        wrong[name] = "is not part of the bundle; remove it"
+    return Examined(index, hashlib.sha256(data).hexdigest(), dict(sorted(wrong.items())))
+
+
+def _found(folder: Path) -> tuple[set[str], dict[str, str]]:
+    """Names of the regular files in a folder, and what is wrong with other entries."""
+    found: set[str] = set()
+    wrong: dict[str, str] = {}
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        with os.scandir(folder / inside) as entries:
+            for entry in entries:
+                name = f"{inside}{entry.name}"
+                if name in _NOT_OURS:
+                    continue
+                if entry.is_symlink():
+                    wrong[name] = "is a link, and nothing is opened through one"
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{name}/")
+                elif entry.is_file(follow_symlinks=False):
+                    found.add(name)
+                else:
+                    wrong[name] = "is not a regular file"
+    return found, wrong
+
+
+def _index(data: bytes) -> Tree:
+    """What bundle.json says; every changed byte of it shows."""
+    document = decode_json(data)
+    content = {name: value for name, value in document.items() if name != SEAL}
+    if data != sealed(content):
+        raise Malformed("was changed after it was written")
+    if content.get("format") != FORMAT:
+        raise Malformed(f"has another format than {FORMAT}, which this version of Etude reads")
+    listed = content.get("files")
+    if not isinstance(listed, dict) or not all(map(_is_file, listed.values())):
+        raise Malformed("lists no files with their sizes and hashes")
+    for name in sorted(listed):
+        if not _NAMES.fullmatch(name):
+            raise Malformed(f"lists {name[:100]!r}, which is no file of a bundle")
+    for name in (CARD, RECIPE, MANIFEST, f"{POLICY}/manifest.json"):
+        if name not in listed:
+            raise Malformed(f"does not list {name}")
+    return content
+
+
+def _is_file(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == {"bytes", "sha256"}
+        and type(entry["bytes"]) is int
+        and isinstance(entry["sha256"], str)
+    )
+
+
+def _check(path: Path, listed: Tree) -> None:
+    """Raises `Malformed` where a file is not the listed one, or not the data its name says."""
+    sha, text = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
+    is_text = path.suffix in _TEXTS
+    with _open(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size != listed["bytes"]:
+            raise Malformed(f"has {size:,} bytes instead of {listed['bytes']:,}")
+        head = stream.read(16)
+        stream.seek(0)
+        plain = not head.startswith(b"#!")
+        while block := stream.read(files.BLOCK):
+            sha.update(block)
+            if is_text and plain:
+                try:
+                    plain = "\0" not in text.decode(block)
+                except UnicodeDecodeError:
+                    plain = False
+        if sha.hexdigest() != listed["sha256"]:
+            raise Malformed("does not have the SHA-256 it was bundled with")
+        if path.suffix == ".safetensors":
+            stream.seek(0)
+            tensors.read(stream, size)
+        elif path.suffix in _BEGINNINGS:
+            start, mark = _BEGINNINGS[path.suffix]
+            plain = head[start : start + len(mark)] == mark
+        if not plain or (is_text and size > _MAX_TEXT):
+            raise Malformed("is not the kind of data that its name says")
+
+
+def read_text(folder: Path, name: str) -> str:
+    """A text of a bundle that was examined."""
+    return _read(folder / name, _MAX_TEXT).decode()
+
+
+def _read(path: Path, most: int) -> bytes:
+    with _open(path) as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise Malformed(f"is larger than {most:,} bytes")
+    return data
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file; not a link, and not a pipe that would block for ever."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Malformed("is not a regular file")
+    return os.fdopen(fd, "rb")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror}"
+    return str(error)
+
+
+def pack(folder: Path, to: Path) -> None:
+    """A bundle's folder as one tar: the same bytes for the same files, without names of people."""
+    names = sorted(_found(folder)[0], key=lambda name: (name != CARD, name))
+    beside = to.with_name(f".tmp-{to.name}-{os.getpid()}")
+    try:
+        with tarfile.open(beside, "x", format=tarfile.USTAR_FORMAT) as tar:
+            for name in names:
+                entry = tarfile.TarInfo(f"{to.stem[:60]}/{name}")
+                entry.size = (folder / name).stat().st_size
+                with (folder / name).open("rb") as stream:
+                    tar.addfile(entry, stream)
+        os.replace(beside, to)
+    finally:
+        files.remove_tree(beside)
+
+
+def unpack(path: Path, to: Path) -> None:
+    """Write the files of a bundle's tar into the new folder `to`, and nothing outside of it.
+
+    The tar is read from its beginning to its end, never back; it holds regular files with the names
+    of a bundle, below one folder, or is refused.
+    """
+    files.new_folder(to)
+    seen: set[str] = set()
+    try:
+        # As a stream: what an entry says of its size cannot lead back to an earlier one.
+        with tarfile.open(path, "r|") as tar:
+            for member in tar:
+                if member.isdir():
+                    continue
+                name = member.name.removeprefix("./").partition("/")[2]
+                if not member.isreg() or member.issparse() or member.size < 0:
+                    raise Malformed(f"holds {member.name[:100]!r}, which is no regular file")
+                if name != INDEX and not _NAMES.fullmatch(name):
+                    raise Malformed(
+                        f"holds {member.name[:100]!r}, which is no file of a bundle in one folder"
+                    )
+                if name in seen or len(seen) >= _MAX_MEMBERS:
+                    raise Malformed(f"holds {member.name[:100]!r} twice")
+                seen.add(name)
+                stream = tar.extractfile(member)
+                assert stream is not None
+                (to / name).parent.mkdir(exist_ok=True)
+                files.write_file(to / name, iter(lambda: stream.read(files.BLOCK), b""))  # noqa: B023
+    except (tarfile.TarError, Malformed, EOFError, OSError, ValueError, RecursionError) as error:
+        wrong = str(error) if isinstance(error, Malformed) else "cannot be read as a tar"
+        raise EtudeError(f"{path} {wrong}: it is damaged, or no bundle of Etude's.") from error

@@ -1,0 +1,87 @@
+"""Run folders below a folder, and what is known of them at a glance; nothing heavy is loaded."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_RECIPE, _CHECKPOINTS = "recipe.yaml", "checkpoints"
+_UNFINISHED = ".tmp-"
+_DEEPEST = 5
+"""Levels of folders that are looked into."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (path / _RECIPE).is_file() and (path / _CHECKPOINTS).is_dir()
+
+
+def find_runs(folder: Path, level: int = 0) -> Iterator[Path]:
+    """Every run in a folder or below it, or the folder itself; links are not followed."""
+    if is_run(folder):
+        yield folder
+    elif level < _DEEPEST:
+        for path in _folders(folder):
+            if not path.name.startswith("."):
+                yield from find_runs(path, level + 1)
+
+
+def find_unfinished(folder: Path, level: int = 0) -> Iterator[Path]:
+    """Every run that someone began to create and did not come to its end."""
+    if is_run(folder) and not folder.name.startswith(_UNFINISHED):
+        return
+    for path in _folders(folder) if level < _DEEPEST else ():
+        if path.name.startswith(_UNFINISHED):
+            yield path
+        elif not path.name.startswith("."):
+            yield from find_unfinished(path, level + 1)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError:  # not a folder, gone by now, or not ours to read
+        return []
+    return sorted(found)
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a process is the writer of a run right now, on whichever machine."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(fd)
+    return False
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes that a file or a whole folder takes on the disk; links are not followed."""
+    total = 0
+    waiting = [os.fspath(path)]
+    while waiting:
+        here = waiting.pop()
+        with suppress(OSError):  # a run that trains removes files meanwhile
+            total += os.lstat(here).st_blocks * 512
+            if os.path.isdir(here) and not os.path.islink(here):
+                waiting += [entry.path for entry in os.scandir(here)]
+    return total
+
+
+def changed_at(*paths: Path) -> float:
+    """When one of these was last changed, in seconds since 1970; 0 where none is there."""
+    times = [0.0]
+    for path in paths:
+        with suppress(OSError):
+            times.append(os.lstat(path).st_mtime)
+    return max(times)

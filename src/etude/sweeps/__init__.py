@@ -1,0 +1,1 @@
+"""Sweeps: many trials of one recipe, of which the best go on."""

@@ -1,0 +1,63 @@
+"""Recipes of pick-and-place from demonstrations: cube and target anywhere in 20 x 20 cm."""
+
+from __future__ import annotations
+
+from etude.algorithms.bc import BCConfig
+from etude.core.clock import ClockConfig
+from etude.models.chunks import ChunkPolicyConfig
+from etude.models.networks import EncoderConfig
+from etude.models.policies import PolicyConfig
+from etude.planning.recipe import Recipe
+from etude.rollout.local import CollectorConfig
+from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.training.evaluation import EvaluationConfig
+from etude.training.saving import CheckpointConfig
+
+_AREA = {
+    "cube_center": (0.0, 0.0),
+    "cube_area": (0.2, 0.2),
+    "target_center": (0.0, 0.0),
+    "target_area": (0.2, 0.2),
+    "max_episode_steps": 60,
+    "discount": 0.95,
+}
+
+
+def pick_place_bc() -> Recipe:
+    """Pick-and-place cloned from demonstrations' states: `--algorithm.dataset FOLDER`."""
+    return Recipe(
+        name="pick-place-bc",
+        env=PickPlaceConfig(**_AREA),
+        policy=PolicyConfig(hidden=(512, 512), activation="relu", layer_norm="all"),
+        collector=CollectorConfig(num_envs=100, envs_per_group=100, threads=2),
+        algorithm=BCConfig(dataset="", train_batches=250, average=0.999),
+        clock=ClockConfig(epochs=8, cycles=2, iterations=5),
+        evaluation=EvaluationConfig(
+            every="1 epoch", episodes=100, num_envs=100, envs_per_group=50, final_episodes=200
+        ),
+        checkpoint=CheckpointConfig(every="1 cycle"),
+    )
+
+
+def pick_place_pictures() -> Recipe:
+    """Pick-and-place cloned from 84-pixel pictures and the hand's own state, by action chunks."""
+    states = pick_place_bc()
+    return states.model_copy(
+        update={
+            "name": "pick-place-pictures",
+            "env": PickPlaceConfig(**_AREA, pictures=84),
+            "policy": ChunkPolicyConfig(
+                kind="act",
+                actor_reads=("image", "proprio"),
+                chunk=10,
+                encoder=EncoderConfig(channels=(16, 32, 32, 32), features=128),
+            ),
+            "algorithm": BCConfig(
+                dataset="", train_batches=100, batch_size=64, learning_rate=5e-4, average=0.999
+            ),
+            "clock": ClockConfig(epochs=10, cycles=5, iterations=4),
+            "evaluation": EvaluationConfig(
+                every="1 epoch", episodes=50, num_envs=50, envs_per_group=50, final_episodes=200
+            ),
+        }
+    )

@@ -1,0 +1,196 @@
+"""RLPD: one step by hand, half of a batch from demonstrations, learning, refusals, plan, kills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_off_policy import DIMS, OBS, random_batch, random_noise
+
+import etude
+from etude.algorithms.rewards import GIVEN
+from etude.algorithms.rlpd import RLPD, RLPDConfig
+from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.experience.store.episodes import EpisodeStore, StoreGeometry
+from etude.experience.store.geometry import store_specs
+from etude.models.policies import PolicyConfig, make_policy
+from etude.runs.files import Disk
+from etude.tasks.seek import Seek
+from test_exact_resume import killed_runs
+
+BOX = EnvSpec({"state": ArraySpec((OBS,))}, ActionSpec("box", (-1.0,) * DIMS, (1.0,) * DIMS), 9)
+
+
+def kept(path: Path, spec: EnvSpec, episodes: list[tuple[Array, Array, Array]]) -> Path:
+    """A sealed dataset of (states, actions, rewards); every episode terminates."""
+    store = EpisodeStore.create(path, StoreGeometry(store_specs(spec), 1, 50), Disk())
+    for states, actions, rewards in episodes:
+        obs = {"state": states.astype(np.float32)}
+        store.append_episode(obs, actions.astype(np.float32), rewards.astype(np.float32), True)
+    store.seal().close()
+    return path
+
+
+def straight(path: Path, episodes: int) -> Path:
+    """Straight ways of `seek`, with its rewards."""
+    env, taken = Seek(1), []
+    for number in range(episodes):
+        states = [env.reset(Key(number))["state"][0]]
+        actions, rewards, over = [], [], False
+        while not over:
+            actions.append(np.clip(states[-1][2:] / 0.1, -1, 1))
+            result = env.step(actions[-1][None].astype(np.float32))
+            rewards.append(result.reward[0])
+            over = bool(result.terminated[0])
+            states.append((result.final_obs if over else result.obs)["state"][0])
+        taken.append((np.array(states), np.array(actions), np.array(rewards)))
+    return kept(path, env.spec, taken)
+
+
+def agent_of(dataset: Path, **fields: Any) -> RLPD:
+    config = RLPDConfig(dataset=str(dataset), **fields)
+    small = PolicyConfig(
+        kind="squashed",
+        hidden=(16,),
+        activation="relu",
+        critic_reads=("state",),
+        layer_norm="critic",
+    )
+    policy = make_policy(small, BOX, Key(5, ("policy",)))
+    return config.make(policy, [None], GIVEN, Key(5, ("critics",)), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def ones(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps in which all numbers are 1."""
+    episode = (np.ones((5, OBS)), np.ones((4, DIMS)), np.ones(4))
+    return kept(tmp_path_factory.mktemp("rlpd") / "ones", BOX, [episode])
+
+
+def test_one_step_by_hand(ones: Path) -> None:
+    agent = agent_of(ones, num_critics=3, subset=2, actor_interval=1, gamma=0.9, alpha=0.3)
+    batch, noise = random_batch(32), random_noise(agent, 32)
+    policy, target = agent.policy, agent.critic_target.module
+    x, after = (policy.prepare(obs) for obs in (batch.obs, batch.next_obs))
+    with torch.no_grad():
+        actions, log_probs = policy.sample(after, noise[1])
+        every = torch.stack(target(after, actions))
+        estimates = torch.stack(agent.critics(x, batch.actions))
+        drawn, drawn_log_probs = policy.sample(x, noise[0])
+    drawn_pairs = set()
+    for number in range(30):
+        agent.num_updates = number
+        found = agent.target(batch, noise[1], torch.tensor([0.3]))
+        for pair in ((0, 1), (0, 2), (1, 2)):
+            value = every[list(pair)].min(0).values - 0.3 * log_probs
+            wanted = batch.rewards + 0.9 * value * ~batch.terminated
+            if torch.allclose(found, wanted):
+                drawn_pairs.add(pair)
+                break
+        else:
+            pytest.fail("the target is no pair's")
+    assert drawn_pairs == {(0, 1), (0, 2), (1, 2)}
+
+    agent.num_updates = 0
+    wanted = agent.target(batch, noise[1], torch.tensor([0.3]))
+    metrics = agent.learn([batch], [noise])
+    assert float(metrics["train/critic_loss"]) == pytest.approx(
+        float((estimates - wanted).square().mean()), rel=1e-5
+    )
+    with torch.no_grad():
+        mean_q = torch.stack(agent.critics(x, drawn)).mean(0)
+    assert float(metrics["train/actor_loss"]) == pytest.approx(
+        float((0.3 * drawn_log_probs - mean_q).mean()), rel=1e-5
+    )
+
+
+def test_the_actor_learns_every_so_many_steps(ones: Path) -> None:
+    agent = agent_of(ones, num_critics=2, actor_interval=3)
+    learned = [
+        "train/actor_loss" in agent.learn([random_batch(16)], [random_noise(agent, 16)])
+        for _ in range(6)
+    ]
+    assert learned == [False, False, True] * 2
+
+
+def test_a_share_of_every_batch_is_demonstrated(ones: Path, tmp_path: Path) -> None:
+    shape = StoreGeometry(store_specs(BOX), 1, 50)
+    own = EpisodeStore.create(tmp_path / "own", shape, Disk())
+    states, actions, rewards = np.zeros((5, OBS)), np.zeros((4, DIMS)), np.zeros(4)
+    own.append_episode(
+        {"state": states.astype(np.float32)},
+        actions.astype(np.float32),
+        rewards.astype(np.float32),
+        True,
+    )
+    for share, shown in ((0.5, 32), (0.25, 16)):
+        agent = agent_of(ones, share=share)
+        steps = agent.sample(own, np.random.default_rng(0), 64).steps
+        assert float(steps.rewards.sum()) == shown
+        assert float(steps.actions.sum()) == shown * DIMS
+        assert agent.config.model_copy(update={"batch_size": 64}).replayed == 64 - shown
+
+
+def recipe_of(dataset: Path, **fields: Any) -> etude.Recipe:
+    small = {
+        "env": {"kind": "task"},
+        "policy__hidden": (32, 32),
+        "algorithm__dataset": str(dataset),
+        "algorithm__num_critics": 3,
+        "algorithm__rollout_steps": 16,
+        "algorithm__train_batches": 64,
+        "algorithm__actor_interval": 1,
+        "algorithm__batch_size": 64,
+        "algorithm__learning_rate": 2e-3,
+        "algorithm__warmup_steps": 256,
+        "algorithm__gamma": 0.95,
+        "algorithm__capacity": 10_000,
+        "algorithm__alpha": 0.02,
+        "clock": {"total_timesteps": 2_048, "cycles": 1, "iterations": 8},
+        "evaluation__final_episodes": 0,
+    }
+    return etude.recipes.rlpd().replace(**{**small, **fields})
+
+
+@pytest.mark.slow
+def test_a_point_learns_with_demonstrations_and_the_plan_is_kept(tmp_path: Path) -> None:
+    recipe = recipe_of(straight(tmp_path / "data", 20))
+    plan, run = etude.plan(recipe), etude.train(recipe, tmp_path / "run")
+    assert run.summary()["counts"]["updates"] == plan.counts["updates"]
+    assert run.evaluate(50, checkpoint="latest")["eval/success_rate"] >= 0.9
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    clock = {"total_timesteps": 1_152, "cycles": 1, "iterations": 1}
+    recipe = recipe_of(
+        straight(tmp_path / "data", 5),
+        clock=clock,
+        algorithm__train_batches=4,
+        policy__hidden=(16,),
+        evaluation__every="4 cycles",
+        evaluation__episodes=4,
+        evaluation__num_envs=4,
+        evaluation__envs_per_group=4,
+        checkpoint__every="1 cycle",
+    )
+    hits = killed_runs(recipe, tmp_path, kills=5, seed=8)
+    assert sum(hits.values()) == 5
+
+
+def test_what_does_not_fit_is_refused(ones: Path, tmp_path: Path) -> None:
+    data = straight(tmp_path / "data", 2)
+    for fields, said in (
+        ({"algorithm__dataset": ""}, "There is no dataset"),
+        ({"env": None}, "learns in an environment"),
+        ({"policy__layer_norm": "off"}, "need layer norm"),
+        ({"algorithm__subset": 5}, "cannot be drawn"),
+        ({"rewards": {"kind": "rrd"}}, "leave it at given"),
+        ({"algorithm__dataset": str(ones)}, "The policy reads 'state'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            etude.plan(recipe_of(data, **fields))
