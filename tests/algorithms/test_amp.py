@@ -29,7 +29,8 @@ from etude.models.networks import generator_of
 from etude.models.policies import PolicyConfig
 from etude.models.reward_networks import Discriminator
 from etude.tasks.imitation.task import ImitationConfig
-from toys import StyleEnv, Trainer, TwoRanks, make_trainer
+from toy_envs import StyleEnv
+from toys import Trainer, TwoRanks, make_trainer
 
 SMALL: dict[str, Any] = {
     "hidden": (16, 8),

@@ -29,7 +29,8 @@ from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from etude.runs.files import Disk
 from etude.tasks.seek import Seek
 from etude.training.loop import gradient_steps
-from toys import PoisonedEnv, ToyEnv, fragment_bits, toy_buffer
+from toy_envs import PoisonedEnv, ToyEnv
+from toys import fragment_bits, toy_buffer
 
 CPU = torch.device("cpu")
 ALGORITHMS: dict[str, tuple[Any, Any, Any]] = {

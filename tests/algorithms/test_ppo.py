@@ -15,7 +15,8 @@ from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.learning.shard import Minibatch
 from etude.models.policies import PolicyConfig, make_policy
-from toys import ACTIONS, DISCRETE, Trainer, TwoRanks, make_trainer, toy_buffer
+from toy_envs import ACTIONS, DISCRETE
+from toys import Trainer, TwoRanks, make_trainer, toy_buffer
 
 
 def log_ratio(trainer: Trainer) -> float:

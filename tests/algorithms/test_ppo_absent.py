@@ -10,7 +10,8 @@ from etude.core.contracts import Fragment
 from etude.core.keys import Key
 from etude.core.trees import digest
 from etude.models.policies import PolicyConfig
-from toys import ACTIONS, Trainer, VanishingEnv, fragment_bits, make_trainer
+from toy_envs import ACTIONS, VanishingEnv
+from toys import Trainer, fragment_bits, make_trainer
 
 MLP = PolicyConfig(hidden=(8,))
 LSTM = PolicyConfig(kind="lstm", hidden=(8,), units=6)

@@ -11,7 +11,8 @@ import torch
 from etude.algorithms.ppo import PPO
 from etude.core.errors import NonFinite
 from etude.core.trees import digest
-from toys import ACTIONS, PoisonedEnv, ToyEnv, Trainer, make_trainer
+from toy_envs import ACTIONS, PoisonedEnv, ToyEnv
+from toys import Trainer, make_trainer
 
 BAD = [float("nan"), float("inf"), -float("inf")]
 

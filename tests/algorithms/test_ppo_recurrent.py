@@ -15,7 +15,8 @@ from etude.core.contracts import Array, Fragment
 from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.policies import PolicyConfig
 from etude.models.recurrent import CORES
-from toys import ACTIONS, Trainer, make_trainer
+from toy_envs import ACTIONS
+from toys import Trainer, make_trainer
 
 KINDS = tuple(CORES)
 State = dict[str, torch.Tensor]

@@ -9,7 +9,8 @@ import torch
 from etude.core.contracts import Array
 from etude.learning import shard as shards
 from etude.learning.shard import Draw, Minibatch, prioritised
-from toys import ACTIONS, Trainer, make_trainer
+from toy_envs import ACTIONS
+from toys import Trainer, make_trainer
 
 PRIORITISED = {"sampling": "prioritised", "horizon": 4}
 

@@ -13,7 +13,8 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.policies import PolicyConfig, make_policy
 from etude.reports.acting import LoadedPolicy
-from toys import BOX, EnvSpec
+from toy_envs import BOX
+from toys import EnvSpec
 
 
 def loaded(kind: Any = "mlp", *reads: str) -> LoadedPolicy:

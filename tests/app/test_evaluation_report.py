@@ -39,7 +39,8 @@ from etude.rollout.group import evaluate
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.pick_place.terms import OUTCOMES
 from etude.tasks.reach.task import ReachingArm
-from toys import BOX, tiny_reach
+from toy_envs import BOX
+from toys import tiny_reach
 
 
 def pictures() -> str | None:

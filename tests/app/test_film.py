@@ -175,7 +175,7 @@ def test_what_draws_nothing_is_refused_before_it_is_recommended(
         return str(told.value)
 
     assert "`etude eval" in refusal({"kind": "gym", "id": "CartPole-v1"})
-    told = refusal({"kind": "task", "task": "toys:MotionEnv"})
+    told = refusal({"kind": "task", "task": "toy_envs:MotionEnv"})
     assert "give the task a method picture(env_id)" in told
     assert "etude eval" not in told
     monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", lambda self: None)

@@ -19,7 +19,8 @@ from etude.reports.evaluation import Report
 from etude.reports.fresh import FreshEpisodes, _spread
 from etude.reports.motion import ALL, SUCCESSES
 from etude.training.evaluation import summarise
-from toys import BOX, tiny_motions
+from toy_envs import BOX
+from toys import tiny_motions
 
 CLIPS = ("walk", "backflip", "spin")
 EPISODES: dict[str, list[float]] = {

@@ -28,7 +28,7 @@ from etude.planning import recipes
 from etude.runs import checkpoint
 from etude.runs.files import Disk
 from etude.tasks.seek import Seek
-from toys import ToyEnv
+from toy_envs import ToyEnv
 
 TASK = '''
 import numpy as np
@@ -275,7 +275,7 @@ def test_a_task_that_is_none_is_refused(task: str, options: dict[str, Any], word
 
 
 def test_constructors_of_every_kind() -> None:
-    for task in ("toys:ConfiguredReach", "etude.tasks.seek:Seek", "toys:ToyEnv"):
+    for task in ("toys:ConfiguredReach", "etude.tasks.seek:Seek", "toy_envs:ToyEnv"):
         config = TaskConfig(task=task)
         assert make_task(config, 3, threads=2).num_envs == 3
         assert config.exactness().exact

@@ -114,7 +114,7 @@ def test_a_command_is_held(filmed: list[tuple[Any, ...]], tmp_path: Path) -> Non
         (["reach", "--port", "8080"], "add --web"),
         (["reach", "--env.max-episode-stpes", "3"], "did you mean --env.max-episode-steps?"),
         (["CartPole-v1", "--web"], "of the kind 'gym'. Leave out --web for a film."),
-        (["toys:MotionEnv"], "give the task a method picture(env_id)"),
+        (["toy_envs:MotionEnv"], "give the task a method picture(env_id)"),
         (["nothing.py:Task"], "nothing.py"),
         ([], "Name the task first"),
     ],

@@ -31,7 +31,8 @@ from etude.experience.segments import (
 )
 from etude.learning.shard import Minibatch
 from etude.models.policies import PolicyConfig
-from toys import ACTIONS, DISCRETE, ToyEnv, Trainer, make_trainer, toy_buffer
+from toy_envs import ACTIONS, DISCRETE, ToyEnv
+from toys import Trainer, make_trainer, toy_buffer
 
 FIELDS = {
     "collector.num_envs": "num_envs",

@@ -17,7 +17,7 @@ from etude.models.actors import SQUASH_EPSILON
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.rollout.group import moments
-from toys import DISCRETE, MULTI
+from toy_envs import DISCRETE, MULTI
 
 DIMS = 2
 SPEC = EnvSpec({"state": ArraySpec((3,))}, ActionSpec("box", (-2.0, 0.0), (2.0, 1.0)), 10)

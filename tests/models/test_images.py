@@ -14,7 +14,7 @@ from etude.models.encoders import make_encoder, num_activations, random_shift, s
 from etude.models.networks import EncoderConfig, generator_of
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
-from toys import BOX
+from toy_envs import BOX
 
 SPEC = EnvSpec(
     {"image": ArraySpec((64, 48, 3), "uint8"), "state": ArraySpec((5,))},

@@ -19,7 +19,7 @@ from etude.models.distributions import DiagonalGaussian
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.rollout.group import moments
-from toys import ACTIONS, BOX, ToyEnv
+from toy_envs import ACTIONS, BOX, ToyEnv
 
 TWO = EnvSpec({"state": ArraySpec((3,)), "critic": ArraySpec((2,))}, BOX, 10)
 

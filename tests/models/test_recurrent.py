@@ -19,7 +19,7 @@ from etude.models.policies import Features, PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.models.recurrent import CORES, Core
 from etude.rollout.group import moments
-from toys import ACTIONS, BOX
+from toy_envs import ACTIONS, BOX
 
 KINDS = tuple(CORES)
 TWO = EnvSpec({"state": ArraySpec((3,)), "critic": ArraySpec((2,))}, BOX, 10)

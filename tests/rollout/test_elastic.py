@@ -31,7 +31,8 @@ from etude.rollout.host import Blueprint, Failure, Host, Task, packed
 from etude.rollout.local import LocalCollector, Workers
 from etude.rollout.overlap import OverlappedCollector
 from etude.rollout.schedule import Patience, Schedule
-from toys import PoisonedEnv, ToyEnv, fragment_bits, toy_buffer, toy_policy
+from toy_envs import PoisonedEnv, ToyEnv
+from toys import fragment_bits, toy_buffer, toy_policy
 
 GROUPS, ROWS, STEPS = 5, 2, 7
 Fault = Callable[[int, Task], str | None]

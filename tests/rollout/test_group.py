@@ -15,16 +15,8 @@ from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group, OpenEpisodes, evaluate, moments, restart
 from etude.tasks.reach.task import ReachConfig
-from toys import (
-    ACTIONS,
-    BOX,
-    LONGEST,
-    ToyEnv,
-    VanishingEnv,
-    fragment_bits,
-    toy_buffer,
-    toy_policy,
-)
+from toy_envs import ACTIONS, BOX, LONGEST, ToyEnv, VanishingEnv
+from toys import fragment_bits, toy_buffer, toy_policy
 
 ROWS, STEPS, KEY = 3, 11, Key(9, ("group", 0))
 

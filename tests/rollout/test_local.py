@@ -11,7 +11,8 @@ from etude.core.contracts import Broadcast, Fragment
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.rollout.local import LocalCollector, Workers
-from toys import ToyEnv, fragment_bits, make_trainer, toy_buffer, toy_policy
+from toy_envs import ToyEnv
+from toys import fragment_bits, make_trainer, toy_buffer, toy_policy
 
 GROUPS, ROWS, STEPS = 5, 2, 7
 

@@ -16,7 +16,8 @@ from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.local import LocalCollector, Workers
 from etude.rollout.overlap import OverlappedCollector
-from toys import ToyEnv, fragment_bits
+from toy_envs import ToyEnv
+from toys import fragment_bits
 
 GROUPS, ROWS, STEPS, HORIZON = 3, 2, 8, 4
 SMALL = PolicyConfig(kind="lstm", hidden=(4,), units=3)

@@ -40,7 +40,8 @@ from etude.rollout.schedule import Schedule
 from etude.training.callbacks import Callback, Context
 from run_hash import run_hash
 from sockets import descendants, listening
-from toys import IndividualEnv, ToyEnv, changed, tiny_motions, toy_buffer, toy_policy
+from toy_envs import IndividualEnv, ToyEnv
+from toys import changed, tiny_motions, toy_buffer, toy_policy
 
 LSTM = changed(short_recipes.find("reach-at-scale-short"), clock={"total_timesteps": 8 * 2_048})
 """LSTM, priorities, two shards, and the next iteration collected while this one trains."""
@@ -383,7 +384,7 @@ def test_a_lost_head_ends_in_a_sentence_a_report_and_a_run_that_goes_on(
 
 @SLOW
 def test_signals_are_answered_while_a_head_is_waited_for(tmp_path: Path) -> None:
-    process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 60.0, 1.5)
+    process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 30.0, 1.5)
     assert process.stdout is not None
     said: list[str] = []
     for line in process.stdout:

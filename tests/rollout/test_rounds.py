@@ -23,7 +23,8 @@ from etude.rollout.overlap import OverlappedCollector
 from etude.runs.files import Disk
 from etude.tasks.reach.task import ReachConfig
 from etude.tasks.seek import Seek
-from toys import LONGEST, MotionEnv, ToyEnv, Trainer, fragment_bits, make_trainer
+from toy_envs import LONGEST, MotionEnv, ToyEnv
+from toys import Trainer, fragment_bits, make_trainer
 
 ROWS, STEPS, KEY = 4, 10, Key(9, ("group", 0))
 LSTM = PolicyConfig(kind="lstm", hidden=(8,), units=6)

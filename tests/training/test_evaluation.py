@@ -13,7 +13,8 @@ from etude.core.keys import Key
 from etude.core.trees import digest
 from etude.rollout.local import Workers
 from etude.training.evaluation import EvaluationConfig, Evaluator, HeldOutEvaluator, summarise
-from toys import ToyEnv, toy_policy
+from toy_envs import ToyEnv
+from toys import toy_policy
 
 
 def make(threads: int = 1) -> tuple[Evaluator, Broadcast]:

@@ -26,7 +26,8 @@ from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import MotionCurriculumConfig
 from etude.training.motion_curriculum import MotionCurriculum
 from run_hash import run_hash
-from toys import BOX, changed, tiny_motions
+from toy_envs import BOX
+from toys import changed, tiny_motions
 
 NEST = Loops(6, 1, 2, 100, 1)
 """Epochs of two iterations."""
@@ -174,7 +175,7 @@ def test_only_motions_can_be_chosen_among() -> None:
 
 
 def test_it_can_be_asked_for_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--env.task", "toys:MotionEnv", "--env.evaluation-options", "in_turn", "True"]
+    options = ["--env.task", "toy_envs:MotionEnv", "--env.evaluation-options", "in_turn", "True"]
     options += ["--motions.enabled", "--motions.mix", "0.25", "--evaluation.final-episodes", "0"]
     options += ["--evaluation.episodes", "3", "--evaluation.num_envs", "3"]
     assert cli.main(["plan", "ppo", *options, "--evaluation.envs-per-group", "3", "--json"]) == 0

@@ -31,7 +31,8 @@ from etude.training.sharing import SharedCollector
 from rank_runs import script, shared_run
 from run_hash import run_hash
 from sockets import descendants, listening
-from toys import ToyEnv, changed, tiny_motions, tiny_reach, toy_buffer
+from toy_envs import ToyEnv
+from toys import changed, tiny_motions, tiny_reach, toy_buffer
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
