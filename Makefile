@@ -34,7 +34,7 @@ faults:  ## docs/faults.md from what the gates have counted
 
 # Kills of every method that is not among the 300s.
 METHODS = reach-at-scale reach-2-threads pick-place imitate-walk amp-walk walk-go1 ppo spread sac td3 \
-	episodic-ircr offline reward-only
+	episodic-ircr offline reward-only bc iql rlpd dagger
 
 gate:  ## the measured promises at full size, one result each in gates/results; a day, on an idle machine
 	python gates/rollout_speed.py

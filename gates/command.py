@@ -52,9 +52,14 @@ def etude(gate: Gate, *arguments: str) -> str:
     return run(gate, [sys.executable, "-m", "etude", *arguments])
 
 
-def record(gate: Gate, folder: Path, episodes: int, image_size: int = 0) -> None:
-    """Make a dataset of pick-and-place, successes and failures; 0 pixels record no pictures."""
-    command = ["data", "record", "pick-place", str(folder), "--episodes", str(episodes)]
+def record(
+    gate: Gate, folder: Path, episodes: int, image_size: int = 0, task: str = "pick-place"
+) -> None:
+    """Make a dataset of pick-and-place, successes and failures; 0 pixels record no pictures.
+
+    task: a recipe of pick-and-place.
+    """
+    command = ["data", "record", task, str(folder), "--episodes", str(episodes)]
     etude(gate, *command, "--image-size", str(image_size))
 
 

@@ -45,6 +45,7 @@ class Fault(NamedTuple):
 
 METHODS = ("reach-at-scale", "reach-2-threads", "pick-place", "imitate-walk", "amp-walk")
 METHODS += ("walk-go1", "ppo", "spread", "sac", "td3", "episodic-ircr", "offline", "reward-only")
+METHODS += ("bc", "iql", "rlpd", "dagger")
 """Beside PPO on reach, and SAC with RRD on its episodic form."""
 
 FAULTS = (

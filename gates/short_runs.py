@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import short_recipes  # isort: skip
 
 from command import record
+from etude.api import train
 from etude.planning.recipe import Recipe
 from memory import changed
 from report import Gate
@@ -21,6 +22,18 @@ REPLAY = [
     *("clock.total_timesteps=1200", "evaluation.every=3 cycles", *OFTEN, *FEW),
 ]
 DATASET = ["clock.epochs=4", "clock.cycles=4", "clock.iterations=2", "evaluation.every=2 cycles"]
+SMALL = ["policy.hidden=[32,32]", "algorithm.train_batches=4", "algorithm.batch_size=64"]
+FROM_DATA: dict[str, list[str]] = {
+    "offline": [*DATASET, *SMALL, "rewards.rrd_batch_size=32", "rewards.rrd_sample_size=4"],
+    "reward-only": [
+        *(*DATASET, "algorithm.train_batches=4", "algorithm.rrd.rrd_sample_size=8"),
+        *('algorithm.rrd.network.reads=["image","proprio"]', "algorithm.progress=progress"),
+    ],
+    "bc": [*DATASET, *SMALL, "policy.kind=lstm", "policy.units=32", "algorithm.average=0.9"],
+    "iql": [*DATASET, *SMALL],
+    "rlpd": [*REPLAY, 'env={"kind": "pick-place", "shaping": false, "max_episode_steps": 30}'],
+}
+"""Recipes that learn from a dataset, and what is changed in them."""
 SHORT: dict[str, tuple[str, list[str]]] = {
     "reach-2-threads": ("reach-short", ["learner.threads=2"]),
     "ppo": (
@@ -51,21 +64,33 @@ SHORT: dict[str, tuple[str, list[str]]] = {
 
 
 def short_run(name: str, gate: Gate, scratch: Path) -> Recipe:
-    """A recipe's short run; those that learn from a dataset record one first."""
-    if name in ("offline", "reward-only"):
+    """A recipe's short run; the dataset or the teacher that it learns from is made first."""
+    if name in FROM_DATA:
         data = scratch / "data"
-        record(gate, data, episodes=24, image_size=32 if name == "reward-only" else 0)
-        return changed(name, [f"algorithm.dataset={data}", *DATASET, *_from_data(name)])
+        task = "pick-place-rlpd" if name == "rlpd" else "pick-place"
+        pixels = 32 if name == "reward-only" else 0
+        record(gate, data, episodes=24, image_size=pixels, task=task)
+        return changed(name, [f"algorithm.dataset={data}", *FROM_DATA[name]])
+    if name == "dagger":
+        return _student(scratch)
     if name in SHORT:
         return changed(*SHORT[name])
     short = f"{name}-short"
     return short_recipes.find(short if short in short_recipes.names() else name)
 
 
-def _from_data(name: str) -> list[str]:
-    if name == "offline":
-        sizes = ["policy.hidden=[32,32]", "algorithm.train_batches=4", "algorithm.batch_size=64"]
-        return [*sizes, "rewards.rrd_batch_size=32", "rewards.rrd_sample_size=4"]
-    reads = 'algorithm.rrd.network.reads=["image","proprio"]'
-    sizes = ["algorithm.train_batches=4", "algorithm.rrd.rrd_sample_size=8"]
-    return [*sizes, reads, "algorithm.progress=progress"]
+def _student(scratch: Path) -> Recipe:
+    """walk-go1-student in seconds, with a teacher that was trained for a moment."""
+    short = short_recipes.find("walk-go1-short").replace(env__observe_velocity=False)
+    reads = ("state", "scan", "critic")
+    taught = short.replace(policy__actor_reads=reads, clock__total_timesteps=1_024)
+    teacher = train(taught, scratch / "teacher").path
+    student = changed(
+        "walk-go1-student",
+        [
+            *("policy.hidden=[32]", "policy.units=32", f"algorithm.teacher={teacher}"),
+            *("algorithm.rollout_steps=16", "algorithm.horizon=8", "algorithm.minibatch_size=128"),
+        ],
+    )
+    settings = ("env", "collector", "clock", "curriculum", "evaluation", "checkpoint")
+    return student.model_copy(update={part: getattr(short, part) for part in settings})
