@@ -1,0 +1,95 @@
+"""What `mkdocs build` adds to the pages in docs/: reference, decisions, files of the repository.
+
+MkDocs calls the functions named `on_...`; mkdocs.yml names this file under `hooks`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import reference
+import repository
+
+MADE: set[str] = set()
+"""Pages of this build that no file in docs/ is behind."""
+DOCS = repository.ROOT / "docs"
+_FENCE = re.compile(r"^(```\w+) (file=(\S+)|own=(\S+)|fails)$", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every decision into the navigation below their index, and leave out what is not there."""
+    config.nav = _present(config.nav or [])
+    numbered = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    entries = [{_title(path.read_text()): f"decisions/{path.name}"} for path in numbered]
+    for entry in config.nav or []:
+        if "Decisions" in entry:
+            entry["Decisions"] = [entry["Decisions"], *entries]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made of the code, and those of files that other pages link to."""
+    texts = {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages()}
+    texts |= {name: (repository.ROOT / name).read_text() for name in repository.HOME}
+    made = reference.pages()
+    made["decisions/index.md"] = decisions()
+    for name, uri in repository.HOME.items():
+        made[uri] = repository.on_site(name, uri)
+    made |= repository.pages(texts)
+    MADE.update(made)
+    for uri, text in made.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Lead links to files of the repository to their pages, and name the files in blocks."""
+    uri = page.file.src_uri
+    if uri not in MADE:
+        markdown = repository.relinked(markdown, f"docs/{uri}", uri)
+    return _FENCE.sub(_info, markdown)
+
+
+def decisions() -> str:
+    """The index: every decision with the first sentence of its context."""
+    rows = []
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        text = path.read_text()
+        about = re.search(r"^\*\*\w+[.:]?\*\*[.:]? *(.*?)(?:\.\s|:\s|\n\n|\Z)", text, re.M | re.S)
+        sentence = " ".join((about[1] if about else "").split()).rstrip(".")
+        number, _, name = _title(text).partition(". ")
+        rows.append(f"| {number} | [{name}]({path.name}) | {sentence.replace('|', '&#124;')} |")
+    return (
+        "# Decisions\n\nWhat was chosen where something else would have been possible, and what "
+        "was tried. Number 40 is missing: no record has it.\n\n"
+        "| # | decision | where it came from |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+OPTIONAL = {"benchmarks.md", "commands.md", "measured.md"}
+"""Pages that other changes bring: the navigation has places for them."""
+
+
+def _present(entries: list[Any]) -> list[Any]:
+    """The navigation without optional pages that are not there."""
+    kept = []
+    for entry in entries:
+        (name, inside), *_ = entry.items() if isinstance(entry, dict) else [("", entry)]
+        if isinstance(inside, list) or inside not in OPTIONAL or (DOCS / inside).exists():
+            kept.append({name: _present(inside)} if isinstance(inside, list) else entry)
+    return kept
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def _info(match: re.Match[str]) -> str:
+    """The tests' words after a block's language, as the site shows them."""
+    name = match[3] or match[4]
+    return f'{match[1]} title="{name}"' if name else f'{match[1]} title="refused"'

@@ -1,0 +1,109 @@
+"""The documentation site builds without a warning, and no link in it leads nowhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs/_site"))
+import repository  # noqa: E402
+
+
+class Links(HTMLParser):
+    """What a page leads to, loads and names."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.leads: set[str] = set()
+        self.loads: set[str] = set()
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        self.names |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.leads.add(given["href"])
+        elif tag in ("script", "link", "img", "source", "video", "iframe"):
+            self.loads |= {given[name] for name in ("src", "href", "poster") if name in given}
+
+
+def problems(site: Path) -> list[str]:
+    """Links of a built site that lead nowhere, and what it loads from elsewhere."""
+    pages = {path.resolve(): Links(path.read_text()) for path in site.rglob("*.html")}
+    found = []
+    for path, page in pages.items():
+        for link in sorted(page.leads | page.loads):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                found += [f"{path.name} loads {link}"] if link in page.loads else []
+                continue
+            place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if path.name != "404.html" and not place.exists():
+                found.append(f"{path.name} leads to {link}")
+            elif parts.fragment and place in pages:
+                names = pages[place].names
+                known = unquote(parts.fragment) in names or parts.fragment.startswith("__")
+                found += [] if known else [f"{path.name} leads to {link}"]
+    return found
+
+
+@pytest.mark.slow
+def test_the_site_is_whole(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", tmp_path / "site"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert problems(tmp_path / "site") == []
+    fields = (tmp_path / "site/reference/algorithm.html").read_text()
+    assert "algorithm.minibatch_size" in fields
+    assert "n_steps" in fields
+    assert "etude compare" in (tmp_path / "site/reference/command-line.html").read_text()
+    assert "load_policy" in (tmp_path / "site/reference/python.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('<a href="other.html">', "leads to other.html"),
+        ('<a href="#below">', "leads to #below"),
+        ('<script src="https://unpkg.com/x.js"></script>', "loads https://unpkg.com/x.js"),
+        ('<img src="x.png">', "leads to x.png"),
+    ],
+)
+def test_what_leads_nowhere_is_found(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(text)
+    assert [each.partition(" ")[2] for each in problems(tmp_path)] == [problem]
+
+
+def test_what_is_there_is_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(
+        '<h2 id="a"></h2><a href="page.html#a"><a href="https://x">'
+    )
+    assert problems(tmp_path) == []
+
+
+def test_files_of_the_repository_get_pages() -> None:
+    text = "[a gate](../gates/ranks.py), [a page](first-run.md#x), [nothing](../gates/none.py)"
+    made = repository.pages({"docs/page.md": text})
+    assert list(made) == ["source/gates/ranks.py.md"]
+    assert '"""' in made["source/gates/ranks.py.md"]
+    on_site = repository.relinked(text, "docs/page.md", "page.md")
+    assert on_site == (
+        "[a gate](source/gates/ranks.py.md), [a page](first-run.md#x), [nothing](../gates/none.py)"
+    )
+
+
+def test_links_of_other_files_lead_to_pages() -> None:
+    text = "[faults](docs/faults.md#x) [source](CONTRIBUTING.md) [web](https://example.org/a)"
+    assert repository.relinked(text, "CHANGELOG.md", "about/changelog.md") == (
+        "[faults](../faults.md#x) [source](../source/CONTRIBUTING.md) [web](https://example.org/a)"
+    )
