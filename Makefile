@@ -29,8 +29,9 @@ lock:  ## the newest versions that fit into requirements-dev.txt; needs uv
 		--no-annotate --no-emit-index-url pyproject.toml >> requirements-dev.new
 	mv requirements-dev.new requirements-dev.txt
 
-faults:  ## docs/faults.md from what the gates have counted
+faults:  ## docs/faults.md, docs/measured.md and the table of README.md from what the gates have measured
 	python gates/faults_table.py
+	python gates/figures.py
 
 # Kills of every method that is not among the 300s.
 METHODS = reach-at-scale reach-2-threads pick-place imitate-walk amp-walk walk-go1 ppo spread sac td3 \
@@ -84,3 +85,4 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/ray_transients.py --moments 50
 	python gates/ray_head.py --strikes 20
 	python gates/faults_table.py
+	python gates/figures.py

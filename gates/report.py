@@ -37,6 +37,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from sources import source_hash
+
 PASSED, FAILED, NOT_JUDGED = 0, 1, 2
 RESULTS = Path(__file__).parent / "results"
 """Results at full size stand here; `smallest/` below it is not kept in the repository."""
@@ -230,6 +232,7 @@ class Gate:
             "processor_seconds": round(_processor_seconds(), 1),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
+            "source": source_hash(self.name),
             "machine": machine(),
             "command": shlex.join(
                 ["python", _shown(Path(sys.argv[0])), *_without_file(sys.argv[1:])]

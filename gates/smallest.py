@@ -25,8 +25,17 @@ from command import started
 from report import GRACE, NOT_JUDGED, PASSED, SMALLEST_LIMIT
 
 FOLDER = Path(__file__).parent
-SHARED = {"command", "faults_table", "machine", "report", "results", "scale_model", "short_runs"}
-SHARED |= {"smallest"}
+SHARED = {
+    "command",
+    "faults_table",
+    "figures",
+    "machine",
+    "report",
+    "results",
+    "scale_model",
+    "short_runs",
+}
+SHARED |= {"smallest", "sources"}
 LONG = ("scale", "exact_resume", "ray_faults", "ranks", "train_episodic", "train_offline")
 """These begin first, so that none of them is waited for alone."""
 

@@ -8,11 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import short_recipes
+from commands import run_all
 from etude.api import train
 
 ROOT = Path(__file__).parent.parent
@@ -36,11 +39,22 @@ def commands(text: str) -> list[list[str]]:
     return [command for command in parsed if command[0] not in INSTALL]
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(commands: list[list[str]], folder: Path, quick: bool) -> list[tuple[int, str, str]]:
+    """(exit code, output, errors) of commands; `quick` for processes with the libraries loaded."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "100"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+    if quick:
+        return run_all([words for _, *words in commands], folder, environment)
+    options: Any = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    done = [
+        subprocess.run([sys.executable, "-m", *words], timeout=300, **options) for words in commands
+    ]
+    return [(one.returncode, one.stdout, one.stderr) for one in done]
+
+
+def parts(page: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """(language, rest of the info string, texts) of a page; neighbours of one kind together."""
+    for (language, info), found in itertools.groupby(blocks(page), key=lambda block: block[:2]):
+        yield language, info, [text for _, _, text in found]
 
 
 @pytest.mark.slow
@@ -48,18 +62,22 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     "page", [page for page in PAGES if page.name != PLUGINS], ids=lambda page: page.name
 )
 def test_page(page: Path, tmp_path: Path) -> None:
-    for language, info, text in blocks(page):
+    """README's commands are run as they are typed."""
+    for language, info, texts in parts(page):
         if info.startswith("file="):
-            (tmp_path / info.removeprefix("file=")).write_text(text)
+            (tmp_path / info.removeprefix("file=")).write_text(texts[0])
         elif language == "python":
-            done = run([sys.executable, "-c", text], tmp_path)
-            assert done.returncode == 0, done.stderr
+            for text in texts:
+                done = subprocess.run(
+                    [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, timeout=300
+                )
+                assert done.returncode == 0, done.stderr.decode()
         else:
-            for command in commands(text):
-                assert command[0] == "etude", f"a page may only run etude: {command}"
-                done = run([sys.executable, "-m", *command], tmp_path)
-                assert "Traceback" not in done.stderr
-                assert (done.returncode != 0) == (info == "fails"), done.stdout + done.stderr
+            typed = [command for text in texts for command in commands(text)]
+            assert {command[0] for command in typed} <= {"etude"}, "a page may only run etude"
+            for code, out, err in run(typed, tmp_path, quick=page.name != "README.md"):
+                assert "Traceback" not in err
+                assert (code != 0) == (info == "fails"), out + err
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import etude
+from commands import run_all
 from run_hash import run_hash
 from test_docs import BLOCK, ROOT, commands
 
@@ -63,24 +64,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(places),
         "XDG_STATE_HOME": str(folder / "state"),
     }
-
-
-def run_all(
-    arguments: list[list[str]], folder: Path, environment: dict[str, str]
-) -> list[tuple[int, str, str]]:
-    """(exit code, output, errors) of commands of etude."""
-    driver = [sys.executable, str(Path(__file__).with_name("command_driver.py"))]
-    done = subprocess.run(
-        driver,
-        input=json.dumps(arguments),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
 def blocks() -> list[tuple[str, str, str]]:
