@@ -1,6 +1,6 @@
-"""The moving pictures of README: `python docs/images/draw_films.py [RUN of imitate-walk]`.
+"""Moving pictures of README and gallery: `python docs/images/draw_films.py [RUN of imitate-walk]`.
 
-The quadruped and the arm are policies that come with the package. The humanoid's is trained where
+The quadruped's and the arm's policies come with the package. The humanoid's is trained where
 no run is given, which takes minutes. Each film is cut to a few seconds and made small.
 """
 
@@ -16,6 +16,7 @@ from etude.cli.main import main as etude
 
 HERE = Path(__file__).parent
 SIZE, SECONDS, FRAMES_PER_SECOND = (400, 225), 5.0, 15
+DEMOS = {"walk-go1": ["--command", "0.8", "0", "0.3"], "pick-place": [], "reach": []}
 
 
 def small(film: Path, to: Path) -> None:
@@ -39,7 +40,7 @@ def small(film: Path, to: Path) -> None:
 
 def main(runs: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        for name, options in (("walk-go1", ["--command", "0.8", "0", "0.3"]), ("pick-place", [])):
+        for name, options in DEMOS.items():
             film = Path(scratch) / f"{name}.webp"
             etude(["demo", name, "--film", str(film), "--seconds", str(SECONDS), *options])
             small(film, HERE / f"{name}.webp")
