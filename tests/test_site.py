@@ -12,8 +12,16 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parent.parent
+FOLDERS = [
+    page for page in sorted(ROOT.glob("docs/[a-z]*/*.md")) if page.parent.name != "decisions"
+]
 sys.path.insert(0, str(ROOT / "docs/_site"))
+sys.path.insert(0, str(ROOT / "docs/images"))
+import draw_diagrams  # noqa: E402
+
+import gallery  # noqa: E402
 import repository  # noqa: E402
+import test_docs  # noqa: E402
 
 
 class Links(HTMLParser):
@@ -70,6 +78,16 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     assert "load_policy" in (tmp_path / "site/reference/python.html").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    [page for page in FOLDERS if test_docs.blocks(page)],
+    ids=lambda page: f"{page.parent.name}/{page.name}",
+)
+def test_pages_in_folders_do_what_they_say(page: Path, tmp_path: Path) -> None:
+    test_docs.test_page(page, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -89,6 +107,15 @@ def test_what_is_there_is_no_problem(tmp_path: Path) -> None:
         '<h2 id="a"></h2><a href="page.html#a"><a href="https://x">'
     )
     assert problems(tmp_path) == []
+
+
+def test_the_gallery_is_that_of_its_table() -> None:
+    assert gallery.PAGE.read_text() == gallery.page(), "run python docs/_site/gallery.py"
+
+
+def test_the_diagrams_are_those_of_their_script() -> None:
+    for path, text in draw_diagrams.drawings():
+        assert path.read_text() == text, "run python docs/images/draw_diagrams.py"
 
 
 def test_files_of_the_repository_get_pages() -> None:

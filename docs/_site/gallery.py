@@ -1,0 +1,88 @@
+"""The gallery: `python docs/_site/gallery.py` writes docs/about/gallery.md from the table below.
+
+A task is one line. Its picture is docs/images/RECIPE.webp, .gif or .png, whichever there is, or the
+one that its line names: to add a film, put it there and run this. A test fails where page and
+table differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from etude.core.catalogue import RECIPES
+
+DOCS = Path(__file__).parents[1]
+PAGE = DOCS / "about/gallery.md"
+
+
+class Entry(NamedTuple):
+    """A task: figures are those of the page that is named, and nothing is said where none has."""
+
+    recipe: str
+    page: str
+    figure: str = ""
+    demo: bool = False
+    options: str = ""
+    note: str = ""
+    picture: str = ""
+
+
+FREE_PHYSICS = "The picture is in the fast training physics, which limits no torque."
+TASKS = [
+    Entry("reach", "first-run.md", demo=True),
+    Entry("pick-place", "pick-place.md", "99 to 100 % of 100 fresh episodes, ten seeds", demo=True),
+    Entry("pick-place-anywhere", "pick-place.md"),
+    Entry("pick-place-bc", "demonstrations.md", options="--algorithm.dataset data/pick"),
+    Entry("walk-go1", "robots.md", demo=True),
+    Entry("walk-go1-robust", "robots.md"),
+    Entry("walk-go1-rough", "robots.md"),
+    Entry("imitate-walk", "imitation.md", note=FREE_PHYSICS),
+    Entry("imitate-backflip", "imitation.md", note=FREE_PHYSICS, picture="backflip.png"),
+    Entry("imitate-all", "imitation.md", note=FREE_PHYSICS),
+    Entry("amp-walk", "rewards.md", note=FREE_PHYSICS),
+    Entry("reach-memory", "segments.md"),
+    Entry("spread", "segments.md"),
+    Entry("seek-pictures", "demonstrations.md", "97 of 100 fresh episodes, one seed"),
+    Entry("episodic", "rewards.md"),
+    Entry("halfcheetah", "your-own.md"),
+]
+INTRODUCTION = """\
+# Gallery
+
+<!-- Made by `python docs/_site/gallery.py`: do not edit. -->
+
+What the recipes that come with Etude learn, with the command that trains each. `etude demo` shows
+policies that are trained already; `etude eval RUN --video` films a run of your own. Fields of a
+recipe are printed by `etude train RECIPE --help-all`.
+"""
+
+
+def picture(entry: Entry) -> str:
+    """The picture of a task as Markdown; "" where there is none."""
+    for name in (*(f"{entry.recipe}.{kind}" for kind in ("webp", "gif", "png")), entry.picture):
+        if (DOCS / "images" / name).is_file():
+            return f"![{RECIPES.purpose(entry.recipe)}](../images/{name})\n\n"
+    return ""
+
+
+def section(entry: Entry) -> str:
+    """A task with picture, command, and where it is explained."""
+    shown = picture(entry)
+    command = f"etude train {entry.recipe} {entry.options}".rstrip()
+    demo = f"    etude demo {entry.recipe}\n" if entry.demo else ""
+    note = f"{entry.note}\n\n" if shown and entry.note else ""
+    figure = f"{entry.figure}: " if entry.figure else ""
+    page = f"[{entry.page.removesuffix('.md')}](../{entry.page})"
+    purpose = RECIPES.purpose(entry.recipe)
+    link = f"{figure}{page}." if figure else f"More: {page}."
+    return f"## {entry.recipe}\n\n{purpose}\n\n{shown}{note}    {command}\n{demo}\n{link}\n"
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([INTRODUCTION, *map(section, TASKS)])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
