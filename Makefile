@@ -1,4 +1,4 @@
-.PHONY: check test test-all gates-smallest format gate faults dist lock
+.PHONY: check test test-all gates-smallest format gate faults dist lock site
 
 check:  ## lint and types
 	ruff check .
@@ -28,6 +28,9 @@ lock:  ## the newest versions that fit into requirements-dev.txt; needs uv
 	uv pip compile -q --upgrade --universal --python-version 3.11 --extra dev --extra video --no-header \
 		--no-annotate --no-emit-index-url pyproject.toml >> requirements-dev.new
 	mv requirements-dev.new requirements-dev.txt
+
+site:  ## all pages, a reference and a search in build/site, which open without a network
+	mkdocs build --strict
 
 faults:  ## docs/faults.md, docs/measured.md and the table of README.md from what the gates have measured
 	python gates/faults_table.py
