@@ -1,0 +1,244 @@
+"""docs/benchmarks.md and its pictures, from benchmarks/results.json.
+
+    python benchmarks/page.py
+
+Nothing on the page is written by hand but the text in this file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.run import PEERS, RESULTS, read  # isort: skip
+from benchmarks.tasks import TASKS, Task  # isort: skip
+from etude.reports.charts import COLORS, FAINT, GRID, SvgCanvas, steps_text, ticks  # isort: skip
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+IMAGES = ROOT / "docs" / "images"
+Record = dict[str, Any]
+
+HEAD = """# Beside other libraries
+
+<!-- Made by `python benchmarks/page.py` from benchmarks/results.json: do not edit. -->
+
+Each library trains the same task on the same machine, one run at a time and in turns, in an
+environment of its own with the versions of `benchmarks/requirements`. Nothing here says which
+library is better in general: two cores, small networks, four tasks.
+
+- **Equal for all on a task:** hidden layers and activation, steps between two updates, minibatch,
+  passes over a rollout (PPO) or batches per update (SAC), learning rate, discount; so equal
+  gradient samples per step. Policy and value function read the same observations.
+- **Each library's own:** how environments are stepped, normalisation, initialisation, logging. The
+  notes below each table say what was used.
+- `etude_recipe` is Etude's recipe as it is, with settings of its own; `cleanrl_style` is one file
+  of ours in plain torch.
+- Peers with an engine of their own have a task like walk-go1, and settings of their own. Their
+  scores mean something else and are left out.
+- **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **Memory** is
+  the largest sum of the resident memory of a run's processes. **Score** is the mean over the newest
+  100 training episodes, exploration included; seconds to it count from the start of the process.
+
+To repeat it, or to add a peer (one file in `benchmarks/runners`):
+
+    python benchmarks/prepare.py --all
+    python benchmarks/run.py
+    python benchmarks/page.py
+
+"""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def good(runs: Sequence[Record]) -> list[Record]:
+    return [run for run in runs if not run["error"] and not run.get("not_offered")]
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def settings(task: Task) -> str:
+    sizes = "-".join(map(str, task.hidden))
+    what = f"{task.algorithm.upper()}, {sizes} {task.activation}, {task.num_envs} environments, "
+    what += f"{task.rollout:,} steps between updates, minibatch {task.minibatch_size:,}, "
+    what += f"{task.samples_per_step:g} gradient samples per step; score: {task.score} of "
+    return what + (f"{task.target:.0%}" if task.score == "success" else f"{task.target:,.0f}")
+
+
+def section(task: Task, runs: list[Record]) -> str:
+    """A task's table, notes and picture."""
+    by_peer = defaultdict(list)
+    for run in runs:
+        if run["task"] == task.name:
+            by_peer[run["peer"]].append(run)
+    if not by_peer:
+        return f"## {task.name}\n\n{settings(task)}. Not measured yet.\n"
+    rows, notes = [], []
+    speeds = {p: median([r["steps_per_second"] for r in good(by_peer[p])]) for p in by_peer}
+    for peer in sorted(by_peer, key=lambda p: -(speeds[p] or 0.0)):
+        offered = next((r["not_offered"] for r in by_peer[peer] if r.get("not_offered")), None)
+        fine = good(by_peer[peer])
+        if offered:
+            notes.append(f"- {peer}: {offered}.")
+            continue
+        if not fine:
+            rows.append([peer, _version(by_peer[peer]), "failed", "", "", "", ""])
+        else:
+            rows.append(figures(peer, fine))
+        if fine and fine[0]["note"]:
+            notes.append(f"- {peer}: {fine[0]['note']}.")
+        for run in by_peer[peer]:
+            if run["error"]:
+                last = run["error"].strip().splitlines()[-1][:200].replace("|", "\\|")
+                notes.append(f"- {peer}, {run['measure']}, seed {run['seed']} failed: `{last}`")
+    head = ["peer", "version", "steps/s", "memory", "reached", "seconds to it", "steps to it"]
+    text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n" + "\n".join(notes)
+    if curves(task, runs):
+        text += f"\n\n![Score over time on {task.name}](images/benchmark-{task.name}.svg)"
+    return text + "\n"
+
+
+def _version(runs: Sequence[Record]) -> str:
+    return next((r["version"] for r in runs if r.get("version")), "") or ""
+
+
+def figures(peer: str, runs: list[Record]) -> list[str]:
+    """One row: medians over runs."""
+    speed = median([run["steps_per_second"] for run in runs])
+    memory = max(run["peak_memory"] for run in runs) / 2**20
+    row = [peer, _version(runs), f"{speed:,.0f}", f"{memory:,.0f} MiB"]
+    scored = [run for run in runs if run["measure"] == "score"]
+    if not scored or runs[0]["own_engine"]:
+        return [*row, "", "", ""]
+    reached = [run["reached"] for run in scored if run["reached"]]
+    row.append(f"{len(reached)} of {len(scored)}")
+    if 2 * len(reached) <= len(scored):
+        return [*row, "-", "-"]
+    never = [[float("inf")] * 2] * (len(scored) - len(reached))
+    seconds, steps = (statistics.median(r[i] for r in reached + never) for i in (0, 1))
+    return [*row, f"{seconds:,.0f}", f"{steps:,.0f}"]
+
+
+def kills(runs: list[Record]) -> str:
+    """What SIGKILL at half time cost each peer."""
+    rows = []
+    for run in (r for r in good(runs) if r["measure"] == "kill"):
+        killed = run["killed"]
+        if killed is None:
+            rows.append(
+                [run["task"], run["peer"], "has no documented way to resume", "", "", "", ""]
+            )
+            continue
+        differs = killed["largest_difference"]
+        rows.append(
+            [
+                run["task"],
+                run["peer"],
+                run["resumes"],
+                f"{killed['killed_at']:,}",
+                "-" if killed["went_on_from"] is None else f"{killed['went_on_from']:,}",
+                "-" if differs is None else f"{differs:.3g}",
+                {True: "yes", False: "no", None: "not claimed"}[killed["bit_equal"]],
+            ]
+        )
+    if not rows:
+        return "## After kill -9 at half time\n\nNot measured yet.\n"
+    head = ["task", "peer", "how it resumes", "killed at", "went on from"]
+    head += ["largest difference of the score", "bit-equal"]
+    told = "The score of the resumed run beside that of the untouched one, at equal steps.\n\n"
+    return f"## After kill -9 at half time\n\n{told}{table(head, rows)}"
+
+
+def curves(task: Task, runs: list[Record]) -> dict[str, list[list[tuple[float, float]]]]:
+    """{peer: curves of (seconds, score)} of the runs that were trained to a score."""
+    place = 3 if task.score == "success" else 2
+    found: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
+    for run in good(runs):
+        if (run["task"], run["measure"]) != (task.name, "score") or run["own_engine"]:
+            continue
+        points = [(p[0], p[place]) for p in run["curve"] if p[place] is not None]
+        if len(points) > 1:
+            found[run["peer"]].append(points)
+    return found
+
+
+def picture(task: Task, found: dict[str, list[list[tuple[float, float]]]]) -> bytes:
+    """Scores over seconds, one line per run, one colour per peer."""
+    width, height, left, top, right, bottom = 960, 420, 64, 24, 190, 44
+    every = [point for lines in found.values() for line in lines for point in line]
+    most = max(x for x, _ in every)
+    low, high = min(y for _, y in every), max(*(y for _, y in every), task.target)
+    canvas = SvgCanvas(width, height)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = left + (width - left - right) * x / most
+        return across, height - bottom - (height - top - bottom) * (y - low) / ((high - low) or 1)
+
+    for y in ticks(low, high):
+        canvas.line([at(0, y), at(most, y)], GRID)
+        canvas.text((left - 8, at(0, y)[1]), f"{y:g}", FAINT, "end", 12)
+    for x in ticks(0, most):
+        canvas.text(
+            (at(x, low)[0], height - bottom + 16), f"{steps_text(x)} s", FAINT, "middle", 12
+        )
+    canvas.line([at(0, task.target), at(most, task.target)], FAINT)
+    for i, (peer, lines) in enumerate(sorted(found.items())):
+        color = COLORS[i % len(COLORS)]
+        for line in lines:
+            canvas.line([at(*point) for point in line], color, 1.6)
+        y = top + 10 + 20 * i
+        canvas.line([(width - right + 16, y), (width - right + 36, y)], color, 3)
+        canvas.text((width - right + 44, y), peer)
+    canvas.text((left, 12), f"{task.name}: {task.score}", FAINT, "start", 12)
+    return canvas.bytes()
+
+
+def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
+    """The page, and its pictures by file name."""
+    runs, text = results["runs"], HEAD
+    failed = {peer: fault for peer, fault in results["installs"].items() if fault}
+    if runs:
+        dates = sorted(run["date"][:10] for run in runs)
+        told = f"Measured {dates[0]} to {dates[-1]} on {runs[-1]['machine'].split(', load')[0]}; "
+        text += told + f"commits {', '.join(sorted({run['commit'] for run in runs}))}.\n\n"
+        busy = max(run["busy_before"] for run in runs)
+        text += f"Other work used at most {busy:.0%} of the cores when a run began.\n\n"
+    for task in TASKS.values():
+        text += section(task, runs) + "\n"
+    text += kills(runs)
+    if failed:
+        text += "\n## What does not install\n\n"
+        for peer in (p for p in PEERS if p in failed):
+            text += f"- {peer}: `{failed[peer].strip().splitlines()[-1][:300]}`\n"
+    drawn = {}
+    for task in TASKS.values():
+        found = curves(task, runs)
+        if found:
+            drawn[f"benchmark-{task.name}.svg"] = picture(task, found)
+    return text, drawn
+
+
+def main() -> int:
+    page, drawn = render(read(RESULTS))
+    PAGE.write_text(page)
+    for old in IMAGES.glob("benchmark-*.svg"):
+        old.unlink()
+    for name, image in drawn.items():
+        (IMAGES / name).write_bytes(image)
+    print(f"{PAGE.relative_to(ROOT)}: {len(drawn)} pictures")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

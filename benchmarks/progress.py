@@ -1,0 +1,191 @@
+"""What every runner shares: its arguments, the lines it prints, the end of a run.
+
+A runner is a module `benchmarks/runners/PEER.py` that calls `main(train, ...)`. It is started as
+`python -m benchmarks.runners.PEER TASK --seed 0 --steps 5000 --cap 60 --out FOLDER` and prints one
+JSON object per line: first what it is, then points of its curve, last why it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tasks import TASKS, Task
+
+WINDOW = 100
+"""Return and success are means over so many of the newest finished training episodes."""
+BETWEEN = 0.25
+"""Seconds between two points of a curve, at least."""
+NEVER = 10**12
+"""Steps, for libraries that must be told a length: the run is ended by `Finished`."""
+
+
+class Finished(BaseException):
+    """The run has its steps, its seconds or its score. Libraries must not catch it."""
+
+
+def since_start() -> float:
+    """Seconds since this process began, so that imports and compilation count."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begun = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - begun
+
+
+class Progress:
+    """The curve of one run, printed as it grows."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.task: Task = options.task
+        self.seed: int = options.seed
+        self.out: Path = options.out
+        self.resume: bool = options.resume
+        self.steps = 0
+        """Environment steps so far; a resumed run begins at those of its checkpoint."""
+        self.limit: int = options.steps
+        self._cap, self._until_target = options.cap, options.target
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self._successes: deque[float] = deque(maxlen=WINDOW)
+        self._last = -math.inf
+        self._begun = since_start()
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Environment steps between two checkpoints: ten in a run."""
+        return max(self.limit // 10 // self.task.rollout, 1) * self.task.rollout
+
+    def goes_on_from(self, steps: int) -> None:
+        """A resumed run says at which step its checkpoint was."""
+        self.steps = steps
+        say(went_on_from=steps)
+
+    def episode(self, total: float, success: float | None = None) -> None:
+        """A finished training episode."""
+        self._returns.append(float(total))
+        if success is not None:
+            self._successes.append(float(success))
+
+    def point(self, steps: int, mean: float | None = None, success: float | None = None) -> None:
+        """After an update. mean, success: where a library only tells these, not its episodes."""
+        self.steps = steps
+        seconds = since_start()
+        mean = _mean(self._returns) if mean is None else mean
+        success = _mean(self._successes) if success is None else success
+        score = success if self.task.score == "success" else mean
+        full = len(self._returns) == WINDOW or not self._returns
+        ends = {
+            "steps": steps >= self.limit,
+            "cap": seconds - self._begun >= self._cap,
+            "target": self._until_target
+            and full
+            and score is not None
+            and score >= self.task.target,
+        }
+        why = next((name for name, true in ends.items() if true), None)
+        if why is not None or seconds - self._last >= BETWEEN:
+            say(seconds=round(seconds, 3), steps=steps, mean=mean, success=success)
+            self._last = seconds
+        if why is not None:
+            raise Finished(why)
+
+
+class Steps:
+    """Counts what passes through a vector environment, whichever kind the library has."""
+
+    def __init__(self, progress: Progress, num_envs: int, rollout: int | None = None) -> None:
+        """rollout: steps of all environments between two updates; default the task's."""
+        self._progress, self._num_envs = progress, num_envs
+        self._rollout = rollout or progress.task.rollout
+        self._returns = np.zeros(num_envs)
+        self._since = 0
+
+    def before(self) -> None:
+        """Before a step: where a rollout is full, the update on it is over."""
+        if self._since >= self._rollout:
+            self._since = 0
+            self._progress.point(self._progress.steps)
+
+    def after(self, rewards: Any, done: Any, success: Any = None) -> None:
+        """After a step. rewards [num_envs], done [num_envs] bool, success [num_envs] or None."""
+        self._returns += rewards
+        self._since += self._num_envs
+        self._progress.steps += self._num_envs
+        for i in np.flatnonzero(done):
+            self._progress.episode(self._returns[i], None if success is None else float(success[i]))
+            self._returns[i] = 0.0
+
+
+def say(**line: Any) -> None:
+    """One JSON object on a line of its own; numbers that are not finite become null."""
+    finite = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
+    }
+    print(json.dumps(finite), flush=True)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return round(sum(numbers) / len(numbers), 4) if numbers else None
+
+
+def main(
+    train: Callable[[Progress], dict[str, Any] | None],
+    *,
+    package: str,
+    algorithms: Sequence[str] = ("ppo", "sac"),
+    tasks: Sequence[str] = tuple(TASKS),
+    resumes: str | None = None,
+    note: str = "",
+    own_engine: bool = False,
+    arguments: list[str] | None = None,
+) -> int:
+    """Run one peer on one task.
+
+    package: the distribution whose version is told. algorithms, tasks: what it has; anything else
+    is answered by "not_offered". resumes: its documented way to go on after a crash, None if it has
+    none. note: how it was run. own_engine: its task is its own. train: returns further items for
+    the last line.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=NEVER, help="environment steps, at most")
+    parser.add_argument("--cap", type=float, default=600.0, help="seconds after imports")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--target", action="store_true", help="end at the task's score")
+    parser.add_argument("--smallest", action="store_true", help="the size at which CI runs it")
+    options = parser.parse_args(arguments)
+    task = TASKS[options.task]
+    options.task = task = task.smallest() if options.smallest else task
+    if task.algorithm not in algorithms:
+        say(not_offered=f"it has no {task.algorithm.upper()}")
+        return 0
+    if task.name not in tasks:
+        say(not_offered="it is run on an engine of its own, which has no such task")
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    progress = Progress(options)
+    say(version=version(package), resumes=resumes, note=note, own_engine=own_engine)
+    more: dict[str, Any] | None = None
+    why = "the library ended"
+    try:
+        more = train(progress)
+    except Finished as ending:
+        why = str(ending)
+    say(end=why, seconds=round(since_start(), 3), steps=progress.steps, **more or {})
+    return 0
+
+
+def version(package: str) -> str:
+    """The installed version of a distribution; "here" for what is part of this repository."""
+    return importlib.metadata.version(package) if package else "here"

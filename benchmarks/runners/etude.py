@@ -1,0 +1,98 @@
+"""Etude, with the settings that all share: equal networks, equal observations, equal gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import etude
+from benchmarks.progress import Finished, Progress, main
+from etude.core.contracts import Fragment
+from etude.planning.recipe import Recipe
+from etude.training.callbacks import Callback, Context
+
+
+class Report(Callback):
+    """Tells the run's progress about episodes and steps after every iteration."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def run_start(self, context: Context) -> None:
+        if self._progress.resume:
+            self._progress.goes_on_from(context.clock.now.timesteps)
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        for fragment in fragments:
+            told = fragment.episodes
+            success = told.get("is_success")
+            for i, total in enumerate(told["return"]):
+                self._progress.episode(total, None if success is None else success[i])
+        try:
+            self._progress.point(context.clock.now.timesteps)
+        except Finished as ending:
+            if str(ending) != "steps":  # a run of its full length saves itself
+                raise
+
+
+def recipe(progress: Progress) -> Recipe:
+    """The recipe for the task, with the shared settings."""
+    task = progress.task
+    shared: dict[str, Any] = {
+        "policy__hidden": task.hidden,
+        "policy__activation": task.activation,
+        "policy__critic_reads": ("state",),
+    }
+    if task.algorithm == "sac":
+        return etude.recipes.pick_place_sac().replace(**shared)
+    if task.name == "walk-go1":
+        chosen = etude.recipes.walk_go1()
+    else:
+        chosen = etude.recipes.halfcheetah().replace(env__id=task.env_id, env__engine="batch")
+    return chosen.replace(
+        **shared,
+        policy__init_std=task.init_std,
+        collector__num_envs=task.num_envs,
+        collector__envs_per_group=task.num_envs // 2,
+        collector__threads=2,
+        algorithm__rollout_steps=task.rollout_steps,
+        algorithm__minibatch_size=task.minibatch_size,
+        algorithm__update_epochs=task.update_epochs,
+        algorithm__learning_rate=task.learning_rate,
+        algorithm__final_learning_rate=1.0,
+        algorithm__gamma=task.gamma,
+        algorithm__gae_lambda=task.gae_lambda,
+        algorithm__clip=task.clip,
+        algorithm__entropy_coef=task.entropy_coef,
+        algorithm__max_grad_norm=task.max_grad_norm,
+    )
+
+
+def run(progress: Progress, chosen: Recipe) -> dict[str, Any]:
+    """Train, or resume what is in the folder, and tell the run's fingerprint."""
+    folder = progress.out / "run"
+    if progress.resume:
+        finished = etude.resume(folder, callbacks=[Report(progress)])
+    else:
+        steps = min(progress.limit, 10**9) // progress.task.rollout * progress.task.rollout
+        every = f"{progress.checkpoint_every} steps"
+        chosen = chosen.replace(
+            seed=progress.seed,
+            clock__total_timesteps=max(steps, progress.task.rollout),
+            evaluation__every="never",
+            checkpoint__every=every,
+        )
+        finished = etude.train(chosen, folder, callbacks=[Report(progress)])
+    return {"fingerprint": finished.fingerprint()}
+
+
+RESUMES = "etude resume: everything, bit for bit"
+
+if __name__ == "__main__":
+    raise SystemExit(
+        main(
+            lambda progress: run(progress, recipe(progress)),
+            package="",
+            resumes=RESUMES,
+            note="batch engine in two threads; logs and checkpoints written, as in any run",
+        )
+    )

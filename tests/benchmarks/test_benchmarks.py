@@ -1,0 +1,108 @@
+"""The comparison with other libraries at its smallest size, and the page that is made from it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks import page, prepare, run  # isort: skip
+from benchmarks.tasks import TASKS  # isort: skip
+
+
+def results_of(arguments: list[str], out: Path) -> tuple[int, list[dict[str, Any]]]:
+    code = run.main([*arguments, "--here", "--out", str(out)])
+    return code, json.loads(out.read_text())["runs"]
+
+
+def test_peers_of_this_environment_end_with_a_figure(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    peers = ["etude", "cleanrl_style", "stable_baselines3"]
+    wanted = ["--peers", *peers, "--tasks", "halfcheetah", "--measures", "speed"]
+    wanted += ["--smallest", "--steps", "512"]
+    code, runs = results_of(wanted, out)
+    assert code == 0
+    assert [record["peer"] for record in runs] == peers
+    for record in runs:
+        assert record["error"] is None
+        assert record["steps"] == 512
+        assert record["steps_per_second"] > 0
+        assert record["peak_memory"] > 50 * 2**20
+    before = out.read_text()
+    assert run.main([*wanted, "--here", "--out", str(out)]) == 0  # all of it is there
+    assert json.loads(out.read_text()) == json.loads(before)
+    text, _ = page.render(json.loads(before))
+    for peer in peers:
+        assert f"| {peer} |" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("raise SystemExit('it broke')", "it broke"),
+        ("pass", "no figure"),
+        ('print(\'{"version": "1"}\')', "no figure"),
+        ("import time; time.sleep(60)", "no end within"),
+    ],
+)
+def test_a_broken_runner_is_seen(body: str, fault: str) -> None:
+    job = run.Job("speed", "broken", "halfcheetah", 0)
+    words = [sys.executable, "-c", textwrap.dedent(body), "--out", "x"]
+    outcome = run.execute(words, 1.0, 1)
+    record = run.describe(job, words, outcome, 0.0, 1)
+    assert fault in record["error"]
+    assert "FAILED" in run.told(record)
+    text, drawn = page.render({"installs": {}, "runs": [record]})
+    assert "| failed |" in text
+    assert not drawn
+
+
+def test_speed_leaves_out_the_start_and_the_warm_up() -> None:
+    task = TASKS["pick-place"]
+    rates = [[10.0, 0], [11.0, 5_000], [12.0, 5_120], [20.0, 6_000], [32.0, 7_200]]
+    assert run.speed_of([[*point, None, None] for point in rates], task) == 100.0
+    assert run.speed_of([[1.0, 9_000, None, None]], task) is None
+
+
+def test_a_kill_is_compared_at_equal_steps() -> None:
+    def outcome(*points: tuple[int, float], **last: Any) -> run.Outcome:
+        lines = [{"seconds": 1.0, "steps": s, "mean": m, "success": None} for s, m in points]
+        return run.Outcome([*lines, {"end": "steps", **last}], 0, None)
+
+    alone = outcome((10, 1.0), (20, 2.0), (30, 3.0), fingerprint="a")
+    first = outcome((10, 1.0), (20, 2.0))
+    second = outcome((20, 2.5), (30, 3.0), fingerprint="a")
+    second.lines.insert(0, {"went_on_from": 10})
+    found = run.compare(alone, first, second, TASKS["ant"])
+    assert found["killed_at"] == 20
+    assert found["went_on_from"] == 10
+    assert found["largest_difference"] == 0.5
+    assert found["final_difference"] == 0.0
+    assert found["bit_equal"] is True
+
+
+def test_medians_count_runs_that_never_got_there() -> None:
+    record = {"steps_per_second": 10.0, "peak_memory": 2**20, "version": "1", "own_engine": False}
+    runs = [{**record, "measure": "score", "reached": r} for r in ([5.0, 50], [7.0, 70], None)]
+    assert page.figures("a", runs)[-3:] == ["2 of 3", "7", "70"]
+    assert page.figures("a", runs[1:])[-3:] == ["1 of 2", "-", "-"]
+
+
+def test_the_page_is_what_the_results_make() -> None:
+    text, drawn = page.render(run.read(run.RESULTS))
+    assert page.PAGE.read_text() == text, "python benchmarks/page.py"
+    found = {path.name: path.read_bytes() for path in page.IMAGES.glob("benchmark-*.svg")}
+    assert found == drawn, "python benchmarks/page.py"
+
+
+def test_every_peer_has_its_versions() -> None:
+    for peer in run.PEERS:
+        wanted = prepare.REQUIREMENTS / f"{prepare.SHARED.get(peer, peer)}.txt"
+        lines = [line for line in wanted.read_text().splitlines() if not line.startswith("#")]
+        assert lines
+        assert [line for line in lines if "==" not in line] == []
