@@ -41,7 +41,9 @@ from benchmarks.tasks import TASKS, Task  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results.json"
-PEERS = tuple(sorted(p.stem for p in (Path(__file__).parent / "runners").glob("[a-z]*.py")))
+RUNNERS = sorted(path.stem for path in (Path(__file__).parent / "runners").glob("[a-z]*.py"))
+PEERS = tuple(sorted({*RUNNERS, *(path.stem for path in prepare.REQUIREMENTS.glob("*.txt"))}))
+"""A peer that never installed has versions, and no runner that could have been tried."""
 MEASURES = ("speed", "score", "kill")
 GRACE = 180.0
 """Seconds that a run may take beyond its cap: imports, compilation, the last update."""
