@@ -56,7 +56,7 @@ class Progress:
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._successes: deque[float] = deque(maxlen=WINDOW)
         self._last = -math.inf
-        self._begun = since_start()
+        self._begun: float | None = None
 
     @property
     def checkpoint_every(self) -> int:
@@ -78,6 +78,7 @@ class Progress:
         """After an update. mean, success: where a library only tells these, not its episodes."""
         self.steps = steps
         seconds = since_start()
+        self._begun = seconds if self._begun is None else self._begun
         mean = _mean(self._returns) if mean is None else mean
         success = _mean(self._successes) if success is None else success
         score = success if self.task.score == "success" else mean
@@ -159,7 +160,7 @@ def main(
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=NEVER, help="environment steps, at most")
-    parser.add_argument("--cap", type=float, default=600.0, help="seconds after imports")
+    parser.add_argument("--cap", type=float, default=600.0, help="seconds after the first update")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--target", action="store_true", help="end at the task's score")

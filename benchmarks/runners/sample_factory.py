@@ -64,6 +64,8 @@ class Report(AlgoObserver):
 
     def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
         steps = runner.env_steps.get(0, 0)
+        if not steps:
+            return
         if self._progress.resume and not self._begun:
             self._progress.goes_on_from(steps)
         self._begun = True
