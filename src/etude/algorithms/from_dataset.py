@@ -15,7 +15,8 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.contrast import contrast
-from etude.experience.store.manifest import Episodes, open_episodes
+from etude.experience.store.manifest import Episodes
+from etude.experience.store.tasks import TASK, open_with_task, sentences_in, shown
 from etude.experience.store.views import EpisodesOf
 from etude.models.policies import make_policy
 from etude.planning.kinds import Inputs, Learner, PlanSection, array_shapes
@@ -89,11 +90,12 @@ def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
     recipe.rewards.require_replay(recipe.algorithm.kind)
     there, rewards = dataset_geometry(config).observations, recipe.rewards
     reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *rewards.reads(there)}
-    store = open_episodes(Path(config.dataset), reads)
+    store = open_with_task(Path(config.dataset), reads)
     if not store.num_episodes:
         raise UsageError(f"{store.path} holds no episode to learn from.")
     action = _bounds(store) if recipe.env is None else _fits(recipe, store)
-    spec = EnvSpec(there, action, store.geometry.max_episode_steps)
+    there, longest = {**there, **store.geometry.observations}, store.geometry.max_episode_steps
+    spec = EnvSpec(there, action, longest, sentences=sentences_in(store))
     split = split_store(store, config, action, rewards.from_returns, rewards.from_clips)
     return Data(store, spec, reads, *split)
 
@@ -132,6 +134,12 @@ def check_fits(
 ) -> None:
     """Refuse an environment whose actions, or observations that are read, are not the dataset's."""
     there = store.geometry.observations
+    if TASK in reads and TASK in there and TASK not in observations:
+        raise UsageError(
+            f"The policy is told its task by a sentence, and this environment says none: name one "
+            f"with --env.sentence ({shown([*sentences_in(store)])}), or what else the policy reads "
+            "with --policy.actor-reads."
+        )
     for name in reads:
         if name in there and observations.get(name) != there[name]:
             raise UsageError(

@@ -19,7 +19,8 @@ from etude.core.keys import Key
 from etude.experience.contrast import contrast, draw_clips
 from etude.experience.store.episodes import StoreGeometry
 from etude.experience.store.files import DESCRIPTION
-from etude.experience.store.manifest import MANIFEST, Episodes, geometry_of, is_dataset
+from etude.experience.store.manifest import MANIFEST, Episodes, is_dataset
+from etude.experience.store.tasks import geometry_with_task, sentences_of, vector_of
 from etude.experience.store.views import EpisodesOf
 from etude.models.encoders import observations_that_show_the_task
 from etude.planning.kinds import AlgorithmConfig
@@ -56,7 +57,12 @@ class DatasetConfig(AlgorithmConfig):
 
     def completed(self, recipe: Recipe) -> Recipe:
         """With the observations that the policy reads, where none are named: those of the dataset
-        that show its task, the images and all proprioceptive vectors."""
+        that show its task, the images and all proprioceptive vectors. And with the vector of the
+        sentence that the environment tells."""
+        if self.dataset and recipe.env is not None and recipe.env.sentence:
+            known = sentences_of(Path(self.dataset))
+            vector = vector_of(recipe.env.sentence, known, self.dataset)
+            recipe = recipe.replace(env__task_vector=vector)
         policy = recipe.policy
         if not self.dataset or policy.actor_reads:
             return recipe
@@ -75,7 +81,7 @@ def dataset_geometry(config: DatasetConfig) -> StoreGeometry:
             f"There is no dataset at '{name}'{what}: name one with --algorithm.dataset FOLDER; "
             "`etude data record` makes one, `etude data import` reads those of others."
         )
-    return geometry_of(Path(name))
+    return geometry_with_task(Path(name))
 
 
 def split_store(

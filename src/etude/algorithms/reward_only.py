@@ -24,7 +24,8 @@ from etude.core.keys import Key
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.experience.store.episodes import StoreGeometry
-from etude.experience.store.manifest import Episodes, open_episodes
+from etude.experience.store.manifest import Episodes
+from etude.experience.store.tasks import open_with_task
 from etude.learning.base import PolicyAlgorithm
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.reward_networks import RewardNetwork, make_reward_network
@@ -160,7 +161,7 @@ class RewardOnlyConfig(DatasetConfig):
 def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, Episodes]:
     """The dataset, and the config with the observations that are read of it."""
     config = config.found_in(dataset_geometry(config))
-    return config, open_episodes(Path(config.dataset), config.read_names)
+    return config, open_with_task(Path(config.dataset), config.read_names)
 
 
 class RewardOnly(PolicyAlgorithm):

@@ -30,6 +30,7 @@ from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.experience.returns import td_targets
 from etude.experience.store.manifest import open_episodes
+from etude.experience.store.tasks import open_with_task
 from etude.experience.store.views import EpisodesOf
 from etude.learning.sampling import Batch, Experience, Sample, mixture, uniform
 from etude.models.actors import Critics
@@ -121,7 +122,7 @@ class RLPD(SAC):
     def setup(self) -> None:
         super().setup()
         config, policy = self.config, self.policy
-        store = open_episodes(Path(config.dataset), set(policy.observations))
+        store = open_with_task(Path(config.dataset), set(policy.observations))
         from_dataset.check_fits(store, policy.observations, policy.action, policy.observations)
         if missing := set(policy.observations) - store.geometry.observations.keys():
             raise UsageError(

@@ -175,10 +175,3 @@ def make_evaluator(recipe: Recipe, key: Key, workers: Workers, policy: BasePolic
         for _ in range(config.num_envs // config.envs_per_group)
     ]
     return Evaluator(envs, policy, config.episodes, key.child("evaluate"), workers)
-
-
-def num_motions(recipe: Recipe) -> int:
-    """How many motions the recipe's environment imitates; 0 for one that imitates none."""
-    env = recipe.task.make(recipe.task.num_agents)
-    env.close()
-    return len(env.spec.motions)

@@ -27,6 +27,7 @@ from etude.datasets.opening import Limits, open_dataset, scan
 from etude.datasets.summary import ReadOptions, shared_fields
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.manifest import is_dataset, open_episodes
+from etude.experience.store.tasks import shown
 from etude.planning import recipes
 from etude.reports.dataset import Facts, folder_size, render, source_facts, store_facts
 from etude.reports.progress import bar
@@ -44,9 +45,10 @@ etude data reads demonstrations of other systems, and records one's own.
   etude data filter   DATASET OUT --success yes   some of its episodes
   etude data clip     DATASET OUT --stop 50       a part of every episode
   etude data export   DATASET OUT --format lerobot  for other systems: lerobot, robomimic, minari
+  etude data add-embeddings DATASET TABLE OUT     vectors of its tasks' sentences: npz, csv, parquet
 
-add, merge, filter and clip make a new dataset that shares the files of the old ones and takes no
-room.
+add, merge, filter, clip and add-embeddings make a new dataset that shares the files of the old ones
+and takes no room.
 
 PATH is robomimic or LIBERO HDF5, a folder of LeRobot (v3) or Minari, or a dataset of Etude.
 Files are opened in a process of its own with limits. `etude data VERB --help` shows every option.
@@ -161,6 +163,20 @@ class ExportCommand(Reporting):
     pictures: Literal["video", "png"] = Field(
         "video", description="How LeRobot's pictures are kept: mp4, or PNG without any loss."
     )
+
+
+class EmbedCommand(Reporting):
+    """A dataset with the vectors that a text encoder gave the sentences of its tasks.
+
+    A policy is then told its task by them; otherwise by a one-hot.
+    """
+
+    path: Positional[str] = Field(description="A dataset.")
+    table: Positional[str] = Field(
+        description="npz (arrays sentences [n], vectors [n, size]), csv (a sentence and its "
+        "numbers in every row) or parquet (columns sentence and vector)."
+    )
+    out: Positional[str] = Field(description="The dataset folder to make.")
 
 
 class ValidateCommand(Reading):
@@ -295,6 +311,21 @@ def _clip(arguments: list[str]) -> None:
     _edited(command, cut, Path(command.out), "clipped from")
 
 
+def _embed(arguments: list[str]) -> None:
+    command = parse("data add-embeddings", EmbedCommand, arguments)
+    from etude.datasets.embeddings import read_embeddings
+
+    taken = editing.take([_dataset(command.path)])
+    table = read_embeddings(Path(command.table))
+    taken.labels.embed(table)
+    if lacking := sorted(set(taken.labels.tasks) - taken.labels.embeddings.keys()):
+        raise UsageError(
+            f"{command.table} has no vector of {shown(lacking)}, which are tasks of "
+            f"{command.path}: add them."
+        )
+    _edited(command, taken, Path(command.out), f"embeddings of {command.table} added to")
+
+
 def _export(arguments: list[str]) -> None:
     command = parse("data export", ExportCommand, arguments)
     from etude.datasets.exporting import export
@@ -403,4 +434,5 @@ VERBS: Verbs = {
     "filter": _filter,
     "clip": _clip,
     "export": _export,
+    "add-embeddings": _embed,
 }

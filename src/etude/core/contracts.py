@@ -130,6 +130,8 @@ class EnvSpec:
     """Agents that share one environment; each counts as one of `num_envs`."""
     motions: tuple[str, ...] = ()
     """What is imitated, by the number in the statistic "motion"."""
+    sentences: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """{sentence: vector} of the observation "task"; {} where there is none, or no sentence."""
 
 
 KINDS = ("outcome", "motion")

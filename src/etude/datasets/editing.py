@@ -24,16 +24,16 @@ from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.files import write_json
 from etude.experience.store.labels import LABELS, Labels
 from etude.experience.store.manifest import (
-    ENTRY,
     FORMAT,
     MANIFEST,
     SHARDS,
     TABLE,
     VERSION,
     Dataset,
-    Episodes,
     open_episodes,
+    shards_of,
     shared_geometry,
+    table_of,
 )
 from etude.runs import files
 
@@ -85,8 +85,8 @@ def take(paths: Sequence[Path]) -> Taken:
     tables, labels, about = [], Labels(), []
     for path in paths:
         data = open_episodes(path)
-        table = _table(data)
-        places = [_place(shards, shard) for shard in _shards(data)]
+        table = table_of(data)
+        places = [_place(shards, shard) for shard in shards_of(data)]
         table["shard"] = np.array(places)[table["shard"]]
         tables.append(table)
         numbers = range(len(table))
@@ -106,19 +106,6 @@ def _place(shards: dict[str, EpisodeStore], shard: EpisodeStore) -> int:
     """Which shard this is; the same one may be there from another dataset."""
     shards.setdefault(shard.seal_sha256, shard)
     return list(shards).index(shard.seal_sha256)
-
-
-def _shards(data: Episodes) -> Sequence[EpisodeStore]:
-    return data.shards if isinstance(data, Dataset) else [data]
-
-
-def _table(data: Episodes) -> Array:
-    if isinstance(data, Dataset):
-        return data.table.copy()
-    table: Array = np.zeros(data.num_episodes, ENTRY)
-    table["episode"] = np.arange(len(table))
-    table["length"], table["return"] = data.lengths, data.returns
-    return table
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Exactness
@@ -36,6 +38,12 @@ class EnvConfig(Config):
         description="Observe a picture of so many pixels a side as 'image', and what the robot "
         "measures of itself as 'proprio'; 0: neither. For reach and pick-place.",
     )
+    sentence: str = Field(
+        "", description="Sentence that tells the policy its task, as the observation 'task'."
+    )
+    task_vector: tuple[FiniteFloat, ...] = Field(
+        (), description="Vector that tells the task; that of the sentence, where there is one."
+    )
     kind: str
 
     @abstractmethod
@@ -48,16 +56,23 @@ class EnvConfig(Config):
 
     def make(self, num_envs: int, threads: int = 1) -> BatchEnv:
         """A batch of environments as a run learns from it: with episodic rewards, if asked for."""
-        env: BatchEnv
+        build: Callable[[int, int], BatchEnv] = self.build
         if self.pictures:
-            env = attribute("etude.envs.mujoco.pictures:pictured")(self, num_envs, threads)
-        else:
-            env = self.build(num_envs, threads)
+            build = partial(attribute("etude.envs.mujoco.pictures:pictured"), self)
+        env = self.telling(build(num_envs, threads))
         if not self.episodic:
             return env
         from etude.envs.episodic import Episodic
 
         return Episodic(env)
+
+    def telling(self, env: BatchEnv) -> BatchEnv:
+        """A batch of these environments with the observation "task", if one is told."""
+        if not (self.sentence or self.task_vector):
+            return env
+        from etude.envs.sentences import Telling
+
+        return Telling(env, self.sentence, self.task_vector)
 
     @abstractmethod
     def exactness(self) -> Exactness:

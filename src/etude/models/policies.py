@@ -201,6 +201,8 @@ class BasePolicy(nn.Module, ABC):
         self.config = config
         self.action = action
         self.state_specs = {}
+        self.sentences: dict[str, tuple[float, ...]] = {}
+        """{sentence: vector} of the observation "task", where it reads that."""
         if not config.actor_reads:
             raise UsageError(
                 "policy.actor_reads names no observation to act by; this environment gives "
@@ -312,6 +314,7 @@ class BasePolicy(nn.Module, ABC):
             "policy": self.config.model_dump(mode="json"),
             "observations": {name: asdict(spec) for name, spec in self.observations.items()},
             "action": asdict(self.action),
+            **({"sentences": self.sentences} if self.sentences else {}),
         }
 
 
@@ -322,7 +325,9 @@ POLICIES: Registry[BasePolicyConfig] = Registry(
 
 def make_policy(config: BasePolicyConfig, env: EnvSpec, key: Key | None) -> BasePolicy:
     """A new policy for an environment, its weights drawn from `key`; None when they are loaded."""
-    return config.build(env.observations, env.action, generator_of(key))
+    policy = config.build(env.observations, env.action, generator_of(key))
+    policy.sentences = env.sentences if "task" in policy.observations else {}
+    return policy
 
 
 def _readable(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, Field, FiniteFloat, SerializeAsAny, ValidationError
 from torch import nn
 
 from etude.core.config import Config
@@ -105,6 +105,16 @@ class PolicyContract(Contract):
     """What `BasePolicy.contract` gives."""
 
     policy: Annotated[SerializeAsAny[BasePolicyConfig], BeforeValidator(POLICIES.validate)]
+    sentences: dict[str, tuple[FiniteFloat, ...]] = Field({})
+
+    def build(self) -> BasePolicy:
+        """The policy, without drawing weights."""
+        policy = self.policy.build(self.observations, self.action, None)
+        size = {len(vector) for vector in self.sentences.values()}
+        if size and size != {policy.vectors.get("task")}:
+            raise UsageError("The contract gives sentences vectors that no observation has.")
+        policy.sentences = self.sentences
+        return policy
 
 
 def policy_from_contract(
@@ -122,9 +132,4 @@ def policy_from_contract(
     kind = contract["policy"].get("kind") if isinstance(contract.get("policy"), dict) else None
     if isinstance(kind, str):  # A file must not choose which code runs.
         doubt([kind], path, trust)
-    return rebuild(
-        PolicyContract,
-        contract,
-        arrays,
-        lambda parsed: parsed.policy.build(parsed.observations, parsed.action, None),
-    )
+    return rebuild(PolicyContract, contract, arrays, PolicyContract.build)

@@ -39,6 +39,10 @@ def resolve(recipe: Recipe) -> Resolved:
     recipe = _of_their_kinds(recipe)
     algorithm = recipe.algorithm
     recipe = algorithm.completed(recipe)
+    if recipe.env is not None and recipe.env.sentence and recipe.start_from is not None:
+        from etude.planning.sentences import told
+
+        recipe = told(recipe, recipe.start_from)
     geometry = algorithm.geometry(recipe)
     loops = algorithm.loops(recipe, geometry)
     inputs = algorithm.inputs(recipe) or _from_environment(recipe)
@@ -95,7 +99,10 @@ def _from_environment(recipe: Recipe) -> Inputs:
             "This environment has no limit on an episode's steps, so an evaluation might never "
             "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
         )
-    _check_motions(recipe, len(spec.motions))
+    if spec.motions:
+        from etude.planning.motions import check_motions
+
+        check_motions(recipe, len(spec.motions))
     _check_discount(recipe)
     with torch.device("meta"):
         policy = make_policy(recipe.policy, spec, None)
@@ -115,28 +122,6 @@ def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
     two = SegmentBuffer(BufferSpec(env.spec, policy.state_specs, env.num_envs, 2, 1))
     begun = group.begin(policy, key)
     return group.rollout(policy, begun, key, 0, two.part(slice(0, env.num_envs)))[1]
-
-
-def _check_motions(recipe: Recipe, num: int) -> None:
-    """Refuse evaluations in which some motions would be played more often than others."""
-    config = recipe.evaluation
-    if num and config.envs_per_group % num:
-        group = num * max(1, round(config.envs_per_group / num))
-        num_envs = group * max(1, round(config.num_envs / group))
-        episodes = num_envs * (config.episodes // config.num_envs)
-        raise UsageError(
-            f"Evaluation plays each of the {num} motions equally often, and "
-            f"evaluation.envs_per_group {config.envs_per_group} is no multiple of that: use "
-            f"--evaluation.envs-per-group {group} --evaluation.num-envs {num_envs} "
-            f"--evaluation.episodes {episodes}."
-        )
-    if num and config.final_episodes % num:
-        near = num * max(1, round(config.final_episodes / num))
-        raise UsageError(
-            f"The {num} motions are each played equally often, and evaluation.final_episodes "
-            f"{config.final_episodes} is no multiple of that: use --evaluation.final-episodes "
-            f"{near}, or 0 for none."
-        )
 
 
 def _check_discount(recipe: Recipe) -> None:

@@ -60,6 +60,7 @@ def store_facts(store: Episodes) -> Facts:
         },
         "actions": {"shape": specs["actions"].shape, "dtype": specs["actions"].dtype},
         "tasks": [task for task in dict.fromkeys(labels.tasks) if task],
+        "embeddings": [len(labels.embeddings), *{len(x) for x in labels.embeddings.values()}],
         "masks": {},
         "notes": [str(note) for note in notes] if isinstance(notes, list) else [],
         **_numbers(store.lengths, store.returns, labels.num_successes, labels.num_unrewarded),
@@ -107,6 +108,9 @@ def render(facts: Facts, width: int = 100) -> str:
     if facts["tasks"]:
         more = f" and {len(facts['tasks']) - _SHOWN:,} more" if len(facts["tasks"]) > _SHOWN else ""
         rows.append(("tasks", "; ".join(facts["tasks"][:_SHOWN]) + more))
+    if facts.get("embeddings", [0])[0]:
+        sentences, numbers = facts["embeddings"]
+        rows.append(("embeddings", f"of {sentences:,} sentences, {numbers:,} numbers each"))
     if facts["masks"]:
         rows.append(("masks", ", ".join(f"{name} ({num})" for name, num in facts["masks"].items())))
     largest = facts["actions"].get("largest")

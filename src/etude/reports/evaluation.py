@@ -24,6 +24,7 @@ from etude.core.errors import UsageError
 from etude.logs.kinds import LoggedRun
 from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe, metrics_of
+from etude.planning.sentences import told
 from etude.reports import fresh
 from etude.reports.fresh import FreshEpisodes
 from etude.reports.progress import bar
@@ -272,6 +273,7 @@ def examine(
 
         film.check(recipe)
     policy = chosen_path(path, checkpoint)
+    recipe = told(recipe, policy)
     report = played(recipe, policy, episodes, seed, stochastic)
     say(_shown(report))
     folder = new_folder(path, report.fresh.step)

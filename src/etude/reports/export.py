@@ -290,6 +290,7 @@ def _contract(
             }
             for name, spec in policy.state_specs.items()
         ],
+        **({"sentences": policy.sentences} if policy.sentences else {}),
         **described,
         "run": {
             "fingerprint": fingerprint,

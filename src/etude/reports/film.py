@@ -200,7 +200,9 @@ def replay(
         wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
         recording = recorder(env, wanted.values())
         last = max(episode for _, episode in wanted.values())
-        evaluate(recording, policy, last + 1, fresh.group_key(group), fresh.stochastic)
+        evaluate(
+            task.telling(recording), policy, last + 1, fresh.group_key(group), fresh.stochastic
+        )
         recordings |= {n: recording.recordings[place] for n, place in wanted.items()}
     env.close()
     return env, recordings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
 
-from etude.building.build import make_evaluator, num_motions
+from etude.building.build import make_evaluator
 from etude.core.contracts import Array, Broadcast, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -15,6 +15,7 @@ from etude.models.policies import BasePolicy
 from etude.models.rebuilding import policy_from_contract
 from etude.planning.loading import policy_parts, policy_path
 from etude.planning.recipe import Recipe
+from etude.planning.sentences import told
 from etude.rollout.local import Workers
 from etude.runs import checkpoint
 
@@ -96,7 +97,8 @@ def play(
     Without a count, 100; or every motion once, where motions are imitated. stochastic: actions are
     drawn, as in training. tick: is told how many episodes of how many are done.
     """
-    motions = num_motions(recipe)
+    recipe = told(recipe, path)
+    motions = _num_motions(recipe)
     episodes = episodes or motions or EPISODES
     num_envs, envs_per_group = _spread(episodes, recipe.task.num_agents, motions)
     config = recipe.evaluation.model_copy(
@@ -125,6 +127,13 @@ def play(
     finally:
         evaluator.close()
         workers.close()
+
+
+def _num_motions(recipe: Recipe) -> int:
+    """How many motions the recipe's environment imitates; 0 for one that imitates none."""
+    env = recipe.task.make(recipe.task.num_agents)
+    env.close()
+    return len(env.spec.motions)
 
 
 def _spread(episodes: int, agents: int, motions: int = 0) -> tuple[int, int]:

@@ -7,7 +7,7 @@ training and tests depends on must not be lost without notice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 
 from etude.core.contracts import Array
+from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.experience.store.log import DamagedStore
 
 LABELS = "labels.json"
+MOST_NUMBERS = 1 << 14
+"""Of the vector of a sentence."""
+_LARGEST = float(np.finfo(np.float32).max)
 _COLUMNS: dict[str, Callable[[Any], bool]] = {
     "name": lambda value: type(value) is str,
     "kind": lambda value: type(value) is str,
@@ -44,6 +48,9 @@ class Labels:
     """False where the rewards are unknown; they are stored as zeros then."""
     tasks: list[str] = field(default_factory=list)
     """What the episode was to do, in words; "" where nothing says it."""
+    embeddings: dict[str, list[float]] = field(default_factory=dict)
+    """{sentence: vector}, all of one size: what a frozen text encoder makes of the tasks, and maybe
+    of other sentences; {} where nobody gave one."""
 
     def add(
         self,
@@ -74,7 +81,9 @@ class Labels:
         return labels
 
     def extend(self, other: Labels, numbers: Sequence[int], groups: Sequence[int]) -> None:
-        """Append some episodes of another table, by their `numbers` there and `groups` here."""
+        """Append some episodes of another table, by their `numbers` there and `groups` here; and
+        its embeddings."""
+        self.embed(other.embeddings)
         for number, group in zip(numbers, groups, strict=True):
             self.add(
                 other.names[number],
@@ -84,6 +93,21 @@ class Labels:
                 other.rewarded[number],
                 other.tasks[number],
             )
+
+    def embed(self, embeddings: Mapping[str, list[float]]) -> None:
+        """Add vectors of sentences; refuses those that differ from what is here."""
+        size = {len(vector) for vector in {**self.embeddings, **embeddings}.values()}
+        if len(size) > 1:
+            raise UsageError(
+                f"The embeddings of tasks have {' and '.join(map(str, sorted(size)))} numbers: one "
+                "encoder has to have made them all."
+            )
+        for sentence, vector in embeddings.items():
+            if self.embeddings.setdefault(sentence, vector) != vector:
+                raise UsageError(
+                    f"The task '{sentence}' has two different embeddings: one encoder has to have "
+                    "made them all."
+                )
 
     @property
     def groups(self) -> Array:
@@ -111,6 +135,7 @@ class Labels:
             "success": self.successes,
             "rewarded": self.rewarded,
             "task": [sentences[task] for task in self.tasks],
+            **({"embeddings": self.embeddings} if self.embeddings else {}),
         }
 
     @classmethod
@@ -133,4 +158,15 @@ class Labels:
         if not all(0 <= task < len(sentences) for task in tasks):
             raise DamagedStore(path, "names a task that is not in it")
         columns["task"] = [sentences[task] for task in tasks]
-        return cls(*columns.values())
+        embeddings = document.get("embeddings", {})
+        if not isinstance(embeddings, dict) or not all(map(_is_vector, embeddings.values())):
+            raise DamagedStore(path, "has embeddings that are not vectors")
+        if len({len(vector) for vector in embeddings.values()}) > 1:
+            raise DamagedStore(path, "has embeddings of different sizes")
+        return cls(*columns.values(), embeddings=embeddings)
+
+
+def _is_vector(value: Any) -> bool:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_NUMBERS:
+        return False
+    return all(type(x) in (int, float) and abs(x) <= _LARGEST for x in value)

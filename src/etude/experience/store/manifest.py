@@ -142,7 +142,7 @@ class Dataset:
         parts = [(rows, read(self.shards[s], rows)) for s, rows in _by_shard(entries["shard"])]
         if len(parts) == 1:
             return parts[0][1]
-        joined = {name: _aligned(len(entries), array) for name, array in parts[0][1].items()}
+        joined = {name: aligned(len(entries), array) for name, array in parts[0][1].items()}
         for rows, arrays in parts:
             for name, array in arrays.items():
                 joined[name][rows] = array
@@ -189,6 +189,21 @@ def open_episodes(path: Path, reads: Collection[str] | None = None) -> Episodes:
     """A finished dataset to read. reads: the observations that steps come with, None for all."""
     kind = Dataset if os.path.lexists(Path(path) / MANIFEST) else EpisodeStore
     return kind.open(Path(path), reads)
+
+
+def shards_of(data: Episodes) -> Sequence[EpisodeStore]:
+    """The sealed stores that a dataset consists of."""
+    return data.shards if isinstance(data, Dataset) else [data]
+
+
+def table_of(data: Episodes) -> Array:
+    """[episodes] of `ENTRY`: what a dataset takes of its shards."""
+    if isinstance(data, Dataset):
+        return data.table.copy()
+    table: Array = np.zeros(data.num_episodes, ENTRY)
+    table["episode"] = np.arange(len(table))
+    table["length"], table["return"] = data.lengths, data.returns
+    return table
 
 
 def geometry_of(path: Path) -> StoreGeometry:
@@ -265,7 +280,7 @@ def _nested(flat: dict[str, Array], field: str) -> Any:
     return {n.removeprefix(prefix): a for n, a in flat.items() if n.startswith(prefix)}
 
 
-def _aligned(num: int, like: Array) -> Array:
+def aligned(num: int, like: Array) -> Array:
     """[num, ...] at an address of 64 bytes, see `Columns`."""
     shape = (num, *like.shape[1:])
     size = int(np.prod(shape)) * like.dtype.itemsize
