@@ -18,6 +18,7 @@ from etude import load_reward
 from etude.api import Run
 from etude.cli import main as cli
 from etude.experience.store.episodes import EpisodeStore
+from etude.experience.store.tasks import open_with_task
 
 TASKS = {
     "KITCHEN_SCENE1_open_the_drawer_demo.hdf5": "open the drawer of the cabinet",
@@ -109,7 +110,7 @@ def test_from_the_files_to_a_reward_without_further_flags(
     plan = json.loads(etude(capsys, "plan", "reward-only", "--algorithm.dataset", "D", "--json"))
     cameras, felt = ["agentview_rgb", "eye_in_hand_rgb"], ["ee_pos", "gripper_states"]
     read = {n.removeprefix("obs/") for n in plan["shapes"] if n.startswith("obs/")}
-    assert read == {*cameras, *felt, "joint_states"}
+    assert read == {*cameras, *felt, "joint_states", "task"}
     assert any("9 clips that end before their episode does are added" in n for n in plan["notes"])
     assert any("because all 9 returns are 1" in note for note in plan["notes"])
     assert any("1 of 9 episodes are held out" in note for note in plan["notes"])
@@ -162,7 +163,8 @@ def test_the_recipe_runs_as_it_is_and_its_reward_is_judged_and_used(
     assert np.isfinite(losses).all()
     shown = etude(capsys, "eval", "run")
     assert "1 episodes and 1 clips" in shown
-    steps, _ = EpisodeStore.open(tmp_path / "D").episode(8)
+    reads = load_reward(tmp_path / "run").network.config.reads
+    steps, _ = open_with_task(tmp_path / "D", reads).episode(8)
     rewards = load_reward(tmp_path / "run").rewards(steps.obs, steps.actions, steps.next_obs)
     assert rewards.shape == (LENGTHS[-1] - 1,)
 

@@ -15,8 +15,9 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.contrast import contrast
+from etude.experience.sentences import TASK, shown
 from etude.experience.store.manifest import Episodes
-from etude.experience.store.tasks import TASK, open_with_task, sentences_in, shown
+from etude.experience.store.tasks import open_with_task, sentences_in
 from etude.experience.store.views import EpisodesOf
 from etude.models.policies import make_policy
 from etude.planning.kinds import Inputs, Learner, PlanSection, array_shapes

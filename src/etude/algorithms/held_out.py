@@ -17,10 +17,11 @@ from etude.core.contracts import ActionSpec, Array
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.contrast import contrast, draw_clips
+from etude.experience.sentences import vector_of
 from etude.experience.store.episodes import StoreGeometry
 from etude.experience.store.files import DESCRIPTION
 from etude.experience.store.manifest import MANIFEST, Episodes, is_dataset
-from etude.experience.store.tasks import geometry_with_task, sentences_of, vector_of
+from etude.experience.store.tasks import geometry_with_task, sentences_of
 from etude.experience.store.views import EpisodesOf
 from etude.models.encoders import observations_that_show_the_task
 from etude.planning.kinds import AlgorithmConfig

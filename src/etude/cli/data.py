@@ -25,9 +25,9 @@ from etude.datasets.importing import (
 )
 from etude.datasets.opening import Limits, open_dataset, scan
 from etude.datasets.summary import ReadOptions, shared_fields
+from etude.experience.sentences import shown
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.manifest import is_dataset, open_episodes
-from etude.experience.store.tasks import shown
 from etude.planning import recipes
 from etude.reports.dataset import Facts, folder_size, render, source_facts, store_facts
 from etude.reports.progress import bar

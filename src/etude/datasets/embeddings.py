@@ -49,7 +49,7 @@ def _checked(sentences: list[str], vectors: Array) -> dict[str, list[float]]:
 
 
 def _from_npz(path: Path) -> tuple[Iterable[Any], Any]:
-    with np.load(path, allow_pickle=False) as arrays:
+    with np.load(path) as arrays:
         return arrays["sentences"], arrays["vectors"]
 
 

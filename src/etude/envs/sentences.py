@@ -11,9 +11,9 @@ from etude.core.abilities import EnvWrapper, Restarts, ability
 from etude.core.contracts import Array, ArraySpec, BatchEnv, Observations, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.experience.sentences import TASK
 
 A = TypeVar("A")
-TASK = "task"
 
 
 class Telling(EnvWrapper):

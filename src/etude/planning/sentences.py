@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from etude.experience.store.tasks import vector_of
+from etude.experience.sentences import vector_of
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
 

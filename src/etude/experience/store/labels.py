@@ -163,7 +163,9 @@ class Labels:
             raise DamagedStore(path, "has embeddings that are not vectors")
         if len({len(vector) for vector in embeddings.values()}) > 1:
             raise DamagedStore(path, "has embeddings of different sizes")
-        return cls(*columns.values(), embeddings=embeddings)
+        labels = cls(*columns.values())
+        labels.embeddings.update(embeddings)
+        return labels
 
 
 def _is_vector(value: Any) -> bool:

@@ -7,7 +7,7 @@ stored for it with the steps.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import UsageError
+from etude.experience.sentences import TASK, shown
 from etude.experience.store.geometry import OBS, StoreGeometry
 from etude.experience.store.manifest import (
     Dataset,
@@ -28,11 +29,8 @@ from etude.experience.store.manifest import (
 )
 from etude.experience.store.sampling import Transitions
 
-TASK = "task"
-"""The name of the observation."""
 _MOST_HOT = 4_096
 """Sentences of a one-hot."""
-_SHOWN = 12
 
 
 class DatasetWithTask(Dataset):
@@ -104,23 +102,6 @@ def sentences_of(path: Path) -> dict[str, tuple[float, ...]]:
 def sentences_in(data: Episodes) -> dict[str, tuple[float, ...]]:
     """The same of a dataset that is open; {} where it is read without its tasks."""
     return data.sentences if isinstance(data, DatasetWithTask) else {}
-
-
-def vector_of(
-    sentence: str, known: Mapping[str, Sequence[float]], where: object
-) -> tuple[float, ...]:
-    """The vector of a sentence; one that is not known is refused with those that are."""
-    if sentence not in known:
-        there = shown(sorted(known)) if known else "it knows none"
-        raise UsageError(f"The sentence '{sentence}' is unknown to {where}: {there}.")
-    return tuple(known[sentence])
-
-
-def shown(sentences: Sequence[str]) -> str:
-    """Some sentences in quotes; of many the first ones."""
-    named = ", ".join(f"'{sentence}'" for sentence in sentences[:_SHOWN])
-    more = len(sentences) - _SHOWN
-    return f"{named} and {more:,} more" if more > 0 else named
 
 
 def _embedded(data: Episodes) -> tuple[list[str], Array]:
