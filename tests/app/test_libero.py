@@ -26,6 +26,7 @@ TASKS = {
     "STUDY_SCENE1_pick_up_the_book_demo.hdf5": None,
 }
 LENGTHS = (18, 25, 21)
+REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 
 
 def write_libero(folder: Path, **parts: bool) -> list[Path]:
@@ -135,12 +136,19 @@ def test_policies_from_pictures_and_joints_of_a_filtered_dataset(
     etude(capsys, "data", "filter", "all", "D", "--task", "*the*")
     short = ("--clock.epochs", 1, "--clock.cycles", 1, "--clock.iterations", 1)
     short += ("--algorithm.dataset", "D", "--algorithm.train-batches", 2)
-    reads = ("agentview_rgb", "joint_states")
     etude(capsys, "train", "bc", *short, "--algorithm.batch-size", 8, "--folder", "bc")
-    both = [word for which in ("actor", "critic") for word in (f"--policy.{which}-reads", *reads)]
-    rewards = ("--rewards.network.reads", *reads)
-    etude(capsys, "train", "offline", *short, *both, *rewards, "--folder", "offline")
+    etude(capsys, "train", "offline-pictures", *short, "--folder", "offline")
     etude(capsys, "train", "reward-only", *short, "--folder", "reward")
+    read = ("agentview_rgb", "eye_in_hand_rgb", "ee_pos", "gripper_states", "joint_states", "task")
+    sentences = {sentence or "STUDY SCENE1 pick up the book" for sentence in TASKS.values()}
+    for name in ("bc", "offline"):
+        policy = Run(tmp_path / name).policy().policy
+        assert {*policy.observations} == {*read}
+        assert policy.sentences.keys() == sentences
+    plan = json.loads((tmp_path / "offline" / "plan.json").read_text())
+    sizes = {"batch_size": 32, "rrd_batch_size": 32, "rrd_sample_size": 32}
+    assert sizes.items() <= plan["geometry"].items()
+    assert "eval/q_data" in Run(tmp_path / "offline").rows()[0]
     for name, column in (
         ("bc", "train/imitation_loss"),
         ("offline", "train/critic_loss"),
@@ -149,6 +157,20 @@ def test_policies_from_pictures_and_joints_of_a_filtered_dataset(
         (row,) = Run(tmp_path / name).rows()
         assert row["updates"] == 2
         assert np.isfinite(row[column])
+
+
+def test_cloning_demonstrations_of_robosuite_that_have_no_rewards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not REAL.exists():
+        pytest.skip(f"needs {REAL}, which is not part of the repository")
+    monkeypatch.chdir(tmp_path)
+    assert "have no rewards" in etude(capsys, "data", "import", REAL, "D")
+    few = ("--clock.epochs", 2, "--clock.cycles", 1, "--clock.iterations", 1)
+    few += ("--algorithm.train-batches", 100, "--algorithm.batch-size", 64)
+    etude(capsys, "train", "bc", "--algorithm.dataset", "D", *few, "--folder", "bc")
+    first, last = Run(tmp_path / "bc").rows()
+    assert last["eval/imitation_loss"] < 0.8 * first["train/imitation_loss"]
 
 
 @pytest.mark.slow

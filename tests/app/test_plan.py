@@ -205,7 +205,7 @@ def shrunk(name: str, folder: Path) -> Recipe:
         levels = {"epochs": 2, "cycles": 2, "iterations": 3}
         return changed(recipe, algorithm=data, rewards=FROM_DATA, clock=levels)
     few = {"train_batches": 10, "batch_size": 32}
-    if name in ("bc", "iql"):
+    if name in ("bc", "iql", "offline-pictures"):
         data = {"dataset": str(toy_dataset(folder / "data")), **few}
         return changed(recipe, algorithm=data, clock={"epochs": 2, "cycles": 2, "iterations": 3})
     if name in ("pick-place-bc", "pick-place-pictures"):

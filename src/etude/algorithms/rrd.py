@@ -121,7 +121,8 @@ class RRDConfig(RewardsConfig):
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> RRD:
         spec = run.spec
         with torch.device("meta" if key is None else "cpu"):
-            network = make_reward_network(self.network, spec.observations, spec.action, key)
+            config = self.network.found_in(spec.observations)
+            network = make_reward_network(config, spec.observations, spec.action, key)
         return RRD(self, network, run.recipe.learner.shards, device)
 
     def plan(self, source: RRD) -> RewardsSection:

@@ -36,6 +36,7 @@ RECIPES = {
     "episodic": "etude.tasks.reach.episodic:episodic",
     "episodic-ircr": "etude.tasks.reach.episodic:episodic_ircr",
     "offline": "etude.tasks.dataset_recipes:offline",
+    "offline-pictures": "etude.tasks.dataset_recipes:offline_pictures",
     "rlpd": "etude.tasks.dataset_recipes:rlpd",
     "iql": "etude.tasks.dataset_recipes:iql",
     "bc": "etude.tasks.dataset_recipes:bc",

@@ -32,6 +32,19 @@ def offline() -> Recipe:
     )
 
 
+def offline_pictures() -> Recipe:
+    """offline from images and joint readings, at the sizes for images: `--algorithm.dataset D`."""
+    vectors = offline()
+    return vectors.replace(
+        name="offline-pictures",
+        policy__actor_reads=(),
+        policy__critic_reads=(),
+        algorithm__train_batches=50,
+        algorithm__batch_size=32,
+        rewards=RRDConfig.image(reads=()),
+    )
+
+
 def bc() -> Recipe:
     """A policy that imitates a dataset's actions: `--algorithm.dataset FOLDER`."""
     return Recipe(
