@@ -201,8 +201,7 @@ class BasePolicy(nn.Module, ABC):
         self.config = config
         self.action = action
         self.state_specs = {}
-        self.sentences: dict[str, tuple[float, ...]] = {}
-        """{sentence: vector} of the observation "task", where it reads that."""
+        self.sentences: dict[str, tuple[float, ...]] = {}  # vectors of the observation "task"
         if not config.actor_reads:
             raise UsageError(
                 "policy.actor_reads names no observation to act by; this environment gives "
