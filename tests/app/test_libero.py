@@ -170,7 +170,9 @@ def test_cloning_demonstrations_of_robosuite_that_have_no_rewards(
     few += ("--algorithm.train-batches", 100, "--algorithm.batch-size", 64)
     etude(capsys, "train", "bc", "--algorithm.dataset", "D", *few, "--folder", "bc")
     first, last = Run(tmp_path / "bc").rows()
-    assert last["eval/imitation_loss"] < 0.8 * first["train/imitation_loss"]
+    # Of three demonstrations one is held out: what is learned of two says little of it.
+    assert last["train/imitation_loss"] < 0.6 * first["train/imitation_loss"]
+    assert np.isfinite(last["eval/imitation_loss"])
 
 
 @pytest.mark.slow
