@@ -22,8 +22,7 @@ _FENCE = re.compile(r"^(```\w+) (file=(\S+)|own=(\S+)|fails)$", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put every decision into the navigation below their index, and leave out what is not there."""
-    config.nav = _present(config.nav or [])
+    """Put every decision into the navigation below their index."""
     numbered = sorted((DOCS / "decisions").glob("[0-9]*.md"))
     entries = [{_title(path.read_text()): f"decisions/{path.name}"} for path in numbered]
     for entry in config.nav or []:
@@ -69,20 +68,6 @@ def decisions() -> str:
         "was tried. Number 40 is missing: no record has it.\n\n"
         "| # | decision | where it came from |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )
-
-
-OPTIONAL = {"benchmarks.md", "commands.md", "measured.md"}
-"""Pages that other changes bring: the navigation has places for them."""
-
-
-def _present(entries: list[Any]) -> list[Any]:
-    """The navigation without optional pages that are not there."""
-    kept = []
-    for entry in entries:
-        (name, inside), *_ = entry.items() if isinstance(entry, dict) else [("", entry)]
-        if isinstance(inside, list) or inside not in OPTIONAL or (DOCS / inside).exists():
-            kept.append({name: _present(inside)} if isinstance(inside, list) else entry)
-    return kept
 
 
 def _title(text: str) -> str:
