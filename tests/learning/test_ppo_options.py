@@ -73,13 +73,14 @@ def trained(folder: Path, steps: int, **fields: Any) -> etude.api.Run:
     ids=["squash", "desired_kl"],
 )
 def test_a_point_learns_to_seek(fields: dict[str, Any], tmp_path: Path) -> None:
-    """The learning rate that follows the divergence begins so low that nothing would be learned."""
+    """The learning rate that follows the divergence begins where a constant one learns nothing
+    (0 % success) and rises to a hundred times that."""
     run = trained(tmp_path / "run", 20_480, **fields)
     rows = run.rows()
     assert rows[0]["rollout/success_rate"] < 0.4
     assert run.evaluate(64)["eval/success_rate"] >= 0.9
     if "algorithm__desired_kl" in fields:
-        assert max(row["train/learning_rate"] for row in rows) > 3e-5
+        assert max(row["train/learning_rate"] for row in rows) > 1e-3
 
 
 def test_allowed_choices_are_learned(tmp_path: Path) -> None:
