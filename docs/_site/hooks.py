@@ -65,7 +65,7 @@ def decisions() -> str:
         rows.append(f"| {number} | [{name}]({path.name}) | {sentence.replace('|', '&#124;')} |")
     return (
         "# Decisions\n\nWhat was chosen where something else would have been possible, and what "
-        "was tried. Number 40 is missing: no record has it.\n\n"
+        "was tried. A number that is missing has no record.\n\n"
         "| # | decision | where it came from |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 
