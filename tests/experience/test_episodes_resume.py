@@ -558,3 +558,4 @@ def test_lanes_that_began_anew_and_were_killed_can_be_cut_back_again(tmp_path: P
         fragment.restarted[:] = True
         store.append([fragment])
         store.close()
+        assert set(EpisodeStore.examine(tmp_path / "store", state).values()) == {""}

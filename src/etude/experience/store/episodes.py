@@ -281,7 +281,7 @@ class EpisodeStore(EpisodeReader):
         self._open_starts = np.array(state["open_starts"], np.int64)
         self._open_returns = np.array(state["open_returns"], np.float64)
         self._pending = bool(state["ahead"])
-        if self._pending:
+        if self._pending and self._disk is not None:  # who only examines writes nothing
             self._put_ahead(state["ahead"])
         self._settle(table)
         self._failed = False
