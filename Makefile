@@ -35,6 +35,7 @@ site:  ## all pages, a reference and a search in build/site, which open without 
 faults:  ## docs/faults.md, docs/measured.md and the table of README.md from what the gates have measured
 	python gates/faults_table.py
 	python gates/figures.py
+	python docs/_site/gallery.py
 
 # Kills of every method that is not among the 300s.
 METHODS = reach-at-scale reach-2-threads pick-place imitate-walk amp-walk walk-go1 ppo spread sac td3 \

@@ -192,7 +192,7 @@ def figures(result: dict[str, Any]) -> Iterator[str]:
 def told(value: float | None) -> str:
     if value is None:
         return "nothing"
-    return f"{value:,.0f}" if value == round(value) else f"{value:.3g}"
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def placed(page: str, block: str) -> str:

@@ -7,21 +7,25 @@ table differ.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from etude.core.catalogue import RECIPES
 
 DOCS = Path(__file__).parents[1]
+sys.path.insert(0, str(DOCS.parent / "gates"))
+import figures  # noqa: E402
+from faults_table import load  # noqa: E402
+
 PAGE = DOCS / "about/gallery.md"
 
 
 class Entry(NamedTuple):
-    """A task: figures are those of the page that is named, and nothing is said where none has."""
+    """A task; its figures are those of the gate that trains it, where a result is kept."""
 
     recipe: str
     page: str
-    figure: str = ""
     demo: bool = False
     options: str = ""
     note: str = ""
@@ -31,7 +35,7 @@ class Entry(NamedTuple):
 FREE_PHYSICS = "The picture is in the fast training physics, which limits no torque."
 TASKS = [
     Entry("reach", "first-run.md", demo=True),
-    Entry("pick-place", "pick-place.md", "99 to 100 % of 100 fresh episodes, ten seeds", demo=True),
+    Entry("pick-place", "pick-place.md", demo=True),
     Entry("pick-place-anywhere", "pick-place.md"),
     Entry("pick-place-bc", "demonstrations.md", options="--algorithm.dataset data/pick"),
     Entry("walk-go1", "robots.md", demo=True),
@@ -43,7 +47,7 @@ TASKS = [
     Entry("amp-walk", "rewards.md", note=FREE_PHYSICS),
     Entry("reach-memory", "segments.md"),
     Entry("spread", "segments.md"),
-    Entry("seek-pictures", "demonstrations.md", "97 of 100 fresh episodes, one seed"),
+    Entry("seek-pictures", "demonstrations.md"),
     Entry("episodic", "rewards.md"),
     Entry("halfcheetah", "your-own.md"),
 ]
@@ -54,8 +58,9 @@ INTRODUCTION = """\
 
 What the recipes that come with Etude learn, with the command that trains each. `etude demo` shows
 policies that are trained already; `etude eval RUN --video` films a run of your own. Fields of a
-recipe are printed by `etude train RECIPE --help-all`.
-"""
+recipe are printed by `etude train RECIPE --help-all`. Where a result is kept, the gate's figures
+follow the command; {OLDER} says that the code has changed since.
+""".replace("{OLDER}", figures.OLDER)
 
 
 def picture(entry: Entry) -> str:
@@ -66,17 +71,27 @@ def picture(entry: Entry) -> str:
     return ""
 
 
+def measured(recipe: str) -> str:
+    """What the gate that trains a recipe has measured, as Markdown; "" without a result."""
+    for (gate, variant), result in load().items():
+        if gate == f"train_{recipe}" or (gate.startswith("train_") and variant == recipe):
+            mark = figures.OLDER if figures.is_older(result) else ""
+            shown = "; ".join(figures.figures(result))
+            when = f"`{result['command']}` on {result['date'][:10]}"
+            return f"{when}{mark}: {shown}.\n\n"
+    return ""
+
+
 def section(entry: Entry) -> str:
     """A task with picture, command, and where it is explained."""
     shown = picture(entry)
     command = f"etude train {entry.recipe} {entry.options}".rstrip()
     demo = f"    etude demo {entry.recipe}\n" if entry.demo else ""
     note = f"{entry.note}\n\n" if shown and entry.note else ""
-    figure = f"{entry.figure}: " if entry.figure else ""
     page = f"[{entry.page.removesuffix('.md')}](../{entry.page})"
     purpose = RECIPES.purpose(entry.recipe)
-    link = f"{figure}{page}." if figure else f"More: {page}."
-    return f"## {entry.recipe}\n\n{purpose}\n\n{shown}{note}    {command}\n{demo}\n{link}\n"
+    rest = f"{measured(entry.recipe)}More: {page}."
+    return f"## {entry.recipe}\n\n{purpose}\n\n{shown}{note}    {command}\n{demo}\n{rest}\n"
 
 
 def page() -> str:
