@@ -116,8 +116,8 @@ def execute(
                     said.write(text)
                     continue
                 lines.append(line)
-                if until(line):
-                    killed = True
+                killed = until(line)
+                if killed or "end" in line:  # its children may hold the pipe open for longer
                     break
             if killed:
                 os.killpg(process.pid, signal.SIGKILL)

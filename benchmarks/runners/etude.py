@@ -73,11 +73,12 @@ def run(progress: Progress, chosen: Recipe) -> dict[str, Any]:
     if progress.resume:
         finished = etude.resume(folder, callbacks=[Report(progress)])
     else:
-        steps = min(progress.limit, 10**9) // progress.task.rollout * progress.task.rollout
+        rollout = chosen.collector.num_envs * chosen.algorithm.rollout_steps
+        steps = min(progress.limit, 10**9) // rollout * rollout
         every = f"{progress.checkpoint_every} steps"
         chosen = chosen.replace(
             seed=progress.seed,
-            clock__total_timesteps=max(steps, progress.task.rollout),
+            clock__total_timesteps=max(steps, rollout),
             evaluation__every="never",
             checkpoint__every=every,
         )
