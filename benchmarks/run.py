@@ -229,6 +229,7 @@ def describe(
     job: Job, words: Sequence[str], outcome: Outcome, busy: float, threads: int
 ) -> dict[str, Any]:
     task, lines = TASKS[job.task], outcome.lines
+    task = task.smallest() if "--smallest" in words else task
     head: Line = lines[0] if lines else {}
     record: dict[str, Any] = {
         **job._asdict(),
