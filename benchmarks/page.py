@@ -137,7 +137,7 @@ def kills(runs: list[Record]) -> str:
         killed = run["killed"]
         if killed is None:
             rows.append(
-                [run["task"], run["peer"], "has no documented way to resume", "", "", "", ""]
+                [run["task"], run["peer"], "not tried: its runner resumes nothing", "", "", "", ""]
             )
             continue
         differs = killed["largest_difference"]
@@ -220,7 +220,9 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     if failed:
         text += "\n## What does not install\n\n"
         for peer in (p for p in PEERS if p in failed):
-            text += f"- {peer}: `{failed[peer].strip().splitlines()[-1][:300]}`\n"
+            lines = failed[peer].strip().splitlines()
+            told = [line.strip() for line in lines if "rror" in line] or lines
+            text += f"- {peer}: `{told[-1][:300]}`\n"
     drawn = {}
     for task in TASKS.values():
         found = curves(task, runs)

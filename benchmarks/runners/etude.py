@@ -64,6 +64,8 @@ def recipe(progress: Progress) -> Recipe:
         algorithm__clip=task.clip,
         algorithm__entropy_coef=task.entropy_coef,
         algorithm__max_grad_norm=task.max_grad_norm,
+        algorithm__value_coef=1.0,  # of half a squared error
+        algorithm__bound_coef=0.0,  # a term of the loss that the others do not have
     )
 
 

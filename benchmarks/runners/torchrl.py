@@ -185,6 +185,6 @@ if __name__ == "__main__":
             train,
             package="torchrl",
             note="its collector in one process, VecNormV2, no reward scaling; the loop is a "
-            "script of ours, as in its examples, which save no state to resume from",
+            "script of ours, which saves nothing: TorchRL's own checkpoints were not tried",
         )
     )
