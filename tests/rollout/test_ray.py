@@ -384,7 +384,7 @@ def test_a_lost_head_ends_in_a_sentence_a_report_and_a_run_that_goes_on(
 
 @SLOW
 def test_signals_are_answered_while_a_head_is_waited_for(tmp_path: Path) -> None:
-    process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 30.0, 1.5)
+    process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 60.0, 1.5)
     assert process.stdout is not None
     said: list[str] = []
     for line in process.stdout:
