@@ -68,7 +68,7 @@ def kills(results: Results) -> str:
     found = [result for (gate, _), result in results.items() if gate == "exact_resume"]
     many = sum(result["counts"]["kills"] for result in found)
     bad = sum(result["figures"]["runs that differ"]["value"] for result in found)
-    return f"{bad:.0f} bits differ after {many:,} SIGKILLs, {len(found)} methods and settings"
+    return f"{bad:.0f} runs differ after {many:,} SIGKILLs, {len(found)} methods and settings"
 
 
 def collectors(results: Results) -> str:
