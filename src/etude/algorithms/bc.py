@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 
 from etude.algorithms import from_dataset
+from etude.algorithms.decaying import DecayingRate
 from etude.algorithms.held_out import DatasetConfig
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import Array, BatchMetrics, Fragment
@@ -51,7 +52,7 @@ _EVALUATED = 2_048
 """Steps of held-out episodes that an evaluation without an environment looks at."""
 
 
-class BCConfig(DatasetConfig):
+class BCConfig(DecayingRate, DatasetConfig):
     """Behaviour cloning."""
 
     metrics: ClassVar[Metrics] = (
@@ -76,13 +77,6 @@ class BCConfig(DatasetConfig):
     horizon: int = Field(
         16, ge=1, description="Consecutive steps that a recurrent policy learns from together."
     )
-    learning_rate: float = Field(1e-3, gt=0, description="Learning rate of Adam at the start.")
-    final_learning_rate: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="Learning rate at the end as a fraction of learning_rate; linear in between.",
-    )
     max_grad_norm: float = Field(10.0, gt=0, description="Norm that gradients are clipped to.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     average: float = Field(
@@ -95,10 +89,6 @@ class BCConfig(DatasetConfig):
     random_shift: int = Field(
         4, ge=0, description="Images are shifted at random by up to so many pixels; 0 leaves them."
     )
-
-    def schedules(self, progress: float) -> dict[str, float]:
-        end = self.learning_rate * self.final_learning_rate
-        return {"learning_rate": self.learning_rate + (end - self.learning_rate) * progress}
 
     def loops(self, recipe: Recipe, geometry: None) -> Loops:
         if recipe.learner.shards > 1:

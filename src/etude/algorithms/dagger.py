@@ -25,6 +25,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from etude.algorithms.decaying import DecayingRate
 from etude.algorithms.on_policy import OnPolicyConfig
 from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Clock
@@ -60,7 +61,7 @@ _AT_ONCE = 4_096
 """Steps that the teacher labels together."""
 
 
-class DAggerConfig(OnPolicyConfig):
+class DAggerConfig(DecayingRate, OnPolicyConfig):
     """A student that a teacher corrects."""
 
     takes_ranks: ClassVar[bool] = False
@@ -76,19 +77,8 @@ class DAggerConfig(OnPolicyConfig):
     teacher: AbsolutePath = Field(
         "", description="Run, checkpoint or policy folder of the policy to imitate."
     )
-    learning_rate: float = Field(1e-3, gt=0, description="Learning rate of Adam at the start.")
-    final_learning_rate: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="Learning rate at the end as a fraction of learning_rate; linear in between.",
-    )
     max_grad_norm: float = Field(1.0, gt=0, description="Norm that gradients are clipped to.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
-
-    def schedules(self, progress: float) -> dict[str, float]:
-        end = self.learning_rate * self.final_learning_rate
-        return {"learning_rate": self.learning_rate + (end - self.learning_rate) * progress}
 
     def geometry(self, recipe: Recipe) -> SegmentGeometry:
         if not self.teacher:
