@@ -6,6 +6,7 @@ import csv
 import importlib
 import io
 import json
+import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -338,6 +339,32 @@ def test_the_evaluation_that_ends_training(finished: Path) -> None:
     assert [(folder / name).read_bytes() for name in ("episodes.csv", "summary.json")] == kept
     assert "4 fresh episodes" in said[0]
     assert Run(finished).fingerprint() == before
+
+
+def test_the_final_evaluation_is_filmed_where_that_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_reach(2, evaluation={"final_episodes": 2, "final_video": True})
+    path = tmp_path / "run"
+    train(recipe, path)
+    said: list[str] = []
+    monkeypatch.setattr(offscreen, "_works", lambda name: False)
+    evaluation.finish(recipe, path, said.append)
+    assert "was not filmed. " in said[1]
+    (folder,) = (path / "evaluations").glob("*-final")
+    assert (folder / "summary.json").is_file()
+
+    def draw(
+        recipe: Recipe, path: Path, fresh: Any, kinds: list[str], folder: Path, *_: Any
+    ) -> None:
+        Image.new("RGB", (8, 5)).save(folder / "drawn.png")
+
+    monkeypatch.setattr(film, "check", lambda recipe: None)
+    monkeypatch.setattr(film, "film", draw)
+    shutil.rmtree(folder)
+    evaluation.finish(recipe, path, said.append)
+    logged = [file.read_bytes() for file in path.glob("events.*.final*")]
+    assert sum(b"final/drawn" in content for content in logged) == 1
 
 
 class Window:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from log_points import row_points, rows_like_a_run, single, tensorboard_events, tensorboard_points
+from PIL import Image
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from etude.core.errors import EtudeError
 from etude.logs.tensorboard import TensorBoardLog
+from etude.logs.tensorboard_final import FinalLog
 
 
 def write(folder: Path, history: list[dict[str, float]], rows: list[dict[str, float]]) -> None:
@@ -110,15 +112,19 @@ def test_recipe_and_plan_are_texts_and_settings_are_hyperparameters(tmp_path: Pa
 def test_the_final_evaluation_is_added_and_a_resume_drops_it(tmp_path: Path) -> None:
     rows = rows_like_a_run(3)
     write(tmp_path, [], rows)
-    TensorBoardLog(tmp_path).add_final(1024, {"final/mean_reward": 2.5})
+    FinalLog(tmp_path).add(1024, {"final/mean_reward": 2.5}, {})
     expected = single(row_points(rows, ()))
     assert tensorboard_points(tmp_path, ()) == [*expected, ("final/mean_reward", 1024, 2.5)]
     write(tmp_path, rows, [])
     assert tensorboard_points(tmp_path, ()) == expected
 
 
-def test_files_of_an_earlier_version_are_replaced(tmp_path: Path) -> None:
-    (tmp_path / "tensorboard").mkdir()
-    (tmp_path / "tensorboard" / "events.out.tfevents.1.1").write_text("old")
-    write(tmp_path, [], rows_like_a_run(1))
-    assert [path.name[:6] for path in tmp_path.iterdir()] == ["events"]
+def test_pictures_of_the_final_evaluation(tmp_path: Path) -> None:
+    drawn = tmp_path / "success.png"
+    Image.new("RGB", (8, 5), (255, 0, 0)).save(drawn)
+    FinalLog(tmp_path).add(1024, {}, {"final/success": drawn})
+    events = tensorboard_events(tmp_path)
+    ((step, value),) = [(e.step, v) for e in events for v in e.summary.value if v.HasField("image")]
+    assert (step, value.tag) == (1024, "final/success")
+    assert (value.image.width, value.image.height) == (8, 5)
+    assert value.image.encoded_image_string == drawn.read_bytes()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from log_points import row_points, rows_like_a_run, wandb_points
+from PIL import Image
 
 from etude.core.errors import EtudeError, UsageError
 
@@ -136,8 +137,10 @@ def test_the_final_evaluation_is_in_the_summary_once(tmp_path: Path) -> None:
     log.write(ROWS[0])
     log.finish(policy)
     log.close()
+    drawn = tmp_path / "success.png"
+    Image.new("RGB", (8, 5)).save(drawn)
     for _ in range(2):  # as a resume of a finished run does
-        make(folder).add_final(512, {"final/mean_reward": 2.5})
+        make(folder).add_final(512, {"final/mean_reward": 2.5}, {"final/success": drawn})
     found = [
         float(json.loads(item.value_json))
         for file in sorted(folder.glob("wandb/*run-*/*.wandb"))
@@ -147,5 +150,7 @@ def test_the_final_evaluation_is_in_the_summary_once(tmp_path: Path) -> None:
         if "final/mean_reward" in (item.key, "/".join(item.nested_key))
     ]
     assert found == [2.5]
+    (copied,) = folder.glob("wandb/*run-*/files/media/images/final/success*.png")
+    assert copied.read_bytes() == drawn.read_bytes()
     assert json.loads((folder / "wandb.json").read_text())["uploaded"]
     assert wandb_points(folder) == sorted(row_points(ROWS[:1]))

@@ -43,10 +43,13 @@ class LogConfig(Config):
     def open(self, run: LoggedRun) -> OpenLog:
         """The log of one run; nothing is written before its `begin`."""
 
-    def add_final(self, run: LoggedRun, step: int, metrics: dict[str, float]) -> None:
+    def add_final(
+        self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
+    ) -> None:
         """Add the evaluation after a run's end, of the policy of that step, to its closed log.
 
-        metrics: {"final/mean_reward": ...}.
+        metrics: {"final/mean_reward": ...}. pictures: {"final/success": file}, each a PNG of one
+        episode, where `evaluation.final_video` asks for them.
         """
 
 

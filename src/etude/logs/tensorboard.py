@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.errors import EtudeError
+from etude.core.imports import attribute
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import ELAPSED, charted, numbers, step_of
 from etude.runs import files
@@ -28,8 +29,11 @@ class TensorBoardConfig(LogConfig):
     def open(self, run: LoggedRun) -> OpenLog:
         return OpenLog(TensorBoardLog(run.folder, run.recipe))
 
-    def add_final(self, run: LoggedRun, step: int, metrics: dict[str, float]) -> None:
-        TensorBoardLog(run.folder).add_final(step, metrics)
+    def add_final(
+        self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
+    ) -> None:
+        final = attribute("etude.logs.tensorboard_final:FinalLog")
+        final(run.folder).add(step, metrics, pictures)
 
 
 class TensorBoardLog:
@@ -50,11 +54,8 @@ class TensorBoardLog:
         trained = seconds[-1] if seconds else 0.0
         with self._clear_faults():
             self._folder.mkdir(parents=True, exist_ok=True)
-            for name in ("events.out.tfevents.*", "tensorboard/events.out.tfevents.*"):
-                for old in self._folder.glob(name):  # before, they had a folder of their own
-                    old.unlink()
-            with suppress(OSError):
-                (self._folder / "tensorboard").rmdir()
+            for old in self._folder.glob("events.out.tfevents.*"):
+                old.unlink()
             self._open(self._begun - trained)
             # Tells a TensorBoard that is watching to drop what it read from the old file.
             start = SessionLog(status=SessionLog.START)
@@ -68,13 +69,6 @@ class TensorBoardLog:
         with self._clear_faults():
             self._add_row(row, time.time())
             self._writer.flush()
-
-    def add_final(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add points in a file of their own, after the log of the run was closed."""
-        with self._clear_faults():
-            self._open(time.time(), ".final")
-            self._add_row({**metrics, "timesteps": step}, time.time())
-        self.close()
 
     def close(self) -> None:
         if self._writer is not None:

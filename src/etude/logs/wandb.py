@@ -53,8 +53,10 @@ class WandbConfig(LogConfig):
         name = f"{run.recipe['name']}-{run.folder.resolve().name}"
         return WandbLog(run.folder, self.project, name, self.mode, run.recipe, run.say)
 
-    def add_final(self, run: LoggedRun, step: int, metrics: dict[str, float]) -> None:
-        self._log(run._replace(say=lambda text: None)).add_final(step, metrics)
+    def add_final(
+        self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
+    ) -> None:
+        self._log(run._replace(say=lambda text: None)).add_final(step, metrics, pictures)
 
     def open(self, run: LoggedRun) -> OpenLog:
         log = self._log(run)
@@ -122,13 +124,16 @@ class WandbLog:
             artifact.add_file(str(file), policy="immutable")
         self._run.log_artifact(artifact, aliases=["final"])
 
-    def add_final(self, step: int, metrics: dict[str, float]) -> None:
-        """Open the finished run once more and put metrics in its summary, if they are not."""
+    def add_final(self, step: int, metrics: dict[str, float], pictures: dict[str, Path]) -> None:
+        """Open the finished run once more and put these in its summary, if they are not."""
+        from wandb import Image
+
         self._state.load()
         if self._state.final == step:
             return
         self._open()
-        self._run.summary.update(metrics)
+        images = {name: Image(str(file)) for name, file in pictures.items()}
+        self._run.summary.update({**metrics, **images})
         self._finished = True
         self.close()
         self._state.save(final=step)

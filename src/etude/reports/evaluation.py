@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from etude.core.contracts import KINDS, Array
-from etude.core.errors import UsageError
+from etude.core.errors import EtudeError, UsageError
 from etude.logs.kinds import LoggedRun
 from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe, metrics_of
@@ -303,9 +303,23 @@ def finish(recipe: Recipe, path: Path, say: Say) -> None:
     report = played(recipe, path, episodes)
     say(_shown(report))
     files.make_folder(folder)
+    if recipe.evaluation.final_video:
+        _film_final(recipe, path, report, folder, say)
     report.write(folder)
     say(f"Kept in {folder}")
     _log_final(recipe, path, folder, say)
+
+
+def _film_final(recipe: Recipe, path: Path, report: Report, folder: Path, say: Say) -> None:
+    """Film the final evaluation; the run has ended well even where it cannot be filmed."""
+    from etude.reports import film
+
+    try:
+        film.check(recipe)
+        say(f"Filming: {', '.join(dict.fromkeys(report.scenes)) or 'an episode'}.")
+        film.film(recipe, path, report.fresh, report.scenes, folder, film.SMALL)
+    except EtudeError as error:
+        say(f"The final evaluation was not filmed. {error}")
 
 
 def _log_final(recipe: Recipe, path: Path, folder: Path, say: Say) -> None:
@@ -313,9 +327,10 @@ def _log_final(recipe: Recipe, path: Path, folder: Path, say: Say) -> None:
     found: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
     numbers = {k: v for k, v in found.items() if k.startswith("eval/")}
     metrics = {f"final/{name.removeprefix('eval/')}": v for name, v in numbers.items()}
+    pictures = {f"final/{file.stem}": file for file in sorted(folder.glob("*.png"))}
     run = LoggedRun(path, recipe.model_dump(mode="json"), say)
     for kind in recipe.logs.kinds():
-        kind.add_final(run, int(found["policy_step"]), metrics)
+        kind.add_final(run, int(found["policy_step"]), metrics, pictures)
 
 
 def played(

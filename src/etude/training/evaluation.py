@@ -40,9 +40,11 @@ class EvaluationConfig(Config):
     stop_at_success: float | None = Field(
         None, gt=0, le=1, description="End the run after an evaluation with this success rate."
     )
-
     final_episodes: int = Field(
         100, ge=0, description="Episodes of the evaluation at the end of `etude train`; 0 for none."
+    )
+    final_video: bool = Field(
+        False, description="Film that evaluation; logs such as TensorBoard get its pictures."
     )
 
     @model_validator(mode="after")
