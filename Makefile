@@ -32,7 +32,7 @@ lock:  ## the newest versions that fit into requirements-dev.txt; needs uv
 site:  ## all pages, a reference and a search in build/site, which open without a network
 	mkdocs build --strict
 
-faults:  ## docs/faults.md, docs/measured.md and the table of README.md from what the gates have measured
+faults:  ## docs/faults.md, docs/measured.md and the figures of all pages from what the gates have measured
 	python gates/faults_table.py
 	python gates/figures.py
 	python docs/_site/gallery.py
@@ -51,6 +51,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/train_reach.py
 	python gates/train_pick_place.py --seeds 5
 	python gates/train_pick_place.py --recipe pick-place-anywhere --seeds 2
+	for recipe in original sac; do python gates/train_pick_place.py --recipe pick-place-$$recipe --seeds 1 || exit 1; done
 	python gates/peer_pick_place.py
 	python gates/peer_off_policy.py
 	python gates/dashboard_cost.py
@@ -76,10 +77,16 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/off_policy_speed.py
 	python gates/reward_speed.py
 	python gates/train_imitation.py
+	python gates/train_imitation.py --recipe imitate-backflip --seeds 1
+	python gates/train_imitation.py --recipe imitate-all --seeds 1
 	python gates/train_episodic.py
 	python gates/train_offline.py
 	python gates/train_reward_only.py
-	python gates/learning.py
+	python gates/train_reward_only.py --reads state --updates 1000
+	python gates/train_reward_only.py --reads state --updates 1000 --loss unbiased
+	python gates/train_reward_only.py --reads state --updates 1000 --sample 4
+	python gates/learning.py --recipes reach --seeds 10 --out learning-reach.json
+	python gates/learning.py --recipes pick-place --seeds 5 --out learning-pick-place.json
 	python gates/ranks.py --kills 20
 	python gates/rank_faults.py --nans 50 --freezes 20 --kills 20
 	python gates/scale.py

@@ -128,15 +128,17 @@ def train(gate: Gate, recipe: str, variant: str, seed: int, extra: list[str]) ->
 def compare(
     gate: Gate, recipe: str, seeds: int, options: argparse.Namespace, done: dict[str, Any]
 ) -> None:
-    """Print a recipe's tables, and judge whether defaults are worse than their alternatives."""
+    """Print and keep a recipe's scores, and judge whether defaults are worse than alternatives."""
     variants = options.variants
 
     def of(variant: str, score: str) -> np.ndarray:
         return np.array([done[f"{recipe} | {variant} | {seed}"][score] for seed in range(seeds)])
 
     print(f"\n{recipe}, {seeds} seeds{'':<13} steps to 80 %       area under the curve    last row")
+    table = gate.details.setdefault(recipe, {})
     for name in variants:
         steps, area = of(name, "steps_to_80"), of(name, "area")
+        table[name] = {"steps_to_80": steps.tolist(), "area": area.tolist()}  # Of each seed.
         print(
             f"  {name:<28} {steps.mean():>9,.0f} ± {half_width(steps):>7,.0f}      "
             f"{area.mean():.3f} ± {half_width(area):.3f}       {of(name, 'last').mean():.1%}"

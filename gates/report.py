@@ -226,7 +226,7 @@ class Gate:
             "needs": self.needs,
             "rows": list(self.rows),
             "failures": self.failures[:20],
-            "details": self.details,
+            "details": _plain_tree(self.details),
             "smallest": self._smallest,
             "seconds": round(time.monotonic() - self._begin, 1),
             "processor_seconds": round(_processor_seconds(), 1),
@@ -248,6 +248,15 @@ def _raise_too_long(number: int, frame: FrameType | None) -> None:
 def _plain(value: float | None) -> float | None:
     """A number JSON can hold: numpy's scalars are taken, what is not finite is nothing."""
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _plain_tree(value: Any) -> Any:
+    """The same of dictionaries and lists."""
+    if isinstance(value, dict):
+        return {key: _plain_tree(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_tree(each) for each in value]
+    return _plain(value) if isinstance(value, float) else value
 
 
 def _told(value: float | None) -> str:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +37,18 @@ from etude.api import RunFolder
 from etude.building.build import build
 from etude.core.keys import Key
 from etude.core.ranks import joined
-from etude.planning.page import duration
 from etude.planning.recipes import Recipe
 from etude.rollout.host import packed
 from etude.rollout.schedule import Schedule
 from machine import report_load
 from report import Gate, parse
-from scale_model import Constants, Setup, iteration, speed, with_learners
+from scale_model import Constants, Setup, iteration
+from scale_page import STEPS, check_text, constants_text, tables_text
 
 GOAL = 0.20
-STEPS = 64
 MINIBATCHES = 8
 BLOCK = 4
 """Iterations of a run in the check: the first collects alone, the last learns alone."""
-TEN_GIGABIT = 1.25e9
-"""Bytes per second, assumed of the head's network."""
-MESSAGE = 50e-6
-"""Seconds of a small message between two machines, assumed."""
-MACHINE_CORES = 32
 
 
 def recipe_of(
@@ -284,8 +278,8 @@ def measure_look(workers: int = 1000) -> float:
 
 def check(
     options: argparse.Namespace, k: Constants, cores: int, address: str, at: Path
-) -> list[float]:
-    """Runs at 1, 2 and 4 actors beside what the model says of them; the errors."""
+) -> list[dict[str, Any]]:
+    """Runs at 1, 2 and 4 actors beside what the model says of them."""
     rows, envs_per_group = options.rows, options.envs_per_group
     ray = {"kind": "ray", "address": address, "lag": 1}
     runs = {
@@ -304,79 +298,15 @@ def check(
                 taken.setdefault((1, actors), []).extend(within)
     for run in runs.values():
         run.close()
-    print(f"\nseconds of an iteration of {rows * STEPS:,} steps, everything on {cores} cores")
-    print(f"{'lag':>4} {'actors':>6} {'predicted':>9} {'measured':>8} {'ratio':>6}  limit")
-    errors = []
+    found = []
     for (lag, actors), seconds in sorted(taken.items()):
         setup = Setup(
             rows, envs_per_group, STEPS, MINIBATCHES, lag=lag, workers=actors, cores=cores
         )
-        cost, found = iteration(k, setup), float(np.median(seconds))
-        ratio = cost.seconds / found
-        errors.append(abs(ratio - 1.0))
-        print(f"{lag:4} {actors:6} {cost.seconds:9.3f} {found:8.3f} {ratio:6.2f}  {cost.limit}")
-    return errors
-
-
-def carry(k: Constants) -> None:
-    """The model far beyond what was measured, for the networks assumed above.
-
-    To the head nothing travels faster than Ray was seen to send it.
-    """
-    wire = max(k.wire, 1 / TEN_GIGABIT)
-    k = replace(k, wire=wire, rank_wire=1 / TEN_GIGABIT, message=MESSAGE)
-    ways = {
-        "Ray, one learner on one core": lambda n: (k, on_ray(n)),
-        "Ray, a learner that is never waited for": lambda n: (
-            replace(k, sample=0.0, update=0.0),
-            on_ray(n),
-        ),
-        "ranks that collect and learn": lambda n: (k, with_learners(k, n, 128, STEPS, 32)),
-    }
-    titles = ("cores", "steps/s", "10^10", "10^11", "buffer", "iteration", "limit")
-    for way, made in ways.items():
-        print(f"\n{way}")
-        print("{:>7} {:>12} {:>10} {:>10} {:>12} {:>9}  {}".format(*titles))
-        for cores in (100, 1000, 10_000):
-            known, setup = made(cores)
-            cost, rate = iteration(known, setup), speed(known, setup)
-            parts = ", ".join(f"{n} {s:.2f}" for n, s in cost.parts.items() if s >= 0.005)
-            where = f"; {setup.ranks} ranks of {setup.threads} + 1" if setup.ranks > 1 else ""
-            print(
-                f"{cores:7,} {rate:12,.0f} {duration(1e10 / rate):>10} "
-                f"{duration(1e11 / rate):>10} {setup.buffer_steps:12,} {cost.seconds:7.2f} s  "
-                f"{cost.limit} ({parts}{where})"
-            )
-
-
-def on_ray(cores: int) -> Setup:
-    """Machines full of actors' threads with a group of 128 rows each, beside the head's."""
-    machines = -(-cores // MACHINE_CORES)
-    threads = cores // machines
-    return Setup(
-        num_envs=machines * threads * 128,
-        envs_per_group=128,
-        steps=STEPS,
-        minibatches=32,
-        workers=machines,
-        threads=threads,
-        machines=machines,
-    )
-
-
-def show(k: Constants, crossed: float) -> None:
-    print("\nconstants")
-    for constant in fields(k):
-        value = getattr(k, constant.name)
-        unit, scale = ("us", 1e6)
-        if constant.name.endswith("bytes"):
-            unit, scale = "bytes", 1.0
-        elif constant.name in ("byte", "wire", "rank_wire"):
-            unit, scale = "ns", 1e9
-        elif constant.name == "crowding":
-            unit, scale = "times", 1.0
-        print(f"{constant.name:16} {value * scale:12,.3f} {unit}")
-    print(f"on the loopback interface {crossed:.2f} bytes for each of a fragment or snapshot")
+        cost, measured = iteration(k, setup), float(np.median(seconds))
+        predicted = {"predicted": cost.seconds, "measured": measured, "limit": cost.limit}
+        found.append({"lag": lag, "actors": actors, **predicted})
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -390,15 +320,16 @@ def main(arguments: list[str] | None = None) -> int:
     needs = {"predictions": 2 * len(options.actors)}
     with Gate("scale", options, needs=needs) as gate:
         report_load(gate)
-        errors = measure(options)
+        gate.details = measure(options)
         report_load(gate)
+        errors = [abs(one["predicted"] / one["measured"] - 1.0) for one in gate.details["check"]]
         gate.count("predictions", len(errors))
         gate.figure("largest error of a prediction", max(errors), at_most=GOAL, timing=True)
     return gate.code
 
 
-def measure(options: argparse.Namespace) -> list[float]:
-    """The errors of the model's predictions."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The model's constants and its predictions beside what was measured; prints all of it."""
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -413,12 +344,14 @@ def measure(options: argparse.Namespace) -> list[float]:
         found |= measure_head(options, cluster.address, scratch)
         crossed = found.pop("crossed")
         constants = Constants(**found, look=measure_look())
-        show(constants, crossed)
-        errors = check(options, constants, cores, cluster.address, scratch)
+        kept = {"constants": asdict(constants), "crossed": crossed, "cores": cores}
+        kept |= {"steps": options.rows * STEPS, "envs_per_group": options.envs_per_group}
+        print(constants_text(kept))
+        kept["check"] = check(options, constants, cores, cluster.address, scratch)
         ray.shutdown()
         cluster.shutdown()
-    carry(constants)
-    return errors
+    print(f"\n{check_text(kept)}\n\n{tables_text(kept)}")
+    return kept
 
 
 if __name__ == "__main__":

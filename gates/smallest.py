@@ -30,9 +30,11 @@ SHARED = {
     "faults_table",
     "figures",
     "machine",
+    "page_figures",
     "report",
     "results",
     "scale_model",
+    "scale_page",
     "short_runs",
 }
 SHARED |= {"smallest", "sources"}

@@ -78,6 +78,10 @@ def trial(gate: Gate, seed: int, options: argparse.Namespace, folder: Path) -> N
         flush=True,
     )
     gate.count("trainings")
+    gate.details[f"seed {seed}"] = {
+        "placement_error": fresh["eval/placement_error"],
+        "steps_to_80": first_row(rows, 0.8).get("timesteps"),
+    }
     success = fresh["eval/success_rate"]
     gate.figure(f"success of seed {seed}", success, at_least=options.success)
     gate.figure(f"steps of seed {seed}", rows[-1]["timesteps"], at_least=1, at_most=most)
@@ -88,10 +92,13 @@ def trial(gate: Gate, seed: int, options: argparse.Namespace, folder: Path) -> N
 
 def first(rows: list[dict[str, float]], rate: float) -> str:
     """Steps and seconds of the first evaluation with this success rate."""
-    for row in rows:
-        if row.get("eval/success_rate", 0.0) >= rate:
-            return f"{row['timesteps']:,.0f} steps ({row['time/time_elapsed']:.0f} s)"
-    return "no time"
+    row = first_row(rows, rate)
+    return f"{row['timesteps']:,.0f} steps ({row['time/time_elapsed']:.0f} s)" if row else "no time"
+
+
+def first_row(rows: list[dict[str, float]], rate: float) -> dict[str, float]:
+    """The first row whose evaluation has this success rate; empty if none has."""
+    return next((row for row in rows if row.get("eval/success_rate", 0.0) >= rate), {})
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     smallest = {"episodes": 24, "transitions": 100, "updates": 25, "reads": ["state"]}
     options = parse(parser, {**smallest, "correlation": -1.0}, arguments)
     needs = {"transitions": options.transitions, "trainings": 1}
-    variant = " ".join(options.reads)
+    variant = " ".join([*options.reads, *unusual(options)])
     with Gate("train_reward_only", options, needs=needs, variant=variant) as gate:
         report_load(gate)
         with tempfile.TemporaryDirectory() as scratch:
@@ -70,8 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
                 record(gate, data, options.episodes, 128 if "image" in options.reads else 0)
             gate.count("transitions", describe(data))
             seconds, memory = train(data, folder, options)
-            found = last_test(folder)
-            by_outcome(folder)
+            found = last_test(folder) | by_outcome(folder)
         gate.count("trainings")
         gate.details = dict(sorted(found.items()))
         for name, value in gate.details.items():
@@ -82,6 +81,12 @@ def main(arguments: list[str] | None = None) -> int:
         gate.figure("anonymous memory in bytes", memory, at_least=1, at_most=MEMORY)
         gate.figure("seconds of training", seconds, at_most=SECONDS, timing=True)
     return gate.code
+
+
+def unusual(options: argparse.Namespace) -> list[str]:
+    """What tells the variants of the loss apart: nothing for the biased loss of 8 steps."""
+    loss = [options.loss] if options.loss != "biased" else []
+    return loss + ([f"{options.sample} steps"] if options.sample != 8 else [])
 
 
 def describe(folder: Path) -> int:
@@ -147,8 +152,9 @@ def last_test(folder: Path) -> dict[str, float]:
     return found
 
 
-def by_outcome(folder: Path) -> None:
-    """Print how well progress is followed inside successes, and inside failures."""
+def by_outcome(folder: Path) -> dict[str, float]:
+    """How well progress is followed inside successes, and inside failures."""
+    kept = {}
     config = Run(folder).recipe.algorithm
     store = EpisodeStore.open(Path(config.dataset), config.read_names)
     learner = make_reward_only(config, store, torch.device("cpu"), None)
@@ -156,11 +162,10 @@ def by_outcome(folder: Path) -> None:
     numbers, good = learner.held_out.numbers, learner.held_out.returns > 0
     for name, chosen in (("successes", numbers[good]), ("failures", numbers[~good])):
         found = evaluate(learner.rrd, EpisodesOf(store, chosen), config.progress)
-        print(
-            f"  inside {name}: {found.get('eval/rank_correlation', math.nan):.3f} "
-            f"(mere time {found.get('eval/time_correlation', math.nan):.3f})"
-        )
+        for what in ("rank_correlation", "time_correlation"):
+            kept[f"{what} inside {name}"] = float(found.get(f"eval/{what}", math.nan))
     store.close()
+    return kept
 
 
 if __name__ == "__main__":

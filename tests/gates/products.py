@@ -109,7 +109,10 @@ def rollout_speed(bench: Bench) -> list[str]:
 
 @product
 def scale(bench: Bench) -> list[str]:
-    bench.measures("measure", [0.1] * 6, [0.1] * 5 + [0.3], [])
+    def found(*errors: float) -> dict[str, Any]:
+        return {"check": [{"predicted": 1.0 + error, "measured": 1.0} for error in errors]}
+
+    bench.measures("measure", found(*[0.1] * 6), found(*[0.1] * 5, 0.3), {"check": []})
     return []
 
 
@@ -427,7 +430,7 @@ def train_reward_only(bench: Bench) -> list[str]:
     correlation = 0.7 if bench.way == "wrong" else 0.9
     names = ("eval/pooled_correlation", "eval/pooled_time_correlation")
     bench.put("last_test", lambda _: dict.fromkeys(names, correlation))
-    bench.put("by_outcome", lambda _: None)
+    bench.put("by_outcome", lambda _: {})
     return []
 
 
