@@ -1,25 +1,39 @@
-"""The figures on pages: README's table and docs/measured.md, made from gates/results/*.json.
+"""The figures on pages, made from gates/results/*.json: README.md, docs/measured.md and all others.
 
-    python gates/figures.py               # Writes both.
+    python gates/figures.py               # Writes them.
 
-No figure on these pages is typed by hand. One that is older than the code it measures is marked:
+No figure that a gate measures is typed by hand. A page has it between two comments, which name it:
+
+    takes <!-- figure: reach -->12 s<!-- /figure -->
+
+`page_figures.py` says what each is made of. One that is older than the code it measures is marked:
 its result keeps a hash of that code (`sources.py`), and the code has another one today.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from faults_table import load
+from page_figures import (
+    FIGURES,
+    OLDER,
+    Results,
+    is_older,
+    percent,
+    seeds,
+    span,
+    values,
+)
 from report import RESULTS
-from sources import ROOT, source_hash
+from sources import ROOT
 
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "measured.md"
-BEGIN, END = "<!-- figures: made by `python gates/figures.py` -->\n", "<!-- /figures -->\n"
-OLDER = "†"
-Results = dict[tuple[str, str], dict[str, Any]]
+MARKED = re.compile(r"<!-- figure: (\S+) -->(.*?)<!-- /figure -->", re.DOTALL)
 
 
 class Row(NamedTuple):
@@ -30,26 +44,6 @@ class Row(NamedTuple):
     peer: Callable[[Results], str]
     results: tuple[tuple[str, str], ...]
     """Gate and variant of each result that the line is made from."""
-
-
-def values(results: Results, gate: str, variant: str, name: str) -> list[float]:
-    """A figure of a result, of each seed: those whose names begin with `name`."""
-    figures = results[gate, variant]["figures"]
-    return [entry["value"] for key, entry in figures.items() if key.startswith(name)]
-
-
-def span(found: list[float], form: str = "{:.0f}") -> str:
-    """The smallest and the largest of some values, or the one."""
-    low, high = form.format(min(found)), form.format(max(found))
-    return low if low == high else f"{low} to {high}"
-
-
-def percent(found: list[float]) -> str:
-    return span([100.0 * value for value in found], "{:.3g}") + " %"
-
-
-def seeds(found: list[float]) -> str:
-    return f"{len(found)} seed{'s' if len(found) > 1 else ''}"
 
 
 def trained(gate: str, variant: str, success: str, unit: str) -> Callable[[Results], str]:
@@ -130,11 +124,6 @@ HEADLINE = (
 """At most eight lines."""
 
 
-def is_older(result: dict[str, Any]) -> bool:
-    """Whether the code that was measured has changed since."""
-    return bool(result.get("source") != source_hash(result["gate"]))
-
-
 def headline(results: Results) -> str:
     """README's table."""
     lines = ["| | Etude | the best peer |", "|---|---|---|"]
@@ -195,19 +184,46 @@ def told(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def placed(page: str, block: str) -> str:
-    """The page with the block between its marks."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + block + END + after
+def filled(text: str, results: Results, link: str) -> str:
+    """A page with its figures between their marks. link: to docs/measured.md, from that page."""
+
+    def made(match: re.Match[str]) -> str:
+        name = match[1]
+        if name == "headline":
+            block = f"\n{headline(results)}"
+        elif name in FIGURES:
+            block = FIGURES[name].shown(results, link)
+        else:
+            raise SystemExit(f"there is no figure {name!r} in gates/page_figures.py")
+        return f"<!-- figure: {name} -->{block}<!-- /figure -->"
+
+    return MARKED.sub(made, text)
+
+
+def without(text: str) -> str:
+    """A page without its figures and their marks."""
+    return MARKED.sub("", text)
+
+
+def pages() -> dict[Path, str]:
+    """Every page that may have figures, with the link from there to docs/measured.md."""
+    docs = PAGE.parent
+    found = dict.fromkeys(sorted(docs.glob("*.md")), "measured.md")
+    for path in sorted(docs.glob("[a-z]*/*.md")):
+        found |= {path: "../measured.md"} if path.parent.name != "decisions" else {}
+    return {README: "docs/measured.md", **found}
 
 
 def main() -> int:
     results = load(RESULTS)
-    README.write_text(placed(README.read_text(), headline(results)))
-    PAGE.write_text(measured(results))
+    for path, link in pages().items():
+        before = path.read_text()
+        after = measured(results) if path == PAGE else filled(before, results, link)
+        if after != before:
+            path.write_text(after)
+            print(f"{path.relative_to(ROOT)} has changed")
     older = sum(is_older(result) for result in results.values())
-    print(f"README.md and docs/measured.md: {len(results)} results, {older} older than their code")
+    print(f"{len(results)} results, {older} of them older than their code")
     return 0
 
 

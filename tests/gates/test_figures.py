@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -10,23 +11,58 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
 import figures  # isort: skip
+import page_figures  # isort: skip
 import sources  # isort: skip
 from faults_table import load  # isort: skip
+from scale_model import Constants  # isort: skip
+
+FLAGS = re.MULTILINE | re.DOTALL
 
 
 def test_the_pages_are_what_the_results_make() -> None:
     results = load()
-    readme = figures.README.read_text()
-    assert readme == figures.placed(readme, figures.headline(results)), "python gates/figures.py"
-    assert figures.PAGE.read_text() == figures.measured(results), "python gates/figures.py"
+    named = set()
+    for page, link in figures.pages().items():
+        text = page.read_text()
+        named |= {match[1] for match in figures.MARKED.finditer(text)}
+        made = figures.measured(results) if page == figures.PAGE else None
+        assert text == (made or figures.filled(text, results, link)), "python gates/figures.py"
+    assert named == {"headline", *page_figures.FIGURES}
+
+
+def test_marks_stand_where_markdown_leaves_paragraphs_whole() -> None:
+    """A comment at the start of a line ends a paragraph: only tables and blocks begin there."""
+    for page in figures.pages():
+        text = page.read_text()
+        assert text.count("<!-- figure: ") == len(figures.MARKED.findall(text)), page
+        inside = [m[0] for m in figures.MARKED.finditer(text) if not m[2].startswith("\n")]
+        assert [mark for mark in inside if f"\n{mark}" in text] == [], page
 
 
 def test_the_readme_is_short_and_has_no_other_table_of_figures() -> None:
     readme = figures.README.read_text()
     assert readme.count("\n") <= 150
     assert len(figures.HEADLINE) <= 8
-    outside = figures.placed(readme, "")
+    outside = figures.without(readme)
     assert not re.findall(r"^\|.*\d[\d.]* (?:%|s|times)\b.*\|$", outside, re.MULTILINE)
+
+
+TYPED = (
+    r"\d (?:steps|updates|frames)/s",
+    r"\d %? ?of (?:the )?\d+ (?:fresh )?episodes",
+    r"\d %? (?:success|of fresh episodes)",
+    r"\d(?: s| minutes?| hours?) on (?:one|two|a shared) core",
+)
+"""What a measurement looks like in a page's text, and a setting or a limit does not."""
+
+
+@pytest.mark.parametrize("page", list(figures.pages()), ids=lambda page: page.name)
+def test_pages_have_no_measurements_that_were_typed(page: Path) -> None:
+    if page == figures.PAGE or "do not edit" in page.read_text() or page.stem == "corrections":
+        return
+    shown = re.sub(r"^```.*?^```$|^    .*?$", "", figures.without(page.read_text()), flags=FLAGS)
+    text = " ".join(shown.split())
+    assert [found[0] for form in TYPED for found in re.finditer(form, text)] == []
 
 
 def result(**changes: object) -> dict[str, object]:
@@ -54,6 +90,53 @@ def test_a_figure_that_is_older_than_its_code_is_marked() -> None:
     assert "| 1,000 trainings | passed | 2026-01-02 | `abc`* |" in line
     assert "†" not in line
     assert "†" in figures.measured(old).splitlines()[-1]
+
+
+def test_figures_on_pages_are_those_of_results() -> None:
+    page = "It takes <!-- figure: reach -->1 s<!-- /figure --> here.\n"
+    results = {("train_reach", ""): result()}
+    assert "-->12 s and 50 % success (1 seed)<!--" in figures.filled(page, results, "m.md")
+    old = {("train_reach", ""): result(source="another", verdict="not judged, since")}
+    assert "(1 seed), timed beside other work[†](m.md " in figures.filled(page, old, "m.md")
+    assert "-->not measured yet<!--" in figures.filled(page, {}, "m.md")
+    lacking = {("train_reach", ""): result(figures={})}
+    assert "-->not measured yet<!--" in figures.filled(page, lacking, "m.md")
+    with pytest.raises(SystemExit, match="no figure 'other'"):
+        figures.filled(page.replace("reach", "other"), {}, "m.md")
+
+
+def test_tables_and_texts_are_made_of_details() -> None:
+    seed = {"placement_error": 0.0055, "steps_to_80": 92_160}
+    details = {"seed 0": seed, "seed 1": seed | {"steps_to_80": None}}
+    shown = [
+        result(gate="train_pick_place", variant="pick-place", details=details, figures=of_seeds),
+        result(gate="scale", details=kept_of_scale()),
+    ]
+    results = {(str(r["gate"]), str(r["variant"])): r for r in shown}
+
+    def filled(name: str) -> str:
+        return figures.filled(f"<!-- figure: {name} -->\n<!-- /figure -->", results, "m.md")
+
+    placing = filled("pick-place").splitlines()
+    assert placing[3].startswith("| `pick-place` | 2 | 90 to 100 % | 5.5 | 199,680 | 92,160 where")
+    assert placing[4] == "| `pick-place-anywhere` | not measured yet |"
+    assert "   0      2     1.000    0.800   1.25  rollout" in filled("scale-check")
+    assert "ranks that collect and learn" in filled("scale-tables")
+    assert "```text\nstep                   10.000 us" in filled("scale-constants")
+
+
+of_seeds = {
+    f"{name} of seed {seed}": {"value": value, "at_least": None, "at_most": None, "timing": False}
+    for name, found in (("success", (0.9, 1.0)), ("steps", (199_680.0, 199_680.0)))
+    for seed, value in enumerate(found)
+}
+
+
+def kept_of_scale() -> dict[str, object]:
+    names = [field.name for field in dataclasses.fields(Constants)]
+    check = {"lag": 0, "actors": 2, "predicted": 1.0, "measured": 0.8, "limit": "rollout"}
+    kept: dict[str, object] = {"constants": dict.fromkeys(names, 1e-5), "check": [check]}
+    return kept | {"crossed": 1.0, "cores": 2, "steps": 65_536}
 
 
 def test_only_code_counts(tmp_path: Path) -> None:

@@ -1,0 +1,299 @@
+"""What the figures on pages are made of: `FIGURES`, by the names that stand in the pages.
+
+A figure whose result is not kept, or lacks what it is made of, is "not measured yet".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from scale_page import check_text, constants_text, tables_text
+from sources import source_hash
+
+Results = dict[tuple[str, str], dict[str, Any]]
+"""By gate and variant."""
+NOT_YET = "not measured yet"
+OLDER = "†"
+
+
+def is_older(result: dict[str, Any]) -> bool:
+    """Whether the code that was measured has changed since."""
+    return bool(result.get("source") != source_hash(result["gate"]))
+
+
+def values(results: Results, gate: str, variant: str, name: str) -> list[float]:
+    """A figure of a result, of each seed: those whose names begin with `name`."""
+    figures = results[gate, variant]["figures"]
+    found = [entry["value"] for key, entry in figures.items() if key.startswith(name)]
+    if not found:
+        raise KeyError(name)
+    return found
+
+
+def span(found: list[float], form: str = "{:.0f}") -> str:
+    """The smallest and the largest of some values, or the one."""
+    low, high = form.format(min(found)), form.format(max(found))
+    return low if low == high else f"{low} to {high}"
+
+
+def percent(found: list[float]) -> str:
+    return span([100.0 * value for value in found], "{:.3g}") + " %"
+
+
+def seeds(found: list[float]) -> str:
+    return f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+
+
+class Figure(NamedTuple):
+    """Words made of one result of a gate."""
+
+    gate: str
+    variant: str
+    text: Callable[[Results], str]
+
+    def shown(self, results: Results, link: str) -> str:
+        """Its text; with a mark that leads to `link` where the code has changed since."""
+        try:
+            found = self.text(results)
+        except KeyError:
+            return NOT_YET
+        result = results[self.gate, self.variant]
+        busy = ", timed beside other work" if result["verdict"].startswith("not judged") else ""
+        older = f'[{OLDER}]({link} "measured before the last change of the code")'
+        return found + busy + (older if is_older(result) else "")
+
+
+class Table(NamedTuple):
+    """A table with a figure in each line; a figure may have several cells."""
+
+    titles: tuple[str, ...]
+    lines: dict[str, Figure]
+
+    def shown(self, results: Results, link: str) -> str:
+        rule = "|---" * len(self.titles) + "|"
+        lines = [f"| {name} | {one.shown(results, link)} |" for name, one in self.lines.items()]
+        return "\n" + "\n".join([f"| {' | '.join(self.titles)} |", rule, *lines]) + "\n"
+
+
+class Text(NamedTuple):
+    """Lines of plain text made of a result's details."""
+
+    gate: str
+    text: Callable[[dict[str, Any]], str]
+
+    def shown(self, results: Results, link: str) -> str:
+        result = results.get((self.gate, ""))
+        try:
+            found = self.text(result["details"]) if result else NOT_YET
+        except KeyError:
+            found = NOT_YET
+        note = f"\n{OLDER} [measured]({link}) before the last change of the code\n"
+        older = note if result and found != NOT_YET and is_older(result) else ""
+        return f"\n```text\n{found}\n```\n{older}"
+
+
+def one(gate: str, variant: str, name: str, form: str) -> Figure:
+    """The values of one figure over the seeds, in a form such as "{} times"."""
+    return Figure(
+        gate,
+        variant,
+        lambda results: form.format(span(values(results, gate, variant, name), "{:.3g}")),
+    )
+
+
+def share(gate: str, variant: str, name: str) -> Figure:
+    """A share as %, and over how many seeds if there are several."""
+
+    def told(results: Results) -> str:
+        found = values(results, gate, variant, name)
+        return percent(found) + (f" ({seeds(found)})" if len(found) > 1 else "")
+
+    return Figure(gate, variant, told)
+
+
+def reach() -> Figure:
+    def told(results: Results) -> str:
+        seconds = values(results, "train_reach", "", "seconds of seed")
+        success = percent(values(results, "train_reach", "", "success of seed"))
+        return f"{span(seconds)} s and {success} success ({seeds(seconds)})"
+
+    return Figure("train_reach", "", told)
+
+
+def walk() -> Figure:
+    gate, variant = "train_walk", "walk-go1"
+
+    def told(results: Results) -> str:
+        upright = values(results, gate, variant, "without a fall of seed")
+        off = values(results, gate, variant, "settled_velocity_error of seed")
+        seconds = values(results, gate, variant, "seconds of seed")
+        return (
+            f"{percent(upright)} of 200 fresh episodes without a fall, "
+            f"{span(off, '{:.2g}')} m/s off the command, after {span(seconds)} s of training "
+            f"({seeds(upright)})"
+        )
+
+    return Figure(gate, variant, told)
+
+
+def placing(recipe: str) -> Figure:
+    """seeds | success | mm off | steps | first 80 % of an evaluation."""
+    gate = "train_pick_place"
+
+    def told(results: Results) -> str:
+        success = values(results, gate, recipe, "success of seed")
+        kept = results[gate, recipe]["details"].values()
+        off = [1000.0 * each["placement_error"] for each in kept]
+        first = [each["steps_to_80"] for each in kept]
+        if not off:
+            raise KeyError("details")
+        reached = span([steps for steps in first if steps], "{:,.0f}") if any(first) else "never"
+        steps = span(values(results, gate, recipe, "steps of seed"), "{:,.0f}")
+        return (
+            f"{len(success)} | {percent(success)} | {span(off, '{:.1f}')} | {steps} | {reached}"
+            + (" where it was reached" if any(first) and not all(first) else "")
+        )
+
+    return Figure(gate, recipe, told)
+
+
+def learning(recipe: str, variant: str) -> Figure:
+    """seeds | steps to 80 % | area: means over seeds with 95 % intervals."""
+
+    def told(results: Results) -> str:
+        # Here, so that pages without it are made without numpy.
+        import numpy as np
+
+        from results import half_width
+
+        kept = results["learning", recipe]["details"][recipe][variant]
+        steps, area = (np.array(kept[name], float) for name in ("steps_to_80", "area"))
+        return (
+            f"{len(area)} | {steps.mean():,.0f} ± {half_width(steps):,.0f} "
+            f"| {area.mean():.3f} ± {half_width(area):.3f}"
+        )
+
+    return Figure("learning", recipe, told)
+
+
+def lagging(recipe: str) -> Table:
+    variants = ("lag 0", "lag 0, prioritised", "lag 1, V-trace", "lag 1, V-trace, prioritised")
+    return Table(
+        ("variant", "seeds", "steps to 80 %", "area under the success curve"),
+        {name: learning(recipe, name) for name in (*variants, "lag 1, GAE")},
+    )
+
+
+def imitating(recipe: str) -> Figure:
+    """seeds | followed once through in the training physics | in checked physics."""
+
+    def told(results: Results) -> str:
+        kept = results["train_imitation", recipe]["details"]
+        if not kept:
+            raise KeyError("details")
+        cells = [str(len(kept))]
+        for physics in ("fast", "checked"):
+            many = span([sum(each[physics]) for each in kept.values()])
+            cells.append(f"{many} of {len(next(iter(kept.values()))[physics])}")
+        return " | ".join(cells)
+
+    return Figure("train_imitation", recipe, told)
+
+
+def rewarding(variant: str) -> Figure:
+    """all held-out steps | inside successes | inside failures: rank correlations, and of time."""
+
+    def told(results: Results) -> str:
+        kept = results["train_reward_only", variant]["details"]
+        pairs = [("eval/pooled_correlation", "eval/pooled_time_correlation")]
+        for which in ("successes", "failures"):
+            pairs.append((f"rank_correlation inside {which}", f"time_correlation inside {which}"))
+        found = [[kept[name] for name in pair] for pair in pairs]
+        if None in (value for pair in found for value in pair):
+            raise KeyError("not finite")
+        return " | ".join(f"{mine:.2f} ({time:.2f})" for mine, time in found)
+
+    return Figure("train_reward_only", variant, told)
+
+
+def in_mujoco(name: str) -> Figure:
+    """success in etude eval | in plain MuJoCo | median ms of a step."""
+    gate = "sim_to_sim"
+
+    def told(results: Results) -> str:
+        rates = [
+            percent(values(results, gate, "", f"success of {name} in {where}"))
+            for where in ("etude eval", "plain MuJoCo")
+        ]
+        (median,) = values(results, gate, "", f"median ms of a step of {name}")
+        return f"{rates[0]} | {rates[1]} | {median:.2g}"
+
+    return Figure(gate, "", told)
+
+
+WALKERS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
+RETURNS = {"RRD": "rrd", "the episodic reward itself": "given", "IRCR": "ircr"}
+LOSSES = {
+    "biased, K 8": "state",
+    "unbiased, K 8": "state unbiased",
+    "biased, K 4": "state 4 steps",
+}
+FIGURES: dict[str, Figure | Table | Text] = {
+    "reach": reach(),
+    "walk-go1": walk(),
+    "gym-workers": one("gym_workers", "", "workers over one process", "{} times as many steps/s"),
+    "batch-engine": Table(
+        ("environment", "batch engine over Gymnasium's environments"),
+        {task: one("rollout_speed", task, "batch engine over", "{} times") for task in WALKERS},
+    ),
+    "pick-place": Table(
+        ("recipe", "seeds", "success", "placed off (mm)", "steps", "first 80 % of an evaluation"),
+        {
+            f"`{recipe}`": placing(recipe)
+            for recipe in (
+                "pick-place",
+                "pick-place-anywhere",
+                "pick-place-original",
+                "pick-place-sac",
+            )
+        },
+    ),
+    "pick-place-evaluation": share("train_pick_place", "pick-place", "share of evaluation of seed"),
+    "learning-reach": lagging("reach"),
+    "learning-pick-place": lagging("pick-place"),
+    "memory": Table(
+        ("policy", "success in 500 fresh episodes"),
+        {
+            "`lstm`": share("train_memory", "", "success of lstm"),
+            "`mlp`": share("train_memory", "", "success of mlp"),
+        },
+    ),
+    "imitation": Table(
+        ("recipe", "seeds", "clips followed, training physics", "clips followed, checked physics"),
+        {f"`imitate-{name}`": imitating(f"imitate-{name}") for name in ("walk", "backflip", "all")},
+    ),
+    "episodic": Table(
+        ("learned from", "mean return"),
+        {
+            name: one("train_episodic", "", f"return of {key}", "{}")
+            for name, key in RETURNS.items()
+        },
+    ),
+    "reward-losses": Table(
+        ("loss", "all held-out steps", "inside successes", "inside failures"),
+        {name: rewarding(variant) for name, variant in LOSSES.items()},
+    ),
+    "offline": share("train_offline", "", "success on fresh episodes"),
+    "offline-margin": share("train_offline", "", "more than imitation"),
+    "import-memory": one("datasets", "", "GiB of an import", "{} GiB"),
+    "draw-growth": share("datasets", "", "growth of a draw"),
+    "sim-to-sim": Table(
+        ("recipe", "success, `etude eval`", "success, plain MuJoCo", "median ms of a step"),
+        {f"`{name}`": in_mujoco(name) for name in ("walk-go1", "pick-place")},
+    ),
+    "scale-constants": Text("scale", constants_text),
+    "scale-check": Text("scale", check_text),
+    "scale-tables": Text("scale", tables_text),
+}
+"""Each is on some page."""
