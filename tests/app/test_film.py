@@ -68,7 +68,7 @@ def test_a_filmed_environment_gives_the_same_numbers(name: str) -> None:
     if name == "halfcheetah":
         config = config.model_copy(update={"engine": "batch"})
     plain, filmed = config.build(3), config.build(3)
-    recording = MujocoRecorder(filmed, [(1, 0)])
+    recording = MujocoRecorder(filmed, filmed, [(1, 0)])
     actor = RandomActor(plain.spec, Key(5), 3)
     seen = [plain.reset(Key(1)), recording.reset(Key(1))]
     for _ in range(12):
@@ -90,7 +90,7 @@ def test_films_run_in_real_time() -> None:
     assert shown.moment_rate / shown.stride == 25.0
     for name, rate in {"reach": 100 / 3, "walk-go1": 31.25, "imitate-walk": 30.0}.items():
         env: Any = recipes.find(name).task.build(1)
-        recording = MujocoRecorder(env, [(0, 0)])
+        recording = MujocoRecorder(env, env, [(0, 0)])
         recording.reset(Key(0))
         shown = footage(env, recording.recordings[0, 0])  # type: ignore[assignment]
         assert shown.moment_rate / shown.stride == pytest.approx(rate)

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 import etude
+from etude.cli import main as cli
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.pictures import IMAGE
+from etude.reports import footage
+from toys import tiny_reach
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +70,27 @@ def test_recorded_pictures_are_those_that_are_observed(tmp_path: Path) -> None:
 def test_what_has_no_picture_is_refused() -> None:
     with pytest.raises(UsageError, match=r"env\.pictures 64.*reach or pick-place"):
         etude.plan(etude.recipes.ppo().replace(env__pictures=64))
+
+
+def test_a_policy_that_sees_and_is_told_its_task_is_filmed_and_viewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    run, out = tmp_path / "run", tmp_path / "films"
+    recipe = tiny_reach(
+        2,
+        env={"pictures": 36, "sentence": "go there", "task_vector": [1.0, 0.0]}
+        | {"max_episode_steps": 3},
+        policy={"actor_reads": ["image", "proprio", "task"], "critic_reads": ["state"]},
+        evaluation={"episodes": 2, "num_envs": 2, "envs_per_group": 2},
+    )
+    etude.train(recipe, run)
+    monkeypatch.setattr(footage, "STRIP_SIZE", (60, 80))
+    assert cli.main(["eval", str(run), "--episodes", "2", "--video", "--small"]) == 0
+    assert list(run.glob("evaluations/*/failure.mp4"))
+    asked = ["view", "reach", "--policy", str(run), "--out", str(out), "--seconds", "0.2"]
+    told = ["--env.pictures", "36", "--env.sentence", "go there"]
+    assert cli.main([*asked, "--small", *told]) == 0
+    assert "return of" in capsys.readouterr().out
+    assert cli.main([*asked, "--small", *told[:-1], "stay"]) == 2
+    assert "go there" in capsys.readouterr().err

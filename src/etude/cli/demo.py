@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.cli.options import Positional, parse
-from etude.cli.watching import Watching, on_mujoco
+from etude.cli.watching import Watching
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.progress import waiting
@@ -69,7 +69,7 @@ def _show(command: DemoCommand, recipe: Recipe) -> int:
     """Episode after episode in the browser, until it is stopped."""
     opens, command = not command.web, command.model_copy(update={"web": True})
     config = recipe.task.for_evaluation()
-    env = on_mujoco(command.environment(config), config, lambda: "")
+    env = command.environment(config)
     key = Key(command.seed).child("demo")
     player = Player(env, actor(str(FOLDER / recipe.name), env, key), key)
     return command.watch(player, f"{recipe.name}, trained policy", opens)
@@ -82,7 +82,6 @@ def _film(command: DemoCommand, recipe: Recipe, path: Path) -> int:
     key = Key(command.seed).child("demo")
     player = Player(env, actor(str(FOLDER / recipe.name), env, key), key)
     played = player.record(command.seconds, _EPISODES)
-    env.close()
     files.make_folder(path.parent)
     title = f"{recipe.name}, trained policy"
     scenes = [

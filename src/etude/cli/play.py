@@ -10,11 +10,12 @@ from pydantic import Field
 from etude.api import Run
 from etude.cli.options import Positional, parse
 from etude.cli.target import Trusting
-from etude.cli.watching import Watching, on_mujoco
+from etude.cli.watching import Watching, check_shown
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import windows
 from etude.planning.recipe import Recipe
+from etude.planning.sentences import told
 from etude.reports.playing import Player, actor
 
 
@@ -35,7 +36,9 @@ def run(arguments: list[str]) -> int:
 def play(recipe: Recipe, path: Path, command: PlayCommand) -> int:
     """Episode after episode in real time, until the window is closed; the exit code."""
     instead = partial(films, recipe, path)
-    env = on_mujoco(command.environment(recipe.task), recipe.task, instead)
+    task = told(recipe, path).task
+    env = command.environment(task)
+    check_shown(env, task, instead)
     if not command.web and not windows.has_screen():
         raise UsageError(
             "There is no screen here to open MuJoCo's viewer on. --web shows it in a browser. "

@@ -12,12 +12,13 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from etude.cli.check import env_config
 from etude.cli.options import Positional, parse
 from etude.cli.target import Trusting
-from etude.cli.watching import Watching, on_mujoco
+from etude.cli.watching import Watching, check_shown
 from etude.core.catalogue import RECIPES
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.config import ENVS, EnvConfig
 from etude.planning import recipes
+from etude.planning.sentences import telling
 from etude.reports import film
 from etude.reports.footage import footage
 from etude.reports.playing import RANDOM, ZERO, Player, actor
@@ -54,14 +55,16 @@ def run(arguments: list[str]) -> int:
     if not command.web:
         film.check_tools()
         config = config.for_film()
+    if command.policy not in (ZERO, RANDOM) and Path(command.policy).exists():
+        config = telling(config, command.policy)
     env = command.environment(config)
     key = Key(command.seed).child("view")
     acting = actor(command.policy, env, key.child("act"), command.trust)
     policy = command.policy if command.policy in (ZERO, RANDOM) else Path(command.policy).name
     title = f"{command.task}, {policy} policy"
     if command.web:
-        shown = on_mujoco(env, config, lambda: "Leave out --web for a film.")
-        return command.watch(Player(shown, acting, key), title)
+        check_shown(env, config, lambda: "Leave out --web for a film.")
+        return command.watch(Player(env, acting, key), title)
     film.check_env(env, config.kind)
     folder = Path(command.out)
     files.make_folder(folder)

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from pydantic import Field, FiniteFloat
 
+from etude.core.abilities import ability
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv
 from etude.core.errors import UsageError
@@ -38,11 +39,11 @@ class Watching(Config):
         """The one environment that is shown, with the command held."""
         if self.port is not None and not self.web:
             raise UsageError("--port is that of the page in the browser: add --web.")
-        env = config.build(config.num_agents)
+        env = config.make(config.num_agents)
         hold(env, self.command)
         return env
 
-    def watch(self, player: Player[MujocoEnv], title: str, opens: bool = False) -> int:
+    def watch(self, player: Player, title: str, opens: bool = False) -> int:
         """Show episodes until the window is closed, or a signal comes; the exit code.
 
         opens: the page is opened in this machine's browser.
@@ -58,18 +59,20 @@ class Watching(Config):
         print("Stopped.")
         return 128 + signals.came
 
-    def _window(self, player: Player[MujocoEnv], title: str) -> Any:
+    def _window(self, player: Player, title: str) -> Any:
+        shown = player.simulated
+        assert shown is not None, "it was checked"
         if not self.web:
-            return ScreenWindow(player.env)
-        window = browser_window(player.env, title, self.port)
+            return ScreenWindow(shown)
+        window = browser_window(shown, title, self.port)
         print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
         return window
 
 
-def on_mujoco(env: BatchEnv, config: EnvConfig, instead: Callable[[], str]) -> MujocoEnv:
-    """An environment that a window can show; instead: what to do with any other."""
-    if isinstance(env, MujocoEnv):
-        return env
+def check_shown(env: BatchEnv, config: EnvConfig, instead: Callable[[], str]) -> None:
+    """Refuse an environment that a window cannot show; instead: what to do with it."""
+    if ability(env, MujocoEnv) is not None:
+        return
     raise UsageError(
         "A window shows tasks on Etude's own MuJoCo simulation alone; this environment is of the "
         f"kind '{config.kind}'. {instead()}"

@@ -55,24 +55,21 @@ class EnvConfig(Config):
         return self.build(num_envs, threads)
 
     def make(self, num_envs: int, threads: int = 1) -> BatchEnv:
-        """A batch of environments as a run learns from it: with episodic rewards, if asked for."""
+        """A batch of environments as a run learns from it: with pictures, the observation "task"
+        and episodic rewards, where they are asked for."""
         build: Callable[[int, int], BatchEnv] = self.build
         if self.pictures:
             build = partial(attribute("etude.envs.mujoco.pictures:pictured"), self)
-        env = self.telling(build(num_envs, threads))
+        env = build(num_envs, threads)
+        if self.sentence or self.task_vector:
+            from etude.envs.sentences import Telling
+
+            env = Telling(env, self.sentence, self.task_vector)
         if not self.episodic:
             return env
         from etude.envs.episodic import Episodic
 
         return Episodic(env)
-
-    def telling(self, env: BatchEnv) -> BatchEnv:
-        """A batch of these environments with the observation "task", if one is told."""
-        if not (self.sentence or self.task_vector):
-            return env
-        from etude.envs.sentences import Telling
-
-        return Telling(env, self.sentence, self.task_vector)
 
     @abstractmethod
     def exactness(self) -> Exactness:

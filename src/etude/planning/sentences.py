@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etude.envs.config import EnvConfig
 from etude.experience.sentences import vector_of
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
@@ -11,7 +12,14 @@ from etude.planning.recipe import Recipe
 
 def told(recipe: Recipe, path: str | Path) -> Recipe:
     """The recipe with the vector that the policy at `path` knows its environment's sentence by."""
-    if recipe.env is None or not recipe.env.sentence:
+    if recipe.env is None:
         return recipe
+    return recipe.model_copy(update={"env": telling(recipe.env, path)})
+
+
+def telling(env: EnvConfig, path: str | Path) -> EnvConfig:
+    """The same of an environment alone."""
+    if not env.sentence:
+        return env
     known = policy_parts(Path(path))[1].get("sentences", {})
-    return recipe.replace(env__task_vector=vector_of(recipe.env.sentence, known, path))
+    return env.model_copy(update={"task_vector": vector_of(env.sentence, known, path)})

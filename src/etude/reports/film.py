@@ -194,15 +194,13 @@ def replay(
     """Play episodes again, each with the environments of its group, and record them."""
     policy, places = load(path), {number: fresh.place(number) for number in numbers}
     task = recipe.task.for_evaluation().for_film()
-    env = task.build(fresh.envs_per_group, recipe.collector.engine_threads)
+    env = task.make(fresh.envs_per_group, recipe.collector.engine_threads)
     recordings: dict[int, Any] = {}
     for group in sorted({place[0] for place in places.values()}):
         wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
         recording = recorder(env, wanted.values())
         last = max(episode for _, episode in wanted.values())
-        evaluate(
-            task.telling(recording), policy, last + 1, fresh.group_key(group), fresh.stochastic
-        )
+        evaluate(recording, policy, last + 1, fresh.group_key(group), fresh.stochastic)
         recordings |= {n: recording.recordings[place] for n, place in wanted.items()}
     env.close()
     return env, recordings

@@ -129,13 +129,14 @@ class Drawn(Footage):
 
 def can_film(env: BatchEnv) -> bool:
     """Whether an environment is simulated here, or draws itself."""
-    return isinstance(env, MujocoEnv) or ability(env, Pictured) is not None
+    return any(ability(env, kind) is not None for kind in (MujocoEnv, Pictured))
 
 
 def recorder(env: BatchEnv, wanted: Iterable[tuple[int, int]]) -> Recorder[Any]:
     """What records (env_id, episode) pairs of an environment as it is stepped."""
-    if isinstance(env, MujocoEnv):
-        return MujocoRecorder(env, wanted)
+    simulated = ability(env, MujocoEnv)
+    if simulated is not None:
+        return MujocoRecorder(env, simulated, wanted)
     drawing = ability(env, Pictured)
     if drawing is not None:
         return PictureRecorder(env, drawing, wanted)
@@ -147,7 +148,8 @@ def recorder(env: BatchEnv, wanted: Iterable[tuple[int, int]]) -> Recorder[Any]:
 
 def footage(env: BatchEnv, recording: Any) -> Footage:
     """A recording of an environment as pictures."""
-    if isinstance(env, MujocoEnv):
-        task = env.task
-        return Simulated(decorated(env), task.camera, recording, task.substeps, env.dt)
+    simulated = ability(env, MujocoEnv)
+    if simulated is not None:
+        model, task = decorated(simulated), simulated.task
+        return Simulated(model, task.camera, recording, task.substeps, simulated.dt)
     return Drawn(recording)

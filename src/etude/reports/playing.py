@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from etude.reports import fresh
 from etude.reports.footage import FRAME_RATE, recorder
 from etude.rollout.group import Inference, restart
 
-E = TypeVar("E", bound=BatchEnv)
 ZERO, RANDOM = "zero", "random"
 _OWN, _LIMIT = "environment", "time limit"
 """What ends an episode where no termination has a name."""
@@ -141,11 +140,11 @@ class Episode:
         return [f"{name} {value:.2f}" for name, value in self.terms.items()]
 
 
-class Player(Generic[E]):
+class Player:
     """Episode after episode of one environment, step by step; of several agents the first is
     told of."""
 
-    def __init__(self, env: E, actor: Actor, key: Key) -> None:
+    def __init__(self, env: BatchEnv, actor: Actor, key: Key) -> None:
         self.env = env
         self._actor, self._key = actor, key
         self._stepped: BatchEnv = env
@@ -156,12 +155,14 @@ class Player(Generic[E]):
         drawing = ability(env, Pictured)
         if drawing is not None:
             self.dt = 1.0 / drawing.step_rate
-        if isinstance(env, MujocoEnv):
-            self.dt = env.dt
+        self.simulated = simulated = ability(env, MujocoEnv)
+        """The simulation inside of the environment, if there is one."""
+        if simulated is not None:
+            self.dt = simulated.dt
             # Names of terminations are no part of a step's result.
-            named = env.task.terminations.items()
+            named = simulated.task.terminations.items()
             noted = {name: self._noted(name, term) for name, term in named}
-            env.task = replace(env.task, terminations=noted)
+            simulated.task = replace(simulated.task, terminations=noted)
 
     def _noted(self, name: str, term: Term) -> Term:
         def ends(view: object) -> Array:
@@ -179,7 +180,7 @@ class Player(Generic[E]):
     @property
     def episode(self) -> Episode:
         """The episode that is being played."""
-        sums = self.env.reward_sums if isinstance(self.env, MujocoEnv) else {}
+        sums = self.simulated.reward_sums if self.simulated else {}
         return self._episode({name: float(values[0]) for name, values in sums.items()})
 
     def _episode(self, terms: dict[str, float], ending: str = "") -> Episode:
@@ -234,16 +235,15 @@ class Window(Protocol):
         ...
 
 
-def watch(
-    player: Player[MujocoEnv], window: Window, stopped: Callable[[], bool] = lambda: False
-) -> None:
+def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: False) -> None:
     """Episode after episode in real time, until the window is closed or it is stopped."""
     player.begin()
-    begin, seconds = time.monotonic(), player.env.dt
+    simulated, begin, seconds = player.simulated, time.monotonic(), player.dt
+    assert simulated is not None, "a window shows simulations"
     for step in count(1):
         if stopped() or not window.is_running():
             return
-        window.show(player.env, player.episode.lines())
+        window.show(simulated, player.episode.lines())
         player.step()
         ahead = begin + step * seconds - time.monotonic()
         time.sleep(max(0.0, ahead))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from etude.core.contracts import Array
+from etude.core.contracts import Array, BatchEnv
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.recorder import Recorder
 
@@ -37,13 +37,16 @@ class Imitates(Protocol):
 class MujocoRecorder(Recorder[Recording]):
     """Recordings of simulated environments."""
 
-    def __init__(self, env: MujocoEnv, wanted: Iterable[tuple[int, int]]) -> None:
+    def __init__(
+        self, env: BatchEnv, simulated: MujocoEnv, wanted: Iterable[tuple[int, int]]
+    ) -> None:
+        """env: what is stepped; simulated: the simulation inside of it, or itself."""
         super().__init__(env, {pair: Recording() for pair in wanted})
-        self._env = env
-        self._reference = env.ability(Imitates)
+        self._env = simulated
+        self._reference = simulated.ability(Imitates)
         self._substeps = 0
         """Since the last control step."""
-        env.simulation.watch = self._watch
+        simulated.simulation.watch = self._watch
 
     def _watch(self) -> None:
         self._substeps = (self._substeps + 1) % self._env.task.substeps
