@@ -41,9 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(parser, smallest, arguments)
     ways: list[dict[str, Any]] = [{"threads": many} for many in options.threads]
     needs = {"seeds": options.seeds, "runs": options.seeds * (1 + len(ways) + len(options.actors))}
+    variant = "" if options.recipe == parser.get_default("recipe") else options.recipe
     different, seen = 0, set()
     with (
-        Gate("same_bits", options, needs=needs, rows=(5,)) as gate,
+        Gate("same_bits", options, needs=needs, rows=(5,), variant=variant) as gate,
         tempfile.TemporaryDirectory() as scratch,
     ):
         recipe = short_run(options.recipe, gate, Path(scratch))
