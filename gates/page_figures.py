@@ -65,14 +65,17 @@ class Figure(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table with a figure in each line; a figure may have several cells."""
+    """A table with a figure in each line, if any is measured; a figure may have several cells."""
 
     titles: tuple[str, ...]
     lines: dict[str, Figure]
 
     def shown(self, results: Results, link: str) -> str:
+        found = {name: figure.shown(results, link) for name, figure in self.lines.items()}
+        if set(found.values()) == {NOT_YET}:
+            return f"\n{NOT_YET.capitalize()}.\n"
         rule = "|---" * len(self.titles) + "|"
-        lines = [f"| {name} | {one.shown(results, link)} |" for name, one in self.lines.items()]
+        lines = [f"| {name} | {text} |" for name, text in found.items()]
         return "\n" + "\n".join([f"| {' | '.join(self.titles)} |", rule, *lines]) + "\n"
 
 
@@ -247,6 +250,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
         ("environment", "batch engine over Gymnasium's environments"),
         {task: one("rollout_speed", task, "batch engine over", "{} times") for task in WALKERS},
     ),
+    "ray-speed": one("ray_speed", "", "Ray over threads", "{} times"),
     "pick-place": Table(
         ("recipe", "seeds", "success", "placed off (mm)", "steps", "first 80 % of an evaluation"),
         {

@@ -120,6 +120,7 @@ def test_tables_and_texts_are_made_of_details() -> None:
     placing = filled("pick-place").splitlines()
     assert placing[3].startswith("| `pick-place` | 2 | 90 to 100 % | 5.5 | 199,680 | 92,160 where")
     assert placing[4] == "| `pick-place-anywhere` | not measured yet |"
+    assert filled("imitation").splitlines()[1:-1] == ["Not measured yet."]
     assert "   0      2     1.000    0.800   1.25  rollout" in filled("scale-check")
     assert "ranks that collect and learn" in filled("scale-tables")
     assert "```text\nstep                   10.000 us" in filled("scale-constants")
