@@ -271,10 +271,10 @@ HEAD = """# Faults, and what has been counted
 
 <!-- Made by `python gates/faults_table.py` from gates/results/*.json: do not edit. -->
 
-Every fault is tried by tests at each change, and by a gate at full size. With no failure in n
-trials the rate of failure is below 3/n at 95 %: 300 trials bound it below 1 %. A gate that was not
-run at full size, or did not count enough, is named: "below its count". Where the tests try all
-there is, they are the gate.
+Tests try every fault at each change of the code, and a gate (a script in `gates/`) tries it at
+full size. If none of n trials failed, the failure rate is below 3/n at 95 % confidence: 300 trials
+bound it below 1 %. A gate that was not run at full size, or counted too few cases, is marked
+"below its count". Where the tests cover all cases, there is no gate beside them.
 
 | # | fault | in CI | gate | asked | counted | when | commit |
 |---|---|---|---|---|---|---|---|

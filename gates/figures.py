@@ -142,12 +142,13 @@ HEAD = f"""# Measured
 
 <!-- Made by `python gates/figures.py` from gates/results/*.json: do not edit. -->
 
-What the scripts in `gates/` measured at full size, each with its command, day and commit. The
-machine had two shared cores and no GPU; a timing is called "not judged" where other work used them
-at the same time. Ratios are medians of alternating rounds. {OLDER} says that the code which the
-figure measures has changed since. [Faults, and what has been counted](faults.md) has the kills and
-damages beside what was asked. A gate that is not here has not been run at full size since results
-are kept.
+A gate is a script in `gates/` that measures a promise at full size. This table has the result of
+each gate with its command, date and commit. The machine had two shared cores and no GPU; a timing
+is "not judged" if other processes used the cores at the same time. Ratios are medians of
+alternating rounds. {OLDER} marks a figure that is older than the code it measures, and * after a
+commit marks uncommitted changes. [Faults, and what has been counted](faults.md) compares the counts
+of kills and damages with what was asked. A gate that is not in the table has not been run at full
+size since results are kept.
 
 | command | figure | counted | verdict | when | commit |
 |---|---|---|---|---|---|

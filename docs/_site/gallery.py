@@ -56,10 +56,10 @@ INTRODUCTION = """\
 
 <!-- Made by `python docs/_site/gallery.py`: do not edit. -->
 
-What the recipes that come with Etude learn, with the command that trains each. `etude demo` shows
-policies that are trained already; `etude eval RUN --video` films a run of your own. Fields of a
-recipe are printed by `etude train RECIPE --help-all`. Where a result is kept, the gate's figures
-follow the command; {OLDER} says that the code has changed since.
+This page shows the recipes that come with Etude, with the command that trains each. `etude demo`
+shows policies that are trained already, and `etude eval RUN --video` films your own run. `etude
+train RECIPE --help-all` lists the fields of a recipe. If a recipe has been measured, the figures of
+the gate follow the command; {OLDER} marks figures that are older than the code they measure.
 """.replace("{OLDER}", figures.OLDER)
 
 
