@@ -86,14 +86,13 @@ class Text(NamedTuple):
     text: Callable[[dict[str, Any]], str]
 
     def shown(self, results: Results, link: str) -> str:
-        result = results.get((self.gate, ""))
         try:
-            found = self.text(result["details"]) if result else NOT_YET
+            result = results[self.gate, ""]
+            found = self.text(result["details"])
         except KeyError:
-            found = NOT_YET
+            return f"\n{NOT_YET.capitalize()}.\n"
         note = f"\n{OLDER} [measured]({link}) before the last change of the code\n"
-        older = note if result and found != NOT_YET and is_older(result) else ""
-        return f"\n```text\n{found}\n```\n{older}"
+        return f"\n```text\n{found}\n```\n{note if is_older(result) else ''}"
 
 
 def one(gate: str, variant: str, name: str, form: str) -> Figure:
