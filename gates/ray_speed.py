@@ -1,6 +1,6 @@
 """Collected steps/s of Ray actors against threads of one process.
 
-    python gates/ray_speed.py [--rows 256] [--steps 32] [--rounds 15]
+    python gates/ray_speed.py [--num-envs 256] [--steps 32] [--rounds 15]
 
 Two actors of one thread each and a local collector of two threads have the same groups and
 alternate. Prints what part of a collection Ray takes; the median of the rounds' ratios must reach
@@ -31,7 +31,7 @@ GOAL = 0.85
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--envs-per-group", type=int, default=64)
     parser.add_argument("--steps", type=int, default=32, help="control steps of a round")
     parser.add_argument("--workers", type=int, default=2, help="threads here, actors there")
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 def made(options: argparse.Namespace, folder: Path, **collector: Any) -> Parts:
     recipe: Recipe = etude.recipes.reach()
     sizes = {
-        "num_envs": options.rows,
+        "num_envs": options.num_envs,
         "envs_per_group": options.envs_per_group,
         "engine_threads": 1,
     }
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> np.ndarray:
     for parts in sides.values():
         parts.close()
     for name, taken in seconds.items():
-        speed = options.rows * options.steps / np.median(taken[1:])
+        speed = options.num_envs * options.steps / np.median(taken[1:])
         print(f"{name:5} {speed:10,.0f} steps/s  ({workers} workers, median of {options.rounds})")
     print(f"Ray's share of a collection: {np.median(shares[1:]):.1%}; {rate / 1e6:.2f} MB/s")
     ratios = np.array(seconds["local"][1:]) / np.array(seconds["ray"][1:])

@@ -1,6 +1,6 @@
 """The constants of the cost model of docs/scale.md, its check at 1, 2 and 4 actors, and its tables.
 
-    python gates/scale.py [--rows 1024] [--envs-per-group 128] [--rounds 3]
+    python gates/scale.py [--num-envs 1024] [--envs-per-group 128] [--rounds 3]
 
 Measures `reach-at-scale` with a smaller buffer: rollout and learner alone by the processor's time;
 the head's part, bytes and transfer on a Ray cluster of two nodes on 127.0.0.1, of which the first
@@ -127,7 +127,7 @@ def in_turns(works: list[Callable[[], float]], rounds: int) -> list[float]:
 
 def measure_alone(options: argparse.Namespace, cores: int, scratch: Path) -> dict[str, float]:
     """Rollout and learner in this process, nothing else going on, by the processor's time."""
-    rows, envs_per_group, small = options.rows, options.envs_per_group, 16 * MINIBATCHES
+    rows, envs_per_group, small = options.num_envs, options.envs_per_group, 16 * MINIBATCHES
     one = Timed(recipe_of(rows, envs_per_group, lag=0), scratch / "one")
     all_cores = Timed(
         recipe_of(rows, envs_per_group, minibatches=small, lag=0, threads=cores), scratch / "all"
@@ -204,7 +204,7 @@ def lost_seconds(run: Timed, wall: float) -> float:
 
 def measure_head(options: argparse.Namespace, address: str, scratch: Path) -> dict[str, float]:
     """What the process that collects has to do itself, and what crosses the wire."""
-    rows, envs_per_group = options.rows, options.envs_per_group
+    rows, envs_per_group = options.num_envs, options.envs_per_group
     ray = {"kind": "ray", "address": address, "lag": 0}
     small = {"num_envs": rows, "envs_per_group": max(envs_per_group // 8, 1), "steps": 4}
     runs = {
@@ -280,7 +280,7 @@ def check(
     options: argparse.Namespace, k: Constants, cores: int, address: str, at: Path
 ) -> list[dict[str, Any]]:
     """Runs at 1, 2 and 4 actors beside what the model says of them."""
-    rows, envs_per_group = options.rows, options.envs_per_group
+    rows, envs_per_group = options.num_envs, options.envs_per_group
     ray = {"kind": "ray", "address": address, "lag": 1}
     runs = {
         actors: Timed(
@@ -311,7 +311,7 @@ def check(
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--num-envs", type=int, default=1024)
     parser.add_argument("--envs-per-group", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--actors", type=int, nargs="+", default=[1, 2, 4], help="of the check")
@@ -334,7 +334,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         found = measure_alone(options, cores, scratch)
-        policy = etude.plan(recipe_of(options.rows, options.envs_per_group)).bytes["model"]
+        policy = etude.plan(recipe_of(options.num_envs, options.envs_per_group)).bytes["model"]
         found |= measure_ranks(policy) | {"gradient_bytes": policy}
         import ray
 
@@ -345,7 +345,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         crossed = found.pop("crossed")
         constants = Constants(**found, look=measure_look())
         kept = {"constants": asdict(constants), "crossed": crossed, "cores": cores}
-        kept |= {"steps": options.rows * STEPS, "envs_per_group": options.envs_per_group}
+        kept |= {"steps": options.num_envs * STEPS, "envs_per_group": options.envs_per_group}
         print(constants_text(kept))
         kept["check"] = check(options, constants, cores, cluster.address, scratch)
         ray.shutdown()

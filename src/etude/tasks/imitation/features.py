@@ -1,4 +1,4 @@
-"""What an imitating policy and a judge of style are shown: pure functions of moments of motion."""
+"""What an imitating policy and the discriminator are shown: pure functions of moments of motion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_AHEAD = 3 * _AHEAD_VECTORS + 3 * 9 + len(HINGE_COLUMNS) + 3 + NUM_JOINT_SPEE
 NUM_STYLE = (
     1 + 6 + 6 + 6 * len(BALL_COLUMNS) + len(HINGE_COLUMNS) + NUM_JOINT_SPEEDS + 3 * len(ENDS)
 )
-"""Numbers of one moment for a judge of style."""
+"""Numbers of one moment for the discriminator."""
 
 
 def observe(now: Figure, ahead: list[Figure], phase: Array, out: Array) -> None:

@@ -93,7 +93,7 @@ class Imitator(Action):
         if config.style_window:
             window = (config.style_window, features.NUM_STYLE)
             self.style = env.state("style", *window, dtype="float32")
-            """[num_envs, window, n] float32: what a judge of style is shown, newest frame last."""
+            """[num_envs, window, n] float32: what the discriminator is shown, newest frame last."""
             self._style_table = features.style(self.library.frames.figure)
         self.restored()
 

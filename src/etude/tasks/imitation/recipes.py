@@ -41,7 +41,7 @@ def imitate_walk() -> Recipe:
 
 
 def amp_walk() -> Recipe:
-    """The same humanoid walks for its style alone: a judge compares its motion with the clip."""
+    """The same humanoid walks in the style of the clip alone, judged by a discriminator (AMP)."""
     return Recipe(
         name="amp-walk",
         env=ImitationConfig(

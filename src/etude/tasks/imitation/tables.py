@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from etude.tasks.imitation.task import ImitationConfig
 
 _BETWEEN = 4
-"""Moments of a frame at which windows for a judge of style may begin."""
+"""Moments of a frame at which windows for the discriminator may begin."""
 
 
 def motion_library(config: ImitationConfig, finer: int = 1) -> MotionLibrary:
@@ -40,8 +40,8 @@ def style_windows(config: ImitationConfig) -> Array:
     """[N, window, n] float32: every window of the reference clips, newest frame last.
 
     They are what the observation "style" shows of a figure that moves exactly as its clip, and of
-    one that does so a fraction of a frame later: a judge that knows a few dozen windows by heart
-    would call all others false.
+    one that does so a fraction of a frame later: a discriminator that knows a few dozen windows by
+    heart would call all others false.
     """
     window, between = config.style_window, _BETWEEN
     finer = features.reference_windows(motion_library(config, between), window, between)

@@ -65,7 +65,7 @@ class ImitationConfig(TaskConfig):
         (1,), description="Frames of the clip that are observed, counted from now; () for none."
     )
     style_window: int = Field(
-        0, ge=0, description='Frames of the observation "style", for a judge of it; 0: none.'
+        0, ge=0, description='Frames of the observation "style", for a discriminator; 0: none.'
     )
     measure: bool = Field(False, description="Report the errors of each episode in mm.")
     physics: Physics = Field(
