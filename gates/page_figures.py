@@ -114,6 +114,18 @@ def share(gate: str, variant: str, name: str) -> Figure:
     return Figure(gate, variant, told)
 
 
+def running(recipe: str) -> Figure:
+    """The return of a recipe, and that of stable-baselines3."""
+
+    def told(results: Results) -> str:
+        sides = (f"return of {recipe}, {side}" for side in ("etude", "sb3"))
+        return " | ".join(
+            span(values(results, "train_gymnasium", "", side), "{:,.0f}") for side in sides
+        )
+
+    return Figure("train_gymnasium", "", told)
+
+
 def reach() -> Figure:
     def told(results: Results) -> str:
         seconds = values(results, "train_reach", "", "seconds of seed")
@@ -286,6 +298,10 @@ FIGURES: dict[str, Figure | Table | Text] = {
     "reward-losses": Table(
         ("loss", "all held-out steps", "inside successes", "inside failures"),
         {name: rewarding(variant) for name, variant in LOSSES.items()},
+    ),
+    "gymnasium": Table(
+        ("recipe", "mean return at 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),
+        {f"`{name}`": running(name) for name in ("hopper", "halfcheetah", "walker2d", "ant")},
     ),
     "offline": share("train_offline", "", "success on fresh episodes"),
     "offline-margin": share("train_offline", "", "more than imitation"),

@@ -47,7 +47,7 @@ def recipe(progress: Progress) -> Recipe:
     if task.name == "walk-go1":
         chosen = etude.recipes.walk_go1()
     else:
-        chosen = etude.recipes.halfcheetah().replace(env__id=task.env_id, env__engine="batch")
+        chosen = etude.recipes.halfcheetah().replace(env__id=task.env_id)
     return chosen.replace(
         **shared,
         policy__init_std=task.init_std,

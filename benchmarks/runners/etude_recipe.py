@@ -8,8 +8,8 @@ from benchmarks.runners.etude import RESUMES, run
 from etude.planning.recipe import Recipe
 
 RECIPES = {
-    "halfcheetah": lambda: etude.recipes.halfcheetah().replace(env__engine="batch"),
-    "ant": lambda: etude.recipes.halfcheetah().replace(env__engine="batch", env__id="Ant-v5"),
+    "halfcheetah": lambda: etude.recipes.halfcheetah(),
+    "ant": lambda: etude.recipes.ant(),
     "pick-place": lambda: etude.recipes.pick_place_sac(),
     "walk-go1": lambda: etude.recipes.walk_go1(),
 }

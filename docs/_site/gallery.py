@@ -49,7 +49,7 @@ TASKS = [
     Entry("spread", "segments.md"),
     Entry("seek-pictures", "demonstrations.md"),
     Entry("episodic", "rewards.md"),
-    Entry("halfcheetah", "your-own.md"),
+    *(Entry(name, "robots.md") for name in ("hopper", "halfcheetah", "walker2d", "ant")),
 ]
 INTRODUCTION = """\
 # Gallery

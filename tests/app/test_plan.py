@@ -171,14 +171,15 @@ SHRUNK: dict[str, dict[str, dict[str, Any]]] = {
         "evaluation": {"every": "1 cycle", "episodes": 4, "num_envs": 4, "envs_per_group": 4},
         "checkpoint": {"every": "5 iterations"},
     },
-    "halfcheetah": {
-        "collector": {"num_envs": 4, "envs_per_group": 2},
-        "algorithm": {"rollout_steps": 64, "minibatch_size": 64, "update_epochs": 1},
-        "clock": {"total_timesteps": None, "epochs": 2, "cycles": 2, "iterations": 2},
-        "evaluation": {"every": "never", "episodes": 1, "num_envs": 1, "envs_per_group": 1},
-        "checkpoint": {"every": "11 updates"},
-    },
 }
+RUNNING: dict[str, dict[str, Any]] = {
+    "collector": {"num_envs": 4, "envs_per_group": 2},
+    "algorithm": {"rollout_steps": 64, "minibatch_size": 64, "update_epochs": 1},
+    "clock": {"total_timesteps": None, "epochs": 2, "cycles": 2, "iterations": 2},
+    "evaluation": {"every": "never", "episodes": 1, "num_envs": 1, "envs_per_group": 1},
+    "checkpoint": {"every": "11 updates"},
+}
+SHRUNK |= dict.fromkeys(("halfcheetah", "hopper", "walker2d", "ant"), RUNNING)
 
 
 def skip_without_pictures() -> None:

@@ -448,6 +448,22 @@ def learning(bench: Bench) -> list[str]:
 
 
 @product
+def train_gymnasium(bench: Bench) -> list[str]:
+    def train(job: Any) -> tuple[str, dict[str, Any]]:
+        if bench.way == "crash":
+            raise Broken
+        behind = 50.0 * (job.side == "etude" and bench.way == "wrong")
+        result = {"steps": job.steps, "seconds": 1.0, "returns": [100.0 - behind]}
+        if bench.way != "nothing":
+            (job.folder / f"{job.name}.json").write_text(json.dumps(result))
+        return job.name, result
+
+    bench.put("ProcessPoolExecutor", lambda many, *_, **__: ThreadPoolExecutor(many))
+    bench.put("train", train)
+    return ["--folder", str(bench.folder / "results")]
+
+
+@product
 def peer_off_policy(bench: Bench) -> list[str]:
     result = bench.gate.Result
 

@@ -35,19 +35,40 @@ def ppo() -> Recipe:
 
 def halfcheetah() -> Recipe:
     """Gymnasium's HalfCheetah-v5 learns to run."""
+    return _running("halfcheetah", "HalfCheetah-v5")
+
+
+def hopper() -> Recipe:
+    """Gymnasium's Hopper-v5 learns to hop ahead."""
+    return _running("hopper", "Hopper-v5")
+
+
+def walker2d() -> Recipe:
+    """Gymnasium's Walker2d-v5 learns to walk."""
+    return _running("walker2d", "Walker2d-v5")
+
+
+def ant() -> Recipe:
+    """Gymnasium's Ant-v5 learns to run."""
+    return _running("ant", "Ant-v5")
+
+
+def _running(name: str, task: str) -> Recipe:
+    """One of Gymnasium's MuJoCo tasks on the batch engine, in a million steps."""
     return Recipe(
-        name="halfcheetah",
-        env=GymConfig(id="HalfCheetah-v5"),
-        collector=CollectorConfig(num_envs=16, envs_per_group=8, threads=2),
+        name=name,
+        env=GymConfig(id=task, engine="batch"),
+        policy=PolicyConfig(hidden=(64, 64)),
+        collector=CollectorConfig(num_envs=32, envs_per_group=16, threads=2),
         algorithm=PPOConfig(
-            rollout_steps=128,
-            minibatch_size=256,
+            rollout_steps=64,
+            minibatch_size=64,
             update_epochs=10,
             learning_rate=3e-4,
             final_learning_rate=0.1,
             gamma=0.99,
         ),
-        clock=ClockConfig(total_timesteps=500_000, cycles=10, iterations=4),
+        clock=ClockConfig(total_timesteps=1_000_000, cycles=10, iterations=4),
         evaluation=EvaluationConfig(every="1 epoch", episodes=16, num_envs=16, envs_per_group=8),
     )
 
