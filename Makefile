@@ -54,6 +54,8 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	for recipe in original sac; do python gates/train_pick_place.py --recipe pick-place-$$recipe --seeds 1 || exit 1; done
 	python gates/peer_pick_place.py
 	python gates/peer_off_policy.py
+	python gates/peer_off_policy.py --env Hopper-v5 --steps 300000 --methods sac
+	python gates/train_gymnasium.py
 	python gates/dashboard_cost.py
 	python gates/torn_checkpoints.py --cases 10000
 	python gates/fuzz.py --inputs 1000000
@@ -65,6 +67,8 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/sweep.py
 	set -e; for method in $(METHODS); do python gates/exact_resume.py --recipe $$method --kills 100; done
 	python gates/same_bits.py --seeds 20
+	python gates/exact_resume.py --recipe ant --kills 20
+	python gates/same_bits.py --recipe ant --seeds 2 --actors 2
 	python gates/not_finite.py --cases 200
 	python gates/memory.py --iterations 2
 	python gates/scaling.py
@@ -81,6 +85,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/train_imitation.py --recipe imitate-all --seeds 1
 	python gates/train_episodic.py
 	python gates/train_offline.py
+	python gates/datasets.py
 	python gates/train_reward_only.py
 	python gates/train_reward_only.py --reads state --updates 1000
 	python gates/train_reward_only.py --reads state --updates 1000 --loss unbiased

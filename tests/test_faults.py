@@ -256,7 +256,12 @@ def test_the_search_for_sockets_finds_one() -> None:
 
 def test_nothing_listens_while_training(untouched: Path, tmp_path: Path) -> None:
     run, looks = tmp_path / "run", 0
-    options = ["--clock.total-timesteps=4096", "--folder", str(run)]
+    options = [
+        "--clock.total-timesteps=4096",
+        "--evaluation.final-episodes=8",
+        "--folder",
+        str(run),
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "etude", "train", str(untouched / "recipe.yaml"), *options],
         stdout=subprocess.DEVNULL,
