@@ -1,4 +1,6 @@
-"""The README's picture: `python docs/images/draw_dashboard.py RUN` draws the dashboard of a run.
+"""The picture in docs/first-run.md: the dashboard of a run.
+
+    python docs/images/draw_dashboard.py RUN
 
 All in it is what the run logged, up to its last row but five.
 """
