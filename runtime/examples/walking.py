@@ -40,16 +40,24 @@ class Walking:
         )
         data.ctrl[self._controls] = self.joints.default
         mujoco.mj_forward(model, data)
-        self.step, self._error = 0, 0.0
+        self.step, self._error, self.command = 0, 0.0, np.zeros(3)
         self._draw_command(rng)
+        if self._command["acceleration"] is None:
+            self.command = self._asked
         self.policy.reset()
 
     def _draw_command(self, rng: np.random.Generator) -> None:
         said = self._command
         low, high = np.array(said["range"]).T
-        self.command = rng.uniform(low, high)
-        self.command *= (rng.random(3) >= said["zero"]) & (rng.random() >= said["stand"])
+        self._asked = rng.uniform(low, high)
+        self._asked *= (rng.random(3) >= said["zero"]) & (rng.random() >= said["stand"])
         self._left = max(int(rng.uniform(*said["every"]) / self.period), 1)
+
+    def _move_command(self) -> None:
+        """Towards what is asked for, no faster than the policy was trained with."""
+        limit = self._command["acceleration"]
+        most = np.inf if limit is None else limit * self.period
+        self.command = self.command + np.clip(self._asked - self.command, -most, most)
 
     def sense(self) -> dict[str, np.ndarray]:
         """Every term of the contract, in its unit."""
@@ -79,10 +87,11 @@ class Walking:
         rotation = data.xmat[self._base].reshape(3, 3)
         x, y = rotation[:2, 0] / np.linalg.norm(rotation[:2, 0])
         velocity = np.array([[x, y], [-y, x]]) @ data.qvel[:2]
-        self._error += float(np.linalg.norm(velocity - self.command[:2]))
+        self._error += float(np.linalg.norm(velocity - self._asked[:2]))
         self._left -= 1
         if self._left <= 0:
             self._draw_command(rng)
+        self._move_command()
         return bool(rotation[2, 2] < np.cos(np.deg2rad(60.0)) or data.qpos[2] < 0.12)
 
     def episode(self, rng: np.random.Generator) -> bool:

@@ -99,9 +99,9 @@ def test_a_command_is_held(filmed: list[tuple[Any, ...]], tmp_path: Path) -> Non
     asked = ["view", "walk-go1", "--command", "0.5", "-0.2", "0", "--env.command-every", "0.02"]
     assert cli.main([*asked, "0.04", "--seconds", "0.2", "--out", str(tmp_path)]) == 0
     env = filmed[0][0]
-    assert env.ability(VelocityCommand).command.tolist() == [[0.5, -0.2, 0.0]]
+    assert env.ability(VelocityCommand).target.tolist() == [[0.5, -0.2, 0.0]]
     env.restart()
-    assert env.ability(VelocityCommand).command.tolist() == [[0.5, -0.2, 0.0]]
+    assert env.ability(VelocityCommand).target.tolist() == [[0.5, -0.2, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_the_joystick_holds_commands_and_lets_go() -> None:
     env: Any = view.task_config("walk-go1").build(1)
     Player(env, ZeroActor(env.spec), Key(0)).begin()
     part = env.ability(VelocityCommand)
-    drawn = tuple(part.command[0].tolist())
+    drawn = tuple(part.target[0].tolist())
     window: Any = SimpleNamespace(_panel=SimpleNamespace(held=True, command=(0.4, 0.0, -0.3)))
     browser.BrowserWindow._follow(window, part)
     assert part.fixed
-    assert part.command.tolist() == [[0.4, 0.0, -0.3]]
+    assert part.target.tolist() == [[0.4, 0.0, -0.3]]
     window._panel.held = False
     browser.BrowserWindow._follow(window, part)
     env.reset(Key(0))

@@ -406,20 +406,47 @@ def contacts(env: mj.MujocoEnv) -> Array:
     return found
 
 
-def test_commands_change_at_their_times_and_stay_in_their_ranges() -> None:
+def commanded(**how: Any) -> tuple[mj.MujocoEnv, mj.VelocityCommand]:
+    """30 hoppers that observe their commands, which change every 0.2 to 0.4 s."""
     robot = mj.Robot("trunk", home="up")
     ranges = {"x": (0.5, 1.0), "y": (-0.2, 0.2), "yaw": (0.0, 2.0), "every": (0.2, 0.4)}
-    twist = mj.VelocityCommand(robot, **ranges, zero=0.3)
+    twist = mj.VelocityCommand(robot, **ranges, zero=0.3, **how)
     task = mj.Task(
         model=HOPPER,
         parts=[robot, twist],
         action=mj.JointTargets(robot, 0.5, stiffness=20.0),
         observations={"state": {"command": obs.command(twist)}},
         rewards={"track": (rewards.track_velocity(twist), 1.0)},
+        statistics={"error": lambda _: twist.mean_error(0, settled=False)},
         max_episode_steps=100,
         substeps=4,
     )
-    env = mj.MujocoEnv(task, 30)
+    return mj.MujocoEnv(task, 30), twist
+
+
+def test_commands_move_no_faster_than_their_acceleration() -> None:
+    env, twist = commanded(acceleration=8.0)
+    (sudden, asked), most = commanded(), 8.0 * env.dt
+    command = env.reset(Key(0))["state"]
+    sudden.reset(Key(0))
+    assert not command.any()
+    there, errors = 0, np.zeros(30)
+    for action in actions(env, 60):
+        expected = command + np.clip(twist.target - command, -most, most)
+        command = env.step(action).obs["state"]
+        errors += np.linalg.norm(twist._robot.heading_velocity[:, :2] - asked.target[:, :2], axis=1)
+        sudden.step(action)
+        # The same are drawn, and what was drawn in this step is moved to at once.
+        np.testing.assert_array_equal(twist.target, asked.target)
+        moved = np.where(twist._age[:, None] > 0, expected, command)
+        np.testing.assert_allclose(command, moved, atol=1e-6)
+        there += int((np.abs(twist.target - command) < 1e-6).all(axis=1).sum())
+    assert 600 < there < 30 * 60
+    np.testing.assert_allclose(twist.mean_error(0, settled=False), errors / 60, rtol=1e-6)
+
+
+def test_commands_change_at_their_times_and_stay_in_their_ranges() -> None:
+    env, _ = commanded()
     seen = [env.reset(Key(0))["state"]]
     for action in actions(env, 90):
         seen.append(env.step(action).obs["state"])

@@ -133,7 +133,7 @@ def test_harder_levels_come_with_the_curriculum() -> None:
 
 
 def test_the_trot_pays_swinging_feet_that_are_up_and_standing_feet_that_are_down() -> None:
-    env = WalkConfig().build(2)
+    env = WalkConfig(acceleration=None).build(2)
     env.reset(Key(0))
     gait = next(p for p in env.parts if type(p).__name__ == "Trot")
     feet = part(env, mj.Feet)
@@ -151,7 +151,9 @@ def test_the_trot_pays_swinging_feet_that_are_up_and_standing_feet_that_are_down
 
 def trot(command: list[float], steps: int) -> tuple[Any, np.ndarray]:
     """A trot under a held command, and its reference joints [steps, 4, 3]."""
-    env = WalkConfig(gait_frequency=2.5).build(1)  # A stride has 20 control steps.
+    env = WalkConfig(gait_frequency=2.5, acceleration=None).build(
+        1
+    )  # A stride has 20 control steps.
     env.reset(Key(0))
     part(env, mj.VelocityCommand).hold(command)
     gait, joints = part(env, Trot), []
@@ -186,7 +188,8 @@ def test_feet_that_stand_go_against_the_command_and_swing_back() -> None:
 
 
 def test_the_trot_alone_goes_where_it_is_told_to() -> None:
-    env = WalkConfig(command_every=(20.0, 20.0), stand=0.0, zero=0.0).build(64)
+    still = {"stand": 0.0, "zero": 0.0, "acceleration": None}
+    env = WalkConfig(command_every=(20.0, 20.0), **still).build(64)
     env.reset(Key(3))
     robot, command = part(env, mj.Robot), part(env, mj.VelocityCommand)
     speeds, told = [], []

@@ -5,6 +5,7 @@ Nothing else imports what a recipe names, and here `trust` is asked first.
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import hashlib
 import importlib
@@ -110,4 +111,22 @@ def _from_file(path: Path) -> ModuleType:
     except Exception as error:  # someone else's module may fail in any way
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {describe(error)}.") from error
+    for each in vars(module).values():
+        if isinstance(each, type) and each.__module__ == name:
+            copyreg.pickle(each, _by_file)
     return module
+
+
+def _by_file(instance: Any) -> tuple[Any, ...]:
+    """Pickle an object whose class is in a file for workers, which know no module of that name."""
+    _, (kind, *arguments), *state = instance.__reduce_ex__(2)
+    file = sys.modules[kind.__module__].__file__
+    return (_new, (file, kind.__qualname__, *arguments), *state)
+
+
+def _new(file: str, name: str, *arguments: Any) -> Any:
+    """A new object of a class in a file, where a worker of a run is handed one."""
+    found: Any = _from_file(Path(file))
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found.__new__(found, *arguments)

@@ -168,7 +168,7 @@ class BrowserWindow:
         self._panel = panel = Panel(title, shot, ranges)
         panel.held = self._command is not None and self._command.fixed
         if self._command is not None:
-            panel.command = tuple(self._command.command[0].tolist())
+            panel.command = tuple(self._command.target[0].tolist())
         config = viewer_protocol.ViewerConfig(title=title, gfx="web", http_port=port or 0)
 
         def run(endpoint: Any) -> None:
@@ -213,7 +213,7 @@ class BrowserWindow:
             command.hold(self._panel.command)
         else:
             command.fixed = False
-            self._panel.command = tuple(command.command[0].tolist())
+            self._panel.command = tuple(command.target[0].tolist())
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,10 @@ class VelocityCommand(Part):
 
     It is drawn uniformly in the ranges at an episode's start and again `every` (least, most)
     seconds. Each number is zero with a chance of `zero`, and all three with a chance of `stand`.
-    `settle`: seconds after a change that the settled errors leave out.
+    `acceleration`: the command moves to what was drawn by at most this much per second, in m/s^2
+    and rad/s^2, and from 0 at an episode's start; None: it is there at once. The errors that are
+    reported are those of what was drawn. `settle`: seconds after a change that the settled errors
+    leave out.
     """
 
     def __init__(
@@ -30,15 +33,18 @@ class VelocityCommand(Part):
         zero: float = 0.0,
         stand: float = 0.0,
         settle: float = 1.0,
+        acceleration: float | None = None,
     ) -> None:
         self._robot, self._every, self._zero, self._stand = robot, every, zero, stand
         self._low, self._high = np.array([x, y, yaw], np.float64).T
-        self._settle = settle
+        self._settle, self._acceleration = settle, acceleration
 
     def bind(self) -> None:
         env = self.env
         self.command = env.state("command", 3)
-        """[num_envs, 3] m/s, m/s, rad/s."""
+        """[num_envs, 3] m/s, m/s, rad/s: what is to be followed now."""
+        self.target = env.state("command/target", 3)
+        """[num_envs, 3]: what it moves to."""
         self._left = env.state("command/left", dtype="int64")
         self._age = env.state("command/age", dtype="int64")
         self._sums = env.state("command/error_sums", 2, 2)
@@ -61,37 +67,46 @@ class VelocityCommand(Part):
                 "every": list(self._every),
                 "zero": self._zero,
                 "stand": self._stand,
+                "acceleration": self._acceleration,
             }
         }
 
     def hold(self, command: Sequence[float]) -> None:
         """Give all environments this command [3], and draw no other; a joystick does so."""
         self.fixed = True
-        changed = (self.command != command).any(axis=1)
-        self.command[changed] = command
+        changed = (self.target != command).any(axis=1)
+        self.target[changed] = command
         self._age[changed] = 0
+        if self._acceleration is None:
+            self.command[:] = self.target
 
     def reset(self, env_ids: Array, draws: Draws) -> None:
         self._sums[env_ids] = self._counts[env_ids] = 0.0
         self._age[env_ids] = 0
+        self.command[env_ids] = 0.0
         self._draw(env_ids, draws)
 
     def _draw(self, env_ids: Array, draws: Draws) -> None:
-        if self.fixed:
-            return
+        if not self.fixed:
+            self._draw_target(env_ids, draws)
+        if self._acceleration is None:
+            self.command[env_ids] = self.target[env_ids]
+
+    def _draw_target(self, env_ids: Array, draws: Draws) -> None:
         numbers = draws.uniform("command", 3, low=self._low, high=self._high)
         chance = draws.uniform("command/zero", 5)
         numbers *= (chance[:, :3] >= self._zero) & (chance[:, 3:4] >= self._stand)
-        self.command[env_ids] = numbers
+        self.target[env_ids] = numbers
         low, high = self._every
         seconds = low + chance[:, 4] * (high - low)
         self._left[env_ids] = np.maximum(seconds / self.env.dt, 1.0)
         self._age[env_ids] = 0
 
     def update(self) -> None:
-        # Errors are those of the command that was followed in this step.
+        # Errors are those of what was asked for in this step.
         self._age += 1
-        errors = np.stack([self.velocity_error, np.abs(self.turning_error)], axis=1)
+        turning = np.abs(self._robot.yaw_rate - self.target[:, 2])
+        errors = np.stack([self._off(self.target), turning], axis=1)
         settled = self._age * self.env.dt > self._settle
         self._sums[:, 0] += errors
         self._sums[:, 1] += errors * settled[:, None]
@@ -103,18 +118,25 @@ class VelocityCommand(Part):
         due = (self._left <= 0).nonzero()[0]
         if due.size:
             self._draw(due, Draws(self.env, due))
+        if self._acceleration is not None:
+            most = self._acceleration * self.env.dt
+            self.command += np.clip(self.target - self.command, -most, most)
 
     @derived
     def velocity_error(self) -> Array:
-        """[num_envs] m/s: how far the planar velocity is off."""
-        away = self._robot.heading_velocity[:, :2] - self.command[:, :2]
-        found: Array = np.sqrt(np.einsum("ij,ij->i", away, away))
-        return found
+        """[num_envs] m/s: how far the planar velocity is from the command."""
+        return self._off(self.command)
 
     @derived
     def turning_error(self) -> Array:
         """[num_envs] rad/s, with its sign."""
         found: Array = self._robot.yaw_rate - self.command[:, 2]
+        return found
+
+    def _off(self, asked: Array) -> Array:
+        """[num_envs] m/s of the planar velocity from what is asked [num_envs, 3]."""
+        away = self._robot.heading_velocity[:, :2] - asked[:, :2]
+        found: Array = np.sqrt(np.einsum("ij,ij->i", away, away))
         return found
 
     def mean_error(self, which: int, settled: bool) -> Array:

@@ -60,6 +60,12 @@ class WalkConfig(TaskConfig):
     speed_y: Range = Field((-0.8, 0.8), description="Commanded speed to the left, m/s.")
     turning: Range = Field((-1.2, 1.2), description="Commanded turning rate, rad/s.")
     command_every: Range = Field((3.0, 8.0), description="Seconds between new commands.")
+    acceleration: float | None = Field(
+        4.0,
+        gt=0,
+        description="How fast the command that the policy follows moves to a new one, m/s^2 and "
+        "rad/s^2; none: at once. Reported errors are those of the new one.",
+    )
     stand: float = Field(0.05, ge=0, le=1, description="Share of commands to stand still.")
     zero: float = Field(0.2, ge=0, le=1, description="Chance of each number to be 0.")
     action_scale: float = Field(0.5, gt=0, description="Joint motion of a unit action, rad.")
@@ -109,6 +115,7 @@ class WalkConfig(TaskConfig):
             self.command_every,
             zero=self.zero,
             stand=self.stand,
+            acceleration=self.acceleration,
         )
         gait = Trot(feet, twist, self.gait_frequency, self.foot_height)
         motion = gait.reference if self.reference == "trot" else None
