@@ -108,6 +108,30 @@ def test_cut_back_and_replayed(
     assert contents(resumed) == truth[saved + 15]
 
 
+@pytest.mark.parametrize("kept", [None, *range(LANES)])
+@pytest.mark.parametrize("saved", range(3, 10))
+def test_a_file_that_was_cut_after_the_last_step(
+    tmp_path: Path, truth: dict[int, str], saved: int, kept: int | None
+) -> None:
+    """What follows the newest steps is in the state too. None: the rest of the block is gone."""
+    store = make(tmp_path / "store")
+    run(store, world(), saved)
+    state, log = through_json(store.state_dict()), store._steps
+    store.close()
+    block, inside = divmod(log.count, log.block_records)
+    if inside + (kept or 0) >= log.block_records:
+        pytest.skip("there is nothing to cut in this block")
+    if kept is None and not inside:
+        log.path(block).unlink()
+    else:
+        os.truncate(log.path(block), (inside + (kept or 0)) * log.dtype.itemsize)
+    resumed = make(tmp_path / "store")
+    resumed.load_state_dict(state)
+    assert contents(resumed) == truth[saved]
+    run(resumed, world(saved), 15)
+    assert contents(resumed) == truth[saved + 15]
+
+
 def test_through_a_checkpoint(tmp_path: Path, truth: dict[int, str]) -> None:
     store = make(tmp_path / "store")
     run(store, world(), 9)

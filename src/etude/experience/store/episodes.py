@@ -235,8 +235,13 @@ class EpisodeStore(EpisodeReader):
 
     def _put_ahead(self, ahead: Observations) -> None:
         """Give those slots these observations again, where lanes that began anew changed them."""
-        records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
+        try:
+            records = self._steps.read(self._steps.count, self._steps.count + self.lanes)
+        except DamagedStore:
+            records = np.empty(0, self._steps.dtype)
         before = records.tobytes()
+        if len(records) < self.lanes:  # their file is missing, or was cut after the last step
+            records = np.zeros(self.lanes, self._steps.dtype)
         for name, array in ahead.items():
             records[OBS + name] = array
         if records.tobytes() != before:
