@@ -12,7 +12,7 @@ from etude.api import Run, resume, train
 from etude.cli import main as cli
 from etude.core.errors import UsageError
 from etude.planning import out_of_memory
-from etude.planning.out_of_memory import OutOfMemory
+from etude.planning.refused_memory import OutOfMemory
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
 

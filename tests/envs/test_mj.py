@@ -509,3 +509,12 @@ def test_check_finds_state_that_is_not_declared() -> None:
     items = {"a key decides everything", "a snapshot continues bit for bit"}
     assert {f.item for f in broken} == items
     assert all("env.state(...)" in f.fix for f in broken)
+
+
+def test_a_success_that_is_a_number_is_refused() -> None:
+    env = mj.MujocoEnv(hopper(success=lambda env: env.elapsed / 50.0, max_episode_steps=2), 2)
+    env.reset(Key(0))
+    first, second = actions(env, 2)
+    env.step(first)
+    with pytest.raises(UsageError, match="`success` of the task gives float64: let it give bool"):
+        env.step(second)

@@ -114,7 +114,7 @@ def _continued(
     if total_timesteps is not None:
         run = resuming.longer(run, total_timesteps, folder)
     plan = make_plan(run, begun=True, ranks=ranks.size)
-    now = manifest_of(run.recipe, plan, ranks)
+    now = manifest_of(run, plan, ranks)
     if saved is None:
         resuming.begin_anew(folder, now, say)
     resuming.settle(folder, plan, say)

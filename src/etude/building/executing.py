@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from etude.building.build import Parts
+from etude.core import trust
 from etude.core.errors import AGAIN, EtudeError
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
 from etude.core.seals import sealed
@@ -116,7 +117,8 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     files.replace_file(folder.path / SUMMARY, [sealed(summary)])
 
 
-def manifest_of(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
+def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
+    recipe, spec = run.recipe, run.spec
     torch.set_num_threads(recipe.learner.threads)
     verdict = "exact" if plan.exactness["exact"] else "not exact"
     return manifest.collect(
@@ -124,4 +126,5 @@ def manifest_of(recipe: Recipe, plan: Plan, ranks: Ranks) -> Tree:
         {"learner": recipe.learner.threads},
         ranks=ranks.size,
         recipe=recipes.digest(recipe),
+        task={"model": spec.model or None, "code": trust.origins(recipes.texts(recipe))},
     )

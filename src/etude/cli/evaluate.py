@@ -18,6 +18,7 @@ from etude.cli.train import say
 from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
 from etude.reports import evaluation
+from etude.reports.reading import find
 from etude.runs.folder import RECIPE
 
 
@@ -28,7 +29,8 @@ class EvalCommand(Trusting, Reporting):
     aliases = {"episodes": "n_eval_episodes num_episodes", "video": "film record"}  # noqa: RUF012
 
     runs: Positional[tuple[str, ...]] = Field(
-        description="Folders of runs; a checkpoint inside of one is evaluated instead of its best."
+        description="Folders of runs, folders that hold runs, or patterns: 'runs/reach/*'; a "
+        "checkpoint inside of a run is evaluated instead of its best."
     )
     checkpoint: str = Field(
         "best",
@@ -64,10 +66,9 @@ def run(arguments: list[str]) -> None:
         command = parse("eval", EvalCommand, arguments)
     if command.small and not command.video:
         raise UsageError("--small is the size of films: add --video.")
-    asked = [(text, *split_run(text)) for text in command.runs]
     targets = [
         (Run(path, command.trust), which)
-        for _, path, inside in asked
+        for path, inside in _asked(command.runs)
         for which in _checkpoints(path, inside or command.checkpoint)
     ]
     speak = silent if command.json_output else say
@@ -97,6 +98,13 @@ def run(arguments: list[str]) -> None:
         print(json.dumps([{"run": str(path), **metrics} for path, metrics in found], indent=2))
     else:
         _compare(found)
+
+
+def _asked(texts: tuple[str, ...]) -> list[tuple[Path, str]]:
+    """(run, "") or (run, checkpoint) of what was named: runs, folders that hold runs, patterns."""
+    single = [split_run(text) for text in texts if split_run(text)[1]]
+    others = [text for text in texts if not split_run(text)[1]]
+    return [*((path, "") for path in (find(others) if others else [])), *single]
 
 
 def _parsed(arguments: list[str], run: Run) -> EvalCommand:

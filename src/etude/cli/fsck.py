@@ -18,6 +18,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.progress import waiting
 from etude.core.seals import unsealed
 from etude.core.trees import Tree
+from etude.core.trust import Untrusted
 from etude.experience.store import manifest
 from etude.experience.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, load
@@ -101,6 +102,8 @@ def examine(path: Path) -> Report:
     _metrics(report, folder)
     if recipe is None:
         report.resumable = []
+    elif isinstance(recipe, Untrusted):
+        report.saved.append(f"A resume asks for trust first. {recipe}")
     elif (dataset := getattr(recipe.algorithm, "dataset", "")) and Path(dataset).is_dir():
         _dataset(report, Path(dataset))
     _rest(report, folder)
@@ -156,8 +159,8 @@ def _checkpoints(report: Report, folder: RunFolder) -> None:
             report.resumable.append(step)
 
 
-def _texts(report: Report, folder: RunFolder) -> Recipe | None:
-    """The texts of a run; its recipe, if any of it is left."""
+def _texts(report: Report, folder: RunFolder) -> Recipe | Untrusted | None:
+    """The texts of a run; its recipe, if any of it is left, or why it is not to be loaded."""
     copies = resuming.copies(folder) or {}
     changed, anew = folder.changed_texts(copies.get("manifest", "")), "a resume writes it anew"
     copied = (
@@ -182,6 +185,8 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | None:
         report.add(summary, wrong, anew)
     try:
         return resuming.recipe_of(folder)
+    except Untrusted as error:
+        return error
     except UsageError:
         return None
 
@@ -190,6 +195,8 @@ def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
     """What a resume does with a recipe that was changed."""
     try:
         recipe = load(folder.recipe)
+    except Untrusted:
+        return "a resume looks at it once its code is trusted"
     except UsageError:
         return copied
     try:

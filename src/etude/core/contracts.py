@@ -132,6 +132,7 @@ class EnvSpec:
     """What is imitated, by the number in the statistic "motion"."""
     sentences: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """{sentence: vector} of the observation "task"; {} where there is none, or no sentence."""
+    model: str = ""  # a hash of the simulated model, where there is one
 
 
 KINDS = ("outcome", "motion")

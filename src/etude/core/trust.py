@@ -82,6 +82,11 @@ def remember(path: Path, texts: Iterable[str]) -> None:
         _record(Path(os.path.realpath(path)), entries)
 
 
+def origins(texts: Iterable[str]) -> dict[str, str | None]:
+    """{name: SHA-256 of its file} of the code of files that these name, in this process."""
+    return {text: _sha256(_used[text]) for text in texts if _used.get(text) is not None}
+
+
 def has_run(texts: Iterable[str]) -> bool:
     """Whether one of these names code that was let through in this process."""
     return any(text in _used for text in texts)

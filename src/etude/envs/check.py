@@ -287,6 +287,12 @@ class Inspection:
                 )
                 return
         success = result.episodes.get("is_success", np.zeros(count))
+        if not np.isin(success, (0.0, 1.0)).all():
+            self._fail(
+                STATISTICS,
+                f"'is_success' is {success[~np.isin(success, (0.0, 1.0))][0]:g} for an episode",
+                "Report 1 for a success and 0 for a failure: a success rate is their mean.",
+            )
         self.num_solved_at_once += int(((lengths[result.final_envs] == 1) & (success > 0)).sum())
 
     def _totals(self) -> None:

@@ -6,34 +6,27 @@ that cannot fit is refused, and one that may not is warned of.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import UsageError
+from etude.core.imports import attribute
 from etude.planning.page import size
 from etude.planning.plan import Plan
-from etude.runs.folder import PLAN_JSON
 
-_FIX = (
+FIX = (
     "`etude plan` shows what takes it: fewer collector.num_envs, a shorter rollout, a smaller "
     "minibatch or network need less."
 )
 
 
-class OutOfMemory(EtudeError):
-    """An allocation was refused."""
-
-
 def machine_memory() -> tuple[int, int]:
     """Bytes of this machine or container, and those of them that are free; (0, 0) if unknown."""
-    fields = dict(re.findall(r"(\w+):\s+(\d+) kB", _read("/proc/meminfo")))
+    fields = dict(re.findall(r"(\w+):\s+(\d+) kB", read("/proc/meminfo")))
     total, free = (int(fields.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    limit = read("/sys/fs/cgroup/memory.max").strip()
     if limit.isdigit():
         total, free = min(total, int(limit)), min(free, int(limit))
     return total, free
@@ -47,8 +40,8 @@ def check_plan(plan: Plan, say: Callable[[str], None]) -> None:
     there = f"this machine has {size(total)} of memory, {size(free)} of it free"
     buffer = plan.bytes.get("buffer", 0)
     if buffer > total:
-        raise UsageError(f"The plan has a buffer of {size(buffer)}, and {there}. {_FIX}")
-    say(f"The plan expects {size(peak)} at the peak, and {there}. {_FIX}")
+        raise UsageError(f"The plan has a buffer of {size(buffer)}, and {there}. {FIX}")
+    say(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
 
 
 @contextmanager
@@ -57,33 +50,13 @@ def explained(run: Path | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_refusal(error):
+        told = attribute("etude.planning.refused_memory:told")(error, run)
+        if told is None:
             raise
-        total, free = machine_memory()
-        words = " ".join(str(error).split()) or "an allocation was refused"
-        peak = "" if run is None else f"The plan expects {_planned(run)} at the peak. {_FIX} "
-        raise OutOfMemory(
-            f"Out of memory: {words.rstrip('.')}. This machine has {size(total)}, {size(free)} of "
-            f"it free. {peak}Nothing that was saved is lost."
-        ) from error
+        raise told from error
 
 
-def _planned(run: Path) -> str:
-    try:
-        return size(json.loads(_read(str(run / PLAN_JSON)))["bytes"]["peak"])
-    except (ValueError, KeyError, TypeError):
-        return "an unknown size"
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether this is what numpy, torch or Python raise where there is no memory."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    # torch has no type of its own for the memory of a CPU.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-def _read(path: str) -> str:
+def read(path: str) -> str:
     try:
         return Path(path).read_text()
     except OSError:

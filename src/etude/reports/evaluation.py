@@ -19,11 +19,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from etude.core import trust
 from etude.core.contracts import KINDS, Array
 from etude.core.errors import EtudeError, UsageError
 from etude.logs.kinds import LoggedRun
 from etude.planning.loading import chosen_path
-from etude.planning.recipe import Recipe, metrics_of
+from etude.planning.recipe import Recipe, metrics_of, texts
 from etude.planning.sentences import told
 from etude.reports import fresh
 from etude.reports.fresh import FreshEpisodes
@@ -276,6 +277,8 @@ def examine(
     recipe = told(recipe, policy)
     report = played(recipe, policy, episodes, seed, stochastic)
     say(_shown(report))
+    for name in _changed_code(recipe, path):
+        say(f"The code {name} has changed since this run began: these are episodes of the new one.")
     folder = new_folder(path, report.fresh.step)
     report.write(folder)
     made = []
@@ -285,6 +288,16 @@ def examine(
         made = film.film(recipe, policy, report.fresh, report.scenes, folder, size)
     say(f"Kept in {folder}: {', '.join(sorted(name.name for name in folder.iterdir()))}")
     return {**report.metrics(), "folder": str(folder), "films": [str(name) for name in made]}
+
+
+def _changed_code(recipe: Recipe, path: Path) -> list[str]:
+    """Names of code in the recipe whose files are not those that the run began with."""
+    try:
+        was = RunFolder(path).manifest().get("task", {}).get("code", {})
+    except EtudeError:  # damaged, or a policy that was taken out of its run
+        return []
+    now = trust.origins(texts(recipe))
+    return [name for name, content in was.items() if now.get(name, content) != content]
 
 
 def finish(recipe: Recipe, path: Path, say: Say) -> None:

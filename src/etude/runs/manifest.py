@@ -28,12 +28,13 @@ def collect(
     project: Path | None = None,
     ranks: int = 1,
     recipe: str = "",
+    task: Tree | None = None,
 ) -> Tree:
     """The manifest of a run starting now, as a tree of JSON values.
 
     `exactness` is the statement the plan made; `threads` adds the recipe's own counts to those of
     torch; `project` is the folder whose git commit is recorded, by default the current one;
-    `ranks` the number of learner processes; `recipe` the digest of the recipe.
+    `ranks` the number of learner processes; `recipe` its digest; `task` hashes of model and code.
     """
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -53,6 +54,7 @@ def collect(
         "git": _git(project or Path.cwd()),
         "computation": standard.digest(),
         "recipe": recipe,
+        "task": task or {},
         "exactness": exactness,
     }
 

@@ -31,7 +31,7 @@ from etude.core.keys import GOLDEN, Key, Streams, mix
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.observing import Group, Observation, Reader, check_terms
-from etude.envs.mujoco.simulation import Camera, Model, Simulation, compile_model
+from etude.envs.mujoco.simulation import Camera, Model, Simulation, compile_model, digest
 
 A = TypeVar("A")
 Term = Callable[[Any], Array]
@@ -295,6 +295,7 @@ class MujocoEnv:
                 *task.statistics,
             ),
             substeps=task.substeps,
+            model=digest(self.simulation.model),
             outcomes=task.outcomes,
             motions=task.motions,
         )
@@ -419,6 +420,8 @@ class MujocoEnv:
         """{name: [k] float64} about the episodes that end in environments [k]."""
         success = self.task.success
         succeeded = ~self.terminated if success is None else success(self.view)
+        if succeeded.dtype != bool:
+            raise UsageError(f"`success` of the task gives {succeeded.dtype}: let it give bool.")
         sums = self._sums[:, env_ids]
         return {
             "is_success": succeeded[env_ids].astype(np.float64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -284,3 +285,15 @@ def compile_model(
         return spec.compile()
     except ValueError as error:
         raise UsageError(f"MuJoCo cannot compile the model: {error}") from error
+
+
+def digest(model: mujoco.MjModel) -> str:
+    """SHA-256 over the numbers of a model that move it: without names, files and looks."""
+    found, looks = hashlib.sha256(), ("name", "text", "tex_", "mat_", "light_", "cam_", "skin_")
+    for part in (model, model.opt):
+        for name in sorted(dir(part)):
+            value = None if name.startswith(("_", *looks)) else getattr(part, name)
+            shown = name.endswith(("_rgba", "_user", "pathadr"))
+            if isinstance(value, int | float | np.ndarray) and not shown:
+                found.update(name.encode() + np.asarray(value).tobytes())
+    return found.hexdigest()

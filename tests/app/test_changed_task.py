@@ -1,0 +1,89 @@
+"""A task that is changed while its run is stopped: the resume says so, and the run is marked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+POLE = """
+<mujoco>
+  <worldbody>
+    <body name="pole"><joint name="hinge" axis="0 1 0"/>
+      <geom type="capsule" fromto="0 0 0 0 0 .5" size=".02"/>
+    </body>
+  </worldbody>
+  <actuator><motor joint="hinge" ctrlrange="-1 1" gear="1"/></actuator>
+</mujoco>
+"""
+TASK = """
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from etude import mj
+from etude.mj import observations as obs
+
+
+class Pole(mj.TaskConfig):
+    kind: Literal["pole"] = "pole"
+
+    def define(self) -> mj.Task:
+        pole = mj.Robot("pole")
+        return mj.Task(
+            model=Path(__file__).with_name("pole.xml"),
+            parts=[pole],
+            action=mj.Controls(),
+            observations={"state": {"joints": obs.joint_positions(pole)}},
+            rewards={"up": (lambda env: np.cos(pole.joint_positions[:, 0]), 1.0)},
+            max_episode_steps=20,
+        )
+"""
+
+
+def statement(folder: Path) -> str:
+    return str(json.loads((folder / "run" / "manifest.json").read_text())["exactness"])
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        ("pole.xml", 'gear="1"', 'gear="2"', "the hash of the simulated model was"),
+        ("pole.py", "1.0)},", "2.0)},", "the hash of the code"),
+    ],
+)
+def test_a_changed_task_marks_a_run_for_good(
+    name: str, before: str, after: str, said: str, tmp_path: Path
+) -> None:
+    """Looks do not count, and nothing is said of a task that is as it was."""
+    (tmp_path / "pole.xml").write_text(POLE)
+    (tmp_path / "pole.py").write_text(TASK)
+
+    def etude(*arguments: str) -> str:
+        command = [sys.executable, "-m", "etude", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    sizes = ["--collector.num-envs=4", "--collector.envs-per-group=4", "--clock.cycles=1"]
+    sizes += ["--algorithm.rollout-steps=16", "--algorithm.minibatch-size=64"]
+    sizes += ["--clock.total-timesteps=512", "--clock.iterations=2", "--checkpoint.every=1 cycle"]
+    sizes += ["--evaluation.every=never", "--evaluation.final-episodes=0"]
+    etude("train", "ppo", "--env.kind", "pole.py:Pole", *sizes, "--folder", "run")
+    (tmp_path / "pole.xml").write_text(POLE.replace("<geom ", '<geom rgba="1 0 0 1" '))
+    assert "hash" not in etude("resume", "run", "--total-timesteps", "1024")
+    assert statement(tmp_path).startswith("exact: ")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True)
+    examined = etude("fsck", "copy")
+    assert "A resume asks for trust first. " in examined
+    assert "The run can be resumed from step 1024" in examined
+    file = tmp_path / name
+    file.write_text(file.read_text().replace(before, after))
+    told = etude("resume", "run", "--total-timesteps", "2048", "--trust")
+    assert f"From here on this run is not exact: resumed where {said}" in told
+    assert statement(tmp_path).startswith("not exact: ")
