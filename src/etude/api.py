@@ -33,7 +33,7 @@ from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint
-from etude.runs.folder import RunFolder, default_path
+from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import digest_of, read_rows
 from etude.training.callbacks import Callback
 from etude.training.evaluation import summarise
@@ -199,8 +199,8 @@ def train(
         with open_folder(ranks, create) as folder, explained(folder.path):
             run = resolved[0] if resolved else resolve(recipe)
             out = outputs_of(run, folder, console, asked, ranks)
-            out.say(f"Run folder: {folder.path}")
-            for note in rank_notes(recipe, ranks.size):
+            headline = (folder.path / PLAN).read_text().partition("\n")[0]
+            for note in (headline, f"Run folder: {folder.path}", *rank_notes(recipe, ranks.size)):
                 out.say(note)
             parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
             start_policy(recipe, parts.algorithm)

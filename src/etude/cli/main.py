@@ -45,7 +45,8 @@ etude trains robot skills.
   etude completion bash|zsh                   a script that completes these in a shell
 
 RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
-module:Class or a Gymnasium id. One's own: `etude train ppo --env.id ID`, `--env.task module:Class`.
+module:Class or a Gymnasium id. Your own: `etude train ppo` with `--env.id ID` for Gymnasium,
+`--env.kind FILE.py:Class` for a MuJoCo task, or `--env.task FILE.py:Class` for a task in numpy.
 `etude train --help` shows what is changed most often, `etude train RECIPE --help-all` every field.
 """
 
@@ -61,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("Stopped; a run that had begun goes on with `etude resume RUN`.", file=sys.stderr)
+        verb = (sys.argv[1:] if argv is None else [*argv])[:1]
+        trains = verb in (["train"], ["resume"], ["sweep"])
+        begun = "; a run that had begun goes on with `etude resume RUN`" if trains else ""
+        print(f"Stopped{begun}.", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:
         # Whoever read the output has gone; Python would complain again when it flushes.

@@ -36,7 +36,8 @@ def run(arguments: list[str]) -> int:
     file.write_text(text, encoding="utf-8")
     print(f"Wrote {file}: the task {name} for {command.robot}. Go on with")
     print(f"  etude check {file}:{name}")
-    print(f"  etude train ppo --env.kind {file}:{name} --collector.num-envs 64 ...")
+    print(f"  etude view {file}:{name}")
+    print(f"  etude train ppo --env.kind {file}:{name}")
     print(f"and change its observations, rewards and terminations in {file}.")
     return 0
 

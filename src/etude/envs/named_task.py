@@ -57,6 +57,8 @@ def task_class(name: str) -> type:
     found = load_object(name, "module:Class, such as my_module:MyTask or my_task.py:MyTask")
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if not inspect.isclass(found) or missing:
+        if inspect.isclass(found) and issubclass(found, EnvConfig):
+            raise UsageError(f"{name} is a kind of environment: write --env.kind {name}.")
         wanted = ", ".join(missing) if inspect.isclass(found) else "a class"
         raise UsageError(
             f"{name} is no task: it lacks {wanted}. Derive it from etude.ArrayTask, or give it "

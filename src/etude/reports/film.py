@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -24,6 +25,7 @@ from etude.core.abilities import Pictured, ability
 from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.progress import waiting
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.decor import dressed
 from etude.envs.mujoco.recorder import Recording
@@ -235,11 +237,21 @@ def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) 
     rate, every = _rates(scenes[0].footage)
     most = round(_MOVING_SECONDS * rate / every)
     writer, kept = _writer(film, rate, size), list[Image.Image]()
-    for number, picture in enumerate(chain.from_iterable(_frames(scene, size) for scene in scenes)):
-        writer.send(np.asarray(picture))
-        if number % every == 0 and len(kept) < most:
-            kept.append(picture.resize(SMALL, Image.Resampling.BOX))
-    writer.close()
+    total = sum(len(range(0, scene.footage.moments, scene.footage.stride)) for scene in scenes)
+    pictures = chain.from_iterable(_frames(scene, size) for scene in scenes)
+    try:
+        with waiting("drawing", total, "pictures") as wait:
+            for number, picture in enumerate(pictures):
+                writer.send(np.asarray(picture))
+                if number % every == 0 and len(kept) < most:
+                    kept.append(picture.resize(SMALL, Image.Resampling.BOX))
+                wait.done = min(number + 1, total)
+        writer.close()
+    except BaseException:
+        with suppress(Exception):  # ffmpeg may not have had a picture
+            writer.close()
+        film.unlink(missing_ok=True)
+        raise
     _save_moving(kept, moving, rate / every)
 
 
