@@ -318,10 +318,10 @@ def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
         notes.append(
             f"collector.threads is {' and '.join(sorted(threads))}: compare times with care."
         )
-    few = [group.letter for group in groups if len(group.runs) < 3]
+    few = [group.letter for group in groups if len(group.runs) < 5]
     if few:
         notes.append(
-            f"{', '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than three runs, too few "
+            f"{', '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than five runs, too few "
             "for an interval to mean much: etude train RECIPE --seeds 5."
         )
     return tuple(notes)
