@@ -252,9 +252,10 @@ def test_control_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     def interrupted(arguments: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.VERBS, "plan", interrupted)
-    text = say(["plan", "reach"], capsys, 128 + signal.SIGINT)
-    assert "goes on with `etude resume RUN`" in text
+    for verb in ("train", "plan"):
+        monkeypatch.setitem(cli.VERBS, verb, interrupted)
+        text = say([verb, "reach"], capsys, 128 + signal.SIGINT)
+        assert ("goes on with `etude resume RUN`" in text) == (verb == "train")
 
 
 @pytest.mark.parametrize("arguments", [["train", "reach"], ["plan", "ppo"], ["eval"], ["check"]])

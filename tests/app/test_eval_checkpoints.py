@@ -52,7 +52,9 @@ def test_a_checkpoint_is_chosen(finished: Path, capsys: pytest.CaptureFixture[st
         said
         == f"{finished} has no checkpoint '77': choose best, latest or one of 512, 1024, 1536.\n"
     )
-    assert f"It holds runs, such as {finished}." in refused(capsys, finished.parent)
+    assert "fresh episodes of the policy at step" in shown(
+        capsys, finished.parent, "--episodes", "4"
+    )
 
 
 def test_all_checkpoints_are_a_table_and_a_curve(

@@ -122,7 +122,8 @@ def test_a_pipe_gets_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file.write_text(recipes.dump(recipe))
     assert cli.main(["train", str(file), "--folder", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[:2] == ["steps", "cycle"]
+    assert "environment steps" in lines[0]
+    assert lines[2].split()[:2] == ["steps", "cycle"]
     assert any(line.startswith("  epoch 2: ") for line in lines)
     assert not any("\x1b" in line for line in lines)
 
