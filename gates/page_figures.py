@@ -19,7 +19,7 @@ OLDER = "†"
 
 def is_older(result: dict[str, Any]) -> bool:
     """Whether the code that was measured has changed since."""
-    return bool(result.get("source") != source_hash(result["gate"]))
+    return bool(result.get("source") != source_hash(result["gate"], result["variant"]))
 
 
 def values(results: Results, gate: str, variant: str, name: str) -> list[float]:

@@ -232,7 +232,7 @@ class Gate:
             "processor_seconds": round(_processor_seconds(), 1),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
-            "source": source_hash(self.name),
+            "source": source_hash(self.name, self.variant),
             "machine": machine(),
             "command": shlex.join(
                 ["python", _shown(Path(sys.argv[0])), *_without_file(sys.argv[1:])]

@@ -2,12 +2,18 @@
 
 A result keeps the hash of the code that it measured. Where the code's hash is another one today,
 pages mark the result's figures as older than the code. Comments and docstrings do not count.
+
+What a gate measures is some packages. Where it trains one recipe, only those of their files count
+which the recipe's modules and the training import, directly or not: a change of the walking task
+says nothing about a figure of the reaching one.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -45,20 +51,96 @@ MEASURES = {
 """Of a gate that is not named here, all that a training goes through."""
 
 
-def source_hash(gate: str) -> str:
+ONE_RECIPE = {
+    "exact_resume": "",
+    "learning": "",
+    "peer_pick_place": "pick-place",
+    "rollout_speed": "",
+    "train_episodic": "episodic",
+    "train_imitation": "imitate-walk",
+    "train_memory": "reach-memory",
+    "train_pick_place": "pick-place",
+    "train_reach": "reach",
+    "train_walk": "",
+}
+"""Gates that train one recipe on this machine: its name, or none where the variant is that name."""
+LOOP = ("etude.building.continuing", "etude.rollout.local")
+"""What starts and resumes any training, and collects its steps."""
+NAMED = re.compile(r"^(etude(?:\.\w+)+):\w+$")
+"""A class or function in a string, which is loaded when it is used."""
+
+
+def source_hash(gate: str, variant: str = "", root: Path = ROOT) -> str:
     """The start of a SHA-256 over the code that a gate measures."""
-    hashes = [package_hash(name) for name in sorted(MEASURES.get(gate, TRAINING))]
+    source = root / "src" / "etude"
+    packages = MEASURES.get(gate, TRAINING)
+    files = {file for name in packages for file in (source / name).rglob("*.py")}
+    if gate in ONE_RECIPE and (recipe := recipe_of(ONE_RECIPE[gate] or variant, root)):
+        files &= imported((recipe, *LOOP), root)
+    hashes = [file_hash(file, root) for file in sorted(files)]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:12]
 
 
+def recipe_of(variant: str, root: Path = ROOT) -> str | None:
+    """The module of the recipe that a variant is, or that it begins with."""
+    recipes = _tree(root / "src" / "etude" / "tasks" / "__init__.py")
+    found = {
+        key.value: value.value.partition(":")[0]
+        for node in ast.walk(recipes)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
+    }
+    named = [name for name in found if f"{variant}-".startswith(f"{name}-")]
+    return found[max(named, key=len)] if named else None
+
+
+def imported(modules: tuple[str, ...], root: Path = ROOT) -> set[Path]:
+    """The files of some modules and of all that these import, at once or when it is used."""
+    found: set[Path] = set()
+    left = list(modules)
+    while left:
+        for file in _files(left.pop(), root):
+            if file not in found:
+                found.add(file)
+                left.extend(_imports(file))
+    return found
+
+
+def _files(module: str, root: Path) -> Iterator[Path]:
+    """A module's file and those of the packages around it; none of what is not a module."""
+    path = root / "src" / Path(*module.split("."))
+    if path.with_suffix(".py").exists():
+        yield path.with_suffix(".py")
+    for package in (path, *path.parents):
+        if (package / "__init__.py").exists():
+            yield package / "__init__.py"
+
+
 @cache
-def package_hash(name: str, root: Path = ROOT) -> str:
-    """SHA-256 over the Python files of a package, without comments and docstrings."""
-    found = hashlib.sha256()
-    for path in sorted((root / "src" / "etude" / name).rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode())
-        found.update(ast.dump(_without_docstrings(ast.parse(path.read_text()))).encode())
-    return found.hexdigest()
+def _imports(file: Path) -> tuple[str, ...]:
+    """Modules that a file imports or names in strings; the lists of kinds name all of them."""
+    is_list = file.name in ("__init__.py", "catalogue.py")
+    found: list[str] = []
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, ast.Import):
+            found += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not is_list:
+            found += [named[1] for named in [NAMED.match(node.value)] if named]
+    return tuple(module for module in found if module.startswith("etude."))
+
+
+@cache
+def file_hash(file: Path, root: Path = ROOT) -> str:
+    """SHA-256 over the path and the code of a file, without comments and docstrings."""
+    code = ast.dump(_without_docstrings(_tree(file)))
+    return hashlib.sha256((file.relative_to(root).as_posix() + code).encode()).hexdigest()
+
+
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import short_recipes
+from etude.planning.recipe import dump
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
 import figures  # isort: skip
@@ -144,8 +149,8 @@ def test_only_code_counts(tmp_path: Path) -> None:
     def of(text: str) -> str:
         (tmp_path / "src/etude/core").mkdir(parents=True, exist_ok=True)
         (tmp_path / "src/etude/core/a.py").write_text(text)
-        sources.package_hash.cache_clear()
-        return sources.package_hash("core", tmp_path)
+        sources.file_hash.cache_clear()
+        return sources.source_hash("no_such_gate", "", tmp_path)
 
     plain = of("x = 1\n")
     assert of('"""Words."""\n\n# More words.\nx = 1\n"""What it is."""\n') == plain
@@ -153,8 +158,43 @@ def test_only_code_counts(tmp_path: Path) -> None:
     assert of('x = 1\ny = "text"\n') != plain
 
 
-@pytest.mark.parametrize("gate", sorted(sources.MEASURES))
+LOADED = """
+import json, sys
+import etude
+etude.train(etude.recipes.find(sys.argv[1]), sys.argv[2])
+etude.resume(sys.argv[2])
+names = [m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "etude"]
+print()
+print(json.dumps(names))
+"""
+
+
+@pytest.mark.parametrize("recipe", ["episodic", "walk-go1"])
+def test_all_that_a_training_loads_counts(recipe: str, tmp_path: Path) -> None:
+    short = short_recipes.find(f"{recipe}-short")
+    (tmp_path / "recipe.yaml").write_text(dump(short))
+    command = [sys.executable, "-c", LOADED, tmp_path / "recipe.yaml", tmp_path / "run"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    loaded = {Path(name) for name in json.loads(said.splitlines()[-1])}
+    module = sources.recipe_of(recipe)
+    assert module is not None
+    counted = sources.imported((module, *sources.LOOP))
+    packages = {figures.ROOT / "src" / "etude" / name for name in sources.TRAINING}
+    missed = {file for file in loaded - counted if packages & {*file.parents}}
+    assert not missed
+
+
+def test_what_a_training_does_not_import_does_not_count() -> None:
+    reach = sources.imported(("etude.tasks.reach.recipes", *sources.LOOP))
+    names = {file.relative_to(figures.ROOT / "src" / "etude").as_posix() for file in reach}
+    assert {"algorithms/ppo.py", "training/loop.py", "models/actor_critic.py"} <= names
+    assert not {"algorithms/sac.py", "tasks/velocity/task.py", "datasets/hdf5.py"} & names
+
+
+@pytest.mark.parametrize("gate", sorted({*sources.MEASURES, *sources.ONE_RECIPE}))
 def test_what_a_gate_measures_is_there(gate: str) -> None:
     assert (figures.ROOT / "gates" / f"{gate}.py").exists()
-    for name in sources.MEASURES[gate]:
+    recipe = sources.ONE_RECIPE.get(gate)
+    assert not recipe or sources.recipe_of(recipe)
+    for name in sources.MEASURES.get(gate, sources.TRAINING):
         assert list((figures.ROOT / "src" / "etude" / name).glob("*.py"))
