@@ -379,6 +379,14 @@ def train_walk(bench: Bench) -> list[str]:
 
 
 @product
+def train_demonstrations(bench: Bench) -> list[str]:
+    fake = FakeEtude(bench, good_or(bench, 0.95, 0.5))
+    bench.put("command", fake)
+    bench.put("played", lambda gate, run, *_: json.loads(fake("eval", "eval", str(run))))
+    return ["--folder", str(bench.folder / "kept")]
+
+
+@product
 def train_offline(bench: Bench) -> list[str]:
     def success(words: str) -> float:
         return 0.97 if "100.0" in words and bench.way == "wrong" else 0.96 - ("100.0" in words)
