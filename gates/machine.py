@@ -1,14 +1,24 @@
-"""How busy this machine is: a timing taken beside other work says nothing."""
+"""How busy and how fast this machine is: a timing taken beside other work says nothing."""
 
 from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+
+import mujoco
 
 from report import Gate
 
 LIMIT = 0.15
 """Share of all cores that other work may use."""
+LINK = (
+    '<body pos="0.1 0 0"><joint axis="0 1 0"/>'
+    '<geom type="capsule" fromto="0 0 0 0.1 0 0" size="0.02" contype="0"/>'
+)
+CHAIN = f"<mujoco><worldbody>{LINK * 12}{'</body>' * 12}</worldbody></mujoco>"
+"""A chain of 12 links that swings."""
+STEPS = 500
 
 
 def busy_share(seconds: float = 1.0) -> float:
@@ -26,9 +36,34 @@ def busy_share(seconds: float = 1.0) -> float:
     return 1.0 - (after[1] - before[1]) / max(total, 1)
 
 
+def reference_speed(seconds: float = 1.0) -> float:
+    """Steps of the chain that MuJoCo makes in a second, on all cores at once.
+
+    Other machines on the same host are not seen as load here, and can halve this: two timings of
+    one machine, from different days, are to be compared by it.
+    """
+    model = mujoco.MjModel.from_xml_string(CHAIN)
+    end = time.perf_counter() + seconds
+
+    def steps() -> int:
+        data, done = mujoco.MjData(model), 0
+        while time.perf_counter() < end:
+            mujoco.mj_step(model, data, STEPS)
+            done += STEPS
+        return done
+
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(pool.map(lambda _: steps(), range(cores))) / seconds
+
+
 def report_load(gate: Gate) -> None:
-    """Print the load, and tell the gate where that is too much for its timings to be judged."""
+    """Print load and speed, and tell the gate where the load is too much to judge its timings."""
     share = busy_share()
-    print(f"machine: {os.cpu_count()} cores, {share:.0%} busy, load {os.getloadavg()[0]:.2f}")
+    gate.reference_speed = reference_speed()
+    print(
+        f"machine: {os.cpu_count()} cores, {share:.0%} busy, load {os.getloadavg()[0]:.2f}, "
+        f"{gate.reference_speed:,.0f} reference steps/s"
+    )
     if share > LIMIT:
         gate.too_busy(f"since other work used {share:.0%} of the cores (limit {LIMIT:.0%})")

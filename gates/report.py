@@ -84,6 +84,7 @@ class Gate:
     ) -> None:
         self.name = name
         self.variant = variant
+        self.reference_speed: float | None = None
         self.needs = dict(needs)
         self.rows = rows
         self.counts: Counter[str] = Counter()
@@ -234,6 +235,7 @@ class Gate:
             "commit": commit(),
             "source": source_hash(self.name, self.variant),
             "machine": machine(),
+            "reference_speed": self.reference_speed and round(self.reference_speed),
             "command": shlex.join(
                 ["python", _shown(Path(sys.argv[0])), *_without_file(sys.argv[1:])]
             ),
