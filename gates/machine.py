@@ -13,7 +13,7 @@ from report import Gate
 LIMIT = 0.15
 """Share of all cores that other work may use."""
 LINK = (
-    '<body pos="0.1 0 0"><joint axis="0 1 0"/>'
+    '<body pos="0.1 0 0"><joint axis="0 1 0" damping="0.01"/>'
     '<geom type="capsule" fromto="0 0 0 0.1 0 0" size="0.02" contype="0"/>'
 )
 CHAIN = f"<mujoco><worldbody>{LINK * 12}{'</body>' * 12}</worldbody></mujoco>"
