@@ -144,11 +144,12 @@ HEAD = f"""# Measured
 
 A gate is a script in `gates/` that measures a promise at full size. This table has the result of
 each gate with its command, date and commit. The machine had two shared cores and no GPU; a timing
-is "not judged" if other processes used the cores at the same time. Ratios are medians of
-alternating rounds. {OLDER} marks a figure that is older than the code it measures, and * after a
-commit marks uncommitted changes. [Faults, and what has been counted](faults.md) compares the counts
-of kills and damages with what was asked. A gate that is not in the table has not been run at full
-size since results are kept.
+is "not judged" if other processes used the cores at the same time. Other machines on the same host
+can slow this one down by half: results keep how fast a fixed physics model ran at that moment
+(`reference_speed`). Ratios are medians of alternating rounds. {OLDER} marks a figure that is older
+than the code it measures, and * after a commit marks uncommitted changes. [Faults, and what has
+been counted](faults.md) compares the counts of kills and damages with what was asked. A gate that
+is not in the table has not been run at full size since results are kept.
 
 | command | figure | counted | verdict | when | commit |
 |---|---|---|---|---|---|

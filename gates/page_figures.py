@@ -231,6 +231,19 @@ def rewarding(variant: str) -> Figure:
     return Figure("train_reward_only", variant, told)
 
 
+def taught(part: str, what: str, *names: str) -> Figure:
+    """How much was reached, the shares put into the words `what` | minutes | seeds."""
+    gate = "train_demonstrations"
+
+    def told(results: Results) -> str:
+        found = [values(results, gate, part, name) for name in names]
+        seconds = values(results, gate, part, "seconds of seed")
+        minutes = span([each / 60.0 for each in seconds], "{:.1f}")
+        return f"{what.format(*map(percent, found))} | {minutes} | {len(seconds)}"
+
+    return Figure(gate, part, told)
+
+
 def in_mujoco(name: str) -> Figure:
     """success in etude eval | in plain MuJoCo | median ms of a step."""
     gate = "sim_to_sim"
@@ -298,6 +311,29 @@ FIGURES: dict[str, Figure | Table | Text] = {
     "reward-losses": Table(
         ("loss", "all held-out steps", "inside successes", "inside failures"),
         {name: rewarding(variant) for name, variant in LOSSES.items()},
+    ),
+    "demonstrations": Table(
+        ("recipe", "reached", "minutes", "seeds"),
+        {
+            "`pick-place-bc`, 200 demonstrations": taught(
+                "states", "{} of 200 fresh episodes", "success of seed"
+            ),
+            "`pick-place-pictures`, 200 demonstrations": taught(
+                "pictures",
+                "{} of 200 fresh episodes, {} with black pictures",
+                *("success of seed", "black pictures"),
+            ),
+            "`pick-place-rlpd`, 50 demonstrations": taught(
+                "rlpd",
+                "{}; SAC without them {} after as many steps",
+                *("pick-place-rlpd", "pick-place-sac"),
+            ),
+            "`walk-go1-student`": taught(
+                "student",
+                "{} of its teacher's return, {} of the tiles that the teacher walks",
+                *("share of the return kept", "share of the tiles kept"),
+            ),
+        },
     ),
     "gymnasium": Table(
         ("recipe", "mean return at 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),

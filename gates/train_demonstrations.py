@@ -90,7 +90,7 @@ def pictures(gate: Gate, options: argparse.Namespace) -> None:
         success = played(gate, run, options.episodes, ())["eval/success_rate"]
         gate.figure(f"success of seed {seed}", success, at_least=least)
         blind = in_the_dark(run, options.episodes)
-        gate.figure(f"success of seed {seed} with black pictures", blind, at_most=BLACK)
+        gate.figure(f"black pictures, success of seed {seed}", blind, at_most=BLACK)
         seconds_of(gate, run, seed, PICTURES_SECONDS)
 
 
@@ -108,7 +108,9 @@ def rlpd(gate: Gate, options: argparse.Namespace) -> None:
         ):
             run = trained(gate, options, recipe, seed, *more)
             found[recipe].append(played(gate, run, options.episodes, ())["eval/success_rate"])
-            gate.figure(f"success of {recipe}, seed {seed}", found[recipe][-1])
+            gate.figure(f"{recipe}, success of seed {seed}", found[recipe][-1])
+            if recipe == "pick-place-rlpd":
+                seconds_of(gate, run, seed, None)
     gain = float(np.mean(found["pick-place-rlpd"]) - np.mean(found["pick-place-sac"]))
     gate.figure("success of RLPD beyond SAC's", gain, at_least=options.success or 0.0)
 
