@@ -32,7 +32,7 @@ def walk_go1() -> Recipe:
             gamma=0.98,
             bound_coef=0.1,
         ),
-        clock=ClockConfig(total_timesteps=2_000_000, cycles=4, iterations=10),
+        clock=ClockConfig(total_timesteps=2_500_000, cycles=4, iterations=10),
         evaluation=EvaluationConfig(
             every="1 epoch", episodes=40, num_envs=40, envs_per_group=40, final_episodes=200
         ),
