@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium
 import mujoco
 import numpy as np
@@ -114,3 +117,11 @@ def test_spaces_and_options_are_those_of_gymnasium() -> None:
 def test_what_the_batch_engine_cannot_do_is_said(config: GymConfig, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         config.build(1)
+
+
+def test_a_user_reads_nothing_about_gymnasiums_own_files() -> None:
+    make = (
+        "from etude.envs.adapters.gym import GymConfig as G; G(id='HalfCheetah-v5', engine='batch')"
+    )
+    command = [sys.executable, "-c", f"{make}.make(1)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""

@@ -217,9 +217,8 @@ def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Loops) -> list[str]:
     envs, steps = f"{config.num_envs:,} environments", loops.steps_per_iteration // config.num_envs
     if agents > 1:
         envs = f"{config.num_envs // agents:,} environments x {agents} agents"
-    line = (
-        f"collect: {envs} ({config.num_groups:,} groups of {config.envs_per_group:,}) x {steps:,} "
-    )
+    groups = f"{config.num_groups:,} group{'s' * (config.num_groups != 1)}"
+    line = f"collect: {envs} ({groups} of {config.envs_per_group:,}) x {steps:,} "
     line += f"steps = {loops.steps_per_iteration:,}"
     placed = config.plan_text()
     return [f"{line}; {placed}" if placed else line]

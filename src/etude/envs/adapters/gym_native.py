@@ -10,6 +10,7 @@ of the state before the last physics step.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from etude.envs.mujoco.env import Action, Draws, MujocoEnv, Task, Term
 from etude.envs.mujoco.simulation import Camera
 from etude.envs.mujoco.terms.rewards import square_sum
 
+# Of Gymnasium's half-cheetah, which a user of it cannot change.
+warnings.filterwarnings("ignore", "compiler attribute 'settotalmass' is deprecated")
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
