@@ -198,7 +198,7 @@ class WalkConfig(TaskConfig):
         terms: dict[str, Term] = {
             "alive": rewards.alive,
             "velocity": rewards.track_velocity(twist, 0.25, 0.05),
-            "turning": rewards.track_turning(twist),
+            "turning": rewards.track_turning(twist, 0.25, 0.05),
             "gait": gait.reward,
             "pose": lambda _: np.exp(-rewards.square_sum(robot.joint_positions)),
             "tilt": rewards.tilt(robot),
