@@ -177,9 +177,11 @@ def trained(
     return run
 
 
+CLONED = ("--clock.epochs", "1", "--algorithm.train-batches", "2")
+CLONED += ("--evaluation.final-episodes", "0")
 SHORT = {
-    "pick-place-bc": ("--clock.epochs", "1", "--algorithm.train-batches", "2"),
-    "pick-place-pictures": ("--clock.epochs", "1", "--algorithm.train-batches", "2"),
+    "pick-place-bc": CLONED,
+    "pick-place-pictures": CLONED,
     "pick-place-rlpd": ("--clock.total-timesteps", "2560"),
     "pick-place-sac": ("--clock.total-timesteps", "2560"),
     "walk-go1-rough": ("--clock.total-timesteps", "24576"),
