@@ -99,7 +99,7 @@ def rlpd(gate: Gate, options: argparse.Namespace) -> None:
     flags = ("--fail-share", "0", "--image-size", "0", "--reward", "task")
     data = recorded(gate, options, "pick-place-rlpd", "rewarded", *flags)
     steps = etude.recipes.find("pick-place-rlpd").clock.total_timesteps
-    alone = ("--env.no-shaping", "--clock.total-timesteps", str(steps))
+    alone = ("--env.shaping", "0", "--clock.total-timesteps", str(steps))
     found: dict[str, list[float]] = {"pick-place-rlpd": [], "pick-place-sac": []}
     for seed in range(options.seeds):
         for recipe, more in (

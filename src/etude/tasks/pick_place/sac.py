@@ -46,7 +46,7 @@ def pick_place_rlpd() -> Recipe:
     replay = {"train_batches": 256, "warmup_steps": 1_280, "target_entropy": -2.0}
     return by_sac.replace(
         name="pick-place-rlpd",
-        env__shaping=False,
+        env__shaping=0.0,
         policy__layer_norm="critic",
         algorithm=RLPDConfig(**{**settings, **replay}),
         clock__total_timesteps=25_600,
