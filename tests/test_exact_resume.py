@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import short_recipes
+import telling
 from etude.api import Run, train
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
@@ -119,6 +120,25 @@ def test_a_policy_learned_from_a_dataset_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["lstm", pytest.param("flow", marks=pytest.mark.slow)])
 def test_a_cloned_policy_too(kind: str, tmp_path: Path) -> None:
     hits = killed_runs(tiny_bc(tmp_path, kind, 8, 4, "2 epochs"), tmp_path, kills=5, seed=6)
+    assert sum(hits.values()) == 5
+
+
+@pytest.mark.slow
+def test_a_policy_that_is_told_a_sentence_too(tmp_path: Path) -> None:
+    """It reads `task`, in the dataset and in the environment that it is evaluated in."""
+    recipe = recipes.find("bc").replace(
+        env={"kind": "task", "task": f"{telling.__file__}:Sides", "sentence": telling.RIGHT},
+        policy__hidden=(16,),
+        algorithm__dataset=str(telling.demonstrations(tmp_path / "sides")),
+        algorithm__batch_size=32,
+        algorithm__train_batches=8,
+        clock={"epochs": 8, "cycles": 1, "iterations": 2},
+        evaluation__episodes=8,
+        evaluation__num_envs=8,
+        evaluation__envs_per_group=8,
+        evaluation__final_episodes=0,
+    )
+    hits = killed_runs(recipe, tmp_path, kills=5, seed=7)
     assert sum(hits.values()) == 5
 
 
