@@ -284,7 +284,7 @@ def _without_file(words: list[str]) -> list[str]:
 
 
 def commit() -> str:
-    """The commit of this checkout, marked where files were changed since."""
+    """The commit of this checkout, marked where files but results were changed since."""
     root = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
@@ -292,7 +292,7 @@ def commit() -> str:
         return done.stdout.strip()
 
     found = git("rev-parse", "--short=12", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!gates/results")
     return f"{found}{' with changes' if changed else ''}" if found else "unknown"
 
 

@@ -51,8 +51,6 @@ MEASURES = {
     "sim_to_sim": (*TRAINING, "reports"),
 }
 """Of a gate that is not named here, all that a training goes through."""
-
-
 ONE_RECIPE = {
     "exact_resume": "",
     "learning": "",

@@ -128,7 +128,9 @@ def trial(gate: Gate, seed: int, options: argparse.Namespace, folder: Path) -> N
     gate.figure(f"seconds of seed {seed}", seconds, at_most=limit, timing=True)
 
 
-def played(gate: Gate, folder: Path, episodes: int, changes: tuple[str, ...]) -> dict[str, Any]:
+def played(
+    gate: Gate, folder: Path, episodes: int, changes: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """What `etude eval` says of fresh episodes."""
     said = etude(gate, "eval", str(folder), "--episodes", str(episodes), "--json", *changes)
     found: dict[str, Any] = json.loads(said)

@@ -67,7 +67,15 @@ def last_line(script: str, *arguments: str | Path) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "list", "list --kinds", "plan --help", "train --help", "completion bash"],
+    [
+        "--help",
+        "--version",
+        "list",
+        "list --kinds",
+        "plan --help",
+        "train --help",
+        "completion bash",
+    ],
 )
 def test_help_and_lists_are_quick(arguments: str) -> None:
     seconds = []

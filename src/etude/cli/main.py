@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Verbs, later, run_verb
 from etude.core import progress
@@ -43,6 +44,7 @@ etude trains robot skills.
   etude fsck   RUN                            which files of it are whole, what can be saved
   etude doctor                                what this machine can and cannot do
   etude completion bash|zsh                   a script that completes these in a shell
+  etude --version                             the version of this package
 
 RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
 module:Class or a Gymnasium id. Your own: `etude train ppo` with `--env.id ID` for Gymnasium,
@@ -77,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     """Run one command. Errors of libraries become sentences; these are imported only then."""
+    if arguments[:1] == ["--version"]:
+        print(f"etude {version('etude')}")
+        return 0
     try:
         return run_verb("etude", USAGE, VERBS, arguments)
     except (MemoryError, RuntimeError):

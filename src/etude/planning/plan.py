@@ -270,7 +270,7 @@ def _training(run: Resolved) -> Tree:
             "rows": [1 << 31] * total.cycles,
         },
         "saver": {"best": total.timesteps, "num_saved": total.epochs},
-        RUN: {"recipe": dump(recipe), "manifest": "0" * 1570},
+        RUN: {"recipe": dump(recipe), "manifest": "0" * 1570},  # About as long.
     }
 
 
