@@ -61,8 +61,10 @@ def test_a_changed_task_marks_a_run_for_good(
     name: str, before: str, after: str, said: str, tmp_path: Path
 ) -> None:
     """Looks do not count, and nothing is said of a task that is as it was."""
-    (tmp_path / "pole.xml").write_text(POLE)
-    (tmp_path / "pole.py").write_text(TASK)
+    task = tmp_path / "robots"
+    task.mkdir()
+    (task / "pole.xml").write_text(POLE)
+    (task / "pole.py").write_text(TASK)
 
     def etude(*arguments: str) -> str:
         command = [sys.executable, "-m", "etude", *arguments]
@@ -74,15 +76,15 @@ def test_a_changed_task_marks_a_run_for_good(
     sizes += ["--algorithm.rollout-steps=16", "--algorithm.minibatch-size=64"]
     sizes += ["--clock.total-timesteps=512", "--clock.iterations=2", "--checkpoint.every=1 cycle"]
     sizes += ["--evaluation.every=never", "--evaluation.final-episodes=0"]
-    etude("train", "ppo", "--env.kind", "pole.py:Pole", *sizes, "--folder", "run")
-    (tmp_path / "pole.xml").write_text(POLE.replace("<geom ", '<geom rgba="1 0 0 1" '))
+    etude("train", "ppo", "--env.kind", "robots/pole.py:Pole", *sizes, "--folder", "run")
+    (task / "pole.xml").write_text(POLE.replace("<geom ", '<geom rgba="1 0 0 1" '))
     assert "hash" not in etude("resume", "run", "--total-timesteps", "1024")
     assert statement(tmp_path).startswith("exact: ")
     shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True)
     examined = etude("fsck", "copy")
     assert "A resume asks for trust first. " in examined
     assert "The run can be resumed from step 1024" in examined
-    file = tmp_path / name
+    file = task / name
     file.write_text(file.read_text().replace(before, after))
     told = etude("resume", "run", "--total-timesteps", "2048", "--trust")
     assert f"From here on this run is not exact: resumed where {said}" in told

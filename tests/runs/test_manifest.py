@@ -126,6 +126,16 @@ def test_what_ends_exactness(group: str, name: str, tmp_path: Path) -> None:
     assert manifest_changes.differences(old, new).decisive == []
 
 
+def test_code_in_a_file_of_any_folder_is_compared(tmp_path: Path) -> None:
+    """Its name is a path: a "/" in it is not the separator of the manifest's groups."""
+    name = "/home/me/robots/pole.py:Pole"
+    old = manifest.collect("exact", project=tmp_path, task={"code": {name: "one"}})
+    assert manifest_changes.differences(old, copy.deepcopy(old)) == ([], [])
+    new = manifest.collect("exact", project=tmp_path, task={"code": {name: "other"}})
+    (said,), _ = manifest_changes.differences(old, new)
+    assert said == f"The hash of the code {name} was one and is other now."
+
+
 def test_the_standard_computation_decides(tmp_path: Path) -> None:
     old = manifest.collect("exact", project=tmp_path)
     assert old["computation"] == standard.digest()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from etude.core.trees import Tree, leaves
+from etude.core.trees import Tree
 from etude.runs.manifest import PACKAGES
 
 _NAMES = {
@@ -55,10 +56,17 @@ def differences(old: Tree, new: Tree) -> Differences:
 def _comparable(manifest: Tree) -> Tree:
     """Leaves by path; empty groups and absent values count as the same: not there."""
     return {
-        path: leaf
-        for path, leaf in leaves(manifest)
-        if path not in _HARMLESS and leaf is not None and leaf != {}
+        path: leaf for path, leaf in _leaves(manifest) if path not in _HARMLESS and leaf is not None
     }
+
+
+def _leaves(manifest: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path; names may hold a "/" here, as those of code in files do."""
+    for name, value in manifest.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _called(path: str) -> str:
