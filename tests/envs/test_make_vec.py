@@ -63,6 +63,11 @@ def test_gymnasium_finds_every_task(name: str) -> None:
     vector.close()
 
 
+def test_a_recipe_itself_names_its_task() -> None:
+    recipe = etude.recipes.find("reach").replace(env__max_episode_steps=7)
+    assert task_config(recipe) == task_config("reach", max_episode_steps=7)
+
+
 def test_what_acts_is_not_shown_what_only_a_value_function_may_read() -> None:
     env = etude.make_vec("pick-place", num_envs=2)
     assert isinstance(env.single_observation_space, gymnasium.spaces.Box)

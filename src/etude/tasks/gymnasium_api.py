@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etude.envs.adapters.as_gym import AsGymnasium, AsVectorEnv
     from etude.envs.config import EnvConfig
+    from etude.planning.recipe import Recipe
 
 TASKS = {
     "Reach": "reach",
@@ -37,16 +38,19 @@ def register_tasks() -> None:
         )
 
 
-def task_config(task: str | EnvConfig, **options: Any) -> EnvConfig:
-    """The environment of a recipe's name, of a kind, or of module:Class, with changed options."""
+def task_config(task: str | EnvConfig | Recipe, **options: Any) -> EnvConfig:
+    """The environment of a recipe, of a kind, or of module:Class, with changed options."""
     from etude.core.catalogue import RECIPES
     from etude.core.errors import UsageError
     from etude.core.explain import nearest
     from etude.envs.config import ENVS, EnvConfig
     from etude.planning import recipes
+    from etude.planning.recipe import Recipe
 
     if isinstance(task, EnvConfig):
         config = task
+    elif isinstance(task, Recipe):
+        config = task.task
     elif task in RECIPES.names():
         config = recipes.find(task).task
     elif ENVS.has(task):
@@ -62,7 +66,7 @@ def task_config(task: str | EnvConfig, **options: Any) -> EnvConfig:
 
 
 def make_vec(
-    task: str | EnvConfig,
+    task: str | EnvConfig | Recipe,
     num_envs: int = 1,
     observations: Sequence[str] | None = STATE,
     threads: int = 1,
@@ -70,9 +74,9 @@ def make_vec(
 ) -> AsVectorEnv:
     """A task as a `gymnasium.vector.VectorEnv` of `num_envs` environments, reset as they end.
 
-    task: a recipe ("walk-go1"), a kind of environment, module:Class, or a config. observations:
-    those to give, None for all; what only a value function may read is left out. threads: of the
-    physics. options: fields of the task's config, such as max_episode_steps=100.
+    task: a recipe or its name ("walk-go1"), a kind of environment, module:Class, or a config.
+    observations: those to give, None for all; what only a value function may read is left out.
+    threads: of the physics. options: fields of the task's config, such as max_episode_steps=100.
     """
     from etude.envs.adapters.as_gym import AsVectorEnv
 
@@ -80,7 +84,7 @@ def make_vec(
 
 
 def make(
-    task: str | EnvConfig, observations: Sequence[str] | None = STATE, **options: Any
+    task: str | EnvConfig | Recipe, observations: Sequence[str] | None = STATE, **options: Any
 ) -> AsGymnasium:
     """One environment of a task as a `gymnasium.Env`; see `make_vec`."""
     from etude.envs.adapters.as_gym import AsGymnasium
