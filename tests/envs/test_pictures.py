@@ -49,6 +49,15 @@ def test_a_picture_shows_its_own_environment_and_its_state_alone() -> None:
     plain.close()
 
 
+def test_cube_and_target_can_be_found_in_every_first_picture() -> None:
+    """Wherever they lie in 20 x 20 cm: about 50 of 84 x 84 pixels are red, and as many green."""
+    env = etude.recipes.find("pick-place-pictures").task.make(24)
+    red, green, blue = np.moveaxis(env.reset(Key(2))[IMAGE].astype(int), -1, 0)
+    env.close()
+    assert ((red > 2 * green) & (red > 2 * blue)).sum((1, 2)).min() >= 30
+    assert ((green > 2 * red) & (green > 2 * blue)).sum((1, 2)).min() >= 30
+
+
 def test_recorded_pictures_are_those_that_are_observed(tmp_path: Path) -> None:
     """A policy cloned from a recording sees the same pictures when it acts."""
     from etude.experience.store.episodes import EpisodeStore

@@ -204,6 +204,9 @@ class Task:
     motions: tuple[str, ...] = ()
     """Names of the motions that are imitated."""
     camera: Camera = field(default_factory=Camera)
+    """Of films and windows."""
+    picture_camera: Camera | None = None
+    """Of the pictures that a policy sees; None: `camera`."""
     lagged: bool = False
     """Derived fields are those of before the last physics step, as `mj_step` leaves them."""
     forward_after_reset: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
@@ -88,7 +88,7 @@ def camera(shot: Camera, model: mujoco.MjModel) -> mujoco.MjvCamera:
 
 def aim(view: mujoco.MjvCamera, shot: Camera, model: mujoco.MjModel) -> None:
     """Turn the camera of a window as a shot says; it goes along with the body that is followed."""
-    place = frame(replace(shot, distance=shot.film_distance or shot.distance), model)
+    place = frame(shot, model)
     view.lookat[:], view.distance = place.look_at, place.distance
     view.azimuth, view.elevation = shot.azimuth, shot.elevation
     if place.body is not None:

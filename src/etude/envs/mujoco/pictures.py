@@ -33,12 +33,13 @@ class QuickCamera(Renderer):
 
     @classmethod
     def of(cls, env: MujocoEnv, size: int) -> QuickCamera:
-        """The task's camera, size x size pixels. The model's finest details are given up."""
+        """The task's picture camera, size x size pixels, without the model's finest details."""
         # One core each: Mesa would take all of them for every picture.
         os.environ["LP_NUM_THREADS"] = "0"
         quality = env.simulation.model.vis.quality
         quality.numslices, quality.numstacks, quality.numquads = _SLICES, _STACKS, _QUADS
-        return cls(env.simulation.model, env.task.camera, size, size)
+        shot = env.task.picture_camera or env.task.camera
+        return cls(env.simulation.model, shot, size, size)
 
     def _shoot(self) -> Array:
         rect = self._rect

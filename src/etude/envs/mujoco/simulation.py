@@ -238,8 +238,6 @@ class Camera:
     floats and no `look_at` is given."""
     distance: float | None = None
     """m from it; None: so that what moves is seen whole."""
-    film_distance: float | None = None
-    """The same for films and windows, where they should show more than small pictures do."""
     azimuth: float = 140.0
     """deg about the vertical: 180 looks along -x, at the front of an arm that faces +x."""
     elevation: float = -25.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mujoco
 import numpy as np
 from PIL import Image, ImageChops, ImageFilter
@@ -37,7 +35,6 @@ class Studio(Renderer):
 
     def __init__(self, model: mujoco.MjModel, shot: Camera, width: int, height: int) -> None:
         self._size = width, height
-        shot = replace(shot, distance=shot.film_distance or shot.distance)
         super().__init__(model, shot, round(width * _FINE), round(height * _FINE))
         self._coarse = mujoco.MjrRect(0, 0, round(width * _COARSE), round(height * _COARSE))
 
