@@ -10,7 +10,13 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.actor_critic import ActorCritic
-from etude.models.encoders import make_encoder, num_activations, random_shift, spatial_softmax
+from etude.models.encoders import (
+    make_encoder,
+    num_activations,
+    random_shift,
+    spatial_softmax,
+    to_pixels,
+)
 from etude.models.networks import EncoderConfig, generator_of
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
@@ -32,7 +38,7 @@ def observed(num: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return {"image": torch.from_numpy(image), "state": torch.from_numpy(state)}
 
 
-@pytest.mark.parametrize("kind", ["cnn", "resnet18"])
+@pytest.mark.parametrize("kind", ["cnn", "keypoints", "resnet18"])
 def test_an_image_s_features_do_not_depend_on_its_batch(kind: str) -> None:
     config = EncoderConfig(kind=kind, features=7)
     encoder = make_encoder((64, 48, 3), config, generator_of(Key(0)))
@@ -63,6 +69,23 @@ def test_spatial_softmax_finds_a_bright_place() -> None:
     across, down = spatial_softmax(x).view(2, 2).tolist()
     assert across == pytest.approx([1.0, 0.0])
     assert down == pytest.approx([-1.0, 1.0])
+
+
+def test_keypoints_follow_a_thing_and_nothing_else() -> None:
+    """A bright square that moves by 8 of 64 pixels moves the keypoints that see it by as much."""
+    config = EncoderConfig(kind="keypoints", channels=(8, 8, 8), features=4)
+    encoder = make_encoder((64, 64, 3), config, generator_of(Key(1)))
+    with torch.no_grad():
+        encoder._parameters["filter2"].mul_(100.0)  # so that the softmax is sharp
+        images = torch.full((2, 64, 64, 3), 128, dtype=torch.uint8)
+        images[0, 24:32, 24:32] = images[1, 24:32, 32:40] = 255
+        places = encoder._convolve(to_pixels(images).permute(0, 3, 1, 2))
+    moved = (places[1] - places[0]).view(2, 8)
+    step = 8 / 4 * 2 / 15  # two of 16 places, from -1 to 1
+    seen = moved[0].abs() > 0.5 * step
+    assert bool(seen.any())
+    torch.testing.assert_close(moved[0][seen], torch.full((int(seen.sum()),), step))
+    torch.testing.assert_close(moved[1][seen], torch.zeros(int(seen.sum())), atol=1e-4, rtol=0)
 
 
 def test_a_random_shift_is_a_crop_of_the_padded_image() -> None:

@@ -1,4 +1,4 @@
-"""Images to features: strided convolutions, or a ResNet-18, and one linear layer."""
+"""Images to features: convolutions or a ResNet-18, and one linear layer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from etude.core.errors import UsageError
 from etude.models.networks import EncoderConfig, is_image
 
 KERNEL, STRIDE, PADDING = 3, 2, 1
+_HALVINGS = 2
+"""Of the image by the first convolutions of `keypoints`; the others keep its size."""
 _RESNET_CHANNELS = (64, 128, 256, 512)
 _RESNET_SMALLEST = 32
 _CHANNELS_PER_GROUP = 16
@@ -28,7 +30,15 @@ _SIMULATED = ("states", "object")
 
 def smallest_image(config: EncoderConfig) -> int:
     """Pixels of the shorter side that an image needs."""
-    return _RESNET_SMALLEST if config.kind == "resnet18" else int(STRIDE ** len(config.channels))
+    if config.kind == "resnet18":
+        return _RESNET_SMALLEST
+    return int(math.prod(strides(config)))
+
+
+def strides(config: EncoderConfig) -> list[int]:
+    """Of each 3x3 convolution of `cnn` or `keypoints`."""
+    halved = len(config.channels) if config.kind == "cnn" else _HALVINGS
+    return [STRIDE if i < halved else 1 for i in range(len(config.channels))]
 
 
 def observations_that_show_the_task(
@@ -63,8 +73,8 @@ def num_activations(config: EncoderConfig, shape: tuple[int, ...]) -> int:
         # Each of the four stages keeps some ten arrays; the first one is at a quarter of the size.
         stages = enumerate(_RESNET_CHANNELS)
         return 2 * count + sum(12 * c * (height * width >> 2 * (2 + i)) for i, c in stages)
-    for filters in config.channels:
-        height, width = -(-height // STRIDE), -(-width // STRIDE)
+    for filters, stride in zip(config.channels, strides(config), strict=True):
+        height, width = -(-height // stride), -(-width // stride)
         count += height * width * filters
     return count + 4 * config.features
 
@@ -111,7 +121,7 @@ class ImageEncoder(nn.Module):
         height, width, _ = shape
         least = smallest_image(config)
         if min(height, width) < least:
-            fewer = ", or fewer channels" if config.kind == "cnn" else ", or the encoder cnn"
+            fewer = ", or the encoder cnn" if config.kind == "resnet18" else ", or fewer channels"
             raise UsageError(
                 f"Images of {height} x {width} pixels are too small for the encoder "
                 f"{config.kind}, which halves them again and again: give {least} pixels or "
@@ -133,24 +143,27 @@ class ImageEncoder(nn.Module):
         time, so they are few.
         """
         height, width, inputs = shape
-        self._depth = len(config.channels)
-        for i, outputs in enumerate(config.channels):
+        self._strides = strides(config)
+        for i, (outputs, stride) in enumerate(zip(config.channels, self._strides, strict=True)):
             weight = nn.Parameter(torch.zeros(outputs, inputs, KERNEL, KERNEL))
             if generator is not None:
                 nn.init.orthogonal_(weight, math.sqrt(2.0), generator=generator)
             self.register_parameter(f"filter{i}", weight)
             self.register_parameter(f"bias{i}", nn.Parameter(torch.zeros(outputs)))
-            inputs, height, width = outputs, -(-height // STRIDE), -(-width // STRIDE)
+            inputs, height, width = outputs, -(-height // stride), -(-width // stride)
         return inputs * height * width
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         """[n, c, h, w] float32 -> [n, numbers]."""
-        for i in range(self._depth):
-            weight = cast(torch.Tensor, self._parameters[f"filter{i}"])
-            bias = self._parameters[f"bias{i}"]
-            x = functional.conv2d(x, weight, bias, STRIDE, PADDING).relu_()
+        for i in range(len(self._strides)):
+            x = self._layer(i, x).relu_()
         # As it lies in memory: row, column, channel.
         return x.permute(0, 2, 3, 1).flatten(1)
+
+    def _layer(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        weight = cast(torch.Tensor, self._parameters[f"filter{i}"])
+        bias = self._parameters[f"bias{i}"]
+        return functional.conv2d(x, weight, bias, self._strides[i], PADDING)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 [n, h, w, c] -> float32 [n, features]; the bytes become floats only here."""
@@ -158,6 +171,24 @@ class ImageEncoder(nn.Module):
         x = functional.linear(x, self.weight)
         x = functional.layer_norm(x, x.shape[1:], self.norm_weight, self.norm_bias)
         return x.tanh_()
+
+
+class Keypoints(ImageEncoder):
+    """Convolutions at a quarter of the image's size, and the place where each of the last filters
+    responds most. A few hundred demonstrations are enough to learn where a thing is, which takes
+    many more through a linear layer over all places."""
+
+    def _setup(
+        self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
+    ) -> int:
+        super()._setup(shape, config, generator)
+        return 2 * config.channels[-1]
+
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
+        *hidden, last = range(len(self._strides))
+        for i in hidden:
+            x = self._layer(i, x).relu_()
+        return spatial_softmax(self._layer(last, x))
 
 
 class ResNet18(ImageEncoder):
@@ -240,8 +271,8 @@ def make_encoder(
     shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
 ) -> ImageEncoder:
     """An encoder of images (h, w, c). Without a generator the weights are about to be loaded."""
-    kind = ResNet18 if config.kind == "resnet18" else ImageEncoder
-    return kind(shape, config, generator)
+    kinds = {"cnn": ImageEncoder, "keypoints": Keypoints, "resnet18": ResNet18}
+    return kinds[config.kind](shape, config, generator)
 
 
 class ImageEncoders(nn.ModuleDict):

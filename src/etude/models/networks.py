@@ -32,14 +32,13 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class EncoderConfig(Config):
     """Convolutions over images."""
 
-    kind: Literal["cnn", "resnet18"] = Field(
+    kind: Literal["cnn", "keypoints", "resnet18"] = Field(
         "cnn",
-        description="cnn: 3x3 convolutions, each of which halves the image. resnet18: a ResNet-18 "
-        "with GroupNorm and spatial softmax, not pretrained.",
+        description="cnn: 3x3 convolutions, each of which halves the image. keypoints: only the "
+        "first two halve it, and spatial softmax gives the place where each of the last filters "
+        "responds. resnet18: a ResNet-18 with GroupNorm and spatial softmax, not pretrained.",
     )
-    channels: Layers = Field(
-        (16, 32, 32, 32), description="Filters of each 3x3 convolution of the cnn."
-    )
+    channels: Layers = Field((16, 32, 32, 32), description="Filters of each 3x3 convolution.")
     features: Units = Field(64, description="Features of an image.")
 
 
