@@ -56,6 +56,13 @@ def test_what_is_wrong_is_one_sentence(name: str, value: object, sentence: str) 
     assert sentence in str(error.value)
 
 
+def test_a_field_of_another_kind_is_named_as_such() -> None:
+    """The kind of a policy was act, which has no hidden layers; that of the default has."""
+    with pytest.raises(UsageError) as error:
+        recipes.pick_place_bc().replace("policy.hidden", (16,))
+    assert "no field policy.hidden (another kind of policy has it)" in str(error.value)
+
+
 def test_copies_with_unknown_fields_are_refused() -> None:
     with pytest.raises(UsageError, match="Recipe has no field sed: `replace"):
         recipes.reach_short().model_copy(update={"sed": 1})

@@ -69,6 +69,8 @@ def explain(
             elif whole is not None:
                 near = nearest(prefix + path, field_paths(whole))
             hint = f"did you mean {shown(near, option)}?" if near else "remove it"
+            if near == prefix + path:
+                hint = f"another kind of {prefix.rstrip('.')} has it"
             sentences[name] = f"there is no field {name} ({hint})"
         else:
             # A union reports every member it is not: the last one is the widest.
