@@ -218,7 +218,7 @@ def shrunk(name: str, folder: Path) -> Recipe:
         return changed(
             recipe,
             env={"pictures": options.image_size},
-            policy={"width": 16, "layers": 1} if pictured else {"hidden": (16,)},
+            policy={"width": 16, "layers": 1},
             algorithm={"dataset": str(folder / "data"), **few},
             clock={"epochs": 2, "cycles": 1, "iterations": 2},
             evaluation={"episodes": 2, "num_envs": 2, "envs_per_group": 2},

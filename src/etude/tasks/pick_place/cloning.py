@@ -6,7 +6,6 @@ from etude.algorithms.bc import BCConfig
 from etude.core.clock import ClockConfig
 from etude.models.chunks import ChunkPolicyConfig
 from etude.models.networks import EncoderConfig
-from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
 from etude.rollout.local import CollectorConfig
 from etude.tasks.pick_place.task import PickPlaceConfig
@@ -24,14 +23,14 @@ _AREA = {
 
 
 def pick_place_bc() -> Recipe:
-    """Pick-and-place cloned from demonstrations' states: `--algorithm.dataset FOLDER`."""
+    """Pick-and-place cloned from states, by action chunks: `--algorithm.dataset FOLDER`."""
     return Recipe(
         name="pick-place-bc",
         env=PickPlaceConfig(**_AREA),
-        policy=PolicyConfig(hidden=(512, 512), activation="relu", layer_norm="all"),
+        policy=ChunkPolicyConfig(kind="act", chunk=10, width=64, layers=2, heads=2),
         collector=CollectorConfig(num_envs=100, envs_per_group=100, threads=2),
-        algorithm=BCConfig(dataset="", train_batches=250, average=0.999),
-        clock=ClockConfig(epochs=8, cycles=2, iterations=5),
+        algorithm=BCConfig(dataset="", train_batches=200, batch_size=64, average=0.999),
+        clock=ClockConfig(epochs=3, cycles=2, iterations=5),
         evaluation=EvaluationConfig(
             every="1 epoch", episodes=100, num_envs=100, envs_per_group=50, final_episodes=200
         ),
@@ -50,11 +49,12 @@ def pick_place_pictures() -> Recipe:
                 kind="act",
                 actor_reads=("image", "proprio"),
                 chunk=10,
-                encoder=EncoderConfig(channels=(16, 32, 32, 32), features=128),
+                width=64,
+                layers=2,
+                heads=2,
+                encoder=EncoderConfig(kind="keypoints", channels=(16, 32, 32), features=128),
             ),
-            "algorithm": BCConfig(
-                dataset="", train_batches=100, batch_size=64, learning_rate=5e-4, average=0.999
-            ),
+            "algorithm": BCConfig(dataset="", train_batches=100, batch_size=64, average=0.999),
             "clock": ClockConfig(epochs=10, cycles=5, iterations=4),
             "evaluation": EvaluationConfig(
                 every="1 epoch", episodes=50, num_envs=50, envs_per_group=50, final_episodes=200
