@@ -128,3 +128,15 @@ def test_noise_is_not_blamed_where_rollouts_have_another_task(config: Any, name:
         row = {"iterations": i, "rollout/success_rate": 0.95, "eval/success_rate": 0.0}
         health.add({**row, name: 1.0})
     assert health.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("success", "expected"), [(0.3, ["one reward term dominates"]), (1.0, [])], ids=["no", "yes"]
+)
+def test_a_term_may_dominate_where_episodes_succeed(success: float, expected: list[str]) -> None:
+    """Running ahead is nearly all of a cheetah's reward, and should be."""
+    health = Health(METRICS, 100)
+    for i in range(2 * RECENT):
+        row = {"iterations": i, "rollout/ep_rew_mean": 5.0, "rollout/success_rate": success}
+        health.add({**row, "reward/forward": 99.0, "reward/control": -1.0})
+    assert [warning.name for warning in health.warnings] == expected

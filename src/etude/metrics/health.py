@@ -243,7 +243,7 @@ def term_dominates(health: Health) -> Warning | None:
     if len(shares) < RECENT or len({name for name, _ in shares}) > 1:
         return None
     name, share = shares[-1]
-    if min(value for _, value in shares) < 0.95:
+    if min(value for _, value in shares) < 0.95 or fares_well(health):
         return None
     return Warning(
         "one reward term dominates",
