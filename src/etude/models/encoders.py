@@ -97,13 +97,22 @@ def stack_channels(images: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def random_shift(images: torch.Tensor, pixels: int, generator: np.random.Generator) -> torch.Tensor:
-    """Images [n, h, w, c], each moved by up to so many pixels; its border repeats itself."""
+    """Images [n, h, w, c], each moved by up to so many pixels; its border repeats itself.
+
+    Row by row and image by image: one lookup of all pixels copies three bytes at a time.
+    """
     num, height, width, _ = images.shape
-    down, right = torch.from_numpy(generator.integers(-pixels, pixels + 1, (2, num, 1)))
-    rows = (torch.arange(height) + down).clamp(0, height - 1).to(images.device)
-    columns = (torch.arange(width) + right).clamp(0, width - 1).to(images.device)
-    each = torch.arange(num, device=images.device)
-    return images[each[:, None, None], rows[:, :, None], columns[:, None, :]]
+    moves = generator.integers(-pixels, pixels + 1, (2, num, 1))[..., 0]
+    rows = (torch.arange(height) + torch.from_numpy(moves[0])[:, None]).clamp(0, height - 1)
+    moved = torch.empty_like(images)
+    looked_up = zip(moved, images, rows.to(images.device), moves[1].tolist(), strict=True)
+    for place, image, row, right in looked_up:
+        image = image.index_select(0, row)
+        left, right = max(-right, 0), max(right, 0)
+        place[:, left : width - right] = image[:, right : width - left]
+        place[:, :left] = image[:, :1]
+        place[:, width - right :] = image[:, -1:]
+    return moved
 
 
 class ImageEncoder(nn.Module):
