@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 POLE = """
 <mujoco>
   <worldbody>
@@ -46,22 +44,13 @@ class Pole(mj.TaskConfig):
 """
 
 
-def statement(folder: Path) -> str:
-    return str(json.loads((folder / "run" / "manifest.json").read_text())["exactness"])
+def statement(run: Path) -> str:
+    return str(json.loads((run / "manifest.json").read_text())["exactness"])
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after", "said"),
-    [
-        ("pole.xml", 'gear="1"', 'gear="2"', "the hash of the simulated model was"),
-        ("pole.py", "1.0)},", "2.0)},", "the hash of the code"),
-    ],
-)
-def test_a_changed_task_marks_a_run_for_good(
-    name: str, before: str, after: str, said: str, tmp_path: Path
-) -> None:
+def test_a_changed_task_marks_a_run_for_good(tmp_path: Path) -> None:
     """Looks do not count, and nothing is said of a task that is as it was."""
-    task = tmp_path / "robots"
+    task, run = tmp_path / "robots", tmp_path / "run"
     task.mkdir()
     (task / "pole.xml").write_text(POLE)
     (task / "pole.py").write_text(TASK)
@@ -79,13 +68,19 @@ def test_a_changed_task_marks_a_run_for_good(
     etude("train", "ppo", "--env.kind", "robots/pole.py:Pole", *sizes, "--folder", "run")
     (task / "pole.xml").write_text(POLE.replace("<geom ", '<geom rgba="1 0 0 1" '))
     assert "hash" not in etude("resume", "run", "--total-timesteps", "1024")
-    assert statement(tmp_path).startswith("exact: ")
-    shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True)
+    assert statement(run).startswith("exact: ")
+    shutil.copytree(run, tmp_path / "copy", symlinks=True)
     examined = etude("fsck", "copy")
     assert "A resume asks for trust first. " in examined
     assert "The run can be resumed from step 1024" in examined
-    file = task / name
-    file.write_text(file.read_text().replace(before, after))
-    told = etude("resume", "run", "--total-timesteps", "2048", "--trust")
-    assert f"From here on this run is not exact: resumed where {said}" in told
-    assert statement(tmp_path).startswith("not exact: ")
+    marked = "From here on this run is not exact: resumed where"
+    (task / "pole.xml").write_text(POLE.replace('gear="1"', 'gear="2"'))
+    told = etude("resume", "copy", "--total-timesteps", "2048", "--trust")
+    assert f"{marked} the hash of the simulated model was" in told
+    assert statement(tmp_path / "copy").startswith("not exact: ")
+    (task / "pole.xml").write_text(POLE)
+    (task / "pole.py").write_text(TASK.replace("1.0)},", "2.0)},"))
+    assert f"{marked} the hash of the code" in etude(
+        "resume", "run", "--total-timesteps", "2048", "--trust"
+    )
+    assert statement(run).startswith("not exact: ")
