@@ -20,6 +20,7 @@ from etude.models.encoders import (
 from etude.models.networks import EncoderConfig, generator_of
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
+from etude.planning import recipes
 from toy_envs import BOX
 
 SPEC = EnvSpec(
@@ -86,6 +87,14 @@ def test_keypoints_follow_a_thing_and_nothing_else() -> None:
     assert bool(seen.any())
     torch.testing.assert_close(moved[0][seen], torch.full((int(seen.sum()),), step))
     torch.testing.assert_close(moved[1][seen], torch.zeros(int(seen.sum())), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "keypoints"])
+def test_an_encoder_without_convolutions_is_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match=r"policy\.encoder\.channels must have"):
+        recipes.pick_place_pictures().replace(
+            policy__encoder__kind=kind, policy__encoder__channels=()
+        )
 
 
 def test_a_random_shift_is_a_crop_of_the_padded_image() -> None:

@@ -16,6 +16,7 @@ _WANTED = {
     "missing": "is missing: add it",
     "too_few_values": "must have more values",
     "too_long": "must have {max_length} values at most",
+    "too_short": "must have at least {min_length} value",
     "int": "must be a whole number",
     "float": "must be a number",
     "finite_number": "must be a finite number",

@@ -105,10 +105,10 @@ def random_shift(images: torch.Tensor, pixels: int, generator: np.random.Generat
     moves = generator.integers(-pixels, pixels + 1, (2, num, 1))[..., 0]
     rows = (torch.arange(height) + torch.from_numpy(moves[0])[:, None]).clamp(0, height - 1)
     moved = torch.empty_like(images)
-    looked_up = zip(moved, images, rows.to(images.device), moves[1].tolist(), strict=True)
-    for place, image, row, right in looked_up:
-        image = image.index_select(0, row)
-        left, right = max(-right, 0), max(right, 0)
+    each = zip(moved, images, rows.to(images.device), moves[1].tolist(), strict=True)
+    for place, unmoved, row, across in each:
+        image = unmoved.index_select(0, row)
+        left, right = max(-across, 0), max(across, 0)
         place[:, left : width - right] = image[:, right : width - left]
         place[:, :left] = image[:, :1]
         place[:, width - right :] = image[:, -1:]

@@ -38,7 +38,7 @@ class EncoderConfig(Config):
         "first two halve it, and spatial softmax gives the place where each of the last filters "
         "responds. resnet18: a ResNet-18 with GroupNorm and spatial softmax, not pretrained.",
     )
-    channels: Layers = Field((16, 32, 32, 32), description="Filters of each 3x3 convolution.")
+    channels: Layers = Field((16, 32, 32, 32), min_length=1, description="Filters of each layer.")
     features: Units = Field(64, description="Features of an image.")
 
 

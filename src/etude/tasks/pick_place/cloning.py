@@ -45,16 +45,11 @@ def pick_place_pictures() -> Recipe:
         update={
             "name": "pick-place-pictures",
             "env": PickPlaceConfig(**_AREA, pictures=84),
-            "policy": ChunkPolicyConfig(
-                kind="act",
+            "policy": states.policy.replace(
                 actor_reads=("image", "proprio"),
-                chunk=10,
-                width=64,
-                layers=2,
-                heads=2,
                 encoder=EncoderConfig(kind="keypoints", channels=(16, 32, 32), features=128),
             ),
-            "algorithm": BCConfig(dataset="", train_batches=100, batch_size=64, average=0.999),
+            "algorithm": states.algorithm.replace(train_batches=100),
             "clock": ClockConfig(epochs=10, cycles=5, iterations=4),
             "evaluation": EvaluationConfig(
                 every="1 epoch", episodes=50, num_envs=50, envs_per_group=50, final_episodes=200
