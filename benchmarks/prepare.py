@@ -20,7 +20,11 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).parent / "requirements"
 ROOT = Path(__file__).parents[1]
 DEFAULT = ROOT / ".venv-peers"
-SHARED = {"etude_recipe": "etude", "cleanrl_style": "etude"}
+SHARED = {
+    "etude_recipe": "etude",
+    "cleanrl_style": "etude",
+    "stable_baselines3_processes": "stable_baselines3",
+}
 """{peer: the peer whose environment it runs in}."""
 
 

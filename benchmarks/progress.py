@@ -172,7 +172,7 @@ def main(
         say(not_offered=f"it has no {task.algorithm.upper()}")
         return 0
     if task.name not in tasks:
-        say(not_offered="it is run on an engine of its own, which has no such task")
+        say(not_offered=f"its runner has no {task.name}")
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     progress = Progress(options)

@@ -42,14 +42,10 @@ def recipe(progress: Progress) -> Recipe:
         "policy__activation": task.activation,
         "policy__critic_reads": ("state",),
     }
+    chosen = etude.recipes.find(task.name).replace(**shared)
     if task.algorithm == "sac":
-        return etude.recipes.pick_place_sac().replace(**shared)
-    if task.name == "walk-go1":
-        chosen = etude.recipes.walk_go1()
-    else:
-        chosen = etude.recipes.halfcheetah().replace(env__id=task.env_id)
+        return chosen
     return chosen.replace(
-        **shared,
         policy__init_std=task.init_std,
         collector__num_envs=task.num_envs,
         collector__envs_per_group=task.num_envs // 2,

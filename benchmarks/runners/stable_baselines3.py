@@ -1,4 +1,5 @@
-"""stable-baselines3's PPO and SAC; `sbx.py` runs the same with its own classes."""
+"""stable-baselines3's PPO and SAC; `sbx.py` runs the same with its own classes, and
+`stable_baselines3_processes.py` has a process for each environment."""
 
 from __future__ import annotations
 
