@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 Record = dict[str, Any]
+_PARTS = {"left alone": FAINT, "killed": COLORS[0], "resumed": COLORS[1]}
+"""{part of a kill: its colour}."""
 
 HEAD = """# Beside other libraries
 
@@ -157,7 +159,57 @@ def kills(runs: list[Record]) -> str:
     head = ["task", "peer", "how it resumes", "killed at", "went on from"]
     head += ["largest difference of the score", "bit-equal"]
     told = "The score of the resumed run beside that of the untouched one, at equal steps.\n\n"
-    return f"## After kill -9 at half time\n\n{told}{table(head, rows)}"
+    text = f"## After kill -9 at half time\n\n{told}{table(head, rows)}"
+    for task in TASKS.values():
+        if resumed(task, runs):
+            text += (
+                f"\n![Killed and resumed on {task.name}](images/benchmark-kill-{task.name}.svg)\n"
+            )
+    return text
+
+
+def resumed(task: Task, runs: list[Record]) -> list[Record]:
+    """The runs of a task that were killed and went on."""
+    ended = [run for run in good(runs) if (run["measure"], run["task"]) == ("kill", task.name)]
+    return [run for run in ended if run["killed"] and run["killed"]["curve_after"]]
+
+
+def kill_picture(task: Task, found: list[Record]) -> bytes:
+    """Scores over steps, a panel for each peer: untouched, killed, resumed."""
+    place = 3 if task.score == "success" else 2
+    columns, width, height, left, top, bottom = 3, 320, 220, 56, 34, 30
+    rows = -(-len(found) // columns)
+    canvas = SvgCanvas(columns * width, rows * height + 24)
+    for i, (name, color) in enumerate(_PARTS.items()):
+        canvas.line([(left + 170 * i, 12), (left + 24 + 170 * i, 12)], color, 3)
+        canvas.text((left + 32 + 170 * i, 12), name, FAINT, "start", 12)
+    panels = []
+    for run in found:
+        curves = (run["curve"], run["killed"]["curve_before"], run["killed"]["curve_after"])
+        panels.append([[(p[1], p[place]) for p in c if p[place] is not None] for c in curves])
+    every = [point for lines in panels for line in lines for point in line]
+    most = max((x for x, _ in every), default=1)
+    low, high = min((y for _, y in every), default=0), max((y for _, y in every), default=1)
+    for i, (run, lines) in enumerate(zip(found, panels, strict=True)):
+        x0, y0 = left + width * (i % columns), 24 + height * (i // columns)
+        inner, tall = width - left - 12, height - top - bottom
+
+        def at(
+            x: float, y: float, x0: int = x0, y0: int = y0, inner: int = inner, tall: int = tall
+        ) -> tuple[float, float]:
+            share = (y - low) / ((high - low) or 1)
+            return x0 + inner * x / most, y0 + top + tall * (1 - share)
+
+        for y in ticks(low, high, 4):
+            canvas.line([at(0, y), at(most, y)], GRID)
+            canvas.text((x0 - 6, at(0, y)[1]), f"{y:g}", FAINT, "end", 11)
+        for x in ticks(0, most, 3):
+            canvas.text((at(x, low)[0], y0 + height - 16), steps_text(x), FAINT, "middle", 11)
+        canvas.text((x0, y0 + 18), run["peer"])
+        for line, color in zip(lines, _PARTS.values(), strict=True):
+            if len(line) > 1:
+                canvas.line([at(*point) for point in line], color, 1.6)
+    return canvas.bytes()
 
 
 def curves(task: Task, runs: list[Record]) -> dict[str, list[list[tuple[float, float]]]]:
@@ -228,6 +280,8 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         found = curves(task, runs)
         if found:
             drawn[f"benchmark-{task.name}.svg"] = picture(task, found)
+        if resumed(task, runs):
+            drawn[f"benchmark-kill-{task.name}.svg"] = kill_picture(task, resumed(task, runs))
     return text, drawn
 
 

@@ -63,7 +63,7 @@ def test_a_broken_runner_is_seen(body: str, fault: str) -> None:
 
 
 def test_speed_leaves_out_the_start_and_the_warm_up() -> None:
-    task = TASKS["pick-place"]
+    task = TASKS["pick-place-sac"]
     rates = [[10.0, 0], [11.0, 5_000], [12.0, 5_120], [20.0, 6_000], [32.0, 7_200]]
     assert run.speed_of([[*point, None, None] for point in rates], task) == 100.0
     assert run.speed_of([[1.0, 9_000, None, None]], task) is None

@@ -518,3 +518,38 @@ def test_a_success_that_is_a_number_is_refused() -> None:
     env.step(first)
     with pytest.raises(UsageError, match="`success` of the task gives float64: let it give bool"):
         env.step(second)
+
+
+def test_an_episode_tells_which_termination_ended_it() -> None:
+    def late(env: mj.MujocoEnv) -> Array:
+        return (env.elapsed >= 3) & (np.arange(env.num_envs) == 1)
+
+    def early(env: mj.MujocoEnv) -> Array:
+        return (env.elapsed >= 2) & (np.arange(env.num_envs) == 2)
+
+    def odd(env: mj.MujocoEnv) -> Array:
+        return np.arange(env.num_envs) % 2 == 1
+
+    ends = {"late": late, "early": early}
+    for success, expected in (
+        ("survived", {"early": [2], "late": [1], "success": [0, 3]}),
+        (odd, {"early": [2], "success": [1, 3], "no success in time": [0]}),
+    ):
+        env = mj.MujocoEnv(hopper(terminations=ends, success=success, max_episode_steps=4), 4)
+        env.reset(Key(3))
+        found: dict[str, list[int]] = {}
+        for action in actions(env, 4):
+            result = env.step(action)
+            told = result.episodes.get("outcome", np.zeros(0))
+            for env_id, outcome in zip(result.final_envs, told, strict=True):
+                if env.episode[env_id] == 1:
+                    found.setdefault(env.spec.outcomes[int(outcome)], []).append(int(env_id))
+        assert found == expected
+
+
+def test_a_task_without_success_reports_none() -> None:
+    env = mj.MujocoEnv(hopper(success=None, max_episode_steps=2), 3)
+    env.reset(Key(3))
+    results = [env.step(action) for action in actions(env, 2)]
+    assert not {"is_success", "outcome"} & {*env.spec.statistics, *results[-1].episodes}
+    assert set(env.spec.statistics) == set(results[-1].episodes)

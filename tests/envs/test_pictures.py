@@ -96,7 +96,7 @@ def test_a_policy_that_sees_and_is_told_its_task_is_filmed_and_viewed(
     etude.train(recipe, run)
     monkeypatch.setattr(footage, "STRIP_SIZE", (60, 80))
     assert cli.main(["eval", str(run), "--episodes", "2", "--video", "--small"]) == 0
-    assert list(run.glob("evaluations/*/failure.mp4"))
+    assert list(run.glob("evaluations/*/no-success-in-time.mp4"))
     asked = ["view", "reach", "--policy", str(run), "--out", str(out), "--seconds", "0.2"]
     told = ["--env.pictures", "36", "--env.sentence", "go there"]
     assert cli.main([*asked, "--small", *told]) == 0

@@ -16,7 +16,7 @@ from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import MujocoEnv, Term
+from etude.envs.mujoco.env import MujocoEnv
 from etude.models.policies import BasePolicy
 from etude.reports import fresh
 from etude.reports.footage import FRAME_RATE, recorder
@@ -148,7 +148,6 @@ class Player:
         self.env = env
         self._actor, self._key = actor, key
         self._stepped: BatchEnv = env
-        self._fired: list[str] = []
         self._number, self._length, self._total = 0, 0, 0.0
         self.dt = 1.0 / FRAME_RATE
         """Seconds of a step."""
@@ -159,19 +158,6 @@ class Player:
         """The simulation inside of the environment, if there is one."""
         if simulated is not None:
             self.dt = simulated.dt
-            # Names of terminations are no part of a step's result.
-            named = simulated.task.terminations.items()
-            noted = {name: self._noted(name, term) for name, term in named}
-            simulated.task = replace(simulated.task, terminations=noted)
-
-    def _noted(self, name: str, term: Term) -> Term:
-        def ends(view: object) -> Array:
-            found = term(view)
-            if found[0]:
-                self._fired.append(name)
-            return found
-
-        return ends
 
     def begin(self) -> None:
         """The start of the first episode."""
@@ -189,7 +175,6 @@ class Player:
 
     def step(self) -> Episode | None:
         """One control step; the episode, if it ended with this."""
-        self._fired.clear()
         actions = self._actor.act(self._obs)
         result = self._stepped.step(self.env.spec.action.to_env(actions))
         self._obs = result.obs
@@ -198,7 +183,9 @@ class Player:
         if 0 not in result.final_envs:
             return None
         sums = {n.removeprefix("reward/"): v for n, v in result.episodes.items() if "reward/" in n}
-        ending = ", ".join(self._fired) or (_OWN if result.terminated[0] else _LIMIT)
+        ended_by = self.simulated.ended_by.items() if self.simulated else ()
+        fired = [name for name, ended in ended_by if ended[0]]
+        ending = ", ".join(fired) or (_OWN if result.terminated[0] else _LIMIT)
         ended = self._episode({name: float(values[0]) for name, values in sums.items()}, ending)
         if "is_success" in result.episodes:
             ended = replace(ended, success=bool(result.episodes["is_success"][0]))

@@ -116,6 +116,7 @@ def native_task(name: str, kwargs: dict[str, Any] | None = None) -> Task:
         observations={"state": {"state": lambda _: body.observe()}},
         rewards=rewards,
         terminations=terminations,
+        success=None,
         statistics={"x_position": lambda _: body.qpos[:, 0]},
         substeps=walker.substeps,
         max_episode_steps=1000,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import mujoco
 import numpy as np
@@ -37,9 +37,6 @@ A = TypeVar("A")
 Term = Callable[[Any], Array]
 """A function of the task's view, or of the environment where the task has none."""
 
-_SINCE = ("action", "last_action")
-"""States that snapshots of earlier versions lack, where no task read them."""
-
 
 class Draws:
     """Random numbers of some environments, decided by key, environment, episode, step and a name.
@@ -56,8 +53,8 @@ class Draws:
         count = int(np.prod(shape))
         stream = np.uint64(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little"))
         index = np.arange(1, count + 1, dtype=np.uint64)
-        bits = mix(self._moments()[:, None] ^ mix(stream + index * GOLDEN))
-        unit = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        bits = mix(self._moments()[:, None] ^ mix(stream + index * GOLDEN)) >> np.uint64(11)
+        unit = bits.astype(np.float64) * 2.0**-53
         found: Array = low + unit.reshape(-1, *shape) * (np.asarray(high) - low)
         return found
 
@@ -189,12 +186,13 @@ class Task:
     """Physics steps of a control step."""
     terminations: Mapping[str, Term] = field(default_factory=dict)
     """{term: [num_envs] bool}: any of them ends the episode."""
-    success: Term | None = None
-    """[num_envs] bool, asked when an episode ends; None: an episode that ran out of time."""
+    success: Term | Literal["survived"] | None = "survived"
+    """[num_envs] bool, asked when an episode ends. "survived": whether no termination ended it;
+    None: only the return says how well it went."""
     statistics: Mapping[str, Term] = field(default_factory=dict)
     """{name: [num_envs]}: logged when an episode ends."""
     outcomes: tuple[str, ...] = ()
-    """What the statistic "outcome" counts through, success first."""
+    """What the statistic "outcome" counts through, success first; (): names of terminations."""
     parts: Sequence[Part] = ()
     """In the order in which they are asked; the action's part comes last, if not named here."""
     view: Any = None
@@ -251,8 +249,7 @@ class MujocoEnv:
         """[num_envs]: which episode each environment is in."""
         self.elapsed: Array = np.zeros(num_envs, np.int64)
         """[num_envs]: control steps since the episode's start."""
-        self.tick = 0
-        """Counts states of the simulation, for `derived`."""
+        self.tick = 0  # counts states of the simulation, for `derived`
         self.seed = np.uint64(0)
         self.streams = Streams(num_envs)
         self.physics_seconds = 0.0
@@ -276,6 +273,7 @@ class MujocoEnv:
         """[num_envs, n]: the one before it; zero at an episode's start."""
         self.terminated: Array = np.zeros(num_envs, np.bool_)
         """[num_envs]: whether the last step ended the episode."""
+        self.ended_by: dict[str, Array] = {}  # {termination: [num_envs] bool} of the last step
         self._names = [name for name, (_, weight) in task.rewards.items() if weight]
         self._weighted: Array = np.zeros((len(self._names), num_envs))
         self._sums = np.zeros_like(self._weighted)
@@ -285,6 +283,8 @@ class MujocoEnv:
         self._readers = {
             name: Reader(self, name, terms) for name, terms in task.observations.items()
         }
+        scored = () if task.success is None else ("is_success", "outcome")
+        rewarded = (f"reward/{name}" for name in self._names)
         self.spec = EnvSpec(
             observations={
                 name: ArraySpec(array.shape[1:], str(array.dtype))
@@ -292,14 +292,10 @@ class MujocoEnv:
             },
             action=task.action.spec,
             max_episode_steps=task.max_episode_steps,
-            statistics=(
-                "is_success",
-                *(f"reward/{name}" for name in self._names),
-                *task.statistics,
-            ),
+            statistics=tuple(dict.fromkeys((*scored, *rewarded, *task.statistics))),
             substeps=task.substeps,
             model=digest(self.simulation.model),
-            outcomes=task.outcomes,
+            outcomes=task.outcomes or ("success", *task.terminations, "no success in time"),
             motions=task.motions,
         )
 
@@ -368,8 +364,9 @@ class MujocoEnv:
         self.elapsed += 1
         self._update()
         terminated = np.zeros(self.num_envs, np.bool_)
-        for ends in task.terminations.values():
-            terminated |= ends(self.view)
+        for name, ends in task.terminations.items():
+            self.ended_by[name] = ends(self.view).copy()
+            terminated |= self.ended_by[name]
         self.terminated = terminated
         reward = self._reward()
         limit = task.max_episode_steps if task.time_limit is None else task.time_limit(self.view)
@@ -421,19 +418,26 @@ class MujocoEnv:
 
     def _report(self, env_ids: Array) -> dict[str, Array]:
         """{name: [k] float64} about the episodes that end in environments [k]."""
-        success = self.task.success
-        succeeded = ~self.terminated if success is None else success(self.view)
-        if succeeded.dtype != bool:
-            raise UsageError(f"`success` of the task gives {succeeded.dtype}: let it give bool.")
         sums = self._sums[:, env_ids]
         return {
-            "is_success": succeeded[env_ids].astype(np.float64),
+            **self._success(env_ids),
             **{f"reward/{name}": total for name, total in zip(self._names, sums, strict=True)},
             **{
                 name: term(self.view)[env_ids].astype(np.float64)
                 for name, term in self.task.statistics.items()
             },
         }
+
+    def _success(self, env_ids: Array) -> dict[str, Array]:
+        """Whether the episodes succeed that end in environments [k], and what ended the others."""
+        success = self.task.success
+        if success is None:
+            return {}
+        succeeded = ~self.terminated if success == "survived" else success(self.view)
+        if succeeded.dtype != bool:
+            raise UsageError(f"`success` of the task gives {succeeded.dtype}: let it give bool.")
+        ways = np.stack([succeeded, *self.ended_by.values(), np.ones_like(succeeded)])[:, env_ids]
+        return {"is_success": ways[0].astype(np.float64), "outcome": ways.argmax(0) * 1.0}
 
     def _begin(self, env_ids: Array) -> None:
         """Environments [k] at the start of their current episode."""
@@ -478,15 +482,12 @@ class MujocoEnv:
         for name, total in self.reward_sums.items():
             total[:] = snapshot["sums"][name]
         for name, array in self._states.items():
-            if name in snapshot["task"]:
-                array[...] = snapshot["task"][name]
-            elif name in _SINCE:
-                array[...] = 0.0
-            else:
+            if name not in snapshot["task"]:
                 raise UsageError(
                     f"This snapshot has no '{name}': it is of another version of the task, or of "
                     "Etude. The policy can still be loaded and evaluated."
                 )
+            array[...] = snapshot["task"][name]
         self.tick += 1
         for part in self.parts:
             part.restored()

@@ -131,7 +131,7 @@ class ImitationConfig(TaskConfig):
             parts=parts,
             observations=observations,
             rewards={name: (f, weights[name]) for name, f in rewards(self.sharpness).items()},
-            terminations={"ended": lambda f: f.ended},
+            terminations={"off the motion": lambda f: f.ended},
             statistics=statistics,
             substeps=substeps(self.physics),
             max_episode_steps=figure.longest(),
