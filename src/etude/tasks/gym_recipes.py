@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
 from etude.envs.adapters.gym import GymConfig
