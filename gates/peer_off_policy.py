@@ -1,11 +1,13 @@
 """SAC and TD3 beside stable-baselines3's: returns after the same steps of the same environment.
 
     python gates/peer_off_policy.py [--env HalfCheetah-v5] [--steps 30000] [--seeds 2] [--jobs 2]
+        [--folder runs/peer_off_policy]
 
 Both sides have the recipes' settings: two layers of 256, batches of 256, learning rate 3e-4, 1,000
 steps of random actions and then a gradient step for every step. Etude collects 100 steps and then
 learns 100 times; stable-baselines3, as it does by default, takes turns after every step. Each
-trained policy plays the same 20 episodes with its most likely actions. Needs the `bench` extra:
+trained policy plays the same 20 episodes with its most likely actions. Every training's result is
+kept in the folder, and a training whose result is there is not made again. Needs the `bench` extra:
 pip install 'etude[bench]'.
 
 A method's returns are within the other's spread when the difference of the two means over seeds is
@@ -17,6 +19,7 @@ returns may be below that spread. Half an hour on two idle cores.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import multiprocessing
 import sys
@@ -48,6 +51,16 @@ class Job(NamedTuple):
     env: str
     steps: int
     episodes: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.side}-{self.method}-{self.env}-{self.steps}-{self.episodes}-{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        """Of its result."""
+        return self.folder / f"{self.name}.json"
 
 
 class Result(NamedTuple):
@@ -63,37 +76,45 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--methods", nargs="+", default=["sac", "td3"])
     parser.add_argument("--episodes", type=int, default=20, help="of every trained policy")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, a core each")
+    parser.add_argument("--folder", type=Path, default=Path("runs/peer_off_policy"))
     parser.add_argument("--below", type=float, default=2.0, help="deviations, at most")
     # Hardly past the warm-up: both sides must complete and be played, whatever they have learned.
     smallest = {"env": "Pendulum-v1", "steps": 1_100, "methods": ["sac"], "episodes": 2}
-    options = parse(parser, {**smallest, "below": math.inf}, arguments)
-    jobs = [
-        Job(side, method, seed, options.env, options.steps, options.episodes)
-        for method in options.methods
-        for seed in range(options.seeds)
-        for side in ("etude", "sb3")
-    ]
-    with Gate("peer_off_policy", options, needs={"trainings": len(jobs)}) as gate:
-        found = measure(gate, jobs, options.jobs)
-        for method in options.methods:
-            name = f"{method} over stable-baselines3 in deviations"
-            gate.figure(name, compare(method, found), at_least=-options.below)
+    with tempfile.TemporaryDirectory() as scratch:
+        smallest |= {"folder": Path(scratch), "below": math.inf}
+        options = parse(parser, smallest, arguments)
+        options.folder.mkdir(parents=True, exist_ok=True)
+        jobs = [
+            Job(side, method, seed, options.env, options.steps, options.episodes, options.folder)
+            for method in options.methods
+            for seed in range(options.seeds)
+            for side in ("etude", "sb3")
+        ]
+        with Gate("peer_off_policy", options, needs={"trainings": len(jobs)}) as gate:
+            found = measure(gate, jobs, options.jobs)
+            for method in options.methods:
+                name = f"{method} over stable-baselines3 in deviations"
+                gate.figure(name, compare(method, found), at_least=-options.below)
     return gate.code
 
 
 def measure(gate: Gate, jobs: list[Job], many: int) -> dict[Job, Result]:
+    """Train what is missing, and read what is there."""
+    missing = [job for job in jobs if not job.path.exists()]
     fresh = multiprocessing.get_context("spawn")
-    found: dict[Job, Result] = {}
     with ProcessPoolExecutor(many, fresh, max_tasks_per_child=1) as pool:
-        for job, result in zip(jobs, pool.map(run, jobs, timeout=gate.seconds_left), strict=True):
-            found[job] = result
-            gate.count("trainings")
-            print(
-                f"{job.side:5} {job.method} seed {job.seed}: {np.mean(result.returns):8.1f} ± "
-                f"{np.std(result.returns):.1f} over {len(result.returns)} episodes, "
-                f"{result.seconds:.0f} s",
-                flush=True,
-            )
+        for name in pool.map(run, missing, timeout=gate.seconds_left):
+            print(f"{name}: trained", flush=True)
+    found: dict[Job, Result] = {}
+    for job in jobs:
+        found[job] = result = Result(**json.loads(job.path.read_text()))
+        gate.count("trainings")
+        print(
+            f"{job.side:5} {job.method} seed {job.seed}: {np.mean(result.returns):8.1f} ± "
+            f"{np.std(result.returns):.1f} over {len(result.returns)} episodes, "
+            f"{result.seconds:.0f} s",
+            flush=True,
+        )
     return found
 
 
@@ -114,12 +135,14 @@ def compare(method: str, found: dict[Job, Result]) -> float:
     return float((ours - theirs) / deviation) if deviation else math.nan
 
 
-def run(job: Job) -> Result:
-    """Train and play, on one thread."""
+def run(job: Job) -> str:
+    """Train and play, on one thread, and keep the result."""
     torch.set_num_threads(1)
     start = time.perf_counter()
     act = (train_etude if job.side == "etude" else train_sb3)(job)
-    return Result(play(job.env, act, job.episodes), time.perf_counter() - start)
+    result = Result(play(job.env, act, job.episodes), time.perf_counter() - start)
+    job.path.write_text(json.dumps(result._asdict()) + "\n")
+    return job.name
 
 
 def play(name: str, act: Act, episodes: int) -> list[float]:
@@ -137,7 +160,8 @@ def play(name: str, act: Act, episodes: int) -> list[float]:
 
 
 def train_etude(job: Job) -> Act:
-    """The recipe of that name, as it is but for the task and its length."""
+    """The recipe of that name, as it is but for the task and its length; an interrupted run goes
+    on."""
     recipe = etude.recipes.sac() if job.method == "sac" else etude.recipes.td3()
     assert isinstance(recipe.algorithm, OffPolicyConfig)
     recipe = recipe.model_copy(
@@ -151,10 +175,9 @@ def train_etude(job: Job) -> Act:
             ),
         }
     )
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        etude.train(recipe, folder)
-        policy = etude.load_policy(folder)
+    folder = job.folder / job.name
+    run = etude.resume(folder) if folder.exists() else etude.train(recipe, folder)
+    policy = run.policy()
     return lambda obs: policy.act(np.asarray(obs, np.float32)[None])[0]
 
 
