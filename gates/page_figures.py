@@ -115,13 +115,12 @@ def share(gate: str, variant: str, name: str) -> Figure:
 
 
 def running(recipe: str) -> Figure:
-    """The return of a recipe, and that of stable-baselines3."""
+    """The returns of a recipe, and those of stable-baselines3."""
 
     def told(results: Results) -> str:
-        sides = (f"return of {recipe}, {side}" for side in ("etude", "sb3"))
-        return " | ".join(
-            span(values(results, "train_gymnasium", "", side), "{:,.0f}") for side in sides
-        )
+        names = (f"return of {recipe}, {side}, seed" for side in ("etude", "sb3"))
+        sides = [values(results, "train_gymnasium", "", name) for name in names]
+        return " | ".join(f"{span(found, '{:,.0f}')} ({seeds(found)})" for found in sides)
 
     return Figure("train_gymnasium", "", told)
 
@@ -336,7 +335,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
         },
     ),
     "gymnasium": Table(
-        ("recipe", "mean return at 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),
+        ("recipe", "return after 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),
         {f"`{name}`": running(name) for name in ("hopper", "halfcheetah", "walker2d", "ant")},
     ),
     "offline": share("train_offline", "", "success on fresh episodes"),

@@ -1,7 +1,8 @@
 """Gymnasium's MuJoCo tasks by PPO, beside stable-baselines3's PPO with the settings of rl_zoo3.
 
     python gates/train_gymnasium.py [--tasks hopper halfcheetah walker2d ant] [--seeds 0 1 2]
-        [--steps 1000000] [--sides etude sb3] [--jobs 2] [--folder runs/train_gymnasium]
+        [--peer-seeds 0 1 2] [--steps 1000000] [--sides etude sb3] [--jobs 2]
+        [--folder runs/train_gymnasium]
 
 Etude trains the recipe of each name, which runs on the batch engine. stable-baselines3 has what
 the package rl_zoo3 (2.9.2) lists for the same task of the version before; for the ant that is
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--peer-seeds", type=int, nargs="+", help="default: --seeds")
     parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES, help="to train now")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--episodes", type=int, default=50, help="of every trained policy")
@@ -94,7 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
         smallest = {"tasks": ["hopper"], "seeds": [0], "steps": 4_096, "episodes": 2}
         smallest |= {"folder": Path(scratch), "ratio": -float("inf")}
         options = parse(parser, smallest, arguments)
-        needs = {"trainings": len(SIDES) * len(options.tasks) * len(options.seeds)}
+        options.peer_seeds = options.peer_seeds or options.seeds
+        seeds = len(options.seeds) + len(options.peer_seeds)
+        needs = {"trainings": len(options.tasks) * seeds}
         with Gate("train_gymnasium", options, needs=needs) as gate:
             report_load(gate)
             measure(gate, options)
@@ -104,33 +108,31 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(gate: Gate, options: argparse.Namespace) -> None:
     """Train what is missing, and compare what is there."""
     options.folder.mkdir(parents=True, exist_ok=True)
+    seeds = {"etude": options.seeds, "sb3": options.peer_seeds}
     wanted = [
         Job(side, task, seed, options.steps, options.episodes, options.folder)
         for task in options.tasks
-        for seed in options.seeds
         for side in SIDES
+        for seed in seeds[side]
     ]
     now = [job for job in wanted if job.side in options.sides and read(job) is None]
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, fresh, max_tasks_per_child=1) as pool:
         for name, result in pool.map(train, now, timeout=gate.seconds_left):
             mean = np.mean(result["returns"])
-            print(f"{name}: return {mean:.0f} after {result['seconds']:.0f} s", flush=True)
+            print(f"{name}: return {mean:.0f}, {result['seconds']:.0f} s", flush=True)
     for task in options.tasks:
-        means = {}
-        for side in SIDES:
-            found = [read(job) for job in wanted if (job.side, job.task) == (side, task)]
-            there = [result for result in found if result is not None]
-            gate.count("trainings", len(there))
-            if there:
-                means[side] = float(np.mean([np.mean(result["returns"]) for result in there]))
-                gate.figure(f"return of {task}, {side}", means[side])
-                seconds = float(np.median([result["seconds"] for result in there]))
-                gate.figure(f"seconds of {task}, {side}", seconds, timing=True)
-                gate.details[f"{task}, {side}"] = [np.mean(result["returns"]) for result in there]
-        if len(means) == len(SIDES):
-            ratio = means["etude"] / means["sb3"]
-            gate.figure(f"return of {task} over sb3's", ratio, at_least=options.ratio)
+        means: dict[str, list[float]] = {side: [] for side in SIDES}
+        for job in wanted:
+            result = read(job) if job.task == task else None
+            if result is not None:
+                mean = float(np.mean(result["returns"]))
+                means[job.side].append(mean)
+                gate.count("trainings")
+                gate.figure(f"return of {task}, {job.side}, seed {job.seed}", mean)
+        if all(means.values()):
+            ours, theirs = (float(np.mean(means[side])) for side in SIDES)
+            gate.figure(f"return of {task} over sb3's", ours / theirs, at_least=options.ratio)
 
 
 def read(job: Job) -> dict[str, Any] | None:

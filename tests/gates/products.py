@@ -480,11 +480,12 @@ def peer_off_policy(bench: Bench) -> list[str]:
             raise Broken
         behind = 50.0 * (job.side == "etude" and bench.way == "wrong")
         returns = [] if bench.way == "nothing" else [100.0 + job.seed - behind]
-        return result(returns, 1.0)
+        job.path.write_text(json.dumps(result(returns, 1.0)._asdict()))
+        return job.name
 
     bench.put("ProcessPoolExecutor", lambda many, *_, **__: ThreadPoolExecutor(many))
     bench.put("run", run)
-    return []
+    return ["--folder", str(bench.folder / "results")]
 
 
 # Faults below, beside and around a run.
