@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from rich.console import Console
 
+import etude
 import short_recipes
 from etude.algorithms.ppo import PPOConfig
 from etude.algorithms.rewards import GivenConfig
@@ -98,3 +100,17 @@ def test_every_kind_of_the_catalogue_declares_each_place_once() -> None:
             assert len({column.place for column in columns}) == len(columns), name
         curves = [metric.curve.place for metric in metrics if metric.curve]
         assert len(set(curves)) == len(curves), name
+
+
+@pytest.mark.parametrize("name", ["ppo", "reach-short"])
+def test_the_table_has_success_where_the_task_has(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = recipes.find(name)
+    steps = chosen.collector.num_envs * chosen.algorithm.rollout_steps
+    chosen = chosen.replace(
+        clock__total_timesteps=steps, clock__cycles=1, clock__iterations=1, logs__console="table"
+    )
+    etude.train(chosen, tmp_path / "run", console=True)
+    heading = next(line for line in capsys.readouterr().out.splitlines() if " return " in line)
+    assert ("eval success" in heading) == (name == "reach-short")

@@ -58,18 +58,12 @@ def outputs_of(
     """The logs of a run, with what the caller asked for; only the first rank has any."""
     if not ranks.is_first:
         return Outputs(silent, silent)
-    recipe, iterations = run.recipe, run.loops.iterations
-    plain, metrics = recipe.model_dump(mode="json"), metrics_of(recipe)
-    return open_logs(
-        recipe.logs,
-        folder.path,
-        plain,
-        metrics,
-        iterations,
-        console,
-        asked,
-        lambda: recipes.changed(recipe),
-    )
+    recipe, iterations, metrics = run.recipe, run.loops.iterations, metrics_of(run.recipe)
+    if run.data is None and "is_success" not in run.spec.statistics:
+        metrics = tuple(metric for metric in metrics if "success" not in metric.name)
+    plain, changed = recipe.model_dump(mode="json"), lambda: recipes.changed(recipe)
+    path = folder.path
+    return open_logs(recipe.logs, path, plain, metrics, iterations, console, asked, changed)
 
 
 class Interrupted(EtudeError):
