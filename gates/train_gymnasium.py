@@ -65,6 +65,8 @@ ZOO: dict[str, dict[str, Any]] = {
 """Of rl_zoo3's ppo.yml, for Hopper-v4, HalfCheetah-v4, Walker2d-v4 and Ant-v4; all are normalised
 and have one environment."""
 SIDES = ("etude", "sb3")
+SAVED_EVERY = 50_000
+"""Steps between two models that stable-baselines3 saves."""
 
 
 class Job(NamedTuple):
@@ -172,16 +174,24 @@ def train_etude(job: Job) -> Act:
 
 
 def train_sb3(job: Job) -> Act:
-    """As `python -m rl_zoo3.train --algo ppo` does."""
+    """As `python -m rl_zoo3.train --algo ppo` does; one that was interrupted goes on from what its
+    callback saved last."""
     from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import CheckpointCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
-    settings = dict(ZOO[job.task])
-    env = make_vec_env(TASKS[job.task], n_envs=1, seed=job.seed)
-    env = VecNormalize(env, gamma=settings.get("gamma", 0.99))
-    model = PPO("MlpPolicy", env, seed=job.seed, device="cpu", **settings)
-    model.learn(job.steps)
+    settings, folder = dict(ZOO[job.task]), job.folder / f"{job.name}-{job.steps}"
+    raw = make_vec_env(TASKS[job.task], n_envs=1, seed=job.seed)
+    saved = max((int(path.stem.split("_")[1]) for path in folder.glob("model_*.zip")), default=0)
+    if saved:
+        env = VecNormalize.load(str(folder / f"model_vecnormalize_{saved}_steps.pkl"), raw)
+        model = PPO.load(folder / f"model_{saved}_steps", env, device="cpu")
+    else:
+        env = VecNormalize(raw, gamma=settings.get("gamma", 0.99))
+        model = PPO("MlpPolicy", env, seed=job.seed, device="cpu", **settings)
+    saving = CheckpointCallback(SAVED_EVERY, str(folder), "model", save_vecnormalize=True)
+    model.learn(job.steps - saved, callback=saving, reset_num_timesteps=not saved)
     env.training = False
     return lambda obs: model.predict(env.normalize_obs(obs), deterministic=True)[0]
 
