@@ -54,8 +54,8 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	for recipe in original sac; do python gates/train_pick_place.py --recipe pick-place-$$recipe --seeds 1 || exit 1; done
 	python gates/peer_pick_place.py
 	python gates/peer_off_policy.py
-	python gates/peer_off_policy.py --env Hopper-v5 --steps 300000 --methods sac
-	python gates/train_gymnasium.py
+	python gates/peer_off_policy.py --env Hopper-v5 --steps 300000 --methods sac --warmup 10000
+	for task in hopper halfcheetah walker2d ant; do python gates/train_gymnasium.py --task $$task || exit 1; done
 	python gates/dashboard_cost.py
 	python gates/torn_checkpoints.py --cases 10000
 	python gates/fuzz.py --inputs 1000000

@@ -118,11 +118,25 @@ def running(recipe: str) -> Figure:
     """The returns of a recipe, and those of stable-baselines3."""
 
     def told(results: Results) -> str:
-        names = (f"return of {recipe}, {side}, seed" for side in ("etude", "sb3"))
-        sides = [values(results, "train_gymnasium", "", name) for name in names]
+        names = (f"return of {side}, seed" for side in ("etude", "sb3"))
+        sides = [values(results, "train_gymnasium", recipe, name) for name in names]
         return " | ".join(f"{span(found, '{:,.0f}')} ({seeds(found)})" for found in sides)
 
-    return Figure("train_gymnasium", "", told)
+    return Figure("train_gymnasium", recipe, told)
+
+
+def sac_beside_sb3(env: str) -> Figure:
+    """The returns of SAC, and those of stable-baselines3's."""
+
+    def told(results: Results) -> str:
+        names = (f"return of {side} sac, seed" for side in ("etude", "sb3"))
+        ours, theirs = (values(results, "peer_off_policy", env, name) for name in names)
+        form = "{:,.0f}"
+        return f"{span(ours, form)}, where stable-baselines3 has {span(theirs, form)} " + (
+            f"({seeds(ours)} each)"
+        )
+
+    return Figure("peer_off_policy", env, told)
 
 
 def reach() -> Figure:
@@ -338,6 +352,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
         ("recipe", "return after 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),
         {f"`{name}`": running(name) for name in ("hopper", "halfcheetah", "walker2d", "ant")},
     ),
+    "sac-hopper": sac_beside_sb3("Hopper-v5"),
     "offline": share("train_offline", "", "success on fresh episodes"),
     "offline-margin": share("train_offline", "", "more than imitation"),
     "import-memory": one("datasets", "", "GiB of an import", "{} GiB"),

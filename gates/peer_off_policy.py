@@ -1,14 +1,15 @@
 """SAC and TD3 beside stable-baselines3's: returns after the same steps of the same environment.
 
     python gates/peer_off_policy.py [--env HalfCheetah-v5] [--steps 30000] [--seeds 2] [--jobs 2]
-        [--folder runs/peer_off_policy]
+        [--methods sac td3] [--warmup 1000] [--folder runs/peer_off_policy]
 
-Both sides have the recipes' settings: two layers of 256, batches of 256, learning rate 3e-4, 1,000
-steps of random actions and then a gradient step for every step. Etude collects 100 steps and then
-learns 100 times; stable-baselines3, as it does by default, takes turns after every step. Each
-trained policy plays the same 20 episodes with its most likely actions. Every training's result is
-kept in the folder, and a training whose result is there is not made again. Needs the `bench` extra:
-pip install 'etude[bench]'.
+Both sides have the recipes' settings: two layers of 256, batches of 256, learning rate 3e-4, steps
+of random actions (`--warmup`) and then a gradient step for every step. With a warm-up of 10,000
+steps these are also what the package rl_zoo3 (2.9.2) lists for SAC on Gymnasium's walkers. Etude
+collects 100 steps and then learns 100 times; stable-baselines3, as it does by default, takes turns
+after every step. Each trained policy plays the same 20 episodes with its most likely actions. Every
+training's result is kept in the folder, and a training whose result is there is not made again.
+Needs the `bench` extra: pip install 'etude[bench]'.
 
 A method's returns are within the other's spread when the difference of the two means over seeds is
 at most twice the deviation of such a difference, the seeds of both sides together telling how much
@@ -39,7 +40,6 @@ from etude.algorithms.replay import OffPolicyConfig
 from etude.core.clock import ClockConfig
 from report import Gate, parse
 
-WARMUP = 1_000
 Act = Callable[[Any], Any]
 """One observation [n] to one action [m]."""
 
@@ -51,11 +51,13 @@ class Job(NamedTuple):
     env: str
     steps: int
     episodes: int
+    warmup: int
     folder: Path
 
     @property
     def name(self) -> str:
-        return f"{self.side}-{self.method}-{self.env}-{self.steps}-{self.episodes}-{self.seed}"
+        sizes = f"{self.steps}-{self.warmup}-{self.episodes}"
+        return f"{self.side}-{self.method}-{self.env}-{sizes}-{self.seed}"
 
     @property
     def path(self) -> Path:
@@ -75,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--methods", nargs="+", default=["sac", "td3"])
     parser.add_argument("--episodes", type=int, default=20, help="of every trained policy")
+    parser.add_argument("--warmup", type=int, default=1_000, help="steps of random actions")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, a core each")
     parser.add_argument("--folder", type=Path, default=Path("runs/peer_off_policy"))
     parser.add_argument("--below", type=float, default=2.0, help="deviations, at most")
@@ -84,13 +87,15 @@ def main(arguments: list[str] | None = None) -> int:
         smallest |= {"folder": Path(scratch), "below": math.inf}
         options = parse(parser, smallest, arguments)
         options.folder.mkdir(parents=True, exist_ok=True)
+        sizes = (options.steps, options.episodes, options.warmup)
         jobs = [
-            Job(side, method, seed, options.env, options.steps, options.episodes, options.folder)
+            Job(side, method, seed, options.env, *sizes, options.folder)
             for method in options.methods
             for seed in range(options.seeds)
             for side in ("etude", "sb3")
         ]
-        with Gate("peer_off_policy", options, needs={"trainings": len(jobs)}) as gate:
+        needs = {"trainings": len(jobs)}
+        with Gate("peer_off_policy", options, needs=needs, variant=options.env) as gate:
             found = measure(gate, jobs, options.jobs)
             for method in options.methods:
                 name = f"{method} over stable-baselines3 in deviations"
@@ -109,6 +114,8 @@ def measure(gate: Gate, jobs: list[Job], many: int) -> dict[Job, Result]:
     for job in jobs:
         found[job] = result = Result(**json.loads(job.path.read_text()))
         gate.count("trainings")
+        name = f"return of {job.side} {job.method}, seed {job.seed}"
+        gate.figure(name, float(np.mean(result.returns)))
         print(
             f"{job.side:5} {job.method} seed {job.seed}: {np.mean(result.returns):8.1f} ± "
             f"{np.std(result.returns):.1f} over {len(result.returns)} episodes, "
@@ -169,7 +176,7 @@ def train_etude(job: Job) -> Act:
             "seed": job.seed,
             "env": recipe.env.model_copy(update={"id": job.env}),
             "clock": ClockConfig(total_timesteps=job.steps, cycles=5, iterations=10),
-            "algorithm": recipe.algorithm.model_copy(update={"warmup_steps": WARMUP}),
+            "algorithm": recipe.algorithm.model_copy(update={"warmup_steps": job.warmup}),
             "evaluation": recipe.evaluation.model_copy(
                 update={"every": "1000 epochs", "episodes": 1, "num_envs": 1, "envs_per_group": 1}
             ),
@@ -187,7 +194,7 @@ def train_sb3(job: Job) -> Act:
 
     shared: dict[str, Any] = {
         "learning_rate": 3e-4,
-        "learning_starts": WARMUP,
+        "learning_starts": job.warmup,
         "batch_size": 256,
         "gamma": 0.99,
         "tau": 0.005,

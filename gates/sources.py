@@ -57,6 +57,7 @@ ONE_RECIPE = {
     "peer_pick_place": "pick-place",
     "rollout_speed": "",
     "train_episodic": "episodic",
+    "train_gymnasium": "",
     "train_imitation": "imitate-walk",
     "train_memory": "reach-memory",
     "train_pick_place": "pick-place",
