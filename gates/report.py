@@ -92,6 +92,7 @@ class Gate:
         self.figures: dict[str, dict[str, Any]] = {}
         self.details: dict[str, Any] = {}
         self.code = FAILED
+        self._sources: set[str] = set()
         self.limit: float = options.limit
         self._smallest: bool = options.smallest
         self._json: Path | None = options.json
@@ -119,6 +120,10 @@ class Gate:
         """A measured number and the bounds it must keep; one that is infinite is no bound."""
         bounds = {"at_least": at_least, "at_most": at_most}
         self.figures[name] = {"value": value, **bounds, "timing": timing}
+
+    def of_source(self, source: str) -> None:
+        """A part of what is measured was made earlier, by the code of that hash."""
+        self._sources.add(source)
 
     def too_busy(self, why: str) -> None:
         """Other work disturbs timings: those out of bounds are then not judged."""
@@ -213,6 +218,7 @@ class Gate:
         stem = "-".join(part for part in (self.name, self.variant.replace(" ", "-")) if part)
         path = self._json or folder / f"{stem}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
+        sources = self._sources or {source_hash(self.name, self.variant)}
         result = {
             "gate": self.name,
             "variant": self.variant,
@@ -233,7 +239,7 @@ class Gate:
             "processor_seconds": round(_processor_seconds(), 1),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
-            "source": source_hash(self.name, self.variant),
+            "source": " and ".join(sorted(sources)),
             "machine": machine(),
             "reference_speed": self.reference_speed and round(self.reference_speed),
             "command": shlex.join(

@@ -37,7 +37,7 @@ SHARED = {
     "scale_page",
     "short_runs",
 }
-SHARED |= {"smallest", "sources"}
+SHARED |= {"smallest", "sources", "trainings"}
 LONG = ("scale", "exact_resume", "ray_faults", "ranks", "train_episodic", "train_offline")
 """These begin first, so that none of them is waited for alone."""
 

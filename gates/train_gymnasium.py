@@ -1,16 +1,15 @@
 """Gymnasium's MuJoCo tasks by PPO, beside stable-baselines3's PPO with the settings of rl_zoo3.
 
     python gates/train_gymnasium.py [--task hopper|halfcheetah|walker2d|ant] [--seeds 0 1 2]
-        [--peer-seeds 0 1 2] [--steps 1000000] [--sides etude sb3] [--jobs 2]
-        [--folder runs/train_gymnasium]
+        [--peer-seeds 0 1 2] [--steps 1000000] [--now 'sb3-*'] [--jobs 2]
 
 Etude trains the recipe of that name, which runs on the batch engine. stable-baselines3 has what
 the package rl_zoo3 (2.9.2) lists for the same task of the version before; for the ant that is
 stable-baselines3's own defaults with normalised observations and rewards. Each training has one
 core. The policies after the last step play the same 50 episodes with their most likely actions.
-Every training's result is kept in the folder, and a training whose result is there is not made
-again, so the gate can be spread over several days: it ends well only when all of them are there.
-stable-baselines3 needs the `bench` extra: pip install 'etude[bench]'.
+Trainings are kept (gates/trainings.py), so the gate can be spread over several days: it ends well
+only when all of them are there. stable-baselines3 comes with the `bench` extra:
+pip install 'etude[bench]'.
 
 The mean return over seeds must reach that of stable-baselines3.
 """
@@ -18,22 +17,20 @@ The mean return over seeds must reach that of stable-baselines3.
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
+import math
 import sys
 import tempfile
-import time
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 import etude
 from machine import report_load
-from peer_off_policy import Act, play
 from report import Gate, parse
+from trainings import Act, Training, add_options, returns_of
 
 TASKS = {
     "hopper": "Hopper-v5",
@@ -69,34 +66,19 @@ SAVED_EVERY = 50_000
 """Steps between two models that stable-baselines3 saves."""
 
 
-class Job(NamedTuple):
-    side: str
-    task: str
-    seed: int
-    steps: int
-    episodes: int
-    folder: Path
-
-    @property
-    def name(self) -> str:
-        return f"{self.side}-{self.task}-{self.seed}"
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="hopper", choices=TASKS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--peer-seeds", type=int, nargs="+", help="default: --seeds")
-    parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES, help="to train now")
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--episodes", type=int, default=50, help="of every trained policy")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time, a core each")
-    parser.add_argument("--folder", type=Path, default=Path("runs/train_gymnasium"))
+    add_options(parser, "train_gymnasium")
     parser.add_argument("--ratio", type=float, default=1.0, help="of the returns, at least")
     with tempfile.TemporaryDirectory() as scratch:
         # A rollout or two: both sides must complete and be played, whatever they have learned.
         smallest = {"seeds": [0], "steps": 4_096, "episodes": 2}
-        smallest |= {"folder": Path(scratch), "ratio": -float("inf")}
+        smallest |= {"folder": Path(scratch, "runs"), "kept": Path(scratch), "ratio": -math.inf}
         options = parse(parser, smallest, arguments)
         options.peer_seeds = options.peer_seeds or options.seeds
         needs = {"trainings": len(options.seeds) + len(options.peer_seeds)}
@@ -108,58 +90,38 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(gate: Gate, options: argparse.Namespace) -> None:
     """Train what is missing, and compare what is there."""
-    options.folder.mkdir(parents=True, exist_ok=True)
+    task, steps = options.task, options.steps
     seeds = {"etude": options.seeds, "sb3": options.peer_seeds}
-    wanted = [
-        Job(side, options.task, seed, options.steps, options.episodes, options.folder)
+    trains = {"etude": train_etude, "sb3": train_sb3}
+    wanted = {
+        (side, seed): Training(
+            f"{side}-ppo-{task}-{steps}-seed-{seed}",
+            TASKS[task],
+            options.episodes,
+            partial(trains[side], task, seed, steps),
+        )
         for side in SIDES
         for seed in seeds[side]
-    ]
-    now = [job for job in wanted if job.side in options.sides and read(job) is None]
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, fresh, max_tasks_per_child=1) as pool:
-        for name, result in pool.map(train, now, timeout=gate.seconds_left):
-            mean = np.mean(result["returns"])
-            print(f"{name}: return {mean:.0f}, {result['seconds']:.0f} s", flush=True)
+    }
+    found = returns_of(gate, [*wanted.values()], options)
     means: dict[str, list[float]] = {side: [] for side in SIDES}
-    for job in wanted:
-        if (kept := read(job)) is not None:
-            means[job.side].append(float(np.mean(kept["returns"])))
-            gate.count("trainings")
-            gate.figure(f"return of {job.side}, seed {job.seed}", means[job.side][-1])
+    for (side, seed), training in wanted.items():
+        if training.name in found:
+            means[side].append(float(np.mean(found[training.name])))
+            gate.figure(f"return of {side}, seed {seed}", means[side][-1])
     if all(means.values()):
         ours, theirs = (float(np.mean(means[side])) for side in SIDES)
         gate.figure("return over sb3's", ours / theirs, at_least=options.ratio)
 
 
-def read(job: Job) -> dict[str, Any] | None:
-    """What a training has left, if it was of as many steps."""
-    path = job.folder / f"{job.name}.json"
-    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return result if result and result["steps"] == job.steps else None
-
-
-def train(job: Job) -> tuple[str, dict[str, Any]]:
-    """Train and play, on one thread, and keep the result."""
-    torch.set_num_threads(1)
-    begin = time.perf_counter()
-    act = (train_etude if job.side == "etude" else train_sb3)(job)
-    seconds = time.perf_counter() - begin
-    returns = play(TASKS[job.task], act, job.episodes)
-    result = {"steps": job.steps, "seconds": seconds, "returns": returns}
-    (job.folder / f"{job.name}.json").write_text(json.dumps(result) + "\n")
-    return job.name, result
-
-
-def train_etude(job: Job) -> Act:
+def train_etude(task: str, seed: int, steps: int, folder: Path) -> Act:
     """The recipe as it is; a run that was interrupted goes on."""
-    folder = job.folder / f"{job.name}-{job.steps}"
     if folder.exists():
         run = etude.resume(folder)
     else:
-        recipe = etude.recipes.find(job.task).replace(
-            seed=job.seed,
-            clock__total_timesteps=job.steps,
+        recipe = etude.recipes.find(task).replace(
+            seed=seed,
+            clock__total_timesteps=steps,
             collector__threads=1,
             evaluation__final_episodes=0,
         )
@@ -168,7 +130,7 @@ def train_etude(job: Job) -> Act:
     return lambda obs: policy.act(np.asarray(obs, np.float32)[None])[0]
 
 
-def train_sb3(job: Job) -> Act:
+def train_sb3(task: str, seed: int, steps: int, folder: Path) -> Act:
     """As `python -m rl_zoo3.train --algo ppo` does; one that was interrupted goes on from what its
     callback saved last."""
     from stable_baselines3 import PPO
@@ -176,17 +138,17 @@ def train_sb3(job: Job) -> Act:
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
-    settings, folder = dict(ZOO[job.task]), job.folder / f"{job.name}-{job.steps}"
-    raw = make_vec_env(TASKS[job.task], n_envs=1, seed=job.seed)
+    settings = ZOO[task]
+    raw = make_vec_env(TASKS[task], n_envs=1, seed=seed)
     saved = max((int(path.stem.split("_")[1]) for path in folder.glob("model_*.zip")), default=0)
     if saved:
         env = VecNormalize.load(str(folder / f"model_vecnormalize_{saved}_steps.pkl"), raw)
         model = PPO.load(folder / f"model_{saved}_steps", env, device="cpu")
     else:
         env = VecNormalize(raw, gamma=settings.get("gamma", 0.99))
-        model = PPO("MlpPolicy", env, seed=job.seed, device="cpu", **settings)
+        model = PPO("MlpPolicy", env, seed=seed, device="cpu", **settings)
     saving = CheckpointCallback(SAVED_EVERY, str(folder), "model", save_vecnormalize=True)
-    model.learn(job.steps - saved, callback=saving, reset_num_timesteps=not saved)
+    model.learn(steps - saved, callback=saving, reset_num_timesteps=not saved)
     env.training = False
     return lambda obs: model.predict(env.normalize_obs(obs), deterministic=True)[0]
 

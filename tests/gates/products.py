@@ -11,7 +11,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -455,40 +454,26 @@ def learning(bench: Bench) -> list[str]:
     return ["--out", str(bench.folder / "learning.json")]
 
 
-@product
-def train_gymnasium(bench: Bench) -> list[str]:
-    def train(job: Any) -> tuple[str, dict[str, Any]]:
+def both_sides_return(bench: Bench) -> list[str]:
+    """Trainings of two libraries, each of which returns about 100."""
+
+    def returns_of(gate: Any, trainings: Any, options: Any) -> dict[str, list[float]]:
         if bench.way == "crash":
             raise Broken
-        behind = 50.0 * (job.side == "etude" and bench.way == "wrong")
-        result = {"steps": job.steps, "seconds": 1.0, "returns": [100.0 - behind]}
-        if bench.way != "nothing":
-            (job.folder / f"{job.name}.json").write_text(json.dumps(result))
-        return job.name, result
+        if bench.way == "nothing":
+            return {}
+        gate.count("trainings", len(trainings))
+        behind = 50.0 if bench.way == "wrong" else 0.0
+        return {
+            each.name: [100.0 + int(each.name.rpartition("-")[2]) - behind * each.ours]
+            for each in trainings
+        }
 
-    bench.put("ProcessPoolExecutor", lambda many, *_, **__: ThreadPoolExecutor(many))
-    bench.put("train", train)
-    return ["--folder", str(bench.folder / "results")]
-
-
-@product
-def peer_off_policy(bench: Bench) -> list[str]:
-    result = bench.gate.Result
-
-    def run(job: Any) -> Any:
-        if bench.way == "crash":
-            raise Broken
-        behind = 50.0 * (job.side == "etude" and bench.way == "wrong")
-        returns = [] if bench.way == "nothing" else [100.0 + job.seed - behind]
-        job.path.write_text(json.dumps(result(returns, 1.0)._asdict()))
-        return job.name
-
-    bench.put("ProcessPoolExecutor", lambda many, *_, **__: ThreadPoolExecutor(many))
-    bench.put("run", run)
-    return ["--folder", str(bench.folder / "results")]
+    bench.put("returns_of", returns_of)
+    return []
 
 
-# Faults below, beside and around a run.
+PRODUCTS["train_gymnasium"] = PRODUCTS["peer_off_policy"] = both_sides_return
 
 
 @product

@@ -1,0 +1,81 @@
+"""Trainings that a gate keeps: each is made once, and its code is remembered."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
+import page_figures  # isort: skip
+import report  # isort: skip
+import trainings  # isort: skip
+
+Measure = Callable[..., dict[str, list[float]]]
+
+
+@pytest.fixture
+def made() -> list[str]:
+    """The trainings that were made, in order."""
+    return []
+
+
+@pytest.fixture
+def measure(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    def train(folder: Path) -> trainings.Act:
+        made.append(folder.name)
+        return lambda obs: obs[:1]
+
+    def threads(many: int, *_: object, **__: object) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1)
+
+    monkeypatch.setattr(trainings, "ProcessPoolExecutor", threads)
+
+    def call(*words: str) -> dict[str, list[float]]:
+        parser = argparse.ArgumentParser()
+        trainings.add_options(parser, "train_gymnasium")
+        places = ["--folder", str(tmp_path / "runs"), "--kept", str(tmp_path / "kept")]
+        places += ["--json", str(tmp_path / "result.json")]
+        options = report.parse(parser, {}, [*places, *words])
+        wanted = [
+            trainings.Training(name, "Pendulum-v1", 2, train)
+            for name in ("etude-a-0", "etude-a-1", "sb3-a-0")
+        ]
+        with report.Gate("train_gymnasium", options, needs={"trainings": 3}) as gate:
+            found = trainings.returns_of(gate, wanted, options)
+            gate.figure("trainings", len(found))
+        return found
+
+    return call
+
+
+def test_a_training_is_made_once(made: list[str], measure: Measure) -> None:
+    first = measure("--now", "sb3-*")
+    assert made == ["sb3-a-0"]
+    whole = measure()
+    assert made == ["sb3-a-0", "etude-a-0", "etude-a-1"]
+    assert measure() == whole
+    assert len(made) == 3
+    assert whole["sb3-a-0"] == first["sb3-a-0"]
+    assert len(whole["etude-a-0"]) == 2  # episodes
+
+
+def test_what_other_code_has_trained_is_older(measure: Measure, tmp_path: Path) -> None:
+    def older() -> bool:
+        measure()
+        return page_figures.is_older(json.loads((tmp_path / "result.json").read_text()))
+
+    assert not older()
+    change(tmp_path / "kept" / "sb3-a-0.json")
+    assert not older()  # another library's training does not depend on this code
+    change(tmp_path / "kept" / "etude-a-1.json")
+    assert older()
+
+
+def change(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "source": "0123456789ab"}))
