@@ -11,7 +11,6 @@ import argparse
 import datetime
 import json
 import multiprocessing
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
@@ -82,13 +81,10 @@ def returns_of(
 def make(training: Training, folder: Path, path: Path, source: str) -> str:
     """Train and play, on one thread, and keep the result."""
     torch.set_num_threads(1)
-    begin = time.perf_counter()
     act = training.train(folder / training.name)
-    seconds = time.perf_counter() - begin
     returns = play(training.env, act, training.episodes)
     result = {
         "returns": returns,
-        "seconds": round(seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "source": source,
@@ -97,7 +93,7 @@ def make(training: Training, folder: Path, path: Path, source: str) -> str:
     path.write_text(json.dumps(result, indent=2) + "\n")
     return (
         f"{training.name}: return {np.mean(returns):.0f} ± {np.std(returns):.0f} over "
-        f"{len(returns)} episodes, {seconds:.0f} s"
+        f"{len(returns)} episodes"
     )
 
 

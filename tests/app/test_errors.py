@@ -50,6 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--algorithm.learning-rate nan", "--algorithm.learning-rate must be"),
         ("--policy.hidden 64 x", "--policy.hidden must be a whole number, not 'x'."),
         ("--learner.device tpu", "--learner.device must be 'auto', 'cpu' or 'cuda', not 'tpu'."),
+        ("--algorithm.target_kl x", "--algorithm.target-kl must be a number or none, not 'x'."),
         ("--env.reward.hold much", "--env.reward.hold must be a number, not 'much'."),
         ("--checkpoint.every 0_steps", "--checkpoint.every: '0_steps' is no interval"),
         ("--seed -1", "--seed must be at least 0, not -1."),

@@ -316,6 +316,9 @@ def test_eval_in_a_changed_environment(finished: Path, capsys: pytest.CaptureFix
     assert cli.main(changed) == 0
     assert json.loads(capsys.readouterr().out)["eval/mean_ep_length"] == 7.0
     assert Run(finished).recipe == known
+    changed[1] = str(finished.parent)  # a folder that holds runs
+    assert cli.main(changed) == 0
+    assert json.loads(capsys.readouterr().out)["eval/mean_ep_length"] == 7.0
     assert cli.main(["eval", str(finished), "--env.bogus", "1"]) == 2
     assert "no option --env.bogus" in capsys.readouterr().err
     assert cli.main(["eval", str(finished), "--env.max-episode-steps", "0"]) == 2

@@ -19,7 +19,6 @@ from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
 from etude.reports import evaluation
 from etude.reports.reading import find
-from etude.runs.folder import RECIPE
 
 
 class EvalCommand(Trusting, Reporting):
@@ -58,10 +57,9 @@ class EvalCommand(Trusting, Reporting):
 
 def run(arguments: list[str]) -> None:
     """Evaluate policies, one after the other."""
-    named = [text for text in arguments if (split_run(text)[0] / RECIPE).is_file()]
-    if any(argument.startswith("--env.") for argument in arguments) and named:
-        known = Run(split_run(named[0])[0], "--trust" in arguments)
-        command = _parsed(arguments, known)
+    changes_env = any(argument.startswith("--env.") for argument in arguments)
+    if changes_env and (first := _first_run(arguments)) is not None:
+        command = _parsed(arguments, Run(first, "--trust" in arguments))
     else:
         command = parse("eval", EvalCommand, arguments)
     if command.small and not command.video:
@@ -105,6 +103,12 @@ def _asked(texts: tuple[str, ...]) -> list[tuple[Path, str]]:
     single = [split_run(text) for text in texts if split_run(text)[1]]
     others = [text for text in texts if not split_run(text)[1]]
     return [*((path, "") for path in (find(others) if others else [])), *single]
+
+
+def _first_run(arguments: list[str]) -> Path | None:
+    """The first of the runs that are named, alone or by a folder that holds them."""
+    folders = [text for text in arguments if split_run(text)[0].is_dir()]
+    return _asked(tuple(folders[:1]))[0][0] if folders else None
 
 
 def _parsed(arguments: list[str], run: Run) -> EvalCommand:

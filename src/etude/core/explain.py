@@ -75,7 +75,7 @@ def explain(
             sentences[name] = f"there is no field {name} ({hint})"
         else:
             # A union reports every member it is not: the last one is the widest.
-            sentences[name] = _sentence(dict(problem), name)
+            sentences[name] = _sentence(dict(problem), name, _may_be_none(path, owner))
     more = [f"and {len(problems) - MOST:,} more"] if len(problems) > MOST else []
     return "; ".join([*sentences.values(), *more]) + "."
 
@@ -95,7 +95,14 @@ def _meant(path: str, owner: type[BaseModel] | None, model: type[BaseModel] | No
     return nearest(path, inside) or nearest(path, elsewhere)
 
 
-def _sentence(problem: dict[str, Any], name: str) -> str:
+def _may_be_none(path: str, owner: type[BaseModel] | None) -> bool:
+    """Whether a field also takes None, which is typed as `none`."""
+    fields = {} if owner is None else owner.model_fields
+    field = fields.get(path.rpartition(".")[2])
+    return field is not None and type(None) in typing.get_args(field.annotation)
+
+
+def _sentence(problem: dict[str, Any], name: str, or_none: bool) -> str:
     """What is wrong with the value of one field."""
     kind, context, value = problem["type"], problem.get("ctx", {}), problem["input"]
     if kind == "value_error":
@@ -106,6 +113,7 @@ def _sentence(problem: dict[str, Any], name: str) -> str:
     said = problem["msg"].replace("Input should be", "must be")
     if wanted is not None:
         said = wanted.format(**{key: _plain(text) for key, text in context.items()})
+        said += " or none" if or_none and kind.split("_")[0] in ("int", "float") else ""
     if kind in ("missing", "union_tag_not_found"):
         return f"{name} {said}"
     if kind == "union_tag_invalid":
