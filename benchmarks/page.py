@@ -33,20 +33,25 @@ HEAD = """# Beside other libraries
 
 Each library trains the same task on the same machine, one run at a time and in turns, in an
 environment of its own with the versions of `benchmarks/requirements`. Nothing here says which
-library is better in general: two cores, small networks, four tasks.
+library is better in general: two cores, small networks, five tasks.
 
 - **Equal for all on a task:** hidden layers and activation, steps between two updates, minibatch,
   passes over a rollout (PPO) or batches per update (SAC), learning rate, discount; so equal
   gradient samples per step. Policy and value function read the same observations.
 - **Each library's own:** how environments are stepped, normalisation, initialisation, logging. The
-  notes below each table say what was used.
-- `etude_recipe` is Etude's recipe as it is, with settings of its own; `cleanrl_style` is one file
-  of ours in plain torch.
+  notes below each table say what was used. Libraries without workers of their own step Gymnasium's
+  environments one after the other in one process; the two lines of stable-baselines3 show what a
+  process for each would change.
+- `etude_recipe` is Etude's recipe with settings of its own, but for a length that never ends, so
+  that its learning rate does not fall; `cleanrl_style` is one file of ours in plain torch.
+- Etude runs HalfCheetah-v5 and Ant-v5 on its batch engine. In the Ant's observations it computes
+  contact forces as MuJoCo defines them, which Gymnasium does not.
 - Peers with an engine of their own have a task like walk-go1, and settings of their own. Their
   scores mean something else and are left out.
 - **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **Memory** is
-  the largest sum of the resident memory of a run's processes. **Score** is the mean over the newest
-  100 training episodes, exploration included; seconds to it count from the start of the process.
+  the largest sum over a run's processes, a shared page counted once. **Score** is the mean over the
+  newest 100 training episodes, exploration included; seconds to it count from the start of the
+  process.
 
 To repeat it, or to add a peer (one file in `benchmarks/runners`):
 
@@ -135,12 +140,11 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
 def kills(runs: list[Record]) -> str:
     """What SIGKILL at half time cost each peer."""
     rows = []
-    for run in (r for r in good(runs) if r["measure"] == "kill"):
-        killed = run["killed"]
+    for run in (run for run in runs if run["measure"] == "kill"):
+        killed = run.get("killed")
         if killed is None:
-            rows.append(
-                [run["task"], run["peer"], "not tried: its runner resumes nothing", "", "", "", ""]
-            )
+            why = f"not tried: {run['not_offered']}" if run.get("not_offered") else "failed"
+            rows.append([run["task"], run["peer"], why, "", "", "", ""])
             continue
         differs = killed["largest_difference"]
         rows.append(
@@ -158,7 +162,11 @@ def kills(runs: list[Record]) -> str:
         return "## After kill -9 at half time\n\nNot measured yet.\n"
     head = ["task", "peer", "how it resumes", "killed at", "went on from"]
     head += ["largest difference of the score", "bit-equal"]
-    told = "The score of the resumed run beside that of the untouched one, at equal steps.\n\n"
+    told = (
+        "The score of the resumed run beside that of the untouched one, at equal steps. Both are "
+        "means over 100 episodes of training; one pair of runs that part shows no more than that "
+        "they part.\n\n"
+    )
     text = f"## After kill -9 at half time\n\n{told}{table(head, rows)}"
     for task in TASKS.values():
         if resumed(task, runs):

@@ -26,6 +26,7 @@ SHARED = {
     "stable_baselines3_processes": "stable_baselines3",
 }
 """{peer: the peer whose environment it runs in}."""
+NOT_THERE = "it has no environment yet"
 
 
 def python_of(peer: str, environments: Path) -> Path:
@@ -39,7 +40,7 @@ def error_of(peer: str, environments: Path) -> str | None:
     if path.exists():
         return path.read_text().strip()
     if not python_of(peer, environments).exists():
-        return f"there is no environment: python benchmarks/prepare.py {peer}"
+        return NOT_THERE
     return None
 
 

@@ -26,8 +26,14 @@ WINDOW = 100
 """Return and success are means over so many of the newest finished training episodes."""
 BETWEEN = 0.25
 """Seconds between two points of a curve, at least."""
+EPISODES = "episodes.jsonl"
+"""Of a run: its finished episodes, by the step of the point after them."""
 NEVER = 10**12
 """Steps, for libraries that must be told a length: the run is ended by `Finished`."""
+
+
+LIBRARY_ENDED = "the library ended"
+"""Why a run ended that was not ended by `Finished`."""
 
 
 class Finished(BaseException):
@@ -53,8 +59,10 @@ class Progress:
         """Environment steps so far; a resumed run begins at those of its checkpoint."""
         self.limit: int = options.steps
         self._cap, self._until_target = options.cap, options.target
+        self._between = 0.0 if options.all_points else BETWEEN
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._successes: deque[float] = deque(maxlen=WINDOW)
+        self._new: list[tuple[float, float | None]] = []
         self._last = -math.inf
         self._begun: float | None = None
 
@@ -64,19 +72,34 @@ class Progress:
         return max(self.limit // 10 // self.task.rollout, 1) * self.task.rollout
 
     def goes_on_from(self, steps: int) -> None:
-        """A resumed run says at which step its checkpoint was."""
+        """A resumed run says at which step its checkpoint was. What its means are over is what it
+        had seen until then, not only what it sees from there on."""
         self.steps = steps
         say(went_on_from=steps)
+        kept = self.out / EPISODES
+        lines = kept.read_text().splitlines() if kept.exists() else []
+        for until, episodes in map(json.loads, lines):
+            if until <= steps:
+                for total, success in episodes:
+                    self._remember(total, success)
 
     def episode(self, total: float, success: float | None = None) -> None:
         """A finished training episode."""
-        self._returns.append(float(total))
+        self._new.append((float(total), None if success is None else float(success)))
+        self._remember(*self._new[-1])
+
+    def _remember(self, total: float, success: float | None) -> None:
+        self._returns.append(total)
         if success is not None:
-            self._successes.append(float(success))
+            self._successes.append(success)
 
     def point(self, steps: int, mean: float | None = None, success: float | None = None) -> None:
         """After an update. mean, success: where a library only tells these, not its episodes."""
         self.steps = steps
+        if self._new:
+            with (self.out / EPISODES).open("a") as file:
+                file.write(json.dumps([steps, self._new]) + "\n")
+            self._new = []
         seconds = since_start()
         self._begun = seconds if self._begun is None else self._begun
         mean = _mean(self._returns) if mean is None else mean
@@ -92,7 +115,7 @@ class Progress:
             and score >= self.task.target,
         }
         why = next((name for name, true in ends.items() if true), None)
-        if why is not None or seconds - self._last >= BETWEEN:
+        if why is not None or seconds - self._last >= self._between:
             say(seconds=round(seconds, 3), steps=steps, mean=mean, success=success)
             self._last = seconds
         if why is not None:
@@ -164,6 +187,7 @@ def main(
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--target", action="store_true", help="end at the task's score")
+    parser.add_argument("--all-points", action="store_true", help="print the curve whole")
     parser.add_argument("--smallest", action="store_true", help="the size at which CI runs it")
     options = parser.parse_args(arguments)
     task = TASKS[options.task]
@@ -178,7 +202,7 @@ def main(
     progress = Progress(options)
     say(version=version(package), resumes=resumes, note=note, own_engine=own_engine)
     more: dict[str, Any] | None = None
-    why = "the library ended"
+    why = LIBRARY_ENDED
     try:
         more = train(progress)
     except Finished as ending:

@@ -6,10 +6,12 @@
 
 speed: one seed for --speed-seconds: steps/s and memory. score: --seeds seeds until the task's score
 or --cap-minutes: time and steps to it. kill: a run that is left alone, and one that is killed with
-SIGKILL at half of its steps and resumed the peer's documented way.
+SIGKILL at half of its steps and half a checkpoint's interval, and resumed the peer's documented
+way. Of peers with a task of their own only the speed is measured.
 
 Runs that benchmarks/results.json already has are skipped, so the command can be killed and given
-again; --retry repeats those that ended in an error. --here runs peers with this interpreter.
+again; one with other limits is repeated, and --retry repeats those that ended in an error. --here
+runs peers with this interpreter.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ import machine as load  # isort: skip
 import report  # isort: skip
 from command import started  # isort: skip
 from benchmarks import prepare  # isort: skip
+from benchmarks.progress import LIBRARY_ENDED  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +50,10 @@ PEERS = tuple(sorted({*RUNNERS, *(path.stem for path in prepare.REQUIREMENTS.glo
 MEASURES = ("speed", "score", "kill")
 GRACE = 180.0
 """Seconds that a run may take beyond its cap: imports, compilation, the last update."""
+ENDS_WITHIN = 10.0
+"""Seconds after its last line in which a run must have left."""
+IDLE, PATIENCE = 0.15, 60.0
+"""A run begins when other work takes less of the cores, or after so many seconds."""
 MOST_POINTS = 200
 Line = dict[str, Any]
 
@@ -63,7 +70,7 @@ class Outcome(NamedTuple):
 
     lines: list[Line]
     peak: int
-    """Bytes: largest sum of the resident memory of its processes."""
+    """Bytes: largest sum over its processes, a shared page counted once."""
     error: str | None
 
 
@@ -88,6 +95,7 @@ def command(job: Job, python: Path | str, options: argparse.Namespace, out: Path
     words += ["--steps", str(steps)] if steps else []
     words += ["--smallest"] if options.smallest else []
     words += ["--target"] if job.measure == "score" else []
+    words += ["--all-points"] if job.measure == "kill" else []
     return [*words, "--out", str(out)]
 
 
@@ -101,14 +109,14 @@ def execute(
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     env |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "MUJOCO_GL": "egl"}
-    env |= {"JAX_PLATFORMS": "cpu", "WANDB_MODE": "disabled"}
+    env |= {"JAX_PLATFORMS": "cpu", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
     lines: list[Line] = []
     with tempfile.TemporaryFile("w+") as said:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": said, "cwd": ROOT}
         with started(list(words), env=env, **pipes) as process:
             watch = Watch(process.pid, limit)
             watch.start()
-            killed = False
+            killed = ended = False
             assert process.stdout is not None
             for text in process.stdout:
                 line = _parsed(text)
@@ -116,12 +124,15 @@ def execute(
                     said.write(text)
                     continue
                 lines.append(line)
-                killed = until(line)
-                if killed or "end" in line:  # its children may hold the pipe open for longer
+                killed, ended = until(line), "end" in line
+                if killed or ended:  # its children may hold the pipe open for longer
                     break
-            if killed:
+            try:
+                code = process.wait(0 if killed else ENDS_WITHIN if ended else None)
+            except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
+                process.wait()
+                code = 0  # it has said all
             watch.end()
         said.seek(0)
         words_said = said.read()[-1500:]
@@ -153,8 +164,8 @@ class Watch(threading.Thread):
         self._until = time.monotonic() + limit
 
     def run(self) -> None:
-        while not self._over.wait(0.5):
-            self.peak = max(self.peak, resident(self._session))
+        while not self._over.wait(1.0):
+            self.peak = max(self.peak, memory(self._session))
             if time.monotonic() > self._until:
                 self.too_long = True
                 os.killpg(self._session, signal.SIGKILL)
@@ -165,16 +176,19 @@ class Watch(threading.Thread):
         self.join()
 
 
-def resident(session: int) -> int:
-    """Bytes of resident memory of all processes of a session, shared pages counted in each."""
+def memory(session: int) -> int:
+    """Bytes of memory of all processes of a session; of a page that some share, each has a part."""
     total = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            if int(stat.read_text().rpartition(")")[2].split()[3]) != session:
+                continue
+            rollup = stat.with_name("smaps_rollup").read_text()
         except OSError:
-            continue
-        if int(fields[3]) == session:
-            total += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+            continue  # it has ended
+        total += sum(
+            1024 * int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
+        )
     return total
 
 
@@ -209,20 +223,38 @@ def measure(job: Job, python: Path | str, options: argparse.Namespace) -> dict[s
     with tempfile.TemporaryDirectory() as scratch:
         words = command(job, python, options, Path(scratch) / "left-alone")
         limit = float(words[words.index("--cap") + 1]) + GRACE
-        busy = load.busy_share()
-        outcome = execute(words, limit, options.threads)
+        busy = when_idle(options.patience)
+        outcome = execute(words, limit, options.threads, lambda line: bool(why_not(job, line)))
         record = describe(job, words, outcome, busy, options.threads)
         if record.get("error") or record.get("not_offered") or job.measure != "kill":
             return record
-        if record["resumes"] is None:
-            return record | {"killed": None}
         words = command(job, python, options, Path(scratch) / "killed")
-        half = int(words[words.index("--steps") + 1]) / 2
-        first = execute(words, limit, options.threads, lambda line: line.get("steps", 0) >= half)
+        # Checkpoints are a tenth of the run apart: half an interval after one of them.
+        middle = 0.55 * int(words[words.index("--steps") + 1])
+        first = execute(words, limit, options.threads, lambda line: line.get("steps", 0) >= middle)
         second = execute([*words, "--resume"], limit, options.threads)
     record["killed"] = compare(outcome, first, second, task)
     record["error"] = record["error"] or first.error or second.error
     return record
+
+
+def when_idle(patience: float) -> float:
+    """The share of the cores that other work takes, as soon as it is little, or at last."""
+    until = time.monotonic() + patience
+    while (busy := load.busy_share()) > IDLE and time.monotonic() < until:
+        time.sleep(1.0)
+    return busy
+
+
+def why_not(job: Job, head: Line) -> str:
+    """Why a peer, of which this is the first line, is not measured so; "" if it is."""
+    if "not_offered" in head:
+        return str(head["not_offered"])
+    if job.measure != "speed" and head.get("own_engine"):
+        return "its task is its own: only its speed is measured"
+    if job.measure == "kill" and "resumes" in head and head["resumes"] is None:
+        return "its runner resumes nothing"
+    return ""
 
 
 def describe(
@@ -234,19 +266,26 @@ def describe(
     record: dict[str, Any] = {
         **job._asdict(),
         "error": outcome.error,
-        "command": shlex.join(["python", *words[1 : words.index("--out")]]),
+        "command": told_command(words),
         "threads": threads,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": report.commit(),
         "machine": report.machine(),
         "busy_before": round(busy, 3),
     }
-    if "not_offered" in head:
-        return record | {"not_offered": head["not_offered"]}
+    if reason := why_not(job, head):
+        return record | {"not_offered": reason}
     curve, last = curve_of(lines), lines[-1] if lines else {}
     speed = speed_of(curve, task)
-    if record["error"] is None and (speed is None or "end" not in last):
-        record["error"] = "no figure: " + ("it did not say its end" if speed else "too few points")
+    asked = float(words[words.index("--steps") + 1]) if "--steps" in words else math.inf
+    short = last.get("steps", 0) < asked - task.rollout
+    if record["error"] is None:
+        if speed is None:
+            record["error"] = "no figure: too few points"
+        elif "end" not in last:
+            record["error"] = "no figure: it did not say its end"
+        elif last["end"] == LIBRARY_ENDED and short:
+            record["error"] = f"it ended by itself after {last['steps']:,} steps"
     place = 3 if task.score == "success" else 2
     reached = last.get("end") == "target" or any(
         p[place] is not None and p[place] >= task.target for p in curve
@@ -290,6 +329,15 @@ def compare(alone: Outcome, first: Outcome, second: Outcome, task: Task) -> dict
     }
 
 
+def job_of(record: dict[str, Any]) -> Job:
+    return Job(*(record[field] for field in Job._fields))
+
+
+def told_command(words: Sequence[str]) -> str:
+    """A command without paths of this machine."""
+    return shlex.join(["python", *words[1 : words.index("--out")]])
+
+
 def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"installs": {}, "runs": []}
 
@@ -314,6 +362,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--speed-seconds", type=float, default=60.0)
     parser.add_argument("--total-hours", type=float, default=12.0, help="no run begins after")
     parser.add_argument("--threads", type=int, default=1, help="of torch and OpenMP")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for idle")
     parser.add_argument("--environments", type=Path, default=prepare.DEFAULT)
     parser.add_argument("--here", action="store_true", help="with this interpreter")
     parser.add_argument("--smallest", action="store_true", help="the size at which CI runs this")
@@ -321,13 +370,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     environments = options.environments.resolve()
+    if options.smallest and options.out == RESULTS:
+        parser.error("--smallest needs an --out of its own")
+    if not options.here:
+        faults = {peer: prepare.error_of(peer, environments) for peer in options.peers}
+        missing = [peer for peer, fault in faults.items() if fault == prepare.NOT_THERE]
+        if missing:
+            parser.error(f"first: python benchmarks/prepare.py {' '.join(missing)}")
     results, begin = read(options.out), time.monotonic()
     if options.retry:
         results["runs"] = [r for r in results["runs"] if not r.get("error")]
-    known = {tuple(r[field] for field in Job._fields) for r in results["runs"]}
+    known = {job_of(record): record for record in results["runs"]}
     errors = 0
     for job in jobs(options):
-        if tuple(job) in known:
+        words = command(job, "", options, Path())
+        asked = {"command": told_command(words), "threads": options.threads}
+        if job in known and asked.items() <= known[job].items():
             continue
         if time.monotonic() - begin > 3600 * options.total_hours:
             print("the hours are over: the same command goes on")
@@ -337,7 +395,8 @@ def main(arguments: list[str] | None = None) -> int:
         if fault is None:
             python = sys.executable if options.here else prepare.python_of(job.peer, environments)
             record = measure(job, python, options)
-            results["runs"].append(record)
+            others = [other for other in results["runs"] if job_of(other) != job]
+            results["runs"] = [*others, record]
             errors += record["error"] is not None
             print(told(record), flush=True)
         write(options.out, results)

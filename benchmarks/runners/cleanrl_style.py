@@ -219,7 +219,7 @@ def train(progress: Progress) -> None:
     task = progress.task
     if task.algorithm == "sac":
         sac(make(progress), progress, task)
-    ppo(make(progress), progress, task, scale_rewards=bool(task.env_id))
+    ppo(make(progress), progress, task, scale_rewards=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Etude's own recipes for the tasks, as they are: other settings than those that all share."""
+"""Etude's own recipes for the tasks: other settings than those that all share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if __name__ == "__main__":
             lambda progress: run(progress, etude.recipes.find(progress.task.name)),
             package="",
             resumes=RESUMES,
-            note="the recipe as it is: its value function also reads what the policy may not",
+            note="its value function also reads what the policy may not",
         )
     )

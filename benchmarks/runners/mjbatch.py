@@ -32,7 +32,9 @@ def model() -> mujoco.MjModel:
     imu = {"objtype": mujoco.mjtObj.mjOBJ_SITE, "objname": "imu"}
     spec.add_sensor(name="velocity", type=mujoco.mjtSensor.mjSENS_VELOCIMETER, **imu)
     spec.add_sensor(name="gyro", type=mujoco.mjtSensor.mjSENS_GYRO, **imu)
-    return spec.compile()
+    compiled = spec.compile()
+    compiled.vis.global_.bvactive = 0  # as in its example: nothing is drawn
+    return compiled
 
 
 class Walk:

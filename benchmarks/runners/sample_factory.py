@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from sample_factory.algo.runners.runner import AlgoObserver
+from sample_factory.algo.utils.misc import ExperimentStatus
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
@@ -51,7 +52,7 @@ def make(name: str, config: Any, env_config: Any, render_mode: str | None = None
     """An environment of a task."""
     task = TASKS[name]
     if task.env_id:
-        return gymnasium.make(task.env_id)
+        return gymnasium.wrappers.ClipAction(gymnasium.make(task.env_id))  # the others clip too
     num_envs = RUNNING[0].task.num_envs if RUNNING else task.num_envs
     return AsAgents(envs.make_vector(task, num_envs), RUNNING[0] if RUNNING else None)
 
@@ -92,7 +93,7 @@ def train(progress: Progress) -> None:
         "batched_sampling": batched,
         "num_workers": 1 if batched else 2,
         "num_envs_per_worker": 1 if batched else task.num_envs // 2,
-        "worker_num_splits": 1,
+        "worker_num_splits": 1 if batched else 2,
         "rollout": task.rollout_steps,
         "batch_size": task.minibatch_size,
         "num_batches_per_epoch": task.rollout // task.minibatch_size,
@@ -130,7 +131,9 @@ def train(progress: Progress) -> None:
     _, runner = make_runner(parse_full_cfg(parser, words))
     runner.register_observer(Report(progress))
     runner.init()
-    runner.run()
+    status = runner.run()
+    if status != ExperimentStatus.SUCCESS:
+        raise RuntimeError(f"Sample Factory ended with status {status}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,6 @@ if __name__ == "__main__":
             ),
             package="sbx-rl",
             resumes=stable_baselines3.RESUMES,
-            note="JAX on the processor; DummyVecEnv, or one batch for Etude's tasks; VecNormalize",
+            note="JAX on all cores; DummyVecEnv, or one batch for Etude's tasks; VecNormalize",
         )
     )

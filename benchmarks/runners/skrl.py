@@ -131,6 +131,7 @@ if __name__ == "__main__":
             package="skrl",
             resumes="Agent.load: weights, optimizer, scalers; the replay memory is not saved",
             note="environments in its process, one batch for Etude's tasks; values are scaled; "
-            "SAC learns after every step of all environments",
+            "SAC learns after every step of all environments, and takes what follows a time limit "
+            "to be the first observation after the reset",
         )
     )

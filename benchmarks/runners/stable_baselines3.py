@@ -103,7 +103,7 @@ def train(
     if saved is not None:
         env = VecNormalize.load(str(statistics), env)
     else:
-        env = VecNormalize(env, norm_reward=bool(task.env_id), gamma=task.gamma)
+        env = VecNormalize(env, norm_reward=task.algorithm == "ppo", gamma=task.gamma)
     shared: dict[str, Any] = {
         "learning_rate": task.learning_rate,
         "gamma": task.gamma,

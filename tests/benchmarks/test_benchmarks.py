@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import textwrap
@@ -12,11 +13,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks import page, prepare, run  # isort: skip
+from benchmarks.progress import Progress  # isort: skip
 from benchmarks.tasks import TASKS  # isort: skip
 
 
 def results_of(arguments: list[str], out: Path) -> tuple[int, list[dict[str, Any]]]:
-    code = run.main([*arguments, "--here", "--out", str(out)])
+    code = run.main([*arguments, "--here", "--patience", "0", "--out", str(out)])
     return code, json.loads(out.read_text())["runs"]
 
 
@@ -36,6 +38,10 @@ def test_peers_of_this_environment_end_with_a_figure(tmp_path: Path) -> None:
     before = out.read_text()
     assert run.main([*wanted, "--here", "--out", str(out)]) == 0  # all of it is there
     assert json.loads(out.read_text()) == json.loads(before)
+    longer = [*wanted[:-1], "1024", "--peers", "cleanrl_style"]  # another run than the one there
+    code, runs = results_of(longer, out)
+    assert code == 0
+    assert [record["steps"] for record in runs] == [512, 512, 1024]
     text, _ = page.render(json.loads(before))
     for peer in peers:
         assert f"| {peer} |" in text
@@ -60,6 +66,77 @@ def test_a_broken_runner_is_seen(body: str, fault: str) -> None:
     text, drawn = page.render({"installs": {}, "runs": [record]})
     assert "| failed |" in text
     assert not drawn
+
+
+def speaking(*lines: dict[str, Any]) -> list[str]:
+    """The words of a runner that prints some lines, and stays for longer than anyone waits."""
+    said = "\n".join(map(json.dumps, lines))
+    body = f"import time; print({said!r}, flush=True); time.sleep(60)"
+    return [sys.executable, "-c", body, "--steps", "1000000", "--out", "x"]
+
+
+def test_a_runner_that_has_said_its_end_need_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ENDS_WITHIN", 0.2)
+    points = [{"seconds": s, "steps": 10**5 * s, "mean": 1.0, "success": None} for s in (1, 2, 9)]
+    words = speaking({"version": "1"}, *points, {"end": "cap", "steps": 900_000, "seconds": 9})
+    outcome = run.execute(words, 20.0, 1)
+    job = run.Job("speed", "a", "halfcheetah", 0)
+    assert run.describe(job, words, outcome, 0.0, 1)["error"] is None
+    words = speaking(
+        {"version": "1"}, *points, {"end": run.LIBRARY_ENDED, "steps": 900_000, "seconds": 9}
+    )
+    outcome = run.execute(words, 20.0, 1)
+    assert "by itself" in run.describe(job, words, outcome, 0.0, 1)["error"]
+
+
+@pytest.mark.parametrize(
+    ("measure", "head", "why"),
+    [
+        ("score", {"own_engine": True, "resumes": "x"}, "only its speed"),
+        ("kill", {"own_engine": False, "resumes": None}, "resumes nothing"),
+    ],
+)
+def test_what_the_page_does_not_use_is_not_trained(
+    measure: str, head: dict[str, Any], why: str
+) -> None:
+    job, words = run.Job(measure, "a", "walk-go1", 0), speaking(head)
+    outcome = run.execute(words, 20.0, 1, lambda line: bool(run.why_not(job, line)))
+    record = run.describe(job, words, outcome, 0.0, 1)
+    assert record["error"] is None
+    assert why in record["not_offered"]
+    assert why in page.render({"installs": {}, "runs": [record]})[0]
+
+
+def test_a_resumed_run_knows_the_episodes_before(tmp_path: Path) -> None:
+    """Its mean is over the newest 100 episodes of both processes, not of the second alone."""
+
+    def progress(resume: bool) -> Progress:
+        return Progress(
+            argparse.Namespace(
+                task=TASKS["ant"],
+                seed=0,
+                out=tmp_path,
+                resume=resume,
+                steps=10**6,
+                cap=1e6,
+                target=False,
+                all_points=True,
+            )
+        )
+
+    first = progress(False)
+    for step in (10, 20, 30):
+        first.episode(float(step))
+        first.point(step)
+    second = progress(True)
+    second.goes_on_from(20)  # the third episode came after the checkpoint
+    assert list(second._returns) == [10.0, 20.0]
+
+
+def test_no_run_without_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--peers", "skrl", "--environments", str(tmp_path), "--out", str(tmp_path / "r")])
+    assert "prepare.py skrl" in capsys.readouterr().err
 
 
 def test_speed_leaves_out_the_start_and_the_warm_up() -> None:
