@@ -19,6 +19,16 @@ from benchmarks.progress import NEVER, Progress, main
 from benchmarks.tasks import TASKS
 
 
+def _of_inner(wrapper: gymnasium.Wrapper, name: str) -> Any:
+    """What a wrapper has not is asked of what it wraps, as in the gymnasium it was made for."""
+    if name.startswith("_") or name == "env":
+        raise AttributeError(name)
+    return getattr(wrapper.env, name)
+
+
+gymnasium.Wrapper.__getattr__ = _of_inner
+
+
 class AsAgents(gymnasium.Env):
     """A batch of environments as one environment of many agents, as Sample Factory takes it."""
 
