@@ -48,8 +48,9 @@ def recipe(progress: Progress) -> Recipe:
     return chosen.replace(
         policy__init_std=task.init_std,
         collector__num_envs=task.num_envs,
-        collector__envs_per_group=task.num_envs // 2,
-        collector__threads=2,
+        collector__envs_per_group=task.num_envs,
+        collector__threads=1,
+        collector__engine_threads=2,
         algorithm__rollout_steps=task.rollout_steps,
         algorithm__minibatch_size=task.minibatch_size,
         algorithm__update_epochs=task.update_epochs,
@@ -92,6 +93,6 @@ if __name__ == "__main__":
             lambda progress: run(progress, recipe(progress)),
             package="",
             resumes=RESUMES,
-            note="batch engine in two threads; logs and checkpoints written, as in any run",
+            note="one batch, whose engine has two threads; logs and checkpoints written, as in any run",
         )
     )
