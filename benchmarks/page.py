@@ -38,10 +38,11 @@ library is better in general: two cores, small networks, five tasks.
 - **Equal for all on a task:** hidden layers and activation, steps between two updates, minibatch,
   passes over a rollout (PPO) or batches per update (SAC), learning rate, discount; so equal
   gradient samples per step. Policy and value function read the same observations.
-- **Each library's own:** how environments are stepped, normalisation, initialisation, logging. The
-  notes below each table say what was used. Libraries without workers of their own step Gymnasium's
-  environments one after the other in one process; the two lines of stable-baselines3 show what a
-  process for each would change.
+- **Each library's own:** how environments are stepped, normalisation, initialisation, logging; the
+  last section says what was used. pick-place and walk-go1 are stepped by Etude's batch engine for
+  all of them (`etude.make_vec`), so that what differs there is not the physics. Libraries without
+  workers of their own step Gymnasium's environments one after the other in one process; the two
+  lines of stable-baselines3 show what a process for each would change.
 - `etude_recipe` is Etude's recipe with settings of its own, but for a length that never ends, so
   that its learning rate does not fall; `cleanrl_style` is one file of ours in plain torch.
 - Etude runs HalfCheetah-v5 and Ant-v5 on its batch engine. In the Ant's observations it computes
@@ -51,7 +52,7 @@ library is better in general: two cores, small networks, five tasks.
 - **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **Memory** is
   the largest sum over a run's processes, a shared page counted once. **Score** is the mean over the
   newest 100 training episodes, exploration included; seconds to it count from the start of the
-  process.
+  process. Columns about it are empty where it has not been measured yet.
 
 To repeat it, or to add a peer (one file in `benchmarks/runners`):
 
@@ -91,29 +92,39 @@ def section(task: Task, runs: list[Record]) -> str:
             by_peer[run["peer"]].append(run)
     if not by_peer:
         return f"## {task.name}\n\n{settings(task)}. Not measured yet.\n"
-    rows, notes = [], []
+    rows, notes, absent = [], [], []
     speeds = {p: median([r["steps_per_second"] for r in good(by_peer[p])]) for p in by_peer}
     for peer in sorted(by_peer, key=lambda p: -(speeds[p] or 0.0)):
         offered = next((r["not_offered"] for r in by_peer[peer] if r.get("not_offered")), None)
         fine = good(by_peer[peer])
-        if offered:
-            notes.append(f"- {peer}: {offered}.")
+        if offered and not fine:
+            absent.append(f"{peer} ({offered})")
             continue
         if not fine:
             rows.append([peer, _version(by_peer[peer]), "failed", "", "", "", ""])
         else:
             rows.append(figures(peer, fine))
-        if fine and fine[0]["note"]:
-            notes.append(f"- {peer}: {fine[0]['note']}.")
         for run in by_peer[peer]:
             if run["error"]:
                 last = run["error"].strip().splitlines()[-1][:200].replace("|", "\\|")
                 notes.append(f"- {peer}, {run['measure']}, seed {run['seed']} failed: `{last}`")
     head = ["peer", "version", "steps/s", "memory", "reached", "seconds to it", "steps to it"]
-    text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n" + "\n".join(notes)
+    text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n"
+    if absent:
+        text += f"Not measured: {', '.join(absent)}.\n"
+    text += "\n".join(["", *notes]) if notes else ""
     if curves(task, runs):
         text += f"\n\n![Score over time on {task.name}](images/benchmark-{task.name}.svg)"
     return text + "\n"
+
+
+def notes_of(runs: list[Record]) -> str:
+    """How each peer was run."""
+    said = {run["peer"]: run["note"] for run in good(runs) if run["note"]}
+    if not said:
+        return ""
+    lines = [f"- {peer}: {note}." for peer, note in sorted(said.items())]
+    return "\n## How each was run\n\n" + "\n".join(lines) + "\n"
 
 
 def _version(runs: Sequence[Record]) -> str:
@@ -270,18 +281,19 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     failed = {peer: fault for peer, fault in results["installs"].items() if fault}
     if runs:
         dates = sorted(run["date"][:10] for run in runs)
-        told = f"Measured {dates[0]} to {dates[-1]} on {runs[-1]['machine'].split(', load')[0]}; "
+        days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+        told = f"Measured {days} on {runs[-1]['machine'].split(', load')[0]}; "
         text += told + f"commits {', '.join(sorted({run['commit'] for run in runs}))}.\n\n"
         busy = max(run["busy_before"] for run in runs)
         text += f"Other work used at most {busy:.0%} of the cores when a run began.\n\n"
     for task in TASKS.values():
         text += section(task, runs) + "\n"
-    text += kills(runs)
+    text += kills(runs) + notes_of(runs)
     if failed:
         text += "\n## What does not install\n\n"
         for peer in (p for p in PEERS if p in failed):
             lines = failed[peer].strip().splitlines()
-            told = [line.strip() for line in lines if "rror" in line] or lines
+            told = [line.strip() for line in lines if "Error: " in line] or lines
             text += f"- {peer}: `{told[-1][:300]}`\n"
     drawn = {}
     for task in TASKS.values():

@@ -223,6 +223,4 @@ def train(progress: Progress) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(
-        main(train, package="", note="one process; environments stepped one after the other")
-    )
+    raise SystemExit(main(train, package="", note="one process; one batch for Etude's tasks"))

@@ -93,6 +93,6 @@ if __name__ == "__main__":
             lambda progress: run(progress, recipe(progress)),
             package="",
             resumes=RESUMES,
-            note="one batch, whose engine has two threads; logs and checkpoints written, as in any run",
+            note="one batch, whose engine has two threads; logs and checkpoints are written",
         )
     )
