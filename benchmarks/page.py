@@ -45,8 +45,9 @@ library is better in general: two cores, small networks, five tasks.
   lines of stable-baselines3 show what a process for each would change.
 - `etude_recipe` is Etude's recipe with settings of its own, but for a length that never ends, so
   that its learning rate does not fall; `cleanrl_style` is one file of ours in plain torch.
-- Etude runs HalfCheetah-v5 and Ant-v5 on its batch engine. In the Ant's observations it computes
-  contact forces as MuJoCo defines them, which Gymnasium does not.
+- Etude runs HalfCheetah-v5 and Ant-v5 on its batch engine. Of two ways to spread environments over
+  threads its runner has the faster; no such choice was made for the others. In the Ant's
+  observations it computes contact forces as MuJoCo defines them, which Gymnasium does not.
 - Peers with an engine of their own have a task like walk-go1, and settings of their own. Their
   scores mean something else and are left out.
 - **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **Memory** is

@@ -77,8 +77,9 @@ class Progress:
         self.steps = steps
         say(went_on_from=steps)
         kept = self.out / EPISODES
-        lines = kept.read_text().splitlines() if kept.exists() else []
-        for until, episodes in map(json.loads, lines):
+        lines = kept.read_text().splitlines(keepends=True) if kept.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last
+        for until, episodes in map(json.loads, whole):
             if until <= steps:
                 for total, success in episodes:
                     self._remember(total, success)

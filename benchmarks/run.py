@@ -21,6 +21,7 @@ import datetime
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -135,7 +136,7 @@ def execute(
                 code = 0  # it has said all
             watch.end()
         said.seek(0)
-        words_said = said.read()[-1500:]
+        words_said = without_paths(said.read()[-1500:])
     error = None
     if watch.too_long:
         error = f"no end within {limit:g} s: {words_said}"
@@ -333,6 +334,11 @@ def job_of(record: dict[str, Any]) -> Job:
     return Job(*(record[field] for field in Job._fields))
 
 
+def without_paths(text: str) -> str:
+    """A traceback's text that names files from their package on, and no folder of this machine."""
+    return re.sub(r"/\S*?/lib/python[\d.]+/(site-packages/)?", "", text)
+
+
 def told_command(words: Sequence[str]) -> str:
     """A command without paths of this machine."""
     return shlex.join(["python", *words[1 : words.index("--out")]])
@@ -391,7 +397,7 @@ def main(arguments: list[str] | None = None) -> int:
             print("the hours are over: the same command goes on")
             break
         fault = None if options.here else prepare.error_of(job.peer, environments)
-        results["installs"][job.peer] = fault
+        results["installs"][job.peer] = fault and without_paths(fault)
         if fault is None:
             python = sys.executable if options.here else prepare.python_of(job.peer, environments)
             record = measure(job, python, options)

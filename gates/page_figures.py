@@ -132,9 +132,8 @@ def sac_beside_sb3(env: str) -> Figure:
         names = (f"return of {side} sac, seed" for side in ("etude", "sb3"))
         ours, theirs = (values(results, "peer_off_policy", env, name) for name in names)
         form = "{:,.0f}"
-        return f"{span(ours, form)}, where stable-baselines3 has {span(theirs, form)} " + (
-            f"({seeds(ours)} each)"
-        )
+        beside = f"where stable-baselines3 has {span(theirs, form)} ({seeds(ours)} each)"
+        return f"{span(ours, form)}, {beside}"
 
     return Figure("peer_off_policy", env, told)
 

@@ -243,7 +243,7 @@ class Gate:
             "machine": machine(),
             "reference_speed": self.reference_speed and round(self.reference_speed),
             "command": shlex.join(
-                ["python", _shown(Path(sys.argv[0])), *_without_file(sys.argv[1:])]
+                ["python", _shown(Path(sys.argv[0])), *_without_paths(sys.argv[1:])]
             ),
         }
         path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
@@ -283,10 +283,11 @@ def _shown(script: Path) -> str:
     return f"gates/{script.name}" if script.parent.name == "gates" else script.name
 
 
-def _without_file(words: list[str]) -> list[str]:
-    """A command's words but for --json FILE, which is a path of one machine."""
+def _without_paths(words: list[str]) -> list[str]:
+    """A command's words without paths of one machine: no --json FILE, of others the last name."""
     at = words.index("--json") if "--json" in words else len(words)
-    return words[:at] + words[at + 2 :]
+    rest = words[:at] + words[at + 2 :]
+    return [Path(word).name if word.startswith("/") else word for word in rest]
 
 
 def commit() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -128,6 +129,8 @@ def test_a_resumed_run_knows_the_episodes_before(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         first.episode(float(step))
         first.point(step)
+    with (tmp_path / "episodes.jsonl").open("a") as file:
+        file.write("[20, [[4")  # a kill cut it
     second = progress(True)
     second.goes_on_from(20)  # the third episode came after the checkpoint
     assert list(second._returns) == [10.0, 20.0]
@@ -175,6 +178,14 @@ def test_the_page_is_what_the_results_make() -> None:
     assert page.PAGE.read_text() == text, "python benchmarks/page.py"
     found = {path.name: path.read_bytes() for path in page.IMAGES.glob("benchmark-*.svg")}
     assert found == drawn, "python benchmarks/page.py"
+
+
+def test_no_result_names_a_folder_of_a_machine() -> None:
+    said = 'File "/home/me/.venv/lib/python3.11/site-packages/a/b.py", line 3'
+    assert run.without_paths(said) == 'File "a/b.py", line 3'
+    for folder in (run.ROOT / "gates" / "results", run.RESULTS.parent):
+        for path in folder.rglob("*.json"):
+            assert not re.search(r"/(root|home|work|tmp)/", path.read_text()), path
 
 
 def test_every_peer_has_its_versions() -> None:
