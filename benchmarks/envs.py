@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -22,10 +23,19 @@ def make_vector(task: Task, num_envs: int, processes: bool = False) -> gymnasium
         import etude
 
         return etude.make_vec(task.name, num_envs=num_envs, threads=2)
-    makers = [lambda: gymnasium.make(task.env_id) for _ in range(num_envs)]
+    makers = [partial(make_one, task) for _ in range(num_envs)]
     if processes:
         return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def make_one(task: Task) -> gymnasium.Env[Any, Any]:
+    """A single environment of the task."""
+    if task.env_id:
+        return gymnasium.make(task.env_id)
+    import etude
+
+    return etude.make(task.name)
 
 
 def successes(infos: dict[str, Any]) -> Any:

@@ -50,10 +50,12 @@ library is better in general: two cores, small networks, five tasks.
   observations it computes contact forces as MuJoCo defines them, which Gymnasium does not.
 - Peers with an engine of their own have a task like walk-go1, and settings of their own. Their
   scores mean something else and are left out.
-- **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **Memory** is
-  the largest sum over a run's processes, a shared page counted once. **Score** is the mean over the
-  newest 100 training episodes, exploration included; seconds to it count from the start of the
-  process. Columns about it are empty where it has not been measured yet.
+- **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **ms** are what
+  1,000 steps take: in the call that steps all environments, and in acting, learning, logs and
+  checkpoints. Where a library's workers do not tell, they are empty. **Memory** is the largest sum
+  over a run's processes, a shared page counted once. **Score** is the mean over the newest 100
+  training episodes, exploration included; seconds to it count from the start of the process.
+  Columns about it are empty where it has not been measured yet.
 
 To repeat it, or to add a peer (one file in `benchmarks/runners`):
 
@@ -102,14 +104,15 @@ def section(task: Task, runs: list[Record]) -> str:
             absent.append(f"{peer} ({offered})")
             continue
         if not fine:
-            rows.append([peer, _version(by_peer[peer]), "failed", "", "", "", ""])
+            rows.append([peer, _version(by_peer[peer]), "failed", *[""] * 6])
         else:
             rows.append(figures(peer, fine))
         for run in by_peer[peer]:
             if run["error"]:
                 last = run["error"].strip().splitlines()[-1][:200].replace("|", "\\|")
                 notes.append(f"- {peer}, {run['measure']}, seed {run['seed']} failed: `{last}`")
-    head = ["peer", "version", "steps/s", "memory", "reached", "seconds to it", "steps to it"]
+    head = ["peer", "version", "steps/s", "ms in environments", "ms in all else", "memory"]
+    head += ["reached", "seconds to it", "steps to it"]
     text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n"
     if absent:
         text += f"Not measured: {', '.join(absent)}.\n"
@@ -136,7 +139,7 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
     """One row: medians over runs."""
     speed = median([run["steps_per_second"] for run in runs])
     memory = max(run["peak_memory"] for run in runs) / 2**20
-    row = [peer, _version(runs), f"{speed:,.0f}", f"{memory:,.0f} MiB"]
+    row = [peer, _version(runs), f"{speed:,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
     scored = [run for run in runs if run["measure"] == "score"]
     if not scored or runs[0]["own_engine"]:
         return [*row, "", "", ""]
@@ -147,6 +150,17 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
     never = [[float("inf")] * 2] * (len(scored) - len(reached))
     seconds, steps = (statistics.median(r[i] for r in reached + never) for i in (0, 1))
     return [*row, f"{seconds:,.0f}", f"{steps:,.0f}"]
+
+
+def spent(runs: Sequence[Record]) -> list[str]:
+    """Milliseconds that 1,000 steps take in environments and in all else, medians over runs."""
+    told = [run for run in runs if run.get("environment_share") is not None]
+    if not told:
+        return ["", ""]
+    whole = [1e6 / run["steps_per_second"] for run in told]
+    inside = [w * run["environment_share"] for w, run in zip(whole, told, strict=True)]
+    rest = [w - i for w, i in zip(whole, inside, strict=True)]
+    return [f"{statistics.median(each):,.0f}" for each in (inside, rest)]
 
 
 def kills(runs: list[Record]) -> str:

@@ -65,6 +65,7 @@ class Progress:
         self._new: list[tuple[float, float | None]] = []
         self._last = -math.inf
         self._begun: float | None = None
+        self._in_environments: float | None = None
 
     @property
     def checkpoint_every(self) -> int:
@@ -93,6 +94,18 @@ class Progress:
         self._returns.append(total)
         if success is not None:
             self._successes.append(success)
+
+    def in_environments(self, seconds: float) -> None:
+        """So long the environments were stepped; told since the first update alone."""
+        if self._begun is not None:
+            self._in_environments = seconds + (self._in_environments or 0.0)
+
+    @property
+    def environment_share(self) -> float | None:
+        """Of the seconds since the first update those in environments; None if it is not known."""
+        if self._in_environments is None or self._begun is None:
+            return None
+        return round(self._in_environments / (since_start() - self._begun), 4)
 
     def point(self, steps: int, mean: float | None = None, success: float | None = None) -> None:
         """After an update. mean, success: where a library only tells these, not its episodes."""
@@ -131,16 +144,18 @@ class Steps:
         self._progress, self._num_envs = progress, num_envs
         self._rollout = rollout or progress.task.rollout
         self._returns = np.zeros(num_envs)
-        self._since = 0
+        self._since, self._begun = 0, 0.0
 
     def before(self) -> None:
         """Before a step: where a rollout is full, the update on it is over."""
         if self._since >= self._rollout:
             self._since = 0
             self._progress.point(self._progress.steps)
+        self._begun = time.perf_counter()
 
     def after(self, rewards: Any, done: Any, success: Any = None) -> None:
         """After a step. rewards [num_envs], done [num_envs] bool, success [num_envs] or None."""
+        self._progress.in_environments(time.perf_counter() - self._begun)
         self._returns += rewards
         self._since += self._num_envs
         self._progress.steps += self._num_envs
@@ -208,7 +223,8 @@ def main(
         more = train(progress)
     except Finished as ending:
         why = str(ending)
-    say(end=why, seconds=round(since_start(), 3), steps=progress.steps, **more or {})
+    last = {"seconds": round(since_start(), 3), "steps": progress.steps}
+    say(end=why, **last, environment_share=progress.environment_share, **more or {})
     return 0
 
 

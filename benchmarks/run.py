@@ -297,6 +297,7 @@ def describe(
         "note": head.get("note", ""),
         "own_engine": head.get("own_engine", False),
         "steps_per_second": speed,
+        "environment_share": last.get("environment_share"),
         "peak_memory": outcome.peak,
         "seconds": last.get("seconds"),
         "steps": last.get("steps"),

@@ -14,14 +14,17 @@ from etude.training.callbacks import Callback, Context
 class Report(Callback):
     """Tells the run's progress about episodes and steps after every iteration."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, threads: int) -> None:
+        """threads: that step groups side by side, each with seconds of its own."""
+        self._progress, self._threads = progress, threads
 
     def run_start(self, context: Context) -> None:
         if self._progress.resume:
             self._progress.goes_on_from(context.clock.now.timesteps)
 
     def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        seconds = sum(f.seconds["physics"] + f.seconds["environment"] for f in fragments)
+        self._progress.in_environments(seconds / self._threads)
         for fragment in fragments:
             told = fragment.episodes
             success = told.get("is_success")
@@ -68,9 +71,9 @@ def recipe(progress: Progress) -> Recipe:
 
 def run(progress: Progress, chosen: Recipe) -> dict[str, Any]:
     """Train, or resume what is in the folder, and tell the run's fingerprint."""
-    folder = progress.out / "run"
+    folder, told = progress.out / "run", Report(progress, chosen.collector.threads)
     if progress.resume:
-        finished = etude.resume(folder, callbacks=[Report(progress)])
+        finished = etude.resume(folder, callbacks=[told])
     else:
         rollout = chosen.collector.num_envs * chosen.algorithm.rollout_steps
         steps = min(progress.limit, 10**9) // rollout * rollout
@@ -81,7 +84,7 @@ def run(progress: Progress, chosen: Recipe) -> dict[str, Any]:
             evaluation__every="never",
             checkpoint__every=every,
         )
-        finished = etude.train(chosen, folder, callbacks=[Report(progress)])
+        finished = etude.train(chosen, folder, callbacks=[told])
     return {"fingerprint": finished.fingerprint()}
 
 

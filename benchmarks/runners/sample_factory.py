@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from typing import Any
 
 import gymnasium
@@ -45,7 +46,10 @@ class AsAgents(gymnasium.Env):
         ] * self.num_agents
 
     def step(self, actions: Any) -> Any:
+        begun = time.perf_counter()
         obs, rewards, terminated, truncated, infos = self._env.step(np.asarray(actions))
+        if self._progress is not None:
+            self._progress.in_environments(time.perf_counter() - begun)
         success = envs.successes(infos)
         if success is not None and self._progress is not None:
             for i in np.flatnonzero(terminated | truncated):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -86,9 +87,9 @@ class Recorded(VecEnvWrapper):
 
 
 def environments(task: Task, processes: bool) -> VecEnv:
-    if not task.env_id:
+    if not task.env_id and not processes:
         return FromVector(benchmarks.envs.make_vector(task, task.num_envs))
-    makers = [lambda: gymnasium.make(task.env_id) for _ in range(task.num_envs)]
+    makers = [partial(benchmarks.envs.make_one, task) for _ in range(task.num_envs)]
     return SubprocVecEnv(makers) if processes else DummyVecEnv(makers)
 
 

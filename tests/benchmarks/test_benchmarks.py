@@ -36,6 +36,7 @@ def test_peers_of_this_environment_end_with_a_figure(tmp_path: Path) -> None:
         assert record["steps"] == 512
         assert record["steps_per_second"] > 0
         assert record["peak_memory"] > 50 * 2**20
+        assert 0 < record["environment_share"] < 1
     before = out.read_text()
     assert run.main([*wanted, "--here", "--out", str(out)]) == 0  # all of it is there
     assert json.loads(out.read_text()) == json.loads(before)
@@ -171,6 +172,12 @@ def test_medians_count_runs_that_never_got_there() -> None:
     runs = [{**record, "measure": "score", "reached": r} for r in ([5.0, 50], [7.0, 70], None)]
     assert page.figures("a", runs)[-3:] == ["2 of 3", "7", "70"]
     assert page.figures("a", runs[1:])[-3:] == ["1 of 2", "-", "-"]
+
+
+def test_time_in_environments_is_told_apart() -> None:
+    record = {"steps_per_second": 500.0, "environment_share": 0.75}
+    assert page.spent([record]) == ["1,500", "500"]
+    assert page.spent([{"steps_per_second": 500.0, "environment_share": None}]) == ["", ""]
 
 
 def test_the_page_is_what_the_results_make() -> None:
