@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.run import PEERS, RESULTS, read  # isort: skip
+from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
 from etude.reports.charts import COLORS, FAINT, GRID, SvgCanvas, steps_text, ticks  # isort: skip
 
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 Record = dict[str, Any]
+OLDER = "†"
 _PARTS = {"left alone": FAINT, "killed": COLORS[0], "resumed": COLORS[1]}
 """{part of a kill: its colour}."""
 
@@ -55,7 +56,8 @@ library is better in general: two cores, small networks, five tasks.
   checkpoints. Where a library's workers do not tell, they are empty. **Memory** is the largest sum
   over a run's processes, a shared page counted once. **Score** is the mean over the newest 100
   training episodes, exploration included; seconds to it count from the start of the process.
-  Columns about it are empty where it has not been measured yet.
+  Columns about it are empty where it has not been measured yet. † marks a line that was measured
+  before the last change of Etude's code.
 
 To repeat it, or to add a peer (one file in `benchmarks/runners`):
 
@@ -139,7 +141,8 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
     """One row: medians over runs."""
     speed = median([run["steps_per_second"] for run in runs])
     memory = max(run["peak_memory"] for run in runs) / 2**20
-    row = [peer, _version(runs), f"{speed:,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
+    name = peer + (OLDER if any(map(is_older, runs)) else "")
+    row = [name, _version(runs), f"{speed:,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
     scored = [run for run in runs if run["measure"] == "score"]
     if not scored or runs[0]["own_engine"]:
         return [*row, "", "", ""]
@@ -150,6 +153,21 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
     never = [[float("inf")] * 2] * (len(scored) - len(reached))
     seconds, steps = (statistics.median(r[i] for r in reached + never) for i in (0, 1))
     return [*row, f"{seconds:,.0f}", f"{steps:,.0f}"]
+
+
+def fastest(runs: Sequence[Record], task: str) -> dict[str, tuple[str, float, bool]]:
+    """{"etude", "peer"}: its name, steps/s, and whether it is older than the code; empty where
+    either was not measured. A peer is any but ours on the same engine or its own."""
+    found = defaultdict(list)
+    for run in good(runs):
+        if run["task"] == task and not run["own_engine"]:
+            found[run["peer"]].append(run)
+    each = {p: statistics.median(r["steps_per_second"] for r in ran) for p, ran in found.items()}
+    others = [p for p in each if not is_ours(p)]
+    if "etude" not in each or not others:
+        return {}
+    chosen = {"etude": "etude", "peer": max(others, key=each.__getitem__)}
+    return {k: (p, each[p], any(map(is_older, found[p]))) for k, p in chosen.items()}
 
 
 def spent(runs: Sequence[Record]) -> list[str]:

@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gates"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import machine as load  # isort: skip
 import report  # isort: skip
+import sources  # isort: skip
 from command import started  # isort: skip
 from benchmarks import prepare  # isort: skip
 from benchmarks.progress import LIBRARY_ENDED  # isort: skip
@@ -274,6 +275,8 @@ def describe(
         "machine": report.machine(),
         "busy_before": round(busy, 3),
     }
+    if is_ours(job.peer):
+        record["source"] = sources.source_hash("benchmarks", job.task)
     if reason := why_not(job, head):
         return record | {"not_offered": reason}
     curve, last = curve_of(lines), lines[-1] if lines else {}
@@ -329,6 +332,17 @@ def compare(alone: Outcome, first: Outcome, second: Outcome, task: Task) -> dict
         "final_difference": apart[-1] if apart else None,
         "bit_equal": None if None in prints else prints[0] == prints[1],
     }
+
+
+def is_ours(peer: str) -> bool:
+    """Whether a run depends on the code here."""
+    return peer.startswith("etude")
+
+
+def is_older(record: dict[str, Any]) -> bool:
+    """Whether the code that was measured has changed since."""
+    today = sources.source_hash("benchmarks", record["task"])
+    return is_ours(record["peer"]) and record.get("source") != today
 
 
 def job_of(record: dict[str, Any]) -> Job:

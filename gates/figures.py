@@ -1,4 +1,5 @@
 """The figures on pages, made from gates/results/*.json: README.md, docs/measured.md and all others.
+README's steps/s are from benchmarks/results.json.
 
     python gates/figures.py               # Writes them.
 
@@ -31,6 +32,9 @@ from page_figures import (
 )
 from report import RESULTS
 from sources import ROOT
+
+sys.path.insert(0, str(ROOT))
+from benchmarks import page  # isort: skip
 
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "measured.md"
 MARKED = re.compile(r"<!-- figure: (\S+) -->(.*?)<!-- /figure -->", re.DOTALL)
@@ -78,13 +82,33 @@ def nothing(results: Results) -> str:
     return ""
 
 
+def benchmark(task: str) -> tuple[str, str]:
+    """Steps/s of Etude and of the fastest library beside it, "" where that was not measured."""
+    found = page.fastest(page.read(page.RESULTS)["runs"], task)
+    if not found:
+        return "", ""
+    (_, here, older), (peer, there, _) = found["etude"], found["peer"]
+    return f"{here:,.0f}{OLDER if older else ''}", f"{there:,.0f} ({peer})"
+
+
+def speed(what: str, task: str) -> Row:
+    return Row(what, lambda results: benchmark(task)[0], lambda results: benchmark(task)[1], ())
+
+
+def returned(results: Results) -> str:
+    """The mean return of Etude's seeds."""
+    found = values(results, *HOPPER, "return of etude")
+    return f"{sum(found) / len(found):,.0f} ({span(found, '{:,.0f}')}; {seeds(found)})"
+
+
+def returned_by_sb3(results: Results) -> str:
+    found = values(results, *HOPPER, "return of sb3")
+    mean = sum(found) / len(found)
+    return f"{mean:,.0f} (stable-baselines3 with rl_zoo3's settings, {seeds(found)})"
+
+
 def every(gate: str) -> tuple[tuple[str, str], ...]:
     return tuple(key for key in load(RESULTS) if key[0] == gate)
-
-
-def of(gate: str, variant: str, form: str, name: str) -> Callable[[Results], str]:
-    """A sentence with the values of one figure."""
-    return lambda results: form.format(span(values(results, gate, variant, name), "{:.2g}"))
 
 
 REACH, PICK, WALK = (
@@ -92,7 +116,7 @@ REACH, PICK, WALK = (
     ("train_pick_place", "pick-place"),
     ("train_walk", "walk-go1"),
 )
-PEER = ("peer_pick_place", "")
+HOPPER = ("train_gymnasium", "hopper")
 HEADLINE = (
     Row(
         "An arm reaches a random point: `etude train reach`",
@@ -106,12 +130,9 @@ HEADLINE = (
         nothing,
         (PICK,),
     ),
-    Row(
-        "Steps per second of that task, at 10 gradient samples a step",
-        of(*PEER, "{} times", "steps/s over stable-baselines3"),
-        lambda results: "stable-baselines3: 1",
-        (PEER,),
-    ),
+    speed("Steps per second of PPO on `pick-place`, all on Etude's engine", "pick-place"),
+    speed("Steps per second of PPO on HalfCheetah-v5 at equal gradient work", "halfcheetah"),
+    Row("Return on Hopper-v5 after 1 million steps", returned, returned_by_sb3, (HOPPER,)),
     Row(
         "A Go1 follows velocity commands: `etude train walk-go1`",
         trained(*WALK, "without a fall of seed", "of 200 fresh episodes of 10 s without a fall"),
@@ -129,11 +150,11 @@ def headline(results: Results) -> str:
     lines = ["| | Etude | the best peer |", "|---|---|---|"]
     older = False
     for row in HEADLINE:
-        if not all(key in results for key in row.results):
+        if not all(key in results for key in row.results) or not row.here(results):
             continue
         mark = OLDER if any(is_older(results[key]) for key in row.results) else ""
-        older |= bool(mark)
         lines.append(f"| {row.what} | {row.here(results)}{mark} | {row.peer(results)} |")
+        older |= OLDER in lines[-1]
     note = f"\n{OLDER} measured before the last change of the code that it measures.\n"
     return "\n".join(lines) + "\n" + (note if older else "")
 

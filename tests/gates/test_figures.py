@@ -193,8 +193,32 @@ def test_what_a_training_does_not_import_does_not_count() -> None:
 
 @pytest.mark.parametrize("gate", sorted({*sources.MEASURES, *sources.ONE_RECIPE}))
 def test_what_a_gate_measures_is_there(gate: str) -> None:
-    assert (figures.ROOT / "gates" / f"{gate}.py").exists()
+    scripts = (figures.ROOT / "gates" / f"{gate}.py", figures.ROOT / gate / "run.py")
+    assert any(script.exists() for script in scripts)
     recipe = sources.ONE_RECIPE.get(gate)
     assert not recipe or sources.recipe_of(recipe)
     for name in sources.MEASURES.get(gate, sources.TRAINING):
         assert list((figures.ROOT / "src" / "etude" / name).glob("*.py"))
+
+
+def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median over runs; a peer on an engine of its own and a failed run do not count."""
+    here = figures.page
+    runs = [
+        {"peer": peer, "task": "ant", "steps_per_second": speed, "own_engine": own, "error": fault}
+        for peer, speed, own, fault in (
+            *(("etude", speed, False, None) for speed in (90.0, 100.0, 130.0)),
+            *(("a", speed, False, None) for speed in (60.0, 70.0)),
+            ("etude_recipe", 500.0, False, None),
+            ("b", 900.0, True, None),
+            ("c", 900.0, False, "it broke"),
+        )
+    ]
+    monkeypatch.setattr(here, "is_older", lambda run: run["peer"] == "etude")
+    assert here.fastest(runs, "ant") == {
+        "etude": ("etude", 100.0, True),
+        "peer": ("a", 65.0, False),
+    }
+    monkeypatch.setattr(here, "read", lambda path: {"runs": runs})
+    assert figures.benchmark("ant") == ("100†", "65 (a)")
+    assert figures.benchmark("halfcheetah") == ("", "")
