@@ -341,8 +341,9 @@ def is_ours(peer: str) -> bool:
 
 def is_older(record: dict[str, Any]) -> bool:
     """Whether the code that was measured has changed since."""
-    today = sources.source_hash("benchmarks", record["task"])
-    return is_ours(record["peer"]) and record.get("source") != today
+    if not is_ours(record["peer"]):
+        return False
+    return bool(record.get("source") != sources.source_hash("benchmarks", record["task"]))
 
 
 def job_of(record: dict[str, Any]) -> Job:

@@ -169,6 +169,7 @@ def test_a_kill_is_compared_at_equal_steps() -> None:
 
 def test_medians_count_runs_that_never_got_there() -> None:
     record = {"steps_per_second": 10.0, "peak_memory": 2**20, "version": "1", "own_engine": False}
+    record["peer"] = "a"
     runs = [{**record, "measure": "score", "reached": r} for r in ([5.0, 50], [7.0, 70], None)]
     assert page.figures("a", runs)[-3:] == ["2 of 3", "7", "70"]
     assert page.figures("a", runs[1:])[-3:] == ["1 of 2", "-", "-"]
