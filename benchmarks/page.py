@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read  # isort: skip
+from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read, sources  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
 from etude.reports.charts import COLORS, FAINT, GRID, SvgCanvas, steps_text, ticks  # isort: skip
 
@@ -89,7 +89,19 @@ def settings(task: Task) -> str:
     return what + (f"{task.target:.0%}" if task.score == "success" else f"{task.target:,.0f}")
 
 
-def section(task: Task, runs: list[Record]) -> str:
+def profiled(profile: Record) -> str:
+    """Where the time of a gradient step of Etude's goes."""
+    whole, inside = profile["milliseconds"], profile["products_milliseconds"]
+    older = OLDER if profile["source"] != sources.source_hash("benchmarks", profile["task"]) else ""
+    return (
+        f"A gradient step of Etude's takes {whole:.1f} ms on one core{older}: {inside:.1f} ms in "
+        f"{profile['products']:.0f} matrix products, the rest in small operations between them, "
+        "which torch starts one by one (`benchmarks/update_profile.py`). JAX, in sbx, compiles all "
+        "of it to one program.\n\n"
+    )
+
+
+def section(task: Task, runs: list[Record], profile: Record | None = None) -> str:
     """A task's table, notes and picture."""
     by_peer = defaultdict(list)
     for run in runs:
@@ -116,6 +128,7 @@ def section(task: Task, runs: list[Record]) -> str:
     head = ["peer", "version", "steps/s", "ms in environments", "ms in all else", "memory"]
     head += ["reached", "seconds to it", "steps to it"]
     text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n"
+    text += profiled({**profile, "task": task.name}) if profile else ""
     if absent:
         text += f"Not measured: {', '.join(absent)}.\n"
     text += "\n".join(["", *notes]) if notes else ""
@@ -320,7 +333,7 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         busy = max(run["busy_before"] for run in runs)
         text += f"Other work used at most {busy:.0%} of the cores when a run began.\n\n"
     for task in TASKS.values():
-        text += section(task, runs) + "\n"
+        text += section(task, runs, results.get("profiles", {}).get(task.name)) + "\n"
     text += kills(runs) + notes_of(runs)
     if failed:
         text += "\n## What does not install\n\n"

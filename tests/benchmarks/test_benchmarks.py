@@ -7,13 +7,14 @@ import json
 import re
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks import page, prepare, run  # isort: skip
+from benchmarks import page, prepare, run, update_profile  # isort: skip
 from benchmarks.progress import Progress  # isort: skip
 from benchmarks.tasks import TASKS  # isort: skip
 
@@ -173,6 +174,20 @@ def test_medians_count_runs_that_never_got_there() -> None:
     runs = [{**record, "measure": "score", "reached": r} for r in ([5.0, 50], [7.0, 70], None)]
     assert page.figures("a", runs)[-3:] == ["2 of 3", "7", "70"]
     assert page.figures("a", runs[1:])[-3:] == ["1 of 2", "-", "-"]
+
+
+def test_gradient_steps_are_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, steps in {"SKIPPED": 1, "TIMED": 3, "WATCHED": 2}.items():
+        monkeypatch.setattr(update_profile, name, steps)
+    task = replace(TASKS["halfcheetah"].smallest(), update_epochs=4)
+    found = update_profile.measure(task, tmp_path)
+    assert found["products"] == 16  # of two networks of three layers, forwards and backwards
+    assert found["products_milliseconds"] > 0
+    assert found["milliseconds"] > 0
+    said = page.profiled({**found, "task": task.name})
+    assert "16 matrix products" in said
+    assert page.OLDER not in said
+    assert page.OLDER in page.profiled({**found, "task": task.name, "source": "another"})
 
 
 def test_time_in_environments_is_told_apart() -> None:
