@@ -95,16 +95,16 @@ def speed(what: str, task: str) -> Row:
     return Row(what, lambda results: benchmark(task)[0], lambda results: benchmark(task)[1], ())
 
 
-def returned(results: Results) -> str:
-    """The mean return of Etude's seeds."""
-    found = values(results, *HOPPER, "return of etude")
-    return f"{sum(found) / len(found):,.0f} ({span(found, '{:,.0f}')}; {seeds(found)})"
+def returned(side: str) -> Callable[[Results], str]:
+    """The mean return over a side's seeds, of each task in turn."""
 
+    def told(results: Results) -> str:
+        found = [values(results, *task, f"return of {side}") for task in GYMNASIUM]
+        means = " / ".join(f"{sum(each) / len(each):,.0f}" for each in found)
+        who = "" if side == "etude" else "stable-baselines3 with rl_zoo3's settings, "
+        return f"{means} ({who}{seeds(found[0])})"
 
-def returned_by_sb3(results: Results) -> str:
-    found = values(results, *HOPPER, "return of sb3")
-    mean = sum(found) / len(found)
-    return f"{mean:,.0f} (stable-baselines3 with rl_zoo3's settings, {seeds(found)})"
+    return told
 
 
 def every(gate: str) -> tuple[tuple[str, str], ...]:
@@ -116,7 +116,7 @@ REACH, PICK, WALK = (
     ("train_pick_place", "pick-place"),
     ("train_walk", "walk-go1"),
 )
-HOPPER = ("train_gymnasium", "hopper")
+GYMNASIUM = tuple(("train_gymnasium", task) for task in ("hopper", "halfcheetah", "walker2d"))
 HEADLINE = (
     Row(
         "An arm reaches a random point: `etude train reach`",
@@ -132,7 +132,12 @@ HEADLINE = (
     ),
     speed("Steps per second of PPO on `pick-place`, all on Etude's engine", "pick-place"),
     speed("Steps per second of PPO on HalfCheetah-v5 at equal gradient work", "halfcheetah"),
-    Row("Return on Hopper-v5 after 1 million steps", returned, returned_by_sb3, (HOPPER,)),
+    Row(
+        "Return on Hopper-v5 / HalfCheetah-v5 / Walker2d-v5 after 1 million steps",
+        returned("etude"),
+        returned("sb3"),
+        GYMNASIUM,
+    ),
     Row(
         "A Go1 follows velocity commands: `etude train walk-go1`",
         trained(*WALK, "without a fall of seed", "of 200 fresh episodes of 10 s without a fall"),
