@@ -16,15 +16,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read, sources  # isort: skip
+from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
+from page_figures import OLDER  # isort: skip
 from etude.reports.charts import COLORS, FAINT, GRID, SvgCanvas, steps_text, ticks  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 Record = dict[str, Any]
-OLDER = "†"
 _PARTS = {"left alone": FAINT, "killed": COLORS[0], "resumed": COLORS[1]}
 """{part of a kill: its colour}."""
 
@@ -41,7 +41,8 @@ library is better in general: two cores, small networks, five tasks.
   gradient samples per step. Policy and value function read the same observations.
 - **Each library's own:** how environments are stepped, normalisation, initialisation, logging; the
   last section says what was used. pick-place and walk-go1 are stepped by Etude's batch engine for
-  all of them (`etude.make_vec`), so that what differs there is not the physics. Libraries without
+  all of them (`etude.make_vec`), so that what differs there is not the physics;
+  `stable_baselines3_processes` has 8 single environments of pick-place. Libraries without
   workers of their own step Gymnasium's environments one after the other in one process; the two
   lines of stable-baselines3 show what a process for each would change.
 - `etude_recipe` is Etude's recipe with settings of its own, but for a length that never ends, so
@@ -92,12 +93,12 @@ def settings(task: Task) -> str:
 def profiled(profile: Record) -> str:
     """Where the time of a gradient step of Etude's goes."""
     whole, inside = profile["milliseconds"], profile["products_milliseconds"]
-    older = OLDER if profile["source"] != sources.source_hash("benchmarks", profile["task"]) else ""
+    older = OLDER if is_older(profile) else ""
     return (
         f"A gradient step of Etude's takes {whole:.1f} ms on one core{older}: {inside:.1f} ms in "
-        f"{profile['products']:.0f} matrix products, the rest in small operations between them, "
-        "which torch starts one by one (`benchmarks/update_profile.py`). JAX, in sbx, compiles all "
-        "of it to one program.\n\n"
+        f"{profile['products']:.0f} matrix products, the rest in drawing the batch and in "
+        "all other operations (`benchmarks/update_profile.py`). The update of sbx is compiled by "
+        "JAX.\n\n"
     )
 
 
@@ -128,7 +129,7 @@ def section(task: Task, runs: list[Record], profile: Record | None = None) -> st
     head = ["peer", "version", "steps/s", "ms in environments", "ms in all else", "memory"]
     head += ["reached", "seconds to it", "steps to it"]
     text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n"
-    text += profiled({**profile, "task": task.name}) if profile else ""
+    text += profiled({**profile, "peer": "etude", "task": task.name}) if profile else ""
     if absent:
         text += f"Not measured: {', '.join(absent)}.\n"
     text += "\n".join(["", *notes]) if notes else ""
@@ -168,19 +169,19 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
     return [*row, f"{seconds:,.0f}", f"{steps:,.0f}"]
 
 
-def fastest(runs: Sequence[Record], task: str) -> dict[str, tuple[str, float, bool]]:
-    """{"etude", "peer"}: its name, steps/s, and whether it is older than the code; empty where
-    either was not measured. A peer is any but ours on the same engine or its own."""
+def fastest(runs: Sequence[Record], task: str) -> tuple[float, bool, str, float] | None:
+    """Steps/s of Etude, whether that is older than the code, the fastest other peer and its
+    steps/s; None where either was not measured. Peers with an engine of their own do not count."""
     found = defaultdict(list)
     for run in good(runs):
         if run["task"] == task and not run["own_engine"]:
             found[run["peer"]].append(run)
     each = {p: statistics.median(r["steps_per_second"] for r in ran) for p, ran in found.items()}
-    others = [p for p in each if not is_ours(p)]
+    others = [peer for peer in each if not is_ours(peer)]
     if "etude" not in each or not others:
-        return {}
-    chosen = {"etude": "etude", "peer": max(others, key=each.__getitem__)}
-    return {k: (p, each[p], any(map(is_older, found[p]))) for k, p in chosen.items()}
+        return None
+    best = max(others, key=each.__getitem__)
+    return each["etude"], any(map(is_older, found["etude"])), best, each[best]
 
 
 def spent(runs: Sequence[Record]) -> list[str]:

@@ -85,9 +85,9 @@ def nothing(results: Results) -> str:
 def benchmark(task: str) -> tuple[str, str]:
     """Steps/s of Etude and of the fastest library beside it, "" where that was not measured."""
     found = page.fastest(page.read(page.RESULTS)["runs"], task)
-    if not found:
+    if found is None:
         return "", ""
-    (_, here, older), (peer, there, _) = found["etude"], found["peer"]
+    here, older, peer, there = found
     return f"{here:,.0f}{OLDER if older else ''}", f"{there:,.0f} ({peer})"
 
 

@@ -215,10 +215,7 @@ def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPa
         )
     ]
     monkeypatch.setattr(here, "is_older", lambda run: run["peer"] == "etude")
-    assert here.fastest(runs, "ant") == {
-        "etude": ("etude", 100.0, True),
-        "peer": ("a", 65.0, False),
-    }
+    assert here.fastest(runs, "ant") == (100.0, True, "a", 65.0)
     monkeypatch.setattr(here, "read", lambda path: {"runs": runs})
     assert figures.benchmark("ant") == ("100†", "65 (a)")
     assert figures.benchmark("halfcheetah") == ("", "")
