@@ -1,7 +1,8 @@
 """Which code each gate measures, and a hash of it.
 
 A result keeps the hash of the code that it measured. Where the code's hash is another one today,
-pages mark the result's figures as older than the code. Comments and docstrings do not count.
+pages mark the result's figures as older than the code. Words for people do not count: comments,
+docstrings, descriptions of fields, and what an error says.
 
 What a gate measures is some packages. Where it trains one recipe, only those of their files count
 which the recipe's modules and the training import, directly or not: a change of the walking task
@@ -137,8 +138,8 @@ def _imports(file: Path) -> tuple[str, ...]:
 
 @cache
 def file_hash(file: Path, root: Path = ROOT) -> str:
-    """SHA-256 over the path and the code of a file, without comments and docstrings."""
-    code = ast.dump(_without_docstrings(_tree(file)))
+    """SHA-256 over the path and the code of a file, without words for people."""
+    code = ast.dump(_without_sentences(_without_docstrings(_tree(file))))
     return hashlib.sha256((file.relative_to(root).as_posix() + code).encode()).hexdigest()
 
 
@@ -152,6 +153,19 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
             if isinstance(body := getattr(node, field, None), list):
                 kept = [line for line in body if not _is_text(line)]
                 setattr(node, field, kept)
+    return tree
+
+
+def _without_sentences(tree: ast.Module) -> ast.Module:
+    """Without what an error says, and how a field is described."""
+    for node in ast.walk(tree):
+        described = isinstance(node, ast.keyword) and node.arg == "description"
+        if described or isinstance(node, ast.Raise):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.JoinedStr):
+                    inner.values = []
+                elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                    inner.value = ""
     return tree
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,7 @@ def test_success_is_read_from_info() -> None:
         (GymConfig(id="FrozenLake-v1"), "observes Discrete"),
         (GymConfig(kwargs={"colour": "red"}), "does not take these arguments"),
         (config("Boundless"), "bounded Box"),
-        (GymConfig(id="no_such_module:Env-v0"), "missing"),
+        (GymConfig(id="no_such_module:Env-v0"), "There is no module"),
     ],
 )
 def test_mistakes_end_in_one_sentence(chosen: GymConfig, message: str) -> None:
@@ -291,3 +292,25 @@ def test_a_remark_on_a_model_is_made_once(capfd: pytest.CaptureFixture[str]) -> 
     GymEnv(GymConfig(id="HalfCheetah-v5"), 2).close()
     again = capfd.readouterr()
     assert "settotalmass" not in first.out + again.out + again.err
+
+
+@pytest.mark.parametrize("named", ["my_walk:MyWalk-v0", "my_walk.py:MyWalk-v0"])
+def test_a_module_in_the_current_folder_may_register_it(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_walk.py").write_text(OWN_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "my_walk", raising=False)
+    env = gym.make_gym(GymConfig(id=named))
+    assert env.spec is not None
+    assert env.spec.id == "MyWalk-v0"
+    del gymnasium.registry["MyWalk-v0"]
+
+
+OWN_MODULE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+gymnasium.register("MyWalk-v0", CartPoleEnv, max_episode_steps=200)
+"""

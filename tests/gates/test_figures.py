@@ -156,6 +156,12 @@ def test_only_code_counts(tmp_path: Path) -> None:
     assert of('"""Words."""\n\n# More words.\nx = 1\n"""What it is."""\n') == plain
     assert of("x = 2\n") != plain
     assert of('x = 1\ny = "text"\n') != plain
+    field = of('x = Field(1, description="words")\n')
+    assert of('x = Field(1, description="others" " too")\n') == field
+    assert of('x = Field(2, description="words")\n') != field
+    error = of('if x:\n    raise ValueError(f"{x} is wrong")\n')
+    assert of('if x:\n    raise ValueError("There is no such x: " + other(x))\n') != error
+    assert of('if x:\n    raise ValueError(f"There is no {x}.")\n') == error
 
 
 LOADED = """

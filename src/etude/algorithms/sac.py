@@ -39,6 +39,7 @@ class SACConfig(OffPolicyConfig):
     """Soft actor-critic."""
 
     policies: ClassVar[str] = "squashed"
+    aliases = OffPolicyConfig.aliases | {"alpha": "ent_coef entropy_coef"}
     metrics: ClassVar[Metrics] = (
         *METRICS,
         Metric(

@@ -361,7 +361,8 @@ def _known(verb: str, name: str, options: dict[str, Option]) -> Option:
         if option.earlier == name:
             raise UsageError(f"--{name} is called --{known} now.")
     meant, hint = _meant(name, options), ""
-    if len(meant) > 1:  # of the same name, or of a name that others give to it
+    others_name = meant and name.rpartition(".")[2] in options[meant[0]].aliases
+    if len(meant) > 1 or others_name:  # `tau` elsewhere is `polyak`, which is 1 - tau
         about = [f"--{known} ({options[known].description.rstrip('.')})" for known in meant]
         hint = f"did you mean {' or '.join(about)}? "
     elif meant:

@@ -96,8 +96,8 @@ class Recipe(Config):
         """The environment, of a recipe that must have one."""
         if self.env is None:
             raise UsageError(
-                f"The recipe '{self.name}' has no environment, and {self.algorithm.kind} learns by "
-                "acting in one: give it --env.id ID or --env.task module:Class."
+                f"The recipe '{self.name}' has no environment: give it one to act in, with "
+                "--env.id ID or --env.task module:Class."
             )
         return self.env
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.own_code import permit
+from etude.core.own_code import load_module, permit
 from etude.core.trees import Tree
 from etude.envs.adapters import gym_state, object_state
 from etude.envs.adapters.drawing import FILM_RATE, rendered
@@ -112,14 +112,17 @@ def _warned_once() -> Iterator[None]:
 
 def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
     """One instance, or one sentence about why there is none."""
-    for text in (config.id, *config.kwargs.values()):
+    for text in config.kwargs.values():
         if isinstance(text, str) and ":" in text:  # Gymnasium imports what stands before it.
             permit(text, text.partition(":")[0])
+    where, _, name = config.id.rpartition(":")
+    if where:  # Gymnasium would import it as well, and not look in the current folder.
+        load_module(config.id, where)
     try:
         with _warned_once():
-            return gymnasium.make(config.id, disable_env_checker=True, **config.kwargs)
+            return gymnasium.make(name, disable_env_checker=True, **config.kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f" Nearest: {', '.join(near)}." if near else ""
         raise UsageError(
             f"Gymnasium has no environment '{config.id}'.{hint} One that a package of its own "
