@@ -111,6 +111,18 @@ def test_a_hidden_robot_is_shown_and_followed() -> None:
     assert floating_root(arm.simulation.model) is None, "a cube is not followed"
 
 
+PENDULUM = """<mujoco><worldbody>
+<body pos="0 0 1"><joint type="hinge" axis="0 1 0"/>
+<geom type="capsule" fromto="0 0 0 0 0 -.5" size=".03"/></body>
+</worldbody></mujoco>"""
+
+
+def test_what_swings_about_a_fixed_place_is_seen_wherever_it_is() -> None:
+    place = frame(Camera(), mujoco.MjModel.from_xml_string(PENDULUM))
+    assert np.allclose(place.look_at, [0.0, 0.0, 1.0], atol=0.1), "the joint"
+    assert 0.53 < place.distance * np.sin(np.deg2rad(45 / 2)) < 0.9, "half of the picture, m"
+
+
 @pytest.mark.usefixtures("drawable")
 def test_a_hidden_robot_is_seen() -> None:
     from etude.envs.mujoco.studio import Studio

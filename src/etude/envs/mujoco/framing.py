@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mujoco
@@ -12,8 +13,11 @@ from etude.envs.mujoco.simulation import Camera
 
 GROUND = tuple(int(kind) for kind in (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD))
 _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
+_HINGE = int(mujoco.mjtJoint.mjJNT_HINGE)
 _MARGIN = 1.15
 """How much larger than what it shows a picture is."""
+_NUM_POSES = 64
+"""Poses of a robot that stands in one place, all of which are to be seen."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,11 @@ def frame(shot: Camera, model: mujoco.MjModel) -> Frame:
         body = floating_root(model)
     if shot.look_at is not None and shot.distance is not None:
         return Frame(np.array(shot.look_at), shot.distance, body)
-    low, high = _bounds(model, body)
-    middle = (low + high) / 2 if shot.look_at is None else np.array(shot.look_at)
-    radius = float(np.linalg.norm(high - low)) / 2
+    low, high = _boxes(model, body)
+    middle = (low.min(axis=0) + high.max(axis=0)) / 2
+    middle = middle if shot.look_at is None else np.array(shot.look_at)
+    furthest = np.maximum(high - middle, middle - low)
+    radius = float(np.linalg.norm(furthest, axis=1).max())
     whole = _MARGIN * radius / np.sin(np.deg2rad(model.vis.global_.fovy) / 2)
     return Frame(middle, whole if shot.distance is None else shot.distance, body)
 
@@ -59,23 +65,46 @@ def floating_root(model: mujoco.MjModel) -> int | None:
     return root if (kinds == _FREE).any() or (kinds == _SLIDE).sum() > 1 else None
 
 
-def _bounds(model: mujoco.MjModel, body: int | None) -> tuple[Array, Array]:
-    """Least and greatest corner [3] of what moves, or of the tree of a body, at the start."""
-    data = mujoco.MjData(model)
-    if model.nkey:
-        mujoco.mj_resetDataKeyframe(model, data, 0)
-    mujoco.mj_kinematics(model, data)
+def _boxes(model: mujoco.MjModel, body: int | None) -> tuple[Array, Array]:
+    """Least and greatest corners [n, 3] of boxes around what moves, wherever its joints may take
+    it; or around the tree of a body, at the start."""
     shown = moving(model)
     if body is not None:
         shown &= model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
     if not shown.any():
-        return model.stat.center - model.stat.extent / 2, model.stat.center + model.stat.extent / 2
+        middle, half = model.stat.center[None], model.stat.extent / 2
+        return middle - half, middle + half
+    low, high = [], []
     # Boxes in the shapes' own frames, whose corners are turned.
     middle, half = model.geom_aabb[shown, :3], model.geom_aabb[shown, 3:]
-    turn = data.geom_xmat[shown].reshape(-1, 3, 3)
-    center = data.geom_xpos[shown] + np.einsum("nij,nj->ni", turn, middle)
-    reach = np.einsum("nij,nj->ni", np.abs(turn), half)
-    return (center - reach).min(axis=0), (center + reach).max(axis=0)
+    for data in _poses(model, 1 if body is not None else _NUM_POSES):
+        turn = data.geom_xmat[shown].reshape(-1, 3, 3)
+        center = data.geom_xpos[shown] + np.einsum("nij,nj->ni", turn, middle)
+        reach = np.einsum("nij,nj->ni", np.abs(turn), half)
+        low.append(center - reach)
+        high.append(center + reach)
+    return np.concatenate(low), np.concatenate(high)
+
+
+def _poses(model: mujoco.MjModel, num: int) -> Iterator[mujoco.MjData]:
+    """The model at the start, and with its joints drawn at random; not where shapes collide."""
+    data, generator = mujoco.MjData(model), np.random.default_rng(0)
+    if model.nkey:
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+    start = data.qpos.copy()
+    mujoco.mj_forward(model, data)
+    collisions = data.ncon
+    yield data
+    ranges = np.where(model.jnt_limited[:, None], model.jnt_range, (-np.pi, np.pi))
+    turns = model.jnt_type == _HINGE
+    drawn = turns | ((model.jnt_type == _SLIDE) & (model.jnt_limited > 0))
+    places = model.jnt_qposadr[drawn]
+    for _ in range(num - 1):
+        data.qpos[:] = start
+        data.qpos[places] = generator.uniform(*ranges[drawn].T)
+        mujoco.mj_forward(model, data)
+        if data.ncon <= collisions:
+            yield data
 
 
 def camera(shot: Camera, model: mujoco.MjModel) -> mujoco.MjvCamera:
