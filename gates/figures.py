@@ -116,7 +116,7 @@ REACH, PICK, WALK = (
     ("train_pick_place", "pick-place"),
     ("train_walk", "walk-go1"),
 )
-GYMNASIUM = tuple(("train_gymnasium", task) for task in ("hopper", "halfcheetah", "walker2d"))
+GYMNASIUM = tuple(("train_gymnasium", task) for task in ("hopper", "halfcheetah", "walker2d", "ant"))
 HEADLINE = (
     Row(
         "An arm reaches a random point: `etude train reach`",
@@ -133,7 +133,7 @@ HEADLINE = (
     speed("Steps per second of PPO on `pick-place`, all on Etude's engine", "pick-place"),
     speed("Steps per second of PPO on HalfCheetah-v5 at equal gradient work", "halfcheetah"),
     Row(
-        "Return on Hopper-v5 / HalfCheetah-v5 / Walker2d-v5 after 1 million steps",
+        "Return on Hopper / HalfCheetah / Walker2d / Ant (v5) after 1 million steps",
         returned("etude"),
         returned("sb3"),
         GYMNASIUM,
