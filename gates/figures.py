@@ -116,7 +116,8 @@ REACH, PICK, WALK = (
     ("train_pick_place", "pick-place"),
     ("train_walk", "walk-go1"),
 )
-GYMNASIUM = tuple(("train_gymnasium", task) for task in ("hopper", "halfcheetah", "walker2d", "ant"))
+TASKS = ("hopper", "halfcheetah", "walker2d", "ant")
+GYMNASIUM = tuple(("train_gymnasium", task) for task in TASKS)
 HEADLINE = (
     Row(
         "An arm reaches a random point: `etude train reach`",

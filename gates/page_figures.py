@@ -130,10 +130,9 @@ def sac_beside_sb3(env: str) -> Figure:
 
     def told(results: Results) -> str:
         names = (f"return of {side} sac, seed" for side in ("etude", "sb3"))
-        ours, theirs = (values(results, "peer_off_policy", env, name) for name in names)
-        form = "{:,.0f}"
-        beside = f"where stable-baselines3 has {span(theirs, form)} ({seeds(ours)} each)"
-        return f"{span(ours, form)}, {beside}"
+        sides = [values(results, "peer_off_policy", env, name) for name in names]
+        ours, theirs = (f"{span(side, '{:,.0f}')} ({seeds(side)})" for side in sides)
+        return f"{ours}, where stable-baselines3 has {theirs}"
 
     return Figure("peer_off_policy", env, told)
 
