@@ -106,7 +106,7 @@ def section(task: Task, runs: list[Record], profile: Record | None = None) -> st
     """A task's table, notes and picture."""
     by_peer = defaultdict(list)
     for run in runs:
-        if run["task"] == task.name:
+        if run["task"] == task.name and run["measure"] != "kill":  # these were not run in turns
             by_peer[run["peer"]].append(run)
     if not by_peer:
         return f"## {task.name}\n\n{settings(task)}. Not measured yet.\n"
@@ -174,7 +174,8 @@ def fastest(runs: Sequence[Record], task: str) -> tuple[float, bool, str, float]
     steps/s; None where either was not measured. Peers with an engine of their own do not count."""
     found = defaultdict(list)
     for run in good(runs):
-        if run["task"] == task and not run["own_engine"]:
+        counts = run["measure"] != "kill" and not run["own_engine"]
+        if run["task"] == task and counts:
             found[run["peer"]].append(run)
     each = {p: statistics.median(r["steps_per_second"] for r in ran) for p, ran in found.items()}
     others = [peer for peer in each if not is_ours(peer)]

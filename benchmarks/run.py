@@ -401,7 +401,10 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"first: python benchmarks/prepare.py {' '.join(missing)}")
     results, begin = read(options.out), time.monotonic()
     if options.retry:
-        results["runs"] = [r for r in results["runs"] if not r.get("error")]
+        asked_for = set(jobs(options))
+        results["runs"] = [
+            r for r in results["runs"] if not r.get("error") or job_of(r) not in asked_for
+        ]
     known = {job_of(record): record for record in results["runs"]}
     errors = 0
     for job in jobs(options):

@@ -212,6 +212,7 @@ def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPa
     here = figures.page
     runs = [
         {"peer": peer, "task": "ant", "steps_per_second": speed, "own_engine": own, "error": fault}
+        | {"measure": "speed"}
         for peer, speed, own, fault in (
             *(("etude", speed, False, None) for speed in (90.0, 100.0, 130.0)),
             *(("a", speed, False, None) for speed in (60.0, 70.0)),
@@ -220,6 +221,7 @@ def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPa
             ("c", 900.0, False, "it broke"),
         )
     ]
+    runs.append({**runs[3], "measure": "kill", "steps_per_second": 900.0})  # of another day
     monkeypatch.setattr(here, "is_older", lambda run: run["peer"] == "etude")
     assert here.fastest(runs, "ant") == (100.0, True, "a", 65.0)
     monkeypatch.setattr(here, "read", lambda path: {"runs": runs})
