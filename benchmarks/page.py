@@ -78,6 +78,12 @@ def good(runs: Sequence[Record]) -> list[Record]:
     return [run for run in runs if not run["error"] and not run.get("not_offered")]
 
 
+def timed(runs: Sequence[Record], task: str) -> list[Record]:
+    """The runs of a task's table. Killed ones have a table of their own: they may be of another
+    length and day."""
+    return [run for run in runs if run["task"] == task and run["measure"] != "kill"]
+
+
 def median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
@@ -105,9 +111,8 @@ def profiled(profile: Record) -> str:
 def section(task: Task, runs: list[Record], profile: Record | None = None) -> str:
     """A task's table, notes and picture."""
     by_peer = defaultdict(list)
-    for run in runs:
-        if run["task"] == task.name and run["measure"] != "kill":  # these were not run in turns
-            by_peer[run["peer"]].append(run)
+    for run in timed(runs, task.name):
+        by_peer[run["peer"]].append(run)
     if not by_peer:
         return f"## {task.name}\n\n{settings(task)}. Not measured yet.\n"
     rows, notes, absent = [], [], []
@@ -173,9 +178,8 @@ def fastest(runs: Sequence[Record], task: str) -> tuple[float, bool, str, float]
     """Steps/s of Etude, whether that is older than the code, the fastest other peer and its
     steps/s; None where either was not measured. Peers with an engine of their own do not count."""
     found = defaultdict(list)
-    for run in good(runs):
-        counts = run["measure"] != "kill" and not run["own_engine"]
-        if run["task"] == task and counts:
+    for run in good(timed(runs, task)):
+        if not run["own_engine"]:
             found[run["peer"]].append(run)
     each = {p: statistics.median(r["steps_per_second"] for r in ran) for p, ran in found.items()}
     others = [peer for peer in each if not is_ours(peer)]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from faults_table import load
 from page_figures import (
     FIGURES,
+    GYMNASIUM,
     OLDER,
     Results,
     is_older,
@@ -99,7 +100,7 @@ def returned(side: str) -> Callable[[Results], str]:
     """The mean return over a side's seeds, of each task in turn."""
 
     def told(results: Results) -> str:
-        found = [values(results, *task, f"return of {side}") for task in GYMNASIUM]
+        found = [values(results, *task, f"return of {side}") for task in RUNNING]
         means = " / ".join(f"{sum(each) / len(each):,.0f}" for each in found)
         who = "" if side == "etude" else "stable-baselines3 with rl_zoo3's settings, "
         return f"{means} ({who}{seeds(found[0])})"
@@ -116,8 +117,7 @@ REACH, PICK, WALK = (
     ("train_pick_place", "pick-place"),
     ("train_walk", "walk-go1"),
 )
-TASKS = ("hopper", "halfcheetah", "walker2d", "ant")
-GYMNASIUM = tuple(("train_gymnasium", task) for task in TASKS)
+RUNNING = tuple(("train_gymnasium", recipe) for recipe in GYMNASIUM)
 HEADLINE = (
     Row(
         "An arm reaches a random point: `etude train reach`",
@@ -137,7 +137,7 @@ HEADLINE = (
         "Return on Hopper / HalfCheetah / Walker2d / Ant (v5) after 1 million steps",
         returned("etude"),
         returned("sb3"),
-        GYMNASIUM,
+        RUNNING,
     ),
     Row(
         "A Go1 follows velocity commands: `etude train walk-go1`",

@@ -15,6 +15,8 @@ Results = dict[tuple[str, str], dict[str, Any]]
 """By gate and variant."""
 NOT_YET = "not measured yet"
 OLDER = "†"
+GYMNASIUM = ("hopper", "halfcheetah", "walker2d", "ant")
+"""Recipes that are trained beside stable-baselines3."""
 
 
 def is_older(result: dict[str, Any]) -> bool:
@@ -348,7 +350,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
     ),
     "gymnasium": Table(
         ("recipe", "return after 1,000,000 steps", "stable-baselines3, settings of rl_zoo3"),
-        {f"`{name}`": running(name) for name in ("hopper", "halfcheetah", "walker2d", "ant")},
+        {f"`{name}`": running(name) for name in GYMNASIUM},
     ),
     "sac-hopper": sac_beside_sb3("Hopper-v5"),
     "offline": share("train_offline", "", "success on fresh episodes"),

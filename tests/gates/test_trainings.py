@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
 import page_figures  # isort: skip
+import peer_off_policy  # isort: skip
 import report  # isort: skip
 import trainings  # isort: skip
 
@@ -75,6 +76,19 @@ def test_what_other_code_has_trained_is_older(measure: Measure, tmp_path: Path) 
     assert not older()  # another library's training does not depend on this code
     change(tmp_path / "kept" / "etude-a-1.json")
     assert older()
+
+
+def test_one_seed_of_each_side_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def returns_of(gate: report.Gate, wanted: list[trainings.Training], _: object) -> object:
+        gate.count("trainings", len(wanted))
+        return {each.name: [float(i)] for i, each in enumerate(wanted)}
+
+    monkeypatch.setattr(peer_off_policy, "returns_of", returns_of)
+    words = ["--methods", "sac", "--json", str(tmp_path / "result.json")]
+    assert peer_off_policy.main([*words, "--seeds", "1"]) == report.FAILED
+    assert peer_off_policy.main([*words, "--seeds", "2", "--peer-seeds", "1"]) != report.FAILED
 
 
 def change(path: Path) -> None:

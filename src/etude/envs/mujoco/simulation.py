@@ -237,7 +237,8 @@ class Camera:
     """A body that stays above `look_at`, wherever it goes; None: the root of the robot, where it
     floats and no `look_at` is given."""
     distance: float | None = None
-    """m from it; None: so that what moves is seen whole, wherever its joints take it."""
+    """m from it; None: so that what moves is seen whole; of a robot on a fixed base, wherever its
+    joints take it."""
     azimuth: float = 140.0
     """deg about the vertical: 180 looks along -x, at the front of an arm that faces +x."""
     elevation: float = -25.0
