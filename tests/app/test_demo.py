@@ -110,7 +110,7 @@ def test_with_a_screen_the_browser_is_opened(monkeypatch: pytest.MonkeyPatch) ->
         (["--film", "film.gif", "--command", "1", "0", "0"], "follows no velocity commands"),
         (["--film"], "--film needs a value"),
         (["--seconds", "0"], "seconds"),
-        (["--video", "film.mp4"], "did you mean --film?"),
+        (["--video", "film.mp4"], "did you mean --film (Write a film to this file"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_a_sentence(
