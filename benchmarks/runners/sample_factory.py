@@ -101,7 +101,6 @@ def train(progress: Progress) -> None:
         "train_dir": progress.out,
         "device": "cpu",
         "seed": progress.seed,
-        "restart_behavior": "resume" if progress.resume else "overwrite",
         "serial_mode": batched,
         "async_rl": False,
         "batched_sampling": batched,
@@ -139,7 +138,9 @@ def train(progress: Progress) -> None:
         "train_for_env_steps": NEVER,
         "log_to_file": False,
     }
-    words = ["--env", task.name]
+    # A resumed run reads the settings of the first one, but for those on the command line.
+    restart = "resume" if progress.resume else "overwrite"
+    words = ["--env", task.name, "--restart_behavior", restart]
     parser, _ = parse_sf_args(words)
     parser.set_defaults(**{**chosen, "train_dir": str(progress.out)})
     _, runner = make_runner(parse_full_cfg(parser, words))

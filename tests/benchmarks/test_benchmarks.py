@@ -144,6 +144,25 @@ def test_no_run_without_environments(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "prepare.py skrl" in capsys.readouterr().err
 
 
+def test_retry_repeats_only_what_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(job: run.Job, *_: Any) -> dict[str, Any]:
+        return {**job._asdict(), "command": "again", "error": "broke again"}
+
+    monkeypatch.setattr(run, "measure", measured)
+    out = tmp_path / "results.json"
+    failed = [
+        {**run.Job("speed", peer, "ant", 0)._asdict(), "command": "once", "error": "broke"}
+        for peer in ("skrl", "etude")
+    ]
+    out.write_text(json.dumps({"installs": {}, "runs": failed}))
+    wanted = ["--retry", "--peers", "etude", "--tasks", "ant", "--measures", "speed"]
+    code, runs = results_of(wanted, out)
+    assert code == 1
+    assert [(r["peer"], r["error"]) for r in runs] == [("skrl", "broke"), ("etude", "broke again")]
+
+
 def test_speed_leaves_out_the_start_and_the_warm_up() -> None:
     task = TASKS["pick-place-sac"]
     rates = [[10.0, 0], [11.0, 5_000], [12.0, 5_120], [20.0, 6_000], [32.0, 7_200]]
