@@ -88,6 +88,13 @@ def median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
+def fault(error: str) -> str:
+    """The line of an error that says what went wrong, for a cell of a table."""
+    lines = error.strip().splitlines()
+    told = [line.strip() for line in lines if "Error: " in line] or lines
+    return told[-1][:300].replace("|", "\\|")
+
+
 def settings(task: Task) -> str:
     sizes = "-".join(map(str, task.hidden))
     what = f"{task.algorithm.upper()}, {sizes} {task.activation}, {task.num_envs} environments, "
@@ -129,8 +136,8 @@ def section(task: Task, runs: list[Record], profile: Record | None = None) -> st
             rows.append(figures(peer, fine))
         for run in by_peer[peer]:
             if run["error"]:
-                last = run["error"].strip().splitlines()[-1][:200].replace("|", "\\|")
-                notes.append(f"- {peer}, {run['measure']}, seed {run['seed']} failed: `{last}`")
+                name = f"{peer}, {run['measure']}, seed {run['seed']}"
+                notes.append(f"- {name} failed: `{fault(run['error'])}`")
     head = ["peer", "version", "steps/s", "ms in environments", "ms in all else", "memory"]
     head += ["reached", "seconds to it", "steps to it"]
     text = f"## {task.name}\n\n{settings(task)}.\n\n{table(head, rows)}\n"
@@ -206,7 +213,8 @@ def kills(runs: list[Record]) -> str:
     for run in (run for run in runs if run["measure"] == "kill"):
         killed = run.get("killed")
         if killed is None:
-            why = f"not tried: {run['not_offered']}" if run.get("not_offered") else "failed"
+            offered = run.get("not_offered")
+            why = f"not tried: {offered}" if offered else f"failed: `{fault(run['error'])}`"
             rows.append([run["task"], run["peer"], why, "", "", "", ""])
             continue
         differs = killed["largest_difference"]
@@ -344,9 +352,7 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     if failed:
         text += "\n## What does not install\n\n"
         for peer in (p for p in PEERS if p in failed):
-            lines = failed[peer].strip().splitlines()
-            told = [line.strip() for line in lines if "Error: " in line] or lines
-            text += f"- {peer}: `{told[-1][:300]}`\n"
+            text += f"- {peer}: `{fault(failed[peer])}`\n"
     drawn = {}
     for task in TASKS.values():
         found = curves(task, runs)

@@ -195,6 +195,13 @@ def test_medians_count_runs_that_never_got_there() -> None:
     assert page.figures("a", runs[1:])[-3:] == ["1 of 2", "-", "-"]
 
 
+def test_of_an_error_the_page_shows_the_line_that_says_it() -> None:
+    error = "Traceback\n  in parse\nFileNotFoundError: no a|b\n\nFor more set FULL_ERROR=1.\n"
+    killed = {**run.Job("kill", "a", "ant", 0)._asdict(), "error": error}
+    assert "| failed: `FileNotFoundError: no a\\|b` |" in page.kills([killed])
+    assert page.fault("it broke\nat the end") == "at the end"
+
+
 def test_gradient_steps_are_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, steps in {"SKIPPED": 1, "TIMED": 3, "WATCHED": 2}.items():
         monkeypatch.setattr(update_profile, name, steps)
