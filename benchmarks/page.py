@@ -42,9 +42,10 @@ library is better in general: two cores, small networks, five tasks.
 - **Each library's own:** how environments are stepped, normalisation, initialisation, logging; the
   last section says what was used. pick-place and walk-go1 are stepped by Etude's batch engine for
   all of them (`etude.make_vec`), so that what differs there is not the physics;
-  `stable_baselines3_processes` has 8 single environments of pick-place. Libraries without
-  workers of their own step Gymnasium's environments one after the other in one process; the two
-  lines of stable-baselines3 show what a process for each would change.
+  `stable_baselines3_processes` and `stable_baselines3_eight` have 8 single environments of
+  pick-place, in 8 processes and in one. Libraries without workers of their own step Gymnasium's
+  environments one after the other in one process; the lines of stable-baselines3 show what a
+  process for each would change.
 - `etude_recipe` is Etude's recipe with settings of its own, but for a length that never ends, so
   that its learning rate does not fall; `cleanrl_style` is one file of ours in plain torch.
 - Etude runs HalfCheetah-v5 and Ant-v5 on its batch engine. Of two ways to spread environments over
@@ -52,6 +53,7 @@ library is better in general: two cores, small networks, five tasks.
   observations it computes contact forces as MuJoCo defines them, which Gymnasium does not.
 - Peers with an engine of their own have a task like walk-go1, and settings of their own. Their
   scores mean something else and are left out.
+- Figures are medians over runs; a run that never reached the score counts as the slowest.
 - **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **ms** are what
   1,000 steps take: in the call that steps all environments, and in acting, learning, logs and
   checkpoints. Where a library's workers do not tell, they are empty. **Memory** is the largest sum
@@ -194,6 +196,26 @@ def fastest(runs: Sequence[Record], task: str) -> tuple[float, bool, str, float]
         return None
     best = max(others, key=each.__getitem__)
     return each["etude"], any(map(is_older, found["etude"])), best, each[best]
+
+
+def spread(runs: Sequence[Record]) -> str:
+    """A sentence about the largest ratio between runs that should be equally fast; "" if none is
+    repeated."""
+    speeds = defaultdict(list)
+    for run in good(runs):
+        if run["measure"] != "kill" and run["steps_per_second"]:
+            speeds[run["peer"], run["task"]].append(run["steps_per_second"])
+    ratios = {key: max(each) / min(each) for key, each in speeds.items() if len(each) > 1}
+    if not ratios:
+        return ""
+    peer, task = widest = max(ratios, key=ratios.__getitem__)
+    typical = statistics.median(ratios.values())
+    return (
+        f" The processor is shared with other machines, which that does not show: of one"
+        f" library's runs on one task the fastest made {typical:.2g} times the steps/s of the"
+        f" slowest (median), and up to {ratios[widest]:.2g} times ({peer} on {task})."
+        " A smaller difference between two libraries may be chance."
+    )
 
 
 def spent(runs: Sequence[Record]) -> list[str]:
@@ -345,7 +367,9 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         told = f"Measured {days} on {runs[-1]['machine'].split(', load')[0]}; "
         text += told + f"commits {', '.join(sorted({run['commit'] for run in runs}))}.\n\n"
         busy = max(run["busy_before"] for run in runs)
-        text += f"Other work used at most {busy:.0%} of the cores when a run began.\n\n"
+        text += (
+            f"Other work used at most {busy:.0%} of the cores when a run began.{spread(runs)}\n\n"
+        )
     for task in TASKS.values():
         text += section(task, runs, results.get("profiles", {}).get(task.name)) + "\n"
     text += kills(runs) + notes_of(runs)

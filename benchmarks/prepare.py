@@ -24,6 +24,7 @@ SHARED = {
     "etude_recipe": "etude",
     "cleanrl_style": "etude",
     "stable_baselines3_processes": "stable_baselines3",
+    "stable_baselines3_eight": "stable_baselines3",
 }
 """{peer: the peer whose environment it runs in}."""
 NOT_THERE = "it has no environment yet"

@@ -2,12 +2,15 @@
 
     python benchmarks/prepare.py --all --environments .venv-peers
     python benchmarks/run.py --environments .venv-peers [--measures speed score kill]
-        [--peers etude skrl] [--tasks walk-go1] [--seeds 3] [--cap-minutes 10] [--total-hours 12]
+        [--peers etude skrl] [--tasks walk-go1] [--rounds 3] [--seeds 3] [--cap-minutes 10]
+        [--total-hours 12]
 
-speed: one seed for --speed-seconds: steps/s and memory. score: --seeds seeds until the task's score
-or --cap-minutes: time and steps to it. kill: a run that is left alone, and one that is killed with
-SIGKILL at half of its steps and half a checkpoint's interval, and resumed the peer's documented
-way. Of peers with a task of their own only the speed is measured.
+speed: --rounds seeds, each for --speed-seconds: steps/s and memory. A machine that others share can
+run half as fast a minute later, so all peers take their turn in a round before the next begins, and
+the page has the median. score: --seeds seeds until the task's score or --cap-minutes: time and
+steps to it. kill: a run that is left alone, and one that is killed with SIGKILL at half of its
+steps and half a checkpoint's interval, and resumed the peer's documented way. Of peers with a task
+of their own only the speed is measured.
 
 Runs that benchmarks/results.json already has are skipped, so the command can be killed and given
 again; one with other limits is repeated, and --retry repeats those that ended in an error. --here
@@ -78,10 +81,11 @@ class Outcome(NamedTuple):
 
 def jobs(options: argparse.Namespace) -> list[Job]:
     """All runs in order: peers take turns, and a seed is complete before the next begins."""
+    times = {"speed": options.rounds, "score": options.seeds, "kill": 1}
     return [
         Job(measure, peer, task, seed)
         for measure in options.measures
-        for seed in range(options.seeds if measure == "score" else 1)
+        for seed in range(times[measure])
         for task in options.tasks
         for peer in options.peers
     ]
@@ -378,6 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--rounds", type=int, default=3, help="of speed")
     parser.add_argument("--seeds", type=int, default=3, help="of score")
     parser.add_argument("--steps", type=int, help="of every run, at most; of kill its length")
     parser.add_argument("--cap-minutes", type=float, default=10.0, help="of score and kill")

@@ -1,8 +1,12 @@
-"""stable-baselines3's PPO and SAC; `sbx.py` runs the same with its own classes, and
-`stable_baselines3_processes.py` has a process for each environment."""
+"""stable-baselines3's PPO and SAC; `sbx.py` runs the same with its own classes.
+
+`stable_baselines3_processes.py` has a process for each environment, `stable_baselines3_eight.py` 8
+environments of pick-place one after the other in one process.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +16,6 @@ from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
-    SubprocVecEnv,
     VecEnv,
     VecEnvWrapper,
     VecNormalize,
@@ -86,19 +89,29 @@ class Recorded(VecEnvWrapper):
         return result
 
 
-def environments(task: Task, processes: bool) -> VecEnv:
-    if not task.env_id and not processes:
+def environments(task: Task, kind: type[VecEnv] | None) -> VecEnv:
+    """kind: of a vector of single environments; None is the batch engine where the task has it."""
+    if not task.env_id and kind is None:
         return FromVector(benchmarks.envs.make_vector(task, task.num_envs))
     makers = [partial(benchmarks.envs.make_one, task) for _ in range(task.num_envs)]
-    return SubprocVecEnv(makers) if processes else DummyVecEnv(makers)
+    return (kind or DummyVecEnv)(makers)  # type: ignore[call-arg, arg-type]
+
+
+def with_eight(task: Task) -> Task:
+    """The task with 8 environments, and as many steps between two updates in all."""
+    return replace(task, num_envs=8, rollout_steps=task.rollout // 8)
 
 
 def train(
-    progress: Progress, methods: dict[str, Any], net: dict[str, Any], processes: bool = False
+    progress: Progress,
+    methods: dict[str, Any],
+    net: dict[str, Any],
+    envs: type[VecEnv] | None = None,
 ) -> None:
-    """methods: {"ppo": class, "sac": class}; net: further items of policy_kwargs."""
+    """methods: {"ppo": class, "sac": class}; net: further items of policy_kwargs; envs: kind of
+    `environments`."""
     task = progress.task
-    env: VecEnv = Recorded(environments(task, processes), progress)
+    env: VecEnv = Recorded(environments(task, envs), progress)
     saved = progress.out / f"model_{newest(progress)}_steps" if progress.resume else None
     statistics = progress.out / f"model_vecnormalize_{newest(progress)}_steps.pkl"
     if saved is not None:

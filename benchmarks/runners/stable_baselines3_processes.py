@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from benchmarks.progress import Progress, main
 from benchmarks.runners import stable_baselines3
@@ -12,15 +11,15 @@ from benchmarks.runners.cleanrl_style import ACTIVATIONS
 from benchmarks.tasks import TASKS
 
 EIGHT = "pick-place"
-"""The task that it has 8 environments of, with as many steps between two updates in all."""
+"""The task that it has 8 environments of."""
 
 
 def train(progress: Progress) -> None:
     task = progress.task
     if task.name == EIGHT:
-        progress.task = task = replace(task, num_envs=8, rollout_steps=task.rollout // 8)
+        progress.task = task = stable_baselines3.with_eight(task)
     net = {"activation_fn": ACTIVATIONS[task.activation]}
-    stable_baselines3.train(progress, {"ppo": PPO}, net, processes=True)
+    stable_baselines3.train(progress, {"ppo": PPO}, net, SubprocVecEnv)
 
 
 if __name__ == "__main__":

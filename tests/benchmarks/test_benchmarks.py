@@ -28,7 +28,7 @@ def test_peers_of_this_environment_end_with_a_figure(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     peers = ["etude", "cleanrl_style", "stable_baselines3"]
     wanted = ["--peers", *peers, "--tasks", "halfcheetah", "--measures", "speed"]
-    wanted += ["--smallest", "--steps", "512"]
+    wanted += ["--smallest", "--rounds", "1", "--steps", "512"]
     code, runs = results_of(wanted, out)
     assert code == 0
     assert [record["peer"] for record in runs] == peers
@@ -48,6 +48,20 @@ def test_peers_of_this_environment_end_with_a_figure(tmp_path: Path) -> None:
     text, _ = page.render(json.loads(before))
     for peer in peers:
         assert f"| {peer} |" in text
+
+
+def test_all_peers_take_their_turn_before_one_is_timed_again() -> None:
+    chosen = {"measures": ["speed", "kill"], "tasks": ["ant"], "peers": ["etude", "skrl"]}
+    order = run.jobs(argparse.Namespace(**chosen, rounds=2, seeds=5))
+    turns = [(job.measure, job.peer, job.seed) for job in order]
+    assert turns == [
+        ("speed", "etude", 0),
+        ("speed", "skrl", 0),
+        ("speed", "etude", 1),
+        ("speed", "skrl", 1),
+        ("kill", "etude", 0),
+        ("kill", "skrl", 0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +171,8 @@ def test_retry_repeats_only_what_was_asked_for(
         for peer in ("skrl", "etude")
     ]
     out.write_text(json.dumps({"installs": {}, "runs": failed}))
-    wanted = ["--retry", "--peers", "etude", "--tasks", "ant", "--measures", "speed"]
+    wanted = ["--retry", "--rounds", "1", "--peers", "etude", "--tasks", "ant"]
+    wanted += ["--measures", "speed"]
     code, runs = results_of(wanted, out)
     assert code == 1
     assert [(r["peer"], r["error"]) for r in runs] == [("skrl", "broke"), ("etude", "broke again")]
@@ -168,6 +183,18 @@ def test_speed_leaves_out_the_start_and_the_warm_up() -> None:
     rates = [[10.0, 0], [11.0, 5_000], [12.0, 5_120], [20.0, 6_000], [32.0, 7_200]]
     assert run.speed_of([[*point, None, None] for point in rates], task) == 100.0
     assert run.speed_of([[1.0, 9_000, None, None]], task) is None
+
+
+def test_the_page_says_how_far_runs_of_one_library_lie_apart() -> None:
+    def timed(peer: str, measure: str, *speeds: float) -> list[dict[str, Any]]:
+        shared = {"peer": peer, "task": "ant", "measure": measure, "error": None}
+        return [{**shared, "steps_per_second": speed} for speed in speeds]
+
+    once = timed("skrl", "speed", 5.0) + timed("skrl", "kill", 50.0)
+    assert page.spread(once) == ""
+    said = page.spread([*once, *timed("etude", "speed", 10.0, 15.0), *timed("sbx", "score", 4, 3)])
+    assert "1.4 times the steps/s" in said
+    assert "1.5 times (etude on ant)" in said
 
 
 def test_a_kill_is_compared_at_equal_steps() -> None:
