@@ -199,22 +199,22 @@ def fastest(runs: Sequence[Record], task: str) -> tuple[float, bool, str, float]
 
 
 def spread(runs: Sequence[Record]) -> str:
-    """A sentence about the largest ratio between runs that should be equally fast; "" if none is
+    """A sentence about the ratio between runs that should be equally fast; "" if none is
     repeated."""
     speeds = defaultdict(list)
-    for run in good(runs):
-        if run["measure"] != "kill" and run["steps_per_second"]:
-            speeds[run["peer"], run["task"]].append(run["steps_per_second"])
+    for task in TASKS:
+        for run in good(timed(runs, task)):
+            speeds[run["peer"], task].append(run["steps_per_second"])
     ratios = {key: max(each) / min(each) for key, each in speeds.items() if len(each) > 1}
     if not ratios:
         return ""
     peer, task = widest = max(ratios, key=ratios.__getitem__)
     typical = statistics.median(ratios.values())
     return (
-        f" The processor is shared with other machines, which that does not show: of one"
-        f" library's runs on one task the fastest made {typical:.2g} times the steps/s of the"
-        f" slowest (median), and up to {ratios[widest]:.2g} times ({peer} on {task})."
-        " A smaller difference between two libraries may be chance."
+        " Of one library's runs on one task the fastest made"
+        f" {typical:.2g} times the steps/s of the slowest (median), and up to"
+        f" {ratios[widest]:.2g} times ({peer} on {task}): a smaller difference between two"
+        " libraries may be chance, and not all have as many runs, nor at the same hour."
     )
 
 

@@ -5,8 +5,8 @@
         [--peers etude skrl] [--tasks walk-go1] [--rounds 3] [--seeds 3] [--cap-minutes 10]
         [--total-hours 12]
 
-speed: --rounds seeds, each for --speed-seconds: steps/s and memory. A machine that others share can
-run half as fast a minute later, so all peers take their turn in a round before the next begins, and
+speed: --rounds seeds, each for --speed-seconds: steps/s and memory. A machine that others share is
+not equally fast all the time, so all peers take their turn in a round before the next begins, and
 the page has the median. score: --seeds seeds until the task's score or --cap-minutes: time and
 steps to it. kill: a run that is left alone, and one that is killed with SIGKILL at half of its
 steps and half a checkpoint's interval, and resumed the peer's documented way. Of peers with a task

@@ -6,6 +6,7 @@ environments of pick-place one after the other in one process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,10 @@ from stable_baselines3.common.vec_env import (
 
 import benchmarks.envs
 from benchmarks.progress import NEVER, Progress, Steps, main
+from benchmarks.runners.cleanrl_style import ACTIVATIONS
 from benchmarks.tasks import Task
+
+VecEnvMaker = Callable[[list[Callable[[], gymnasium.Env[Any, Any]]]], VecEnv]
 
 
 class FromVector(VecEnv):
@@ -89,12 +93,12 @@ class Recorded(VecEnvWrapper):
         return result
 
 
-def environments(task: Task, kind: type[VecEnv] | None) -> VecEnv:
-    """kind: of a vector of single environments; None is the batch engine where the task has it."""
-    if not task.env_id and kind is None:
+def environments(task: Task, make: VecEnvMaker | None) -> VecEnv:
+    """make: of single environments one; None is the batch engine where the task has it."""
+    if not task.env_id and make is None:
         return FromVector(benchmarks.envs.make_vector(task, task.num_envs))
     makers = [partial(benchmarks.envs.make_one, task) for _ in range(task.num_envs)]
-    return (kind or DummyVecEnv)(makers)  # type: ignore[call-arg, arg-type]
+    return (make or DummyVecEnv)(makers)
 
 
 def with_eight(task: Task) -> Task:
@@ -106,10 +110,10 @@ def train(
     progress: Progress,
     methods: dict[str, Any],
     net: dict[str, Any],
-    envs: type[VecEnv] | None = None,
+    envs: VecEnvMaker | None = None,
 ) -> None:
-    """methods: {"ppo": class, "sac": class}; net: further items of policy_kwargs; envs: kind of
-    `environments`."""
+    """methods: {"ppo": class, "sac": class}; net: further items of policy_kwargs; envs: as
+    `environments` takes it."""
     task = progress.task
     env: VecEnv = Recorded(environments(task, envs), progress)
     saved = progress.out / f"model_{newest(progress)}_steps" if progress.resume else None
@@ -179,18 +183,18 @@ def newest(progress: Progress) -> int:
     return max(found, default=0)
 
 
+def train_in_torch(progress: Progress, envs: VecEnvMaker | None = None) -> None:
+    """`train` with stable-baselines3's own classes."""
+    net = {"activation_fn": ACTIVATIONS[progress.task.activation]}
+    train(progress, {"ppo": PPO, "sac": SAC}, net, envs)
+
+
 RESUMES = "CheckpointCallback and load: weights, optimizer, VecNormalize, replay buffer"
 
 if __name__ == "__main__":
-    from benchmarks.runners.cleanrl_style import ACTIVATIONS
-
     raise SystemExit(
         main(
-            lambda progress: train(
-                progress,
-                {"ppo": PPO, "sac": SAC},
-                {"activation_fn": ACTIVATIONS[progress.task.activation]},
-            ),
+            train_in_torch,
             package="stable-baselines3",
             resumes=RESUMES,
             note="DummyVecEnv, or one batch for Etude's tasks; VecNormalize",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks.progress import Progress, main
 from benchmarks.runners import stable_baselines3
-from benchmarks.runners.cleanrl_style import ACTIVATIONS
 
 
 def train(progress: Progress) -> None:
     progress.task = stable_baselines3.with_eight(progress.task)
-    net = {"activation_fn": ACTIVATIONS[progress.task.activation]}
-    stable_baselines3.train(progress, {"ppo": PPO}, net, DummyVecEnv)
+    stable_baselines3.train_in_torch(progress, DummyVecEnv)
 
 
 if __name__ == "__main__":

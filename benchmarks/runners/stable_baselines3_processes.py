@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from benchmarks.progress import Progress, main
 from benchmarks.runners import stable_baselines3
-from benchmarks.runners.cleanrl_style import ACTIVATIONS
 from benchmarks.tasks import TASKS
 
 EIGHT = "pick-place"
@@ -15,11 +13,9 @@ EIGHT = "pick-place"
 
 
 def train(progress: Progress) -> None:
-    task = progress.task
-    if task.name == EIGHT:
-        progress.task = task = stable_baselines3.with_eight(task)
-    net = {"activation_fn": ACTIVATIONS[task.activation]}
-    stable_baselines3.train(progress, {"ppo": PPO}, net, SubprocVecEnv)
+    if progress.task.name == EIGHT:
+        progress.task = stable_baselines3.with_eight(progress.task)
+    stable_baselines3.train_in_torch(progress, SubprocVecEnv)
 
 
 if __name__ == "__main__":
