@@ -7,6 +7,7 @@ Nothing on the page is written by hand but the text in this file.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -174,13 +175,51 @@ def figures(peer: str, runs: list[Record]) -> list[str]:
     scored = [run for run in runs if run["measure"] == "score"]
     if not scored or runs[0]["own_engine"]:
         return [*row, "", "", ""]
-    reached = [run["reached"] for run in scored if run["reached"]]
-    row.append(f"{len(reached)} of {len(scored)}")
-    if 2 * len(reached) <= len(scored):
-        return [*row, "-", "-"]
-    never = [[float("inf")] * 2] * (len(scored) - len(reached))
-    seconds, steps = (statistics.median(r[i] for r in reached + never) for i in (0, 1))
-    return [*row, f"{seconds:,.0f}", f"{steps:,.0f}"]
+    row.append(f"{sum(run['reached'] is not None for run in scored)} of {len(scored)}")
+    return [*row, *map(_or_never, to_score(scored))]
+
+
+def to_score(scored: Sequence[Record]) -> tuple[float, float]:
+    """Median seconds and steps to the score; a run that never reached it took forever."""
+    reached = [run["reached"] or (math.inf, math.inf) for run in scored]
+    seconds, steps = (statistics.median(each[i] for each in reached) for i in (0, 1))
+    return seconds, steps
+
+
+def _or_never(value: float) -> str:
+    return f"{value:,.0f}" if value < math.inf else "-"
+
+
+def summary(runs: Sequence[Record]) -> str:
+    """Etude beside the best other library on each task, with the same settings."""
+    rows = []
+    for task in TASKS:
+        compared = fastest(runs, task)
+        if compared is None:
+            continue
+        ours, older, best, theirs = compared
+        scored = defaultdict(list)
+        for run in good(timed(runs, task)):
+            if run["measure"] == "score" and not run["own_engine"]:
+                scored[run["peer"]].append(run)
+        times = {peer: to_score(each)[0] for peer, each in scored.items()}
+        others = [peer for peer in times if not is_ours(peer)]
+        seconds = ["", ""]
+        if "etude" in times and others:
+            first = min(others, key=times.__getitem__)
+            told = f"{times[first]:,.0f} ({first})" if times[first] < math.inf else "-"
+            seconds = [_or_never(times["etude"]), told]
+        rows.append(
+            [task + (OLDER if older else ""), *seconds, f"{ours:,.0f}", f"{theirs:,.0f} ({best})"]
+        )
+    if not rows:
+        return ""
+    head = ["task", "seconds to the score: Etude", "the fastest other", "steps/s: Etude"]
+    told = (
+        "Etude with the settings of all others, beside the best of these; - where the score was "
+        "not reached in the time that a run had, empty where that was not measured.\n\n"
+    )
+    return f"## In short\n\n{told}{table([*head, 'the fastest other'], rows)}\n"
 
 
 def fastest(runs: Sequence[Record], task: str) -> tuple[float, bool, str, float] | None:
@@ -370,6 +409,7 @@ def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         text += (
             f"Other work used at most {busy:.0%} of the cores when a run began.{spread(runs)}\n\n"
         )
+    text += summary(runs)
     for task in TASKS.values():
         text += section(task, runs, results.get("profiles", {}).get(task.name)) + "\n"
     text += kills(runs) + notes_of(runs)

@@ -138,6 +138,9 @@ def train(progress: Progress) -> None:
         "train_for_env_steps": NEVER,
         "log_to_file": False,
     }
+    # Its checkpoints hold NumPy scalars once an episode has ended, which torch.load refuses since
+    # torch 2.6 unless told otherwise; Sample Factory then starts from scratch.
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     # A resumed run reads the settings of the first one, but for those on the command line.
     restart = "resume" if progress.resume else "overwrite"
     words = ["--env", task.name, "--restart_behavior", restart]
