@@ -159,7 +159,8 @@ if __name__ == "__main__":
         train,
         package="sample-factory",
         algorithms=("ppo",),
-        resumes="restart_behavior=resume: weights, optimizer, normalisers",
+        resumes="restart_behavior=resume, with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD, without which it "
+        "starts anew: weights, optimizer, normalisers",
         note="synchronous APPO; two worker processes, or one batch for Etude's tasks; it asks for "
         "gymnasium below 1.0, and is run with 1.4, which the tasks need",
     )
