@@ -11,9 +11,9 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -87,8 +87,9 @@ def timed(runs: Sequence[Record], task: str) -> list[Record]:
     return [run for run in runs if run["task"] == task and run["measure"] != "kill"]
 
 
-def median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
+def speed_of(runs: Sequence[Record]) -> float:
+    """Median steps/s over runs; 0 of none."""
+    return statistics.median([run["steps_per_second"] for run in runs] or [0.0])
 
 
 def fault(error: str) -> str:
@@ -126,8 +127,7 @@ def section(task: Task, runs: list[Record], profile: Record | None = None) -> st
     if not by_peer:
         return f"## {task.name}\n\n{settings(task)}. Not measured yet.\n"
     rows, notes, absent = [], [], []
-    speeds = {p: median([r["steps_per_second"] for r in good(by_peer[p])]) for p in by_peer}
-    for peer in sorted(by_peer, key=lambda p: -(speeds[p] or 0.0)):
+    for peer in sorted(by_peer, key=lambda p: -speed_of(good(by_peer[p]))):
         offered = next((r["not_offered"] for r in by_peer[peer] if r.get("not_offered")), None)
         fine = good(by_peer[peer])
         if offered and not fine:
@@ -168,10 +168,9 @@ def _version(runs: Sequence[Record]) -> str:
 
 def figures(peer: str, runs: list[Record]) -> list[str]:
     """One row: medians over runs."""
-    speed = median([run["steps_per_second"] for run in runs])
     memory = max(run["peak_memory"] for run in runs) / 2**20
     name = peer + (OLDER if any(map(is_older, runs)) else "")
-    row = [name, _version(runs), f"{speed:,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
+    row = [name, _version(runs), f"{speed_of(runs):,.0f}", *spent(runs), f"{memory:,.0f} MiB"]
     scored = [run for run in runs if run["measure"] == "score"]
     if not scored or runs[0]["own_engine"]:
         return [*row, "", "", ""]
@@ -186,55 +185,52 @@ def to_score(scored: Sequence[Record]) -> tuple[float, float]:
     return seconds, steps
 
 
-def _or_never(value: float) -> str:
-    return f"{value:,.0f}" if value < math.inf else "-"
+def _or_never(value: float, never: str = "-") -> str:
+    return f"{value:,.0f}" if value < math.inf else never
+
+
+class Column(NamedTuple):
+    """A figure by which Etude stands beside the others."""
+
+    measures: tuple[str, ...]
+    of: Callable[[list[Record]], float]
+    best: Callable[..., str]
+
+
+SPEED = Column(("speed", "score"), speed_of, max)
+SECONDS = Column(("score",), lambda runs: to_score(runs)[0], min)
+
+
+def beside(runs: Sequence[Record], task: str, column: Column) -> tuple[str, str]:
+    """A figure of Etude, and that of the best other peer with its name; "" where either was not
+    measured. Peers with an engine of their own do not count."""
+    found = defaultdict(list)
+    for run in good(timed(runs, task)):
+        if run["measure"] in column.measures and not run["own_engine"]:
+            found[run["peer"]].append(run)
+    others = {peer: column.of(ran) for peer, ran in found.items() if not is_ours(peer)}
+    if "etude" not in found or not others:
+        return "", ""
+    best = column.best(others, key=others.__getitem__)
+    older = OLDER if any(map(is_older, found["etude"])) else ""
+    here, there = (
+        _or_never(each, "not reached") for each in (column.of(found["etude"]), others[best])
+    )
+    return here + older, there + (f" ({best})" if others[best] < math.inf else "")
 
 
 def summary(runs: Sequence[Record]) -> str:
     """Etude beside the best other library on each task, with the same settings."""
-    rows = []
-    for task in TASKS:
-        compared = fastest(runs, task)
-        if compared is None:
-            continue
-        ours, older, best, theirs = compared
-        scored = defaultdict(list)
-        for run in good(timed(runs, task)):
-            if run["measure"] == "score" and not run["own_engine"]:
-                scored[run["peer"]].append(run)
-        times = {peer: to_score(each)[0] for peer, each in scored.items()}
-        others = [peer for peer in times if not is_ours(peer)]
-        seconds = ["", ""]
-        if "etude" in times and others:
-            first = min(others, key=times.__getitem__)
-            told = f"{times[first]:,.0f} ({first})" if times[first] < math.inf else "-"
-            seconds = [_or_never(times["etude"]), told]
-        rows.append(
-            [task + (OLDER if older else ""), *seconds, f"{ours:,.0f}", f"{theirs:,.0f} ({best})"]
-        )
+    rows = [[task, *beside(runs, task, SECONDS), *beside(runs, task, SPEED)] for task in TASKS]
+    rows = [row for row in rows if any(row[1:])]
     if not rows:
         return ""
     head = ["task", "seconds to the score: Etude", "the fastest other", "steps/s: Etude"]
     told = (
-        "Etude with the settings of all others, beside the best of these; - where the score was "
-        "not reached in the time that a run had, empty where that was not measured.\n\n"
+        "Etude with the settings of all others, beside the best of these; not reached: by most "
+        "runs, in the time that they had; empty: not measured.\n\n"
     )
     return f"## In short\n\n{told}{table([*head, 'the fastest other'], rows)}\n"
-
-
-def fastest(runs: Sequence[Record], task: str) -> tuple[float, bool, str, float] | None:
-    """Steps/s of Etude, whether that is older than the code, the fastest other peer and its
-    steps/s; None where either was not measured. Peers with an engine of their own do not count."""
-    found = defaultdict(list)
-    for run in good(timed(runs, task)):
-        if not run["own_engine"]:
-            found[run["peer"]].append(run)
-    each = {p: statistics.median(r["steps_per_second"] for r in ran) for p, ran in found.items()}
-    others = [peer for peer in each if not is_ours(peer)]
-    if "etude" not in each or not others:
-        return None
-    best = max(others, key=each.__getitem__)
-    return each["etude"], any(map(is_older, found["etude"])), best, each[best]
 
 
 def spread(runs: Sequence[Record]) -> str:

@@ -83,17 +83,18 @@ def nothing(results: Results) -> str:
     return ""
 
 
-def benchmark(task: str) -> tuple[str, str]:
-    """Steps/s of Etude and of the fastest library beside it, "" where that was not measured."""
-    found = page.fastest(page.read(page.RESULTS)["runs"], task)
-    if found is None:
-        return "", ""
-    here, older, peer, there = found
-    return f"{here:,.0f}{OLDER if older else ''}", f"{there:,.0f} ({peer})"
+def beside(what: str, column: page.Column) -> Row:
+    """A figure of Etude on the benchmarks' tasks, and of the best library beside it on each."""
+
+    def side(at: int) -> Callable[[Results], str]:
+        runs = page.read(page.RESULTS)["runs"]
+        return lambda results: " / ".join(page.beside(runs, t, column)[at] for t in COMPARED)
+
+    return Row(f"{what} on {' / '.join(COMPARED.values())}", side(0), side(1), ())
 
 
-def speed(what: str, task: str) -> Row:
-    return Row(what, lambda results: benchmark(task)[0], lambda results: benchmark(task)[1], ())
+COMPARED = {"halfcheetah": "HalfCheetah-v5", "pick-place": "`pick-place`", "walk-go1": "`walk-go1`"}
+"""{task of the benchmarks: its name on README}."""
 
 
 def returned(side: str) -> Callable[[Results], str]:
@@ -131,8 +132,8 @@ HEADLINE = (
         nothing,
         (PICK,),
     ),
-    speed("Steps per second of PPO on `pick-place`, all on Etude's engine", "pick-place"),
-    speed("Steps per second of PPO on HalfCheetah-v5 at equal gradient work", "halfcheetah"),
+    beside("Seconds to [a score](docs/benchmarks.md), PPO with equal settings", page.SECONDS),
+    beside("Steps per second of that", page.SPEED),
     Row(
         "Return on Hopper / HalfCheetah / Walker2d / Ant (v5) after 1 million steps",
         returned("etude"),

@@ -223,7 +223,23 @@ def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPa
     ]
     runs.append({**runs[3], "measure": "kill", "steps_per_second": 900.0})  # of another day
     monkeypatch.setattr(here, "is_older", lambda run: run["peer"] == "etude")
-    assert here.fastest(runs, "ant") == (100.0, True, "a", 65.0)
-    monkeypatch.setattr(here, "read", lambda path: {"runs": runs})
-    assert figures.benchmark("ant") == ("100†", "65 (a)")
-    assert figures.benchmark("halfcheetah") == ("", "")
+    assert here.beside(runs, "ant", here.SPEED) == ("100†", "65 (a)")
+    assert here.beside(runs, "halfcheetah", here.SPEED) == ("", "")
+    assert here.beside(runs, "ant", here.SECONDS) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("others", "told"), [((40, None, 60), "60 (a)"), ((40, None, None), "not reached"), ((), "")]
+)
+def test_a_run_that_never_reached_the_score_counts_as_the_slowest(
+    others: tuple[int | None, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = figures.page
+    runs = [
+        {"peer": peer, "task": "ant", "own_engine": False, "error": None, "measure": "score"}
+        | {"reached": (seconds, 10 * seconds) if seconds else None}
+        for peer, each in (("etude", (70, 50, 90)), ("a", others))
+        for seconds in each
+    ]
+    monkeypatch.setattr(here, "is_older", lambda run: False)
+    assert here.beside(runs, "ant", here.SECONDS) == ("70" if others else "", told)
