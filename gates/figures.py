@@ -93,7 +93,12 @@ def beside(what: str, column: page.Column) -> Row:
     return Row(f"{what} on {' / '.join(COMPARED.values())}", side(0), side(1), ())
 
 
-COMPARED = {"halfcheetah": "HalfCheetah-v5", "pick-place": "`pick-place`", "walk-go1": "`walk-go1`"}
+COMPARED = {
+    "halfcheetah": "HalfCheetah-v5",
+    "ant": "Ant-v5",
+    "pick-place": "`pick-place`",
+    "walk-go1": "`walk-go1`",
+}
 """{task of the benchmarks: its name on README}."""
 
 
