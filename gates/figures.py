@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,10 +88,15 @@ def beside(what: str, column: page.Column) -> Row:
     """A figure of Etude on the benchmarks' tasks, and of the best library beside it on each."""
 
     def side(at: int) -> Callable[[Results], str]:
-        runs = page.read(page.RESULTS)["runs"]
-        return lambda results: " / ".join(page.beside(runs, t, column)[at] for t in COMPARED)
+        return lambda results: " / ".join(each[at] for each in compared(column))
 
     return Row(f"{what} on {' / '.join(COMPARED.values())}", side(0), side(1), ())
+
+
+@cache
+def compared(column: page.Column) -> list[tuple[str, str]]:
+    runs = page.read(page.RESULTS)["runs"]
+    return [page.beside(runs, task, column) for task in COMPARED]
 
 
 COMPARED = {

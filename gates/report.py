@@ -280,7 +280,7 @@ def _processor_seconds() -> float:
 
 
 def _shown(script: Path) -> str:
-    return f"gates/{script.name}" if script.parent.name == "gates" else script.name
+    return f"gates/{script.name}" if script.resolve().parent.name == "gates" else script.name
 
 
 def _without_paths(words: list[str]) -> list[str]:

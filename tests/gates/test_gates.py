@@ -92,6 +92,19 @@ def ended(
 FINE = {"figure": {"value": 1.0, "at_least": 0.5, "at_most": 1.5}}
 
 
+def test_the_command_of_a_result_is_given_at_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the gate was started."""
+    monkeypatch.chdir(Path(report.__file__).parent)
+    monkeypatch.setattr(sys, "argv", ["train_reach.py", "--seeds", "3"])
+    options = report.parse(argparse.ArgumentParser(), {}, ["--json", str(tmp_path / "a.json")])
+    with report.Gate("a", options, needs={}) as gate:
+        gate.figure("x", 1.0, at_least=0.0)
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["command"] == "python gates/train_reach.py --seeds 3"
+
+
 def test_a_good_gate_passes(tmp_path: Path) -> None:
     code, result = ended(tmp_path, figures=FINE)
     assert (code, result["verdict"], result["failures"]) == (0, "passed", [])
