@@ -363,7 +363,7 @@ def curves(task: Task, runs: list[Record]) -> dict[str, list[list[tuple[float, f
 
 def picture(task: Task, found: dict[str, list[list[tuple[float, float]]]]) -> bytes:
     """Scores over seconds, one line per run, one colour per peer."""
-    width, height, left, top, right, bottom = 960, 420, 64, 24, 190, 44
+    width, height, left, top, right, bottom = 960, 420, 64, 24, 250, 44
     every = [point for lines in found.values() for line in lines for point in line]
     most = max(x for x, _ in every)
     low, high = min(y for _, y in every), max(*(y for _, y in every), task.target)
