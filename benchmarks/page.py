@@ -185,20 +185,32 @@ def to_score(scored: Sequence[Record]) -> tuple[float, float]:
     return seconds, steps
 
 
-def _or_never(value: float, never: str = "-") -> str:
-    return f"{value:,.0f}" if value < math.inf else never
+def _or_never(value: float) -> str:
+    return f"{value:,.0f}" if value < math.inf else "-"
+
+
+def seconds_of(scored: Sequence[Record]) -> tuple[float, float]:
+    """Median seconds to the score, and that if runs without it had reached it at their end."""
+    least = [run["reached"][0] if run["reached"] else run["seconds"] for run in scored]
+    return to_score(scored)[0], statistics.median(least)
+
+
+def _seconds(scored: Sequence[Record]) -> str:
+    seconds, least = seconds_of(scored)
+    return f"{seconds:,.0f}" if seconds < math.inf else f"over {least:,.0f}"
 
 
 class Column(NamedTuple):
     """A figure by which Etude stands beside the others."""
 
     measures: tuple[str, ...]
-    of: Callable[[list[Record]], float]
+    of: Callable[[list[Record]], Any]
+    told: Callable[[list[Record]], str]
     best: Callable[..., str]
 
 
-SPEED = Column(("speed", "score"), speed_of, max)
-SECONDS = Column(("score",), lambda runs: to_score(runs)[0], min)
+SPEED = Column(("speed", "score"), speed_of, lambda runs: f"{speed_of(runs):,.0f}", max)
+SECONDS = Column(("score",), seconds_of, _seconds, min)
 
 
 def beside(runs: Sequence[Record], task: str, column: Column) -> tuple[str, str]:
@@ -213,10 +225,7 @@ def beside(runs: Sequence[Record], task: str, column: Column) -> tuple[str, str]
         return "", ""
     best = column.best(others, key=others.__getitem__)
     older = OLDER if any(map(is_older, found["etude"])) else ""
-    here, there = (
-        _or_never(each, "not reached") for each in (column.of(found["etude"]), others[best])
-    )
-    return here + older, there + (f" ({best})" if others[best] < math.inf else "")
+    return column.told(found["etude"]) + older, f"{column.told(found[best])} ({best})"
 
 
 def summary(runs: Sequence[Record]) -> str:
@@ -227,8 +236,8 @@ def summary(runs: Sequence[Record]) -> str:
         return ""
     head = ["task", "seconds to the score: Etude", "the fastest other", "steps/s: Etude"]
     told = (
-        "Etude with the settings of all others, beside the best of these; not reached: by most "
-        "runs, in the time that they had; empty: not measured.\n\n"
+        "Etude with the settings of all others, beside the best of these. Over: most runs had not "
+        "reached the score when their time was up. Empty: not measured.\n\n"
     )
     return f"## In short\n\n{told}{table([*head, 'the fastest other'], rows)}\n"
 

@@ -229,7 +229,7 @@ def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("others", "told"), [((40, None, 60), "60 (a)"), ((40, None, None), "not reached"), ((), "")]
+    ("others", "told"), [((40, None, 60), "60 (a)"), ((40, None, None), "over 80 (a)"), ((), "")]
 )
 def test_a_run_that_never_reached_the_score_counts_as_the_slowest(
     others: tuple[int | None, ...], told: str, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +237,7 @@ def test_a_run_that_never_reached_the_score_counts_as_the_slowest(
     here = figures.page
     runs = [
         {"peer": peer, "task": "ant", "own_engine": False, "error": None, "measure": "score"}
-        | {"reached": (seconds, 10 * seconds) if seconds else None}
+        | {"reached": (seconds, 10 * seconds) if seconds else None, "seconds": seconds or 80}
         for peer, each in (("etude", (70, 50, 90)), ("a", others))
         for seconds in each
     ]
