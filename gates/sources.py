@@ -31,7 +31,7 @@ TRAINING = (
 )
 TRAINING += ("robots", "rollout", "runs", "tasks", "training")
 """The packages below src/etude that every training goes through."""
-WORDS = {"core/explain.py", "planning/plan.py"}
+WORDS = {"core/explain.py", "planning/page.py", "planning/plan.py"}
 """Files that tell what a training does, and change nothing in it."""
 COLLECTING = ("core", "envs", "models", "robots", "rollout", "tasks")
 UPDATING = ("algorithms", "core", "experience", "learning", "models")

@@ -440,6 +440,16 @@ def test_variants_side_by_side() -> None:
     assert "group rows" not in table  # nothing differs there
 
 
+def test_one_of_a_kind_is_told_in_the_singular() -> None:
+    collector = {"num_envs": 1, "envs_per_group": 1}
+    sizes = {"rollout_steps": 64, "minibatch_size": 64}
+    clock = {"total_timesteps": 64, "iterations": 1}
+    words = render(etude.plan(tiny_reach(collector=collector, algorithm=sizes, clock=clock)))
+    assert "1 epoch of 1 cycle (1 cycle in all)" in words
+    assert "cycle: 1 iteration (" in words
+    assert "collect: 1 environment (1 group of 1)" in words
+
+
 def test_sizes_and_times_for_people() -> None:
     assert [size(n) for n in (0, 1023, 1024, 1536 * 1024, 2**50)] == [
         "0 B",

@@ -35,6 +35,11 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 86400)} d {int(seconds % 86400) // 3600} h"
 
 
+def amount(count: int, what: str) -> str:
+    """How many of something: 1 cycle, 2,048 cycles."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """The whole plan as text."""
     exact = "Exact" if plan.exactness["exact"] else "NOT exact"
@@ -66,14 +71,12 @@ def _loops(plan: Plan) -> RichTree:
         steps += "environments), "
     tree = RichTree(
         f"[bold]{plan.recipe}[/], seed {plan.seed}: {steps}"
-        f"{most}{counts['updates']:,} gradient steps"
+        f"{most}{amount(counts['updates'], 'gradient step')}"
     )
-    epoch = tree.add(
-        f"[bold]{levels['epochs']:,}[/] epochs of {levels['cycles_per_epoch']:,} cycles "
-        f"({counts['cycles']:,} cycles in all)"
-    )
+    cycles = f"{amount(levels['cycles_per_epoch'], 'cycle')} ({amount(counts['cycles'], 'cycle')}"
+    epoch = tree.add(f"[bold]{amount(levels['epochs'], 'epoch')}[/] of {cycles} in all)")
     cycle = epoch.add(
-        f"cycle: {levels['iterations_per_cycle']:,} iterations "
+        f"cycle: {amount(levels['iterations_per_cycle'], 'iteration')} "
         f"({counts['iterations']:,} in all), then one log row"
     )
     collected = levels["steps_per_iteration"]
@@ -84,7 +87,7 @@ def _loops(plan: Plan) -> RichTree:
         iteration.add(line)
     epoch.add(
         f"evaluation: {limits['evaluations']}{counts['evaluations']:,} in all, "
-        f"{counts['evaluation_episodes']:,} episodes together"
+        f"{amount(counts['evaluation_episodes'], 'episode')} together"
     )
     epoch.add(f"checkpoints: {limits['checkpoints']}{counts['checkpoints']:,} in all")
     return tree

@@ -13,6 +13,7 @@ from etude.core.trees import Tree, num_bytes
 from etude.metrics.board import Board
 from etude.planning import memory
 from etude.planning.kinds import PlanSection, kinds_with
+from etude.planning.page import amount
 from etude.planning.recipe import Recipe, dump
 from etude.planning.resolve import Resolved
 from etude.runs import checkpoint
@@ -213,13 +214,11 @@ def _geometry(run: Resolved) -> dict[str, int]:
 def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Loops) -> list[str]:
     if not loops.steps_per_iteration:
         return []
-    config, agents = recipe.collector, spec.agents
-    envs, steps = f"{config.num_envs:,} environments", loops.steps_per_iteration // config.num_envs
-    if agents > 1:
-        envs = f"{config.num_envs // agents:,} environments x {agents} agents"
-    groups = f"{config.num_groups:,} group{'s' * (config.num_groups != 1)}"
-    line = f"collect: {envs} ({groups} of {config.envs_per_group:,}) x {steps:,} "
-    line += f"steps = {loops.steps_per_iteration:,}"
+    config, agents, steps = recipe.collector, spec.agents, loops.steps_per_iteration
+    envs = amount(config.num_envs // agents, "environment")
+    envs += f" x {agents} agents" if agents > 1 else ""
+    groups = f"{amount(config.num_groups, 'group')} of {config.envs_per_group:,}"
+    line = f"collect: {envs} ({groups}) x {amount(steps // config.num_envs, 'step')} = {steps:,}"
     placed = config.plan_text()
     return [f"{line}; {placed}" if placed else line]
 
