@@ -1,13 +1,14 @@
 """The gallery: `python docs/_site/gallery.py` writes docs/about/gallery.md from the table below.
 
-A task is one line. Its picture is docs/images/RECIPE.webp, .gif or .png, whichever there is, or the
-one that its line names: to add a film, put it there and run this. A test fails where page and
-table differ.
+A task is one entry. Its picture is docs/images/RECIPE.webp, .gif or .png, whichever there is, or
+the one that its entry names: to add a film, put it there and run this. What it reached, and in how
+long, is read from the result of the gate that trains it. A test fails where page and table differ.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,17 +16,61 @@ from etude.core.catalogue import RECIPES
 
 DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS.parent / "gates"))
-import figures  # noqa: E402
 from faults_table import load  # noqa: E402
+from page_figures import NOT_YET, OLDER, Figure, Results, percent, seeds, span, values  # noqa: E402
 
 PAGE = DOCS / "about/gallery.md"
+MEASURED = "../measured.md"
+
+
+class Trained(NamedTuple):
+    """What the gate that trains a recipe tells of it."""
+
+    gate: str
+    variant: str
+    name: str
+    """The figure that says how well it went, of each seed: what its name begins with."""
+    words: str
+    """A sentence around that figure."""
+    form: Callable[[list[float]], str] = percent
+    seconds: str = "seconds of seed"
+
+    def reached(self, results: Results) -> str:
+        found = values(results, self.gate, self.variant, self.name)
+        return f"{self.words.format(self.form(found))} ({seeds(found)})"
+
+    def time(self, results: Results) -> str:
+        return f"{span(values(results, self.gate, self.variant, self.seconds), '{:,.0f}')} s"
+
+
+def returns(found: list[float]) -> str:
+    return span(found, "{:,.0f}" if max(found) >= 100 else "{:.3g}")
+
+
+def running(recipe: str) -> Trained:
+    words = "a return of {} after 1,000,000 steps"
+    return Trained("train_gymnasium", recipe, "return of etude", words, returns)
+
+
+def walking(recipe: str) -> Trained:
+    words = "{} of 200 fresh episodes of 10 s without a fall"
+    return Trained("train_walk", recipe, "without a fall of seed", words)
+
+
+def placing(recipe: str) -> Trained:
+    return Trained("train_pick_place", recipe, "success of seed", "{} of 100 fresh episodes")
+
+
+def imitating(recipe: str, name: str, words: str) -> Trained:
+    return Trained("train_imitation", recipe, name, words)
 
 
 class Entry(NamedTuple):
-    """A task; its figures are those of the gate that trains it, where a result is kept."""
+    """A task."""
 
     recipe: str
     page: str
+    trained: Trained | None = None
     demo: bool = False
     options: str = ""
     note: str = ""
@@ -33,34 +78,55 @@ class Entry(NamedTuple):
 
 
 FREE_PHYSICS = "The picture is in the fast training physics, which limits no torque."
+REACH = Trained("train_reach", "", "success of seed", "{} of 200 episodes")
+CLONED = Trained("train_demonstrations", "states", "success of seed", "{} of 200 fresh episodes")
+MEMORY = Trained(
+    *("train_memory", "", "success of lstm", "{} of 500 fresh episodes"),
+    seconds="seconds of lstm",
+)
+EPISODIC = Trained(
+    *("train_episodic", "", "return of rrd", "a mean return of {}", returns),
+    seconds="seconds of the slowest",
+)
+IMITATE_WALK = imitating(
+    *("imitate-walk", "episodes walked", "{} of its episodes to their end, within 30 mm"),
+)
+BACKFLIP = imitating("imitate-backflip", "flips", "{} of its flips")
+CLIPS = imitating("imitate-all", "clips", "{} of 15 clips followed to their end")._replace(
+    form=span
+)
+AMP_WALK = imitating("amp-walk", "episodes walked", "{} of its episodes walked to their end")
 TASKS = [
-    Entry("reach", "first-run.md", demo=True),
-    Entry("pick-place", "pick-place.md", demo=True),
-    Entry("pick-place-anywhere", "pick-place.md"),
-    Entry("pick-place-bc", "demonstrations.md", options="--algorithm.dataset data/pick"),
-    Entry("walk-go1", "robots.md", demo=True),
-    Entry("walk-go1-robust", "robots.md"),
-    Entry("walk-go1-rough", "robots.md"),
-    Entry("imitate-walk", "imitation.md", note=FREE_PHYSICS),
-    Entry("imitate-backflip", "imitation.md", note=FREE_PHYSICS, picture="backflip.png"),
-    Entry("imitate-all", "imitation.md", note=FREE_PHYSICS),
-    Entry("amp-walk", "rewards.md", note=FREE_PHYSICS),
-    Entry("reach-memory", "segments.md"),
+    Entry("reach", "first-run.md", REACH, demo=True),
+    Entry("pick-place", "pick-place.md", placing("pick-place"), demo=True),
+    Entry("pick-place-anywhere", "pick-place.md", placing("pick-place-anywhere")),
+    Entry("pick-place-bc", "demonstrations.md", CLONED, options="--algorithm.dataset data/pick"),
+    Entry("walk-go1", "robots.md", walking("walk-go1"), demo=True),
+    Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust")),
+    Entry("walk-go1-rough", "robots.md", walking("walk-go1-rough")),
+    Entry("imitate-walk", "imitation.md", IMITATE_WALK, note=FREE_PHYSICS),
+    Entry("imitate-backflip", "imitation.md", BACKFLIP, note=FREE_PHYSICS, picture="backflip.png"),
+    Entry("imitate-all", "imitation.md", CLIPS, note=FREE_PHYSICS),
+    Entry("amp-walk", "rewards.md", AMP_WALK, note=FREE_PHYSICS),
+    Entry("reach-memory", "segments.md", MEMORY),
     Entry("spread", "segments.md"),
     Entry("seek-pictures", "demonstrations.md"),
-    Entry("episodic", "rewards.md"),
-    *(Entry(name, "robots.md") for name in ("hopper", "halfcheetah", "walker2d", "ant")),
+    Entry("episodic", "rewards.md", EPISODIC),
+    *(
+        Entry(name, "robots.md", running(name))
+        for name in ("hopper", "halfcheetah", "walker2d", "ant")
+    ),
 ]
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Gallery
 
 <!-- Made by `python docs/_site/gallery.py`: do not edit. -->
 
-This page shows the recipes that come with Etude, with the command that trains each. `etude demo`
-shows policies that are trained already, and `etude eval RUN --video` films your own run. `etude
-train RECIPE --help-all` lists the fields of a recipe. If a recipe has been measured, the figures of
-the gate follow the command; {OLDER} marks figures that are older than the code they measure.
-""".replace("{OLDER}", figures.OLDER)
+This page shows the recipes that come with Etude, with the command that trains each. `etude eval
+RUN --video` films your own run, and `etude train RECIPE --help-all` lists the fields of a recipe.
+Times are from the command to its end, on two shared cores. {OLDER} marks figures that are older
+than the code they measure. [Every figure of the gates](../measured.md) is on a page of its own.
+"""
 
 
 def picture(entry: Entry) -> str:
@@ -71,32 +137,47 @@ def picture(entry: Entry) -> str:
     return ""
 
 
-def measured(recipe: str) -> str:
-    """What the gate that trains a recipe has measured, as Markdown; "" without a result."""
-    for (gate, variant), result in load().items():
-        if gate == f"train_{recipe}" or (gate.startswith("train_") and variant == recipe):
-            mark = figures.OLDER if figures.is_older(result) else ""
-            shown = "; ".join(figures.figures(result))
-            when = f"`{result['command']}` on {result['date'][:10]}"
-            return f"{when}{mark}: {shown}.\n\n"
-    return ""
+def measured(trained: Trained | None, results: Results) -> Iterator[tuple[str, str]]:
+    """What a recipe reached, in how long, and by which command that was measured."""
+    key = (trained.gate, trained.variant) if trained else ("", "")
+    if trained is None or key not in results:
+        yield "reaches", NOT_YET
+        return
+    for name, text in (("reaches", trained.reached), ("takes", trained.time)):
+        shown = Figure(*key, text).shown(results, MEASURED)
+        if shown != NOT_YET:
+            yield name, shown
+    result = results[key]
+    verdict = f": [a bound is missed]({MEASURED})" if result["verdict"] == "FAILED" else ""
+    yield "measured by", f"`{result['command']}` on {result['date'][:10]}{verdict}"
 
 
-def section(entry: Entry) -> str:
-    """A task with picture, command, and where it is explained."""
+def lines(entry: Entry, results: Results) -> Iterator[tuple[str, str]]:
+    """The table of a task."""
+    yield "train it", f"`{f'etude train {entry.recipe} {entry.options}'.rstrip()}`"
+    if entry.demo:
+        yield "watch it", f"`etude demo {entry.recipe}`; this policy comes with the package"
+    yield from measured(entry.trained, results)
+    module, _, function = RECIPES.built_in()[entry.recipe].partition(":")
+    file = f"src/{module.replace('.', '/')}.py"
+    yield "its recipe", f"`{function}` in [`{file}`](../../{file})"
+    title = (DOCS / entry.page).read_text().partition("\n")[0].removeprefix("# ")
+    yield "explained in", f"[{title}](../{entry.page})"
+
+
+def section(entry: Entry, results: Results) -> str:
+    """A task: its purpose, picture and table."""
     shown = picture(entry)
-    command = f"etude train {entry.recipe} {entry.options}".rstrip()
-    demo = f"    etude demo {entry.recipe}\n" if entry.demo else ""
     note = f"{entry.note}\n\n" if shown and entry.note else ""
-    page = f"[{entry.page.removesuffix('.md')}](../{entry.page})"
+    table = "\n".join(f"| {name} | {text} |" for name, text in lines(entry, results))
     purpose = RECIPES.purpose(entry.recipe)
-    rest = f"{measured(entry.recipe)}More: {page}."
-    return f"## {entry.recipe}\n\n{purpose}\n\n{shown}{note}    {command}\n{demo}\n{rest}\n"
+    return f"## {entry.recipe}\n\n{purpose}\n\n{shown}{note}| | |\n|---|---|\n{table}\n"
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *map(section, TASKS)])
+    results = load()
+    return "\n".join([INTRODUCTION, *(section(entry, results) for entry in TASKS)])
 
 
 if __name__ == "__main__":

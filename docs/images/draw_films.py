@@ -1,7 +1,8 @@
-"""Moving pictures of README and gallery: `python docs/images/draw_films.py [RUN of imitate-walk]`.
+"""Moving pictures of README and gallery: `python docs/images/draw_films.py RUNS [RECIPE ...]`.
 
-The quadruped's and the arm's policies come with the package. The humanoid's is trained where
-no run is given, which takes minutes. Each film is cut to a few seconds and made small.
+RUNS is a folder with a run of each recipe in `TRAINED`, RUNS/hopper and so on; a run that is not
+there is trained, which takes between two minutes and a quarter of an hour. The policies of `DEMOS`
+come with the package. Each film is cut to a few seconds and made small.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from etude.cli.main import main as etude
 HERE = Path(__file__).parent
 SIZE, SECONDS, FRAMES_PER_SECOND = (400, 225), 5.0, 15
 DEMOS = {"walk-go1": ["--command", "0.8", "0", "0.3"], "pick-place": [], "reach": []}
+TRAINED = (
+    *("imitate-walk", "pick-place-anywhere", "reach-memory", "spread", "seek-pictures"),
+    *("hopper", "halfcheetah", "walker2d", "ant"),
+)
 
 
 def small(film: Path, to: Path) -> None:
@@ -38,19 +43,33 @@ def small(film: Path, to: Path) -> None:
     print(f"{to.name}: {len(shown)} frames, {to.stat().st_size // 1024} KiB")
 
 
-def main(runs: list[str]) -> None:
+def demo(recipe: str) -> None:
+    """The film of a policy that comes with the package."""
     with tempfile.TemporaryDirectory() as scratch:
-        for name, options in DEMOS.items():
-            film = Path(scratch) / f"{name}.webp"
-            etude(["demo", name, "--film", str(film), "--seconds", str(SECONDS), *options])
-            small(film, HERE / f"{name}.webp")
-        run = Path(runs[0] if runs else f"{scratch}/run")
-        if not runs:
-            etude(["train", "imitate-walk", "--folder", str(run)])
-        etude(["eval", str(run), "--episodes", "4", "--video", "--small"])
-        films = sorted(run.glob("evaluations/*/*success*.webp"), key=lambda p: p.stat().st_mtime)
-        small(films[-1], HERE / "imitate-walk.webp")
+        film = Path(scratch) / f"{recipe}.webp"
+        seconds = ["--seconds", str(SECONDS)]
+        etude(["demo", recipe, "--film", str(film), *seconds, *DEMOS[recipe]])
+        small(film, HERE / f"{recipe}.webp")
+
+
+def trained(recipe: str, run: Path) -> None:
+    """The film of a run's best policy: of a success, where the task knows one."""
+    if not run.exists():
+        etude(["train", recipe, "--folder", str(run)])
+    etude(["eval", str(run), "--episodes", "4", "--video", "--small"])
+    films = sorted(run.glob("evaluations/*/*.webp"), key=lambda path: path.stat().st_mtime)
+    small(
+        [*films, *(film for film in films if "success" in film.name)][-1], HERE / f"{recipe}.webp"
+    )
+
+
+def main(runs: str, *recipes: str) -> None:
+    for recipe in recipes or (*DEMOS, *TRAINED):
+        if recipe in DEMOS:
+            demo(recipe)
+        else:
+            trained(recipe, Path(runs) / recipe)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
