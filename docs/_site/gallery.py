@@ -169,9 +169,9 @@ def section(entry: Entry, results: Results) -> str:
     """A task: its purpose, picture and table."""
     shown = picture(entry)
     note = f"{entry.note}\n\n" if shown and entry.note else ""
-    table = "\n".join(f"| {name} | {text} |" for name, text in lines(entry, results))
-    purpose = RECIPES.purpose(entry.recipe)
-    return f"## {entry.recipe}\n\n{purpose}\n\n{shown}{note}| | |\n|---|---|\n{table}\n"
+    head, *rest = (f"| {name} | {text} |" for name, text in lines(entry, results))
+    table = "\n".join([head, "|---|---|", *rest])
+    return f"## {entry.recipe}\n\n{RECIPES.purpose(entry.recipe)}\n\n{shown}{note}{table}\n"
 
 
 def page() -> str:
