@@ -23,7 +23,7 @@ from command import etude, record
 from report import Gate, parse
 
 GOAL = 0.95
-COEFS = {"offline": 0.4, "imitation": 100.0}
+COEFS = {"offline": 2.5, "imitation": 100.0}
 EPOCHS, BATCHES = 2, 100
 """Batches of an iteration, at most."""
 

@@ -23,7 +23,7 @@ def offline() -> Recipe:
         name="offline",
         policy=PolicyConfig(kind="deterministic", hidden=(256, 256), activation="relu"),
         algorithm=TD3Config(
-            train_batches=100, behaviour_coef=0.4, normalise_observations=True, gamma=0.98
+            train_batches=100, behaviour_coef=2.5, normalise_observations=True, gamma=0.98
         ),
         rewards=RRDConfig(normalise_targets=True),
         clock=ClockConfig(epochs=10, cycles=5, iterations=10),
