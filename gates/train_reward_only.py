@@ -4,7 +4,7 @@
     python gates/train_reward_only.py --reads state --updates 1000 [--loss unbiased] [--sample 4]
 
 Learns from at least 100,000 transitions of pick-and-place with 128-pixel images, successes and
-failures both, recorded first (`etude data record pick-place FOLDER --episodes 2500`, some ten
+failures both, recorded first (`etude data record pick-place FOLDER --episodes 3500`, some ten
 minutes) unless a folder is given. Every return is 1 or 0. The reward reads the image and the arm's
 own joints, never the progress, and never the state unless `--reads` says so; where no image is
 read, none is recorded. The real command runs in a process of its own, whose anonymous resident
@@ -50,7 +50,7 @@ ITERATIONS, BATCHES = 5, 50
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", type=Path, help="made by etude data record pick-place")
-    parser.add_argument("--episodes", type=int, default=2_500, help="to record without a dataset")
+    parser.add_argument("--episodes", type=int, default=3_500, help="to record without a dataset")
     parser.add_argument("--transitions", type=int, default=TRANSITIONS, help="of it, at least")
     parser.add_argument("--updates", type=int, default=15_000)
     parser.add_argument("--reads", nargs="+", default=["image", "proprio"], help="or state")
