@@ -56,7 +56,7 @@ def trained(recipe: str, run: Path) -> None:
     """The film of a run's best policy: of a success, where the task knows one."""
     if not run.exists():
         etude(["train", recipe, "--folder", str(run)])
-    etude(["eval", str(run), "--episodes", "4", "--video", "--small"])
+    etude(["eval", str(run), "--episodes", "6", "--video", "--small"])
     films = sorted(run.glob("evaluations/*/*.webp"), key=lambda path: path.stat().st_mtime)
     small(
         [*films, *(film for film in films if "success" in film.name)][-1], HERE / f"{recipe}.webp"
