@@ -23,7 +23,8 @@ from command import etude, record
 from report import Gate, parse
 
 GOAL = 0.95
-COEFS = {"offline": 2.5, "imitation": 100.0}
+WEIGHTS = {"offline": [], "imitation": ["--algorithm.behaviour-coef", "100"]}
+"""Of imitation: the recipe's own, and one beside which little else counts."""
 EPOCHS, BATCHES = 2, 100
 """Batches of an iteration, at most."""
 
@@ -42,15 +43,15 @@ def main(arguments: list[str] | None = None) -> int:
     smallest = {"episodes": 12, "updates": 20, "tests": 4, "success": 0.0, "margin": -math.inf}
     few = ["--evaluation.episodes=4", "--evaluation.num_envs=4", "--evaluation.envs-per-group=4"]
     options = parse(parser, {**smallest, "set": few}, arguments)
-    with Gate("train_offline", options, needs={"trainings": len(COEFS)}) as gate:
+    with Gate("train_offline", options, needs={"trainings": len(WEIGHTS)}) as gate:
         found = {}
         with tempfile.TemporaryDirectory() as scratch:
             data = options.dataset or Path(scratch) / "data"
             if options.dataset is None:
                 record(gate, data, options.episodes)
-            for name, coef in COEFS.items():
+            for name, weight in WEIGHTS.items():
                 start, folder = time.perf_counter(), Path(scratch) / name
-                train(gate, data, folder, coef, options)
+                train(gate, data, folder, weight, options)
                 seconds = time.perf_counter() - start
                 found[name] = success(gate, folder, options.tests)
                 gate.count("trainings")
@@ -61,14 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
     return gate.code
 
 
-def train(gate: Gate, data: Path, folder: Path, coef: float, options: argparse.Namespace) -> None:
+def train(
+    gate: Gate, data: Path, folder: Path, weight: list[str], options: argparse.Namespace
+) -> None:
     batches = min(BATCHES, -(-options.updates // EPOCHS))
     iterations = -(-options.updates // (EPOCHS * batches))
     etude(
         gate,
         *("train", "offline", "--folder", str(folder), "--seed", str(options.seed)),
         *("--algorithm.dataset", str(data), "--env.kind", "pick-place"),
-        *("--algorithm.behaviour-coef", str(coef), "--algorithm.train-batches", str(batches)),
+        *(*weight, "--algorithm.train-batches", str(batches)),
         *("--clock.epochs", str(EPOCHS), "--clock.cycles", "1"),
         *("--clock.iterations", str(iterations), "--evaluation.final-episodes", "0"),
         *options.set,

@@ -17,7 +17,17 @@ from etude.core.catalogue import RECIPES
 DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS.parent / "gates"))
 from faults_table import load  # noqa: E402
-from page_figures import NOT_YET, OLDER, Figure, Results, percent, seeds, span, values  # noqa: E402
+from page_figures import (  # noqa: E402
+    GYMNASIUM,
+    NOT_YET,
+    OLDER,
+    Figure,
+    Results,
+    percent,
+    seeds,
+    span,
+    values,
+)
 
 PAGE = DOCS / "about/gallery.md"
 MEASURED = "../measured.md"
@@ -29,15 +39,17 @@ class Trained(NamedTuple):
     gate: str
     variant: str
     name: str
-    """The figure that says how well it went, of each seed: what its name begins with."""
+    """The figure that says how well it went: what its name begins with, for each seed."""
     words: str
     """A sentence around that figure."""
     form: Callable[[list[float]], str] = percent
     seconds: str = "seconds of seed"
 
     def reached(self, results: Results) -> str:
+        figures = results[self.gate, self.variant]["figures"]
         found = values(results, self.gate, self.variant, self.name)
-        return f"{self.words.format(self.form(found))} ({seeds(found)})"
+        over = "" if self.name in figures else f" ({seeds(found)})"  # Else it is of all seeds.
+        return self.words.format(self.form(found)) + over
 
     def time(self, results: Results) -> str:
         return f"{span(values(results, self.gate, self.variant, self.seconds), '{:,.0f}')} s"
@@ -59,10 +71,6 @@ def walking(recipe: str) -> Trained:
 
 def placing(recipe: str) -> Trained:
     return Trained("train_pick_place", recipe, "success of seed", "{} of 100 fresh episodes")
-
-
-def imitating(recipe: str, name: str, words: str) -> Trained:
-    return Trained("train_imitation", recipe, name, words)
 
 
 class Entry(NamedTuple):
@@ -88,14 +96,13 @@ EPISODIC = Trained(
     *("train_episodic", "", "return of rrd", "a mean return of {}", returns),
     seconds="seconds of the slowest",
 )
-IMITATE_WALK = imitating(
-    *("imitate-walk", "episodes walked", "{} of its episodes to their end, within 30 mm"),
+IMITATED = "{} of its episodes walked to their end"
+IMITATE_WALK = Trained(
+    *("train_imitation", "imitate-walk", "episodes walked", f"{IMITATED}, within 30 mm")
 )
-BACKFLIP = imitating("imitate-backflip", "flips", "{} of its flips")
-CLIPS = imitating("imitate-all", "clips", "{} of 15 clips followed to their end")._replace(
-    form=span
-)
-AMP_WALK = imitating("amp-walk", "episodes walked", "{} of its episodes walked to their end")
+BACKFLIP = Trained("train_imitation", "imitate-backflip", "flips", "{} of its flips")
+CLIPS = Trained("train_imitation", "imitate-all", "clips", "{} clips followed to their end", span)
+AMP_WALK = Trained("train_imitation", "amp-walk", "episodes walked", IMITATED)
 TASKS = [
     Entry("reach", "first-run.md", REACH, demo=True),
     Entry("pick-place", "pick-place.md", placing("pick-place"), demo=True),
@@ -112,10 +119,7 @@ TASKS = [
     Entry("spread", "segments.md"),
     Entry("seek-pictures", "demonstrations.md"),
     Entry("episodic", "rewards.md", EPISODIC),
-    *(
-        Entry(name, "robots.md", running(name))
-        for name in ("hopper", "halfcheetah", "walker2d", "ant")
-    ),
+    *(Entry(name, "robots.md", running(name)) for name in GYMNASIUM),
 ]
 INTRODUCTION = f"""\
 # Gallery
@@ -123,9 +127,10 @@ INTRODUCTION = f"""\
 <!-- Made by `python docs/_site/gallery.py`: do not edit. -->
 
 This page shows the recipes that come with Etude, with the command that trains each. `etude eval
-RUN --video` films your own run, and `etude train RECIPE --help-all` lists the fields of a recipe.
-Times are from the command to its end, on two shared cores. {OLDER} marks figures that are older
-than the code they measure. [Every figure of the gates](../measured.md) is on a page of its own.
+RUN --video` films your own run ([with the extra `video`](../installing.md)), and `etude train
+RECIPE --help-all` lists its fields. Times are from the command to its end, on two shared
+cores. {OLDER} marks figures that are older than the code they measure. [Every figure of the
+gates](../measured.md) is on a page of its own.
 """
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image, ImageSequence
 
-from etude.cli.main import main as etude
+from etude.cli.main import main
 
 HERE = Path(__file__).parent
 SIZE, SECONDS, FRAMES_PER_SECOND = (400, 225), 5.0, 15
@@ -22,6 +22,12 @@ TRAINED = (
     *("imitate-walk", "pick-place-anywhere", "reach-memory", "spread"),
     *("hopper", "halfcheetah", "walker2d", "ant"),
 )
+
+
+def etude(*words: str) -> None:
+    """Run a command; where it fails, it has said why."""
+    if code := main(words):
+        raise SystemExit(code)
 
 
 def small(film: Path, to: Path) -> None:
@@ -48,22 +54,21 @@ def demo(recipe: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         film = Path(scratch) / f"{recipe}.webp"
         seconds = ["--seconds", str(SECONDS)]
-        etude(["demo", recipe, "--film", str(film), *seconds, *DEMOS[recipe]])
+        etude("demo", recipe, "--film", str(film), *seconds, *DEMOS[recipe])
         small(film, HERE / f"{recipe}.webp")
 
 
 def trained(recipe: str, run: Path) -> None:
     """The film of a run's best policy: of a success, where the task knows one."""
     if not run.exists():
-        etude(["train", recipe, "--folder", str(run)])
-    etude(["eval", str(run), "--episodes", "6", "--video", "--small"])
-    films = sorted(run.glob("evaluations/*/*.webp"), key=lambda path: path.stat().st_mtime)
-    small(
-        [*films, *(film for film in films if "success" in film.name)][-1], HERE / f"{recipe}.webp"
-    )
+        etude("train", recipe, "--folder", str(run))
+    etude("eval", str(run), "--episodes", "6", "--video", "--small")
+    films = [*run.glob("evaluations/*/*.webp")]
+    best = [film for film in films if "success" in film.name] or films
+    small(max(best, key=lambda film: film.stat().st_mtime), HERE / f"{recipe}.webp")
 
 
-def main(runs: str, *recipes: str) -> None:
+def draw(runs: str, *recipes: str) -> None:
     for recipe in recipes or (*DEMOS, *TRAINED):
         if recipe in DEMOS:
             demo(recipe)
@@ -72,4 +77,4 @@ def main(runs: str, *recipes: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    draw(*sys.argv[1:])
