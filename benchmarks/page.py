@@ -33,9 +33,9 @@ HEAD = """# Beside other libraries
 
 <!-- Made by `python benchmarks/page.py` from benchmarks/results.json: do not edit. -->
 
-Each library trains the same task on the same machine, one run at a time and in turns, in an
-environment of its own with the versions of `benchmarks/requirements`. Nothing here says which
-library is better in general: two cores, small networks, five tasks.
+Each library trains the same task on the same machine, one run at a time and in turns, in a
+virtual environment of its own with the versions of `benchmarks/requirements`. Nothing here says
+which library is better in general: two cores, small networks, five tasks.
 
 - **Equal for all on a task:** hidden layers and activation, steps between two updates, minibatch,
   passes over a rollout (PPO) or batches per update (SAC), learning rate, discount; so equal
@@ -47,18 +47,19 @@ library is better in general: two cores, small networks, five tasks.
   pick-place, in 8 processes and in one. Libraries without workers of their own step Gymnasium's
   environments one after the other in one process; the lines of stable-baselines3 show what a
   process for each would change.
-- `etude_recipe` is Etude's recipe with settings of its own, but for a length that never ends, so
-  that its learning rate does not fall; `cleanrl_style` is one file of ours in plain torch.
-- Etude runs HalfCheetah-v5 and Ant-v5 on its batch engine. Of two ways to spread environments over
-  threads its runner has the faster; no such choice was made for the others. In the Ant's
-  observations it computes contact forces as MuJoCo defines them, which Gymnasium does not.
+- `etude_recipe` has the settings of Etude's own recipe, except that the run has no end, so its
+  learning rate stays constant; `cleanrl_style` is one file of ours in plain torch.
+- Etude runs HalfCheetah-v5 and Ant-v5 on its batch engine. Its runner uses the faster of two
+  ways to spread environments over threads; the other runners were not tuned like this. The contact
+  forces that the Ant observes are those before the last physics step; Gymnasium's are what the last
+  stage of the integrator left behind.
 - Peers with an engine of their own have a task like walk-go1, and settings of their own. Their
   scores mean something else and are left out.
 - Figures are medians over runs; a run that never reached the score counts as the slowest.
 - **steps/s** is without imports, compilation, warm-up and the first fifth of a run. **ms** are what
   1,000 steps take: in the call that steps all environments, and in acting, learning, logs and
-  checkpoints. Where a library's workers do not tell, they are empty. **Memory** is the largest sum
-  over a run's processes, a shared page counted once. **Score** is the mean over the newest 100
+  checkpoints. They are empty if a library's workers do not report them. **Memory** is the largest
+  sum over a run's processes, a shared page counted once. **Score** is the mean over the newest 100
   training episodes, exploration included; seconds to it count from the start of the process.
   Columns about it are empty where it has not been measured yet. † marks a line that was measured
   before the last change of Etude's code.
@@ -236,8 +237,9 @@ def summary(runs: Sequence[Record]) -> str:
         return ""
     head = ["task", "seconds to the score: Etude", "the fastest other", "steps/s: Etude"]
     told = (
-        "Etude with the settings of all others, beside the best of these. Over: most runs had not "
-        "reached the score when their time was up. Empty: not measured.\n\n"
+        "Etude, with the settings that all libraries share, beside the fastest other library. "
+        '"Over": most runs had not reached the score when their time was up. Empty: not '
+        "measured.\n\n"
     )
     return f"## In short\n\n{told}{table([*head, 'the fastest other'], rows)}\n"
 
@@ -301,8 +303,8 @@ def kills(runs: list[Record]) -> str:
     head += ["largest difference of the score", "bit-equal"]
     told = (
         "The score of the resumed run beside that of the untouched one, at equal steps. Both are "
-        "means over 100 episodes of training; one pair of runs that part shows no more than that "
-        "they part.\n\n"
+        "means over 100 episodes of training; one pair of runs shows whether they diverge, but not "
+        "how far they usually do.\n\n"
     )
     text = f"## After kill -9 at half time\n\n{told}{table(head, rows)}"
     for task in TASKS.values():

@@ -18,6 +18,21 @@ from report import RESULTS
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "faults.md"
 BELOW = "below its count"
+COUNTED = {
+    "kill": "kills",
+    "stop": "freezes",
+    "removal": "removed nodes",
+    "strikes": "kills or freezes of the head",
+    "moments": "errors, slow workers or lost broadcasts",
+    "caught": "values, each of them caught",
+    "numbers that are not finite": "values",
+    "noticed and fell back": "damaged checkpoints, each of them noticed",
+    "by command line": "cases by the command line",
+    "kills in creating": "kill while the folder is made",
+    "kills in restoring": "kill while a checkpoint is restored",
+    "recordings": "recorded saves",
+}
+"""{what a gate counts: its words on the page}, where these differ."""
 
 
 class Need(NamedTuple):
@@ -290,7 +305,8 @@ def load(folder: Path = RESULTS) -> dict[tuple[str, str], dict[str, Any]]:
 def cells(need: Need, results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
     """Of one gate: which, what is asked, what it counted, when, and of which commit."""
     name = f"`{need.gate}.py`" + (f" {need.variant}" if need.variant else "")
-    asked, result = f"{need.count:,} {need.what}", results.get((need.gate, need.variant))
+    asked = f"{need.count:,} {COUNTED.get(need.what, need.what)}"
+    result = results.get((need.gate, need.variant))
     if result is None:
         return [name, asked, f"not run: **{BELOW}**", "", ""]
     counted = result["counts"].get(need.what, 0)

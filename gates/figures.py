@@ -125,7 +125,7 @@ def every(gate: str) -> tuple[tuple[str, str], ...]:
 
 
 REACH, PICK, WALK = (
-    ("train_reach", ""),
+    ("train_reach", "reach"),
     ("train_pick_place", "pick-place"),
     ("train_walk", "walk-go1"),
 )
@@ -133,18 +133,21 @@ RUNNING = tuple(("train_gymnasium", recipe) for recipe in GYMNASIUM)
 HEADLINE = (
     Row(
         "An arm reaches a random point: `etude train reach`",
-        trained(*REACH, "success of seed", "of 200 episodes"),
+        trained(*REACH, "success of seed", "of 200 fresh episodes"),
         nothing,
         (REACH,),
     ),
     Row(
-        "It picks up a cube and places it, 200,000 steps: `etude train pick-place`",
+        "An arm picks up a cube and places it, 200,000 steps: `etude train pick-place`",
         trained(*PICK, "success of seed", "of 100 fresh episodes"),
         nothing,
         (PICK,),
     ),
-    beside("Seconds to [a score](docs/benchmarks.md), PPO with equal settings", page.SECONDS),
-    beside("Steps per second of that", page.SPEED),
+    beside(
+        "Seconds to [a score](docs/benchmarks.md), PPO with the same settings in all libraries",
+        page.SECONDS,
+    ),
+    beside("Steps per second in these trainings", page.SPEED),
     Row(
         "Return on Hopper / HalfCheetah / Walker2d / Ant (v5) after 1 million steps",
         returned("etude"),

@@ -61,7 +61,7 @@ class Figure(NamedTuple):
         except KeyError:
             return NOT_YET
         result = results[self.gate, self.variant]
-        busy = ", timed beside other work" if result["verdict"].startswith("not judged") else ""
+        busy = ", measured beside other work" if result["verdict"].startswith("not judged") else ""
         older = f'[{OLDER}]({link} "measured before the last change of the code")'
         return found + busy + (older if is_older(result) else "")
 
@@ -116,6 +116,16 @@ def share(gate: str, variant: str, name: str) -> Figure:
     return Figure(gate, variant, told)
 
 
+def points(gate: str, variant: str, name: str) -> Figure:
+    """A difference of two shares."""
+
+    def told(results: Results) -> str:
+        (found,) = values(results, gate, variant, name)
+        return f"{100.0 * found:.3g} percentage points"
+
+    return Figure(gate, variant, told)
+
+
 def running(recipe: str) -> Figure:
     """The returns of a recipe, and those of stable-baselines3."""
 
@@ -141,11 +151,11 @@ def sac_beside_sb3(env: str) -> Figure:
 
 def reach() -> Figure:
     def told(results: Results) -> str:
-        seconds = values(results, "train_reach", "", "seconds of seed")
-        success = percent(values(results, "train_reach", "", "success of seed"))
+        seconds = values(results, "train_reach", "reach", "seconds of seed")
+        success = percent(values(results, "train_reach", "reach", "success of seed"))
         return f"{span(seconds)} s and {success} success ({seeds(seconds)})"
 
-    return Figure("train_reach", "", told)
+    return Figure("train_reach", "reach", told)
 
 
 def walk() -> Figure:
@@ -244,9 +254,8 @@ def rewarding(variant: str) -> Figure:
     return Figure("train_reward_only", variant, told)
 
 
-def taught(part: str, what: str, *names: str) -> Figure:
+def taught(part: str, what: str, *names: str, gate: str = "train_demonstrations") -> Figure:
     """How much was reached, the shares put into the words `what` | minutes | seeds."""
-    gate = "train_demonstrations"
 
     def told(results: Results) -> str:
         found = [values(results, gate, part, name) for name in names]
@@ -346,6 +355,10 @@ FIGURES: dict[str, Figure | Table | Text] = {
                 "{} of its teacher's return, {} of the tiles that the teacher walks",
                 *("share of the return kept", "share of the tiles kept"),
             ),
+            "`seek-pictures`, PPO": taught(
+                *("seek-pictures", "{} of 200 fresh episodes", "success of seed"),
+                gate="train_reach",
+            ),
         },
     ),
     "gymnasium": Table(
@@ -354,7 +367,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
     ),
     "sac-hopper": sac_beside_sb3("Hopper-v5"),
     "offline": share("train_offline", "", "success on fresh episodes"),
-    "offline-margin": share("train_offline", "", "more than imitation"),
+    "offline-margin": points("train_offline", "", "more than imitation"),
     "import-memory": one("datasets", "", "GiB of an import", "{} GiB"),
     "draw-growth": share("datasets", "", "growth of a draw"),
     "sim-to-sim": Table(

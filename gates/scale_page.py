@@ -34,7 +34,7 @@ def constants_text(kept: dict[str, Any]) -> str:
         lines.append(f"{name:16} {value * scale:12,.3f} {unit}")
     crossed = kept["crossed"]
     lines.append(
-        f"on the loopback interface {crossed:.2f} bytes for each of a fragment or snapshot"
+        f"{crossed:.2f} bytes on the loopback interface for each byte of a fragment or snapshot"
     )
     return "\n".join(lines)
 

@@ -60,10 +60,11 @@ ONE_RECIPE = {
     "rollout_speed": "",
     "train_episodic": "episodic",
     "train_gymnasium": "",
-    "train_imitation": "imitate-walk",
+    "train_imitation": "",
     "train_memory": "reach-memory",
-    "train_pick_place": "pick-place",
-    "train_reach": "reach",
+    "train_pick_place": "",
+    "train_reach": "",
+    "train_spread": "spread",
     "train_walk": "",
 }
 """Gates that train one recipe on this machine: its name, or none where the variant is that name."""

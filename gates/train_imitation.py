@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--recipe", default="imitate-walk", choices=list(GOALS))
     parser.add_argument("--run", type=Path, help="judge this run instead of training any")
+    parser.add_argument("--keep", type=Path, help="folder for the runs, which else are deleted")
     parser.add_argument("--set", nargs="*", default=[], help="options of the training")
     parser.add_argument("--least", type=float, help="of the recipe's measure; default its goal")
     # Trained for an iteration or two: it must complete and be played, whatever it has learned.
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
             judge(gate, options.run, goal, "the run")
         with tempfile.TemporaryDirectory() as scratch:
             for seed in range(0 if options.run else options.seeds):
-                folder = Path(scratch) / f"seed{seed}"
+                folder = (options.keep or Path(scratch)) / f"{options.recipe}-{seed}"
                 start = time.perf_counter()
                 chosen = ["--seed", str(seed), "--folder", str(folder), *options.set]
                 etude(gate, "train", options.recipe, *chosen)

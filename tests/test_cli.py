@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from etude.api import Run, train
+from etude.cli import completion, data
 from etude.cli import main as cli
 from etude.cli.target import REGISTRIES, find_target
 from etude.core.errors import UsageError
@@ -98,6 +99,10 @@ def test_completion(typed: str, offered: str, capsys: pytest.CaptureFixture[str]
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert offered in done.stdout.split()
     assert "bash and zsh" in refused(["completion", "fish"], capsys)
+
+
+def test_completion_knows_every_verb_of_data() -> None:
+    assert completion.DATA.split() == list(data.VERBS)
 
 
 def test_a_kind_is_chosen_with_its_defaults() -> None:

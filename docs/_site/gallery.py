@@ -31,6 +31,7 @@ from page_figures import (  # noqa: E402
 
 PAGE = DOCS / "about/gallery.md"
 MEASURED = "../measured.md"
+FRESH = "{} of %d fresh episodes"
 
 
 class Trained(NamedTuple):
@@ -69,8 +70,8 @@ def walking(recipe: str) -> Trained:
     return Trained("train_walk", recipe, "without a fall of seed", words)
 
 
-def placing(recipe: str) -> Trained:
-    return Trained("train_pick_place", recipe, "success of seed", "{} of 100 fresh episodes")
+def placing(recipe: str, episodes: int = 100) -> Trained:
+    return Trained("train_pick_place", recipe, "success of seed", FRESH % episodes)
 
 
 class Entry(NamedTuple):
@@ -86,10 +87,11 @@ class Entry(NamedTuple):
 
 
 FREE_PHYSICS = "The picture is in the fast training physics, which limits no torque."
-REACH = Trained("train_reach", "", "success of seed", "{} of 200 episodes")
-CLONED = Trained("train_demonstrations", "states", "success of seed", "{} of 200 fresh episodes")
+REACH = Trained("train_reach", "reach", "success of seed", FRESH % 200)
+SEEK = Trained("train_reach", "seek-pictures", "success of seed", FRESH % 200)
+CLONED = Trained("train_demonstrations", "states", "success of seed", FRESH % 200)
 MEMORY = Trained(
-    *("train_memory", "", "success of lstm", "{} of 500 fresh episodes"),
+    *("train_memory", "", "success of lstm", FRESH % 500),
     seconds="seconds of lstm",
 )
 EPISODIC = Trained(
@@ -102,11 +104,14 @@ IMITATE_WALK = Trained(
 )
 BACKFLIP = Trained("train_imitation", "imitate-backflip", "flips", "{} of its flips")
 CLIPS = Trained("train_imitation", "imitate-all", "clips", "{} clips followed to their end", span)
+SPREAD = Trained(
+    *("train_spread", "", "margin of seed", "a return at least {} over random agents'", returns)
+)
 AMP_WALK = Trained("train_imitation", "amp-walk", "episodes walked", IMITATED)
 TASKS = [
     Entry("reach", "first-run.md", REACH, demo=True),
     Entry("pick-place", "pick-place.md", placing("pick-place"), demo=True),
-    Entry("pick-place-anywhere", "pick-place.md", placing("pick-place-anywhere")),
+    Entry("pick-place-anywhere", "pick-place.md", placing("pick-place-anywhere", 500)),
     Entry("pick-place-bc", "demonstrations.md", CLONED, options="--algorithm.dataset data/pick"),
     Entry("walk-go1", "robots.md", walking("walk-go1"), demo=True),
     Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust")),
@@ -116,8 +121,8 @@ TASKS = [
     Entry("imitate-all", "imitation.md", CLIPS, note=FREE_PHYSICS),
     Entry("amp-walk", "rewards.md", AMP_WALK, note=FREE_PHYSICS),
     Entry("reach-memory", "segments.md", MEMORY),
-    Entry("spread", "segments.md"),
-    Entry("seek-pictures", "demonstrations.md"),
+    Entry("spread", "segments.md", SPREAD),
+    Entry("seek-pictures", "demonstrations.md", SEEK),
     Entry("episodic", "rewards.md", EPISODIC),
     *(Entry(name, "robots.md", running(name)) for name in GYMNASIUM),
 ]

@@ -74,10 +74,10 @@ def result(**changes: object) -> dict[str, object]:
     entry = {"value": 0.5, "at_least": 0.4, "at_most": None, "timing": False}
     found: dict[str, object] = {
         "gate": "train_reach",
-        "variant": "",
+        "variant": "reach",
         "figures": {"success of seed 0": entry, "seconds of seed 0": entry | {"value": 12.4}},
         "counts": {"trainings": 1_000},
-        "source": sources.source_hash("train_reach"),
+        "source": sources.source_hash("train_reach", "reach"),
         "command": "python gates/train_reach.py",
         "date": "2026-01-02T03:04:05",
         "commit": "abc with changes",
@@ -87,9 +87,11 @@ def result(**changes: object) -> dict[str, object]:
 
 
 def test_a_figure_that_is_older_than_its_code_is_marked() -> None:
-    fresh, old = ({("train_reach", ""): result(**more)} for more in ({}, {"source": "another"}))
-    assert "| 50 % of 200 episodes, 12 s (1 seed) |" in figures.headline(fresh)
-    assert "50 % of 200 episodes, 12 s (1 seed)†" in figures.headline(old)
+    fresh, old = (
+        {("train_reach", "reach"): result(**more)} for more in ({}, {"source": "another"})
+    )
+    assert "| 50 % of 200 fresh episodes, 12 s (1 seed) |" in figures.headline(fresh)
+    assert "50 % of 200 fresh episodes, 12 s (1 seed)†" in figures.headline(old)
     line = figures.measured(fresh).splitlines()[-1]
     assert "success of seed 0: 0.5 (at least 0.4)<br>" in line
     assert "| 1,000 trainings | passed | 2026-01-02 | `abc`* |" in line
@@ -99,12 +101,12 @@ def test_a_figure_that_is_older_than_its_code_is_marked() -> None:
 
 def test_figures_on_pages_are_those_of_results() -> None:
     page = "It takes <!-- figure: reach -->1 s<!-- /figure --> here.\n"
-    results = {("train_reach", ""): result()}
+    results = {("train_reach", "reach"): result()}
     assert "-->12 s and 50 % success (1 seed)<!--" in figures.filled(page, results, "m.md")
-    old = {("train_reach", ""): result(source="another", verdict="not judged, since")}
-    assert "(1 seed), timed beside other work[†](m.md " in figures.filled(page, old, "m.md")
+    old = {("train_reach", "reach"): result(source="another", verdict="not judged, since")}
+    assert "(1 seed), measured beside other work[†](m.md " in figures.filled(page, old, "m.md")
     assert "-->not measured yet<!--" in figures.filled(page, {}, "m.md")
-    lacking = {("train_reach", ""): result(figures={})}
+    lacking = {("train_reach", "reach"): result(figures={})}
     assert "-->not measured yet<!--" in figures.filled(page, lacking, "m.md")
     with pytest.raises(SystemExit, match="no figure 'other'"):
         figures.filled(page.replace("reach", "other"), {}, "m.md")
@@ -115,7 +117,7 @@ def test_tables_and_texts_are_made_of_details() -> None:
     details = {"seed 0": seed, "seed 1": seed | {"steps_to_80": None}}
     shown = [
         result(gate="train_pick_place", variant="pick-place", details=details, figures=of_seeds),
-        result(gate="scale", details=kept_of_scale()),
+        result(gate="scale", variant="", details=kept_of_scale()),
     ]
     results = {(str(r["gate"]), str(r["variant"])): r for r in shown}
 

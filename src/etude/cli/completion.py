@@ -24,7 +24,7 @@ _etude() {
     elif [ "$COMP_CWORD" -eq 2 ] && [ "${word#-}" = "$word" ]; then
         case $verb in
             plan | train | slurm | kubernetes) words=$(etude list --names) ;;
-            data) words="inspect import validate record" ;;
+            data) words="DATA" ;;
             motion) words="list show" ;;
             demo) words="reach pick-place walk-go1" ;;
             completion) words="bash zsh" ;;
@@ -60,6 +60,8 @@ _etude() {
 }
 complete -o default -F _etude etude
 """
+DATA = "inspect import validate record add merge filter clip export add-embeddings"
+"""The verbs of `etude data`, which take seconds to import."""
 _ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit"
 SHELLS = {"bash": _SCRIPT.lstrip("\n"), "zsh": _ZSH + _SCRIPT}
 USAGE = """\
@@ -80,5 +82,5 @@ def run(arguments: list[str], verbs: list[str]) -> int:
         return 0
     if len(arguments) > 1 or arguments[0] not in SHELLS:
         raise UsageError(f"Name one of {' and '.join(SHELLS)}: etude completion bash.")
-    print(SHELLS[arguments[0]].replace("VERBS", " ".join(verbs)), end="")
+    print(SHELLS[arguments[0]].replace("VERBS", " ".join(verbs)).replace("DATA", DATA), end="")
     return 0

@@ -39,7 +39,7 @@ etude trains robot skills.
                                               a film of a task before it is trained, or the browser
   etude new-task ROBOT.xml                    a task for a robot, as a file to change
   etude check  TASK                           does an environment keep its contract
-  etude data   inspect|import|validate|record  datasets of demonstrations
+  etude data   inspect|import|record|...      datasets of demonstrations; `etude data` lists all
   etude motion list|show CLIP                 clips of motion that a humanoid can imitate
   etude fsck   RUN                            which files of it are whole, what can be saved
   etude doctor                                what this machine can and cannot do

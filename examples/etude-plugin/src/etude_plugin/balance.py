@@ -33,8 +33,8 @@ class BalanceConfig(mj.TaskConfig):
 
     kind: Literal["balance"] = "balance"
     start_angle: float = Field(0.1, ge=0, description="Largest angle at the start, rad.")
-    max_angle: float = Field(0.3, gt=0, description="The pole has fallen beyond it, rad.")
-    max_offset: float = Field(1.0, gt=0, description="The cart has left beyond it, m.")
+    max_angle: float = Field(0.3, gt=0, description="Angle at which the pole has fallen, rad.")
+    max_offset: float = Field(1.0, gt=0, description="Offset that ends an episode, m.")
     max_episode_steps: int = Field(100, ge=1, description="Control steps of 40 ms.")
 
     def define(self) -> mj.Task:

@@ -52,7 +52,7 @@ class CalmRewards(RewardSource):
 def jerk(rollout: Fragment) -> Array:
     """[num_envs, steps] float32: each action's squared distance from the one before it.
 
-    The first step of an episode has none before it, and neither has that of a rollout.
+    It is 0 at the first step of an episode and at the first step of a rollout.
     """
     jerks = np.zeros_like(rollout.rewards)
     change = np.square(rollout.actions[:, 1:] - rollout.actions[:, :-1]).sum(axis=2)

@@ -3,8 +3,8 @@
 An iteration, top to bottom:
 
 1. `ingest`: the return from each step on, less the value that was predicted for it (the baseline),
-   is the step's advantage. Where a rollout or time ends before the episode, the value of the last
-   observation stands for what is missing.
+   is the step's advantage. Where the rollout or a time limit ends before the episode, the return is
+   bootstrapped with the value of the last observation.
 2. `batches`: one pass in minibatches, a gradient step each on
    mean(-log_prob * advantage) + value_coef * mean((value - return)^2).
 3. `end_iteration`: the normaliser of observations takes in what was collected.

@@ -48,7 +48,7 @@ class GymConfig(EnvConfig):
     engine: Literal["gymnasium", "batch"] = Field(
         "gymnasium",
         description="batch: MuJoCo's batch engine, for HalfCheetah, Hopper, Walker2d, Ant and "
-        "Humanoid v5; the same task, many times as fast.",
+        "Humanoid v5; the same task, stepped faster.",
     )
 
     def build(self, num_envs: int, threads: int = 1) -> BatchEnv:
