@@ -104,9 +104,8 @@ IMITATE_WALK = Trained(
 )
 BACKFLIP = Trained("train_imitation", "imitate-backflip", "flips", "{} of its flips")
 CLIPS = Trained("train_imitation", "imitate-all", "clips", "{} clips followed to their end", span)
-SPREAD = Trained(
-    *("train_spread", "", "margin of seed", "a return at least {} over random agents'", returns)
-)
+BETTER = "a return higher than that of random agents by at least {} (95 % intervals)"
+SPREAD = Trained("train_spread", "", "margin of seed", BETTER, returns)
 AMP_WALK = Trained("train_imitation", "amp-walk", "episodes walked", IMITATED)
 TASKS = [
     Entry("reach", "first-run.md", REACH, demo=True),
