@@ -1,7 +1,7 @@
 """The gallery: `python docs/_site/gallery.py` writes docs/about/gallery.md from the table below.
 
-A task is one entry. Its picture is docs/images/RECIPE.webp, .gif or .png, whichever there is, or
-the one that its entry names: to add a film, put it there and run this. What it reached, and in how
+A task is one entry. Its picture is docs/images/RECIPE.webp, .gif or .png, whichever there is: to
+add a film, put it there and run this. What it reached, and in how
 long, is read from the result of the gate that trains it. A test fails where page and table differ.
 """
 
@@ -83,10 +83,12 @@ class Entry(NamedTuple):
     demo: bool = False
     options: str = ""
     note: str = ""
-    picture: str = ""
 
 
-FREE_PHYSICS = "The picture is in the fast training physics, which limits no torque."
+FREE_PHYSICS = (
+    "On the left is the recorded clip, on the right the policy in the fast training physics, "
+    "which limits no torque."
+)
 REACH = Trained("train_reach", "reach", "success of seed", FRESH % 200)
 SEEK = Trained("train_reach", "seek-pictures", "success of seed", FRESH % 200)
 CLONED = Trained("train_demonstrations", "states", "success of seed", FRESH % 200)
@@ -116,7 +118,7 @@ TASKS = [
     Entry("walk-go1-robust", "robots.md", walking("walk-go1-robust")),
     Entry("walk-go1-rough", "robots.md", walking("walk-go1-rough")),
     Entry("imitate-walk", "imitation.md", IMITATE_WALK, note=FREE_PHYSICS),
-    Entry("imitate-backflip", "imitation.md", BACKFLIP, note=FREE_PHYSICS, picture="backflip.png"),
+    Entry("imitate-backflip", "imitation.md", BACKFLIP, note=FREE_PHYSICS),
     Entry("imitate-all", "imitation.md", CLIPS, note=FREE_PHYSICS),
     Entry("amp-walk", "rewards.md", AMP_WALK, note=FREE_PHYSICS),
     Entry("reach-memory", "segments.md", MEMORY),
@@ -140,7 +142,7 @@ gates](../measured.md) is on a page of its own.
 
 def picture(entry: Entry) -> str:
     """The picture of a task as Markdown; "" where there is none."""
-    for name in (*(f"{entry.recipe}.{kind}" for kind in ("webp", "gif", "png")), entry.picture):
+    for name in (f"{entry.recipe}.{kind}" for kind in ("webp", "gif", "png")):
         if (DOCS / "images" / name).is_file():
             return f"![{RECIPES.purpose(entry.recipe)}](../images/{name})\n\n"
     return ""
