@@ -104,7 +104,12 @@ IMITATED = "{} of its episodes walked to their end"
 IMITATE_WALK = Trained(
     *("train_imitation", "imitate-walk", "episodes walked", f"{IMITATED}, within 30 mm")
 )
-BACKFLIP = Trained("train_imitation", "imitate-backflip", "flips", "{} of its flips")
+BACKFLIP = Trained(
+    "train_imitation",
+    "imitate-backflip",
+    "flips",
+    "a whole backflip, landing included, in {} of its episodes",
+)
 CLIPS = Trained("train_imitation", "imitate-all", "clips", "{} clips followed to their end", span)
 BETTER = "a return higher than that of random agents by at least {} (95 % intervals)"
 SPREAD = Trained("train_spread", "", "margin of seed", BETTER, returns)
