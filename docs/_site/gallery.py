@@ -1,8 +1,8 @@
 """The gallery: `python docs/_site/gallery.py` writes docs/about/gallery.md from the table below.
 
 A task is one entry. Its picture is docs/images/RECIPE.webp, .gif or .png, whichever there is: to
-add a film, put it there and run this. What it reached, and in how
-long, is read from the result of the gate that trains it. A test fails where page and table differ.
+add a film, put it there and run this. What it reached, and in how long, is read from the result of
+the gate that trains it. A test fails where page and table differ.
 """
 
 from __future__ import annotations
@@ -92,10 +92,7 @@ FREE_PHYSICS = (
 REACH = Trained("train_reach", "reach", "success of seed", FRESH % 200)
 SEEK = Trained("train_reach", "seek-pictures", "success of seed", FRESH % 200)
 CLONED = Trained("train_demonstrations", "states", "success of seed", FRESH % 200)
-MEMORY = Trained(
-    *("train_memory", "", "success of lstm", FRESH % 500),
-    seconds="seconds of lstm",
-)
+MEMORY = Trained("train_memory", "", "success of lstm", FRESH % 500, seconds="seconds of lstm")
 EPISODIC = Trained(
     *("train_episodic", "", "return of rrd", "a mean return of {}", returns),
     seconds="seconds of the slowest",

@@ -1,7 +1,7 @@
 """Moving pictures of README and gallery: `python docs/images/draw_films.py RUNS [RECIPE ...]`.
 
 RUNS is a folder with a run of each recipe in `TRAINED`, RUNS/hopper and so on; a run that is not
-there is trained, which takes between two minutes and a quarter of an hour. The policies of `DEMOS`
+there is trained, which takes between two and twenty minutes. The policies of `DEMOS`
 come with the package. Each film is cut to a few seconds and made small.
 """
 
