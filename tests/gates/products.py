@@ -65,6 +65,23 @@ def product(function: Callable[[Bench], list[str]]) -> Callable[[Bench], list[st
 NAN = float("nan")
 
 
+# Faults with numbered cases.
+
+
+@product
+def fault_cases(bench: Bench) -> list[str]:
+    def case(number: int, seed: int, folder: Path) -> int:
+        if bench.way == "crash":
+            raise Broken
+        assert bench.way != "wrong", "the promise does not hold"
+        return 1
+
+    module = SimpleNamespace(ROW=1, UNIT="cases", FULL=3, IN_CI=1, SECONDS=9.0, case=case)
+    bench.put("load", lambda name: module)
+    bench.put("faults", lambda: [] if bench.way == "nothing" else ["one"])
+    return []
+
+
 # Timings.
 
 

@@ -1,0 +1,92 @@
+"""Try one kind of fault many times: each module of tests/faults is one, with a numbered case.
+
+    python gates/fault_cases.py --fault foreign_folders --cases 1000
+    python gates/fault_cases.py --list
+
+A module of tests/faults has
+
+    ROW = 25                       # the row of docs/faults.md
+    UNIT = "foreign folders"       # what is counted
+    FULL, IN_CI = 1000, 20         # cases at full size, and in the tests
+    SECONDS = 60.0                 # within which each case must end
+    def case(number: int, seed: int, folder: Path) -> int | None
+
+`case` sets up and strikes case `number` in a folder of its own, and raises AssertionError where the
+promise does not hold. It may return how many it has tried, where one call tries several.
+`tests/test_fault_cases.py` tries the first IN_CI of each in CI; without --fault, this gate tries
+one of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+
+from report import Gate, parse  # isort: skip
+
+
+def faults() -> list[str]:
+    """The names of all faults that have numbered cases."""
+    return sorted(path.stem for path in (TESTS / "faults").glob("[!_]*.py"))
+
+
+def load(fault: str) -> ModuleType:
+    return importlib.import_module(f"faults.{fault}")
+
+
+def tried(gate: Gate, module: ModuleType, fault: str, cases: int, seed: int) -> float:
+    """Seconds of the slowest case; cases that break a promise are failures of the gate."""
+    slowest, number, counted = 0.0, 0, 0
+    while counted < cases:
+        begin = time.monotonic()
+        many = None
+        try:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                many = module.case(number, seed, Path(folder))
+        except Exception:
+            gate.fail(f"{fault}, case {number} of seed {seed}: {traceback.format_exc()}")
+        seconds = time.monotonic() - begin
+        if seconds > module.SECONDS:
+            gate.fail(f"{fault}, case {number} of seed {seed}: took {seconds:.1f} s")
+        slowest, number, counted = max(slowest, seconds), number + 1, counted + (many or 1)
+        gate.count(module.UNIT, many or 1)
+    return slowest
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fault", default="", help="a module of tests/faults; without, one each")
+    parser.add_argument("--cases", type=int, help="default: all, or 1 of each fault")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="print the faults and end")
+    options = parse(parser, {}, arguments)
+    if options.list:
+        print("\n".join(f"{name:<24}{load(name).FULL:>7,} {load(name).UNIT}" for name in faults()))
+        return 0
+    names = [options.fault] if options.fault else faults()
+    modules = {name: load(name) for name in names}
+    size = {
+        name: options.cases or (module.FULL if options.fault else 1)
+        for name, module in modules.items()
+    }
+    needs = {modules[name].UNIT: size[name] for name in names}
+    rows = tuple(sorted({module.ROW for module in modules.values()}))
+    with Gate("fault_cases", options, needs=needs, rows=rows, variant=options.fault) as gate:
+        for name, module in modules.items():
+            slowest = tried(gate, module, name, size[name], options.seed)
+            gate.figure(f"slowest case of {name} in seconds", slowest, at_most=module.SECONDS)
+        gate.figure("promises broken", len(gate.failures), at_most=0)
+    return gate.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
