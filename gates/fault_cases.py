@@ -28,10 +28,10 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from report import Gate, parse
+
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
-
-from report import Gate, parse  # isort: skip
 
 
 def faults() -> list[str]:

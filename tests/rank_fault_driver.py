@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from etude.algorithms.ppo import PPO
+from etude.core import code
 from etude.core.errors import UsageError
 from etude.envs.mujoco.simulation import Simulation
 from etude.planning import recipes
@@ -34,7 +35,7 @@ COLLECTED = ("observation", "reward", "action", "log-probability")
 """Found where all ranks look at what they have collected."""
 LEARNED = ("loss", "gradient")
 NOT_FINITE = ("physics", *COLLECTED, *LEARNED)
-AT_START = ("recipe", "bits", "build")
+AT_START = ("recipe", "bits", "code", "build")
 STOPPED = ("freeze", "freeze-and-signal", "kill")
 SIGNALS = {"kill": signal.SIGKILL, "signal": signal.SIGTERM}
 
@@ -96,6 +97,8 @@ def inject(kind: str, iteration: int) -> None:
         wrap(PPO, "end_iteration", drifting)
     if kind == "bits":
         wrap(standard, "digest", lambda good: lambda: "other bits")
+    if kind == "code":
+        wrap(code, "hashes", lambda good: lambda roots: good(roots) | {"etude": "another"})
     if kind == "build":
         wrap(LocalCollector, "__init__", lambda good: partial(_fail, "no such file"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from etude.building.executing import (
     SUMMARY,
     Say,
     compare,
+    compare_code,
     execute,
     manifest_of,
     open_folder,
@@ -190,14 +192,12 @@ def train(
             return Run(continue_run(ranks, Path(path), asked, console))
         recipe = pinned(recipe, ranks)
         compare(ranks, recipe)
-        resolved: list[Resolved] = []  # the first rank's
-
-        def create() -> RunFolder:
-            resolved.append(resolve(recipe))
-            return _create(resolved[0], path, ranks, say)
-
+        resolved: list[Resolved] = []  # the first rank's, whose errors are reported once
+        ranks.from_first(lambda: resolved.append(resolve(recipe)))
+        run = resolved[0] if resolved else resolve(recipe)
+        compare_code(ranks, run)
+        create = partial(_create, run, path, ranks, say)
         with open_folder(ranks, create) as folder, explained(folder.path):
-            run = resolved[0] if resolved else resolve(recipe)
             out = outputs_of(run, folder, console, asked, ranks)
             headline = (folder.path / PLAN).read_text().partition("\n")[0]
             for note in (headline, f"Run folder: {folder.path}", *rank_notes(recipe, ranks.size)):

@@ -80,7 +80,7 @@ def test_a_changed_task_marks_a_run_for_good(tmp_path: Path) -> None:
     assert statement(tmp_path / "copy").startswith("not exact: ")
     (task / "pole.xml").write_text(POLE)
     (task / "pole.py").write_text(TASK.replace("1.0)},", "2.0)},"))
-    assert f"{marked} the hash of the code" in etude(
+    assert f"{marked} the hash of the code of robots/pole.py was" in etude(
         "resume", "run", "--total-timesteps", "2048", "--trust"
     )
     assert statement(run).startswith("not exact: ")

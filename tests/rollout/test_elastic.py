@@ -76,7 +76,7 @@ class FakeFleet:
         self.next, self.refused, self.closed = 0, 0, False
         self.tasks: list[Task] = []
         self.asked: list[int] = []
-        self.probed, self.probe = True, ""
+        self.probed, self.probe, self.code = True, "", None
         self.broken = 0
         self.deaf: float | None = None
 
@@ -104,7 +104,8 @@ class FakeFleet:
                 return
             self.hosts[worker] = host = Host(self.blueprint)
             hello = host.hello(self.first if self.probed else None, "127.0.0.1")
-            self.queue.append(Joined(worker, replace(hello, probe=self.probe or hello.probe)))
+            hello = replace(hello, probe=self.probe or hello.probe, code=self.code or hello.code)
+            self.queue.append(Joined(worker, hello))
 
     def send(self, worker: int, task: Task) -> None:
         self.tasks.append(task)
@@ -294,6 +295,15 @@ def test_other_bits_are_let_in_on_request_and_the_run_is_marked() -> None:
     assert len(collector.collect(sent(0), 0)) == GROUPS
     marked = [text for text in said if text.startswith("worker 0") and "other bits" in text]
     assert len(marked) == 1
+
+
+def test_other_code_is_refused_by_its_name() -> None:
+    """Even where the probe, which is short, has the same bits."""
+    collector, fleet, said = make(2, code={"etude": "1", "my_env": "1"})
+    fleet.code = {"etude": "1", "my_env": "2"}
+    with pytest.raises(NoWorkers, match="computes with other code than this process: my_env"):
+        collector.collect(sent(0), 0)
+    assert any(text.startswith("Refused: worker 0") for text in said)
 
 
 def test_the_probe_shows_other_numbers_and_not_other_weights() -> None:

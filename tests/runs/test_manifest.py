@@ -128,12 +128,21 @@ def test_what_ends_exactness(group: str, name: str, tmp_path: Path) -> None:
 
 def test_code_in_a_file_of_any_folder_is_compared(tmp_path: Path) -> None:
     """Its name is a path: a "/" in it is not the separator of the manifest's groups."""
-    name = "/home/me/robots/pole.py:Pole"
-    old = manifest.collect("exact", project=tmp_path, task={"code": {name: "one"}})
+    name = "robots/pole.py"
+    old = manifest.collect("exact", project=tmp_path, code={name: "one"})
     assert manifest_changes.differences(old, copy.deepcopy(old)) == ([], [])
-    new = manifest.collect("exact", project=tmp_path, task={"code": {name: "other"}})
+    new = manifest.collect("exact", project=tmp_path, code={name: "other"})
     (said,), _ = manifest_changes.differences(old, new)
-    assert said == f"The hash of the code {name} was one and is other now."
+    assert said == f"The hash of the code of {name} was one and is other now."
+
+
+def test_required_packages_are_named_by_version(tmp_path: Path) -> None:
+    old, new = (
+        manifest.collect("exact", project=tmp_path, code={"gripper (version)": version})
+        for version in ("1.0", "1.1")
+    )
+    (said,), _ = manifest_changes.differences(old, new)
+    assert said == "The version of gripper was 1.0 and is 1.1 now."
 
 
 def test_the_standard_computation_decides(tmp_path: Path) -> None:

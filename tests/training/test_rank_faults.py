@@ -38,7 +38,17 @@ RECIPE = tiny_reach(
     evaluation={"every": "never", "final_episodes": 0},
     checkpoint={"every": "1 iteration"},
 )
-KINDS = (*NOT_FINITE, "crash", "drift", "recipe", "bits", "signal", "freeze", "freeze-and-signal")
+KINDS = (
+    *NOT_FINITE,
+    "crash",
+    "drift",
+    "recipe",
+    "bits",
+    "code",
+    "signal",
+    "freeze",
+    "freeze-and-signal",
+)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +114,7 @@ def test_ranks_that_disagree_do_not_start(ends: dict[str, dict[str, Any]]) -> No
     for kind, words in {
         "recipe": "Rank 1 was given another recipe than rank 0: algorithm.learning_rate was 0.001",
         "bits": "computes other bits than rank 1",
+        "code": "Rank 1 computes with other code than rank 0: etude.",
     }.items():
         assert ends[kind]["codes"] == [2, 2]
         assert words in ends[kind]["said"]

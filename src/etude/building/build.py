@@ -18,7 +18,7 @@ from etude.metrics.board import Board
 from etude.models.policies import BasePolicy, make_policy
 from etude.planning.kinds import Learner
 from etude.planning.plan import make_curriculum
-from etude.planning.recipe import Recipe, metrics_of
+from etude.planning.recipe import Recipe, code_roots, metrics_of
 from etude.planning.resolve import Resolved
 from etude.rollout.local import NoCollector, Workers
 from etude.runs.checkpoint import fitting
@@ -151,6 +151,7 @@ def make_collection(
         workers,
         ranks.part(config.num_groups),
         run.exactness.exact,
+        code_roots(recipe),
     )
     if config.lag:
         from etude.rollout.overlap import OverlappedCollector

@@ -9,6 +9,7 @@ from etude.building.build import build, start_policy
 from etude.building.executing import (
     Say,
     compare,
+    compare_code,
     execute,
     manifest_of,
     open_folder,
@@ -58,6 +59,7 @@ def continue_run(
         plain, lost = ranks.from_first(continued)
         recipe = recipes.validated(plain, str(folder.recipe))
         run = resolved[0] if resolved else resolve(recipe)
+        compare_code(ranks, run)
         out = outputs_of(run, folder, console, asked, ranks)
         say = out.say
         parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)

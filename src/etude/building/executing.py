@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from etude.building.build import Parts
-from etude.core import trust
+from etude.core import code
 from etude.core.errors import AGAIN, EtudeError
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
 from etude.core.seals import sealed
@@ -16,7 +16,7 @@ from etude.core.trees import Tree
 from etude.logs.outputs import Outputs, open_logs
 from etude.planning import recipes
 from etude.planning.plan import Plan, counted
-from etude.planning.recipe import Recipe, metrics_of
+from etude.planning.recipe import Recipe, code_roots, metrics_of
 from etude.planning.resolve import Resolved
 from etude.runs import files, manifest
 from etude.runs.folder import RunFolder
@@ -24,6 +24,7 @@ from etude.runs.metrics_log import read_rows
 
 Say = Callable[[str], None]
 SUMMARY = "summary.json"
+MODEL = "the simulated model"
 
 
 def silent(text: str) -> None:
@@ -38,6 +39,14 @@ def compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
         if recipe is not None:
             compare_recipes(recipe, ranks)
         compare_bits(ranks)
+
+
+def compare_code(ranks: Ranks, run: Resolved) -> None:
+    """Refuse ranks that compute with other code or another model than the first."""
+    if ranks.size > 1:
+        from etude.building.rank_checks import compare_hashes
+
+        compare_hashes({**code.hashes(code_roots(run.recipe)), MODEL: run.spec.model}, ranks)
 
 
 def open_folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
@@ -120,5 +129,7 @@ def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
         {"learner": recipe.learner.threads},
         ranks=ranks.size,
         recipe=recipes.digest(recipe),
-        task={"model": spec.model or None, "code": trust.origins(recipes.texts(recipe))},
+        model=spec.model,
+        code=code.hashes(code_roots(recipe)),
+        notes=spec.notes,
     )

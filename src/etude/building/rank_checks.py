@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from etude.core.clock import Clock
+from etude.core.code import differing
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.ranks import Ranks, named, was_restarted
 from etude.planning import recipes
@@ -36,6 +37,17 @@ def compare_bits(ranks: Ranks) -> None:
             f"{cpus[others[0]]}: start ranks on machines of one type, with the same versions of "
             "all libraries and the same environment variables."
         )
+
+
+def compare_hashes(mine: dict[str, str], ranks: Ranks) -> None:
+    """Refuse ranks whose code, by {name: hash}, is another than the first's."""
+    first = ranks.from_first(lambda: mine)
+    for rank, names in enumerate(ranks.gather([differing(first, mine)])):
+        if names:
+            raise UsageError(
+                f"Rank {rank} computes with other code than rank 0: {', '.join(names)}. Install "
+                "the same files and versions for all ranks."
+            )
 
 
 def refuse_to_repeat(folder: RunFolder, clock: Clock) -> None:

@@ -133,7 +133,7 @@ def _gpu() -> Finding:
         return Finding("GPU", "none", "learning on the CPU; runs are exact")
     properties = torch.cuda.get_device_properties(0)
     found = f"{torch.cuda.device_count()} x {properties.name}, {size(properties.total_memory)}"
-    return Finding("GPU", found, "learner.device auto uses it; such runs are not exact", "note")
+    return Finding("GPU", found, "--learner.device cuda uses it; such runs are not exact", "note")
 
 
 def _threads() -> Finding:

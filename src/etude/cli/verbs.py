@@ -30,7 +30,7 @@ OFTEN = {
     "algorithm.minibatch-size": "steps of one gradient of PPO (batch_size in SB3)",
     "algorithm.update-epochs": "passes over the rollout buffer (n_epochs in SB3)",
     "algorithm.batch-size": "transitions of one gradient of SAC and TD3",
-    "learner.device": "auto, cpu or cuda",
+    "learner.device": "cpu, cuda or auto",
     "evaluation.every": "how often the policy is tested, such as '50000 steps'",
     "checkpoint.every": "how often the run is saved",
     "logs.wandb": "send rows to Weights & Biases",

@@ -133,6 +133,8 @@ class EnvSpec:
     sentences: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """{sentence: vector} of the observation "task"; {} where there is none, or no sentence."""
     model: str = ""  # a hash of the simulated model, where there is one
+    notes: tuple[str, ...] = ()
+    """What a plan says of the environment."""
 
 
 KINDS = ("outcome", "motion")

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +61,12 @@ def permit(target: str, where: str) -> None:
 
 def file_of(module: str) -> Path | None:
     """The file a module would be loaded from, found without running its packages."""
+    spec = find_spec(module)
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+def find_spec(module: str) -> ModuleSpec | None:
+    """Where a module would be loaded from, found without running its packages."""
     paths: Any = [*sys.path, os.getcwd()]
     name, spec = "", None
     for part in module.split("."):
@@ -69,10 +75,27 @@ def file_of(module: str) -> Path | None:
             spec = PathFinder.find_spec(name, paths)
         except (ImportError, ValueError):
             return None
+        if spec is None and part == name:
+            spec = _found_elsewhere(name)
         if spec is None:
             return None
         paths = spec.submodule_search_locations or []
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+    return spec
+
+
+def _found_elsewhere(name: str) -> ModuleSpec | None:
+    """A package that is installed editable may be known to a finder of its own alone."""
+    for finder in sys.meta_path:
+        if finder is not PathFinder and (spec := finder.find_spec(name, None)) is not None:
+            return spec
+    return None
+
+
+def module_or_file(kind: Any) -> str:
+    """The module of a class or function, or its file where no import would find that module."""
+    name = kind.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name if file is None or find_spec(name) is not None else str(file)
 
 
 def _from_name(name: str) -> ModuleType:

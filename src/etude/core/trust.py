@@ -82,9 +82,10 @@ def remember(path: Path, texts: Iterable[str]) -> None:
         _record(Path(os.path.realpath(path)), entries)
 
 
-def origins(texts: Iterable[str]) -> dict[str, str | None]:
-    """{name: SHA-256 of its file} of the code of files that these name, in this process."""
-    return {text: _sha256(_used[text]) for text in texts if _used.get(text) is not None}
+def origins(texts: Iterable[str]) -> dict[str, Path]:
+    """{text: file of the code that it names} of texts that were let through in this process."""
+    found = {text: _used.get(text) for text in texts}
+    return {text: origin for text, origin in found.items() if origin is not None}
 
 
 def has_run(texts: Iterable[str]) -> bool:

@@ -75,6 +75,10 @@ class EnvConfig(Config):
     def exactness(self) -> Exactness:
         """Whether a run with this environment resumes bit for bit, and why."""
 
+    def modules(self) -> tuple[str, ...]:
+        """Modules of the environment's own code, besides the one of this class."""
+        return ()
+
     @property
     def num_agents(self) -> int:
         """How many rows share one environment; numbers of rows are multiples of it."""

@@ -17,7 +17,11 @@ class LearnerConfig(Config):
 
     shards: int = Field(1, ge=1, description="Buffer parts, whose gradients are summed in order.")
     threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the learner.")
+    device: Literal["cpu", "cuda", "auto"] = Field(
+        "cpu",
+        description="Device of the learner; auto is a GPU where torch finds one. Runs on a GPU are "
+        "not exact, and none has been tested.",
+    )
     reduce: Literal["exact", "fast"] = Field(
         "exact",
         description="How ranks sum gradients: in shard order, with the same bits on any number of "
@@ -35,5 +39,5 @@ class LearnerConfig(Config):
         """The device that the learner computes on; refuses a GPU that is not there."""
         there = torch.cuda.is_available()
         if self.device == "cuda" and not there:
-            raise UsageError("learner.device is cuda, but no GPU was found: use auto or cpu.")
+            raise UsageError("learner.device is cuda, but no GPU was found: use cpu.")
         return torch.device("cuda" if there and self.device != "cpu" else "cpu")

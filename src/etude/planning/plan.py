@@ -274,7 +274,7 @@ def _training(run: Resolved) -> Tree:
 
 
 def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
-    notes = []
+    notes = list(spec.notes)
     if spec.agents > 1:
         notes.append(
             f"Each of the {spec.agents} agents of an environment counts as an environment: steps, "

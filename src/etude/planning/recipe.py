@@ -14,8 +14,9 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
 from etude.core.clock import ClockConfig
 from etude.core.config import Config
 from etude.core.errors import UsageError
+from etude.core.own_code import module_or_file
 from etude.core.registry import Registry
-from etude.core.trust import doubt
+from etude.core.trust import doubt, origins
 from etude.envs import NAMED_BY
 from etude.envs.config import ENVS, EnvConfig
 from etude.learning.config import LearnerConfig
@@ -195,6 +196,34 @@ def _check_size(content: Any) -> None:
             raise ValueError(f"it holds more than {MAX_ITEMS:,} items")
         if isinstance(item, str):
             item.encode()
+
+
+def code_roots(recipe: Recipe) -> tuple[str, ...]:
+    """Modules and files of the code that a recipe names, which `etude.core.code.hashes` begins at.
+
+    They are known once the recipe's environment has been made.
+    """
+    found = {
+        str(file) if (where := _module_part(text)).endswith(".py") else where
+        for text, file in origins(texts(recipe)).items()
+    }
+    waiting: list[Any] = [recipe]
+    while waiting:
+        config = waiting.pop()
+        found.add(module_or_file(type(config)))
+        parts = [getattr(config, name) for name in type(config).model_fields]
+        waiting += [part for part in parts if isinstance(part, Config)]
+        waiting += [
+            p for part in parts if isinstance(part, tuple) for p in part if isinstance(p, Config)
+        ]
+    if recipe.env is not None:
+        found.update(recipe.env.modules())
+    return tuple(sorted(found))
+
+
+def _module_part(text: str) -> str:
+    """Of module:name, the module, and of a file the whole path."""
+    return text.rpartition(":")[0] or text
 
 
 def texts(recipe: Recipe) -> set[str]:

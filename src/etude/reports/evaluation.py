@@ -19,12 +19,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from etude.core import trust
+from etude.core import code
 from etude.core.contracts import KINDS, Array
 from etude.core.errors import EtudeError, UsageError
 from etude.logs.kinds import LoggedRun
 from etude.planning.loading import chosen_path
-from etude.planning.recipe import Recipe, metrics_of, texts
+from etude.planning.recipe import Recipe, code_roots, metrics_of
 from etude.planning.sentences import told
 from etude.reports import fresh
 from etude.reports.fresh import FreshEpisodes
@@ -291,13 +291,12 @@ def examine(
 
 
 def _changed_code(recipe: Recipe, path: Path) -> list[str]:
-    """Names of code in the recipe whose files are not those that the run began with."""
+    """Names of code that the run began with and that is not the same now."""
     try:
-        was = RunFolder(path).manifest().get("task", {}).get("code", {})
+        was = RunFolder(path).manifest().get("code", {})
     except EtudeError:  # damaged, or a policy that was taken out of its run
         return []
-    now = trust.origins(texts(recipe))
-    return [name for name, content in was.items() if now.get(name, content) != content]
+    return code.differing(was, code.hashes(code_roots(recipe)))
 
 
 def finish(recipe: Recipe, path: Path, say: Say) -> None:

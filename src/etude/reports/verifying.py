@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from etude.core import code
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError
 from etude.core.imports import describe
@@ -26,7 +27,7 @@ from etude.core.seals import unsealed
 from etude.core.trees import Tree, digest
 from etude.models.policies import BasePolicy
 from etude.planning.loading import policies, policy_parts
-from etude.planning.recipe import Recipe
+from etude.planning.recipe import Recipe, code_roots
 from etude.reports import evaluation, fresh
 from etude.runs import bundle, manifest, tensors
 from etude.runs.documents import Malformed
@@ -52,7 +53,8 @@ class Finding:
 def changed_machine(recipe: Recipe, made_on: Tree) -> Differences:
     """What decides or may move bits and is different here; made_on: the manifest of the run."""
     torch.set_num_threads(recipe.learner.threads)
-    here = manifest.collect("", {"learner": recipe.learner.threads})
+    own = code.hashes(code_roots(recipe))
+    here = manifest.collect("", {"learner": recipe.learner.threads}, code=own)
     return differences({name: value for name, value in made_on.items() if name != "files"}, here)
 
 

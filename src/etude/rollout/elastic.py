@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
+from etude.core.code import differing
 from etude.core.contracts import Broadcast, Fragment, Snapshot
 from etude.core.errors import EtudeError
 from etude.core.trees import Tree, copy_arrays, num_bytes
@@ -150,10 +151,12 @@ class ElasticCollector:
         allow_inexact: bool = False,
         close: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
+        code: dict[str, str] | None = None,
     ) -> None:
         """`parts[b][g]`: group g's part of buffer b; the buffers take turns. `probe`: this
         process's result of the probe that new workers answer, None where bits do not matter.
-        `close` is called when the collector closes."""
+        `close` is called when the collector closes. `code`: hashes of this process's code."""
+        self._code = code or {}
         self._fleet, self._schedule, self._parts = fleet, schedule, parts
         self._probe, self._allow_inexact = probe, allow_inexact
         self._close, self._now = close, now
@@ -270,16 +273,12 @@ class ElasticCollector:
     def _join(self, worker: int, hello: Hello) -> None:
         name = f"worker {worker} (pid {hello.pid} on {hello.host})"
         self._failed, self._refused = 0, False
-        if self._expected is not None and hello.probe != self._expected:
-            differs = (
-                f"{name} computes other bits than this process: its CPU is {hello.cpu}, and here "
-                f"it is {cpu_name()}"
-            )
+        if differs := self._differs(name, hello):
             if not self._allow_inexact:
                 self._refused = True
                 self._fleet.drop(worker, replace=False)
                 self._why = (
-                    f"{differs}. Use machines of one CPU type and the same versions, or "
+                    f"{differs}. Use machines of one CPU type with the same code and versions, or "
                     "--collector.allow-inexact, which marks the run not exact"
                 )
                 self._say(f"Refused: {self._why}.")
@@ -290,6 +289,19 @@ class ElasticCollector:
         self._schedule.join(worker)
         if self._gathered:
             self._say(f"{name} joined.")
+
+    def _differs(self, name: str, hello: Hello) -> str:
+        """Why a worker's results may not be this process's, "" if they are."""
+        if self._expected is None:
+            return ""
+        if names := differing(self._code, hello.code):
+            return f"{name} computes with other code than this process: {', '.join(names)}"
+        if hello.probe != self._expected:
+            return (
+                f"{name} computes other bits than this process: its CPU is {hello.cpu}, and here "
+                f"it is {cpu_name()}"
+            )
+        return ""
 
     def _lose(self, worker: int, why: str, late: bool = False) -> None:
         known = self._known.pop(worker, None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from etude.core.code import hashes
 from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
 from etude.core.errors import EtudeError, NonFinite
 from etude.core.imports import describe
@@ -40,6 +41,8 @@ class Blueprint:
     key: Key
     """The collector's; group g has `key.child("group", g)`."""
     threads: int
+    code: tuple[str, ...] = ()
+    """Where the run's own code begins, see `etude.core.code.hashes`."""
 
     def new_part(self) -> Fragment:
         """An empty fragment of one group."""
@@ -111,6 +114,8 @@ class Hello:
     cpu: str
     probe: str
     """SHA-256 of the standard computation and a short rollout; the same where the bits are."""
+    code: dict[str, str] = field(default_factory=dict)
+    """Hashes of the code that it computes with."""
 
 
 def packed(broadcast: Broadcast) -> Broadcast:
@@ -138,7 +143,11 @@ class Host:
     def hello(self, broadcast: Broadcast | None, host: str) -> Hello:
         """`broadcast`: what the probe acts with; None where bits do not matter."""
         probe = "" if broadcast is None else self.probe(broadcast)
-        return Hello(os.getpid(), host, cpu_name(), probe)
+        return Hello(os.getpid(), host, cpu_name(), probe, self.code() if probe else {})
+
+    def code(self) -> dict[str, str]:
+        """Hashes of the code that this process computes with."""
+        return hashes(self._blueprint.code)
 
     def probe(self, broadcast: Broadcast) -> str:
         """SHA-256 of the standard computation and of a few steps of one group, with the run's

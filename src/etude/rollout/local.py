@@ -92,10 +92,12 @@ class CollectorConfig(Config):
         workers: Workers,
         local: range,
         exact: bool,
+        code: tuple[str, ...] = (),
     ) -> Collector:
         """The collector of the groups `local`, which are this rank's; it closes the workers.
 
         `buffers` are filled in turn. `exact`: a run of these environments resumes bit for bit.
+        `code`: where the run's own code begins, see `etude.core.code.hashes`.
         """
         views = [[b.part(self.part(g)) for g in local] for b in buffers]
         envs = [make_env() for _ in local]

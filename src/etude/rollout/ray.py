@@ -92,16 +92,24 @@ class RayCollectorConfig(CollectorConfig):
         workers: Workers,
         local: range,
         exact: bool,
+        code: tuple[str, ...] = (),
     ) -> Collector:
         views = [[b.part(self.part(g)) for g in local] for b in buffers]
         one = replace(buffers[0].spec, num_envs=self.envs_per_group)
-        blueprint = Blueprint(make_env, make_policy, one, key, self.threads)
+        blueprint = Blueprint(make_env, make_policy, one, key, self.threads, code)
         # Fragments of an iteration on their way, and those before them not yet let go of.
         room = 3 * buffers[0].spec.num_bytes
         fleet = RayFleet(blueprint, self.actors, self.address, room, exact)
-        probe = Host(blueprint, workers).probe if exact else None
-        schedule = Schedule(self.num_groups, self.threads, Patience(self.deadline))
-        return ElasticCollector(fleet, schedule, views, probe, self.allow_inexact, workers.close)
+        here = Host(blueprint, workers)
+        return ElasticCollector(
+            fleet,
+            Schedule(self.num_groups, self.threads, Patience(self.deadline)),
+            views,
+            here.probe if exact else None,
+            self.allow_inexact,
+            workers.close,
+            code=here.code() if exact else {},
+        )
 
 
 class Actor:

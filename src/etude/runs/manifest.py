@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -28,13 +29,17 @@ def collect(
     project: Path | None = None,
     ranks: int = 1,
     recipe: str = "",
-    task: Tree | None = None,
+    model: str = "",
+    code: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
 ) -> Tree:
     """The manifest of a run starting now, as a tree of JSON values.
 
     `exactness` is the statement the plan made; `threads` adds the recipe's own counts to those of
     torch; `project` is the folder whose git commit is recorded, by default the current one;
-    `ranks` the number of learner processes; `recipe` its digest; `task` hashes of model and code.
+    `ranks` the number of learner processes; `recipe` its digest; `model` the hash of the simulated
+    model; `code` hashes of the code that the run computes with, see `etude.core.code`;
+    `notes` what else a plan says of its environment.
     """
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -54,7 +59,9 @@ def collect(
         "git": _git(project or Path.cwd()),
         "computation": standard.digest(),
         "recipe": recipe,
-        "task": task or {},
+        "task": {"model": model or None},
+        "code": dict(code or {}),
+        "notes": list(notes),
         "exactness": exactness,
     }
 

@@ -19,12 +19,12 @@ _NAMES = {
     "computation": "The hash of the standard computation",
     "task/model": "The hash of the simulated model",
 }
-_HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness")
-"""The same bits come out on any number of cores and of ranks; the last two are looked at apart."""
+_HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness", "notes")
+"""The same bits come out on any number of cores and of ranks; the rest is looked at apart."""
 _DECISIVE = (
     *("computation", "cpu/capability"),
     *(f"versions/{package}" for package in PACKAGES),
-    "task/",
+    *("task/", "code/"),
 )
 """What a run is not exact with any more, where it has changed. The rest only may move bits, and
 the standard computation finds out whether it has."""
@@ -45,8 +45,8 @@ def differences(old: Tree, new: Tree) -> Differences:
     for path in sorted(before.keys() | now.keys()):
         a, b = before.get(path), now.get(path)
         if a != b:
-            if path.startswith("task/") and a is None:
-                continue  # a run of a version that did not look
+            if path.startswith(("task/", "code/")) and (a is None or b is None):
+                continue  # a run of a version that did not look, or code that is not used any more
             decides = path.startswith(_DECISIVE) and a is not None and b is not None
             kind = found.decisive if decides else found.possible
             kind.append(f"{_called(path)} was {_shown(a)} and is {_shown(b)} now.")
@@ -75,7 +75,9 @@ def _called(path: str) -> str:
         "versions": f"The version of {name}",
         "threads": f"The number of {name} threads",
         "environment": f"The environment variable {name}",
-        "task": f"The hash of the code {name.removeprefix('code/')}",
+        "code": f"The version of {name.removesuffix(' (version)')}"
+        if name.endswith(" (version)")
+        else f"The hash of the code of {name}",
     }
     return _NAMES.get(path) or known.get(group, f"'{path}'")
 

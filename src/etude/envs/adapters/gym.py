@@ -16,12 +16,13 @@ from pydantic import Field
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.own_code import load_module, permit
+from etude.core.own_code import load_module, module_or_file, permit
 from etude.core.trees import Tree
 from etude.envs.adapters import gym_state, object_state
 from etude.envs.adapters.drawing import FILM_RATE, rendered
 from etude.envs.adapters.gym_spaces import Spaces
 from etude.envs.config import EnvConfig
+from etude.envs.mujoco.simulation import avoid_sparse, digest
 from etude.envs.probe import probe
 
 _DIVERGED = [
@@ -82,6 +83,18 @@ class GymConfig(EnvConfig):
         if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco."):
             kwargs |= {"width": 1280, "height": 720}  # of no others the size can be said
         return self.model_copy(update={"kwargs": {**self.kwargs, **kwargs}})
+
+    def modules(self) -> tuple[str, ...]:
+        """Where Gymnasium's registry has the environment and its wrappers."""
+        known = gymnasium.registry.get(self.id.rpartition(":")[2])
+        if known is None:
+            return ()
+        points = [known.entry_point, *(each.entry_point for each in known.additional_wrappers)]
+        return tuple(
+            point.partition(":")[0] if isinstance(point, str) else module_or_file(point)
+            for point in points
+            if point is not None
+        )
 
     def exactness(self) -> Exactness:
         """What the probe finds; asked once per process."""
@@ -154,6 +167,8 @@ class GymEnv:
         self._exact = exact
         self._envs = [make_gym(config) for _ in range(num_envs)]
         self._physics = [gym_state.physics(env) for env in self._envs]
+        models = [pair[0] for pair in self._physics if pair is not None]
+        notes = [avoid_sparse(model) for model in models]
         self._key: Key | None = None
         self._started = False
         self._episode = np.zeros(num_envs, np.int64)
@@ -169,6 +184,8 @@ class GymEnv:
             action=self._spaces.action,
             max_episode_steps=limits[0],
             statistics=() if config.success_key is None else ("is_success",),
+            model=digest(models[0]) if models else "",
+            notes=notes[0] if notes else (),
         )
 
     def reset(self, key: Key) -> Observations:

@@ -31,7 +31,14 @@ from etude.core.keys import GOLDEN, Key, Streams, mix
 from etude.core.trees import Tree
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.observing import Group, Observation, Reader, check_terms
-from etude.envs.mujoco.simulation import Camera, Model, Simulation, compile_model, digest
+from etude.envs.mujoco.simulation import (
+    Camera,
+    Model,
+    Simulation,
+    avoid_sparse,
+    compile_model,
+    digest,
+)
 
 A = TypeVar("A")
 Term = Callable[[Any], Array]
@@ -242,7 +249,9 @@ class MujocoEnv:
         self.parts = task.all_parts
         self.edits = self._with("edit")
         """What parts add to the model before it is compiled."""
-        self.simulation = Simulation(compile_model(task.model, self.edits), num_envs, threads)
+        model = compile_model(task.model, self.edits)
+        notes = avoid_sparse(model)
+        self.simulation = Simulation(model, num_envs, threads)
         self.dt = self.simulation.model.opt.timestep * task.substeps
         """Seconds of a control step."""
         self.episode: Array = np.zeros(num_envs, np.int64)
@@ -297,6 +306,7 @@ class MujocoEnv:
             model=digest(self.simulation.model),
             outcomes=task.outcomes or ("success", *task.terminations, "no success in time"),
             motions=task.motions,
+            notes=notes,
         )
 
     def _with(self, hook: str) -> list[Any]:

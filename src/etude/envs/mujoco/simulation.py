@@ -286,6 +286,21 @@ def compile_model(
         raise UsageError(f"MuJoCo cannot compile the model: {error}") from error
 
 
+def avoid_sparse(model: mujoco.MjModel) -> tuple[str, ...]:
+    """Set dense Jacobians where MuJoCo computes wrong with sparse ones; notes for the plan.
+
+    4.0.0 builds a wrong Hessian of the Newton solver from a sparse constraint Jacobian, which it
+    chooses by itself from 60 degrees of freedom on. 4.0.1 mends that.
+    """
+    if mujoco.mj_versionString() != "4.0.0" or not mujoco.mj_isSparse(model):
+        return ()
+    model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE
+    return (
+        f"The model has {model.nv} degrees of freedom and is simulated with dense Jacobians, which "
+        "may take longer: MuJoCo 4.0.0 computes wrong accelerations with sparse ones.",
+    )
+
+
 def digest(model: mujoco.MjModel) -> str:
     """SHA-256 over the numbers of a model that move it: without names, files and looks."""
     found, looks = hashlib.sha256(), ("name", "text", "tex_", "mat_", "light_", "cam_", "skin_")
