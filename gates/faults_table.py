@@ -280,6 +280,23 @@ FAULTS = (
         "all prefixes",
         (Need("crash_states", 70, "recordings"),),
     ),
+    Fault(
+        28,
+        "code that decides bits changed before a resume or on one of two ranks (Etude's, an "
+        "environment's, a package's, the model): named, and never called exact",
+        "each kind",
+        ("core/test_code.py", "app/test_changed_task.py", "test_fault_cases.py"),
+        "200",
+        (Need("fault_cases", 200, "changes of code", "changed_code"),),
+    ),
+    Fault(
+        40,
+        "ranks or actors with other code or models: refused or marked",
+        "each kind",
+        ("training/test_rank_faults.py", "rollout/test_elastic.py", "test_fault_cases.py"),
+        "those of row 28",
+        (Need("fault_cases", 200, "changes of code", "changed_code"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted
