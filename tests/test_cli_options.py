@@ -115,7 +115,7 @@ def test_epochs_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 HELP_PAGE = """\
-  --learner.device auto|cpu|cuda
+  --learner.device cpu|cuda|auto
         Device of the learner. (default: auto)
   --algorithm.kind KIND
   --algorithm.learning-rate NUMBER
