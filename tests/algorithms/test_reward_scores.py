@@ -308,6 +308,17 @@ def test_evaluation_compares_with_progress_and_with_time(tmp_path: Path) -> None
         learner(tmp_path / "data", progress="state")
 
 
+def test_clips_of_successes_are_no_failures(tmp_path: Path) -> None:
+    """Neither those that are added here nor those that the dataset holds."""
+    path = write(tmp_path / "data", "failures", 10)
+    store = EpisodeStore.open(path)
+    assert EpisodesOf(store, np.arange(10)).successes == list(FAILURES)
+    store.labels.kinds[1] = "clip"
+    store.labels.successes[1] = False
+    view = EpisodesOf(store, np.array([1, 2, 3, 2]), None, np.array([*store.lengths[1:4], 5]))
+    assert view.successes == [None, True, False, None]
+
+
 def test_clips_are_judged_without_reading_their_episode_again(tmp_path: Path) -> None:
     store = EpisodeStore.open(toy_dataset(tmp_path / "data"))
     view = EpisodesOf(store, np.array([3, 11, 3]), None, np.array([*store.lengths[[3, 11]], 4]))

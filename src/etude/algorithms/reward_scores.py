@@ -44,7 +44,7 @@ LOW, HIGH = "_low", "_high"
 """Ends of a score's name: the limits of its 95 % interval."""
 WINDOWS = 10
 """Windows of an episode for `reward_progress`."""
-MOST = 1000
+MOST = 500
 """Episodes and clips that are compared with each other, at most; evenly chosen of more."""
 _DRAWS = 1000
 """Samples of the bootstrap."""
@@ -192,6 +192,8 @@ def success_score(judged: Judged) -> Score | None:
     judged = _at_most(judged)
     won = np.array([success is True for success in judged.successes], bool)
     lost = np.array([success is False for success in judged.successes], bool)
+    if not (won.any() and lost.any()):
+        return None
     above = (1.0 + _order(judged.learned)) / 2.0
     return _of_pairs(above, won[:, None] & lost, judged.groups)
 
@@ -260,8 +262,12 @@ def _at_most(judged: Judged) -> Judged:
     if num <= MOST:
         return judged
     chosen = np.linspace(0, num - 1, MOST).astype(np.int64)
-    lists = ([rows[i] for i in chosen] for rows in (judged.learned, judged.stored))
-    return Judged(*lists, judged.groups[chosen], [judged.successes[i] for i in chosen])
+    return Judged(
+        [judged.learned[i] for i in chosen],
+        [judged.stored[i] for i in chosen],
+        judged.groups[chosen],
+        [judged.successes[i] for i in chosen],
+    )
 
 
 def _of_pairs(right: Array, counts: Array, groups: Array) -> Score | None:

@@ -48,17 +48,18 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     say(f"{held_out.num_whole:,} episodes{clips} of {store.path} that were held out")
     for line in _table(metrics, untrained):
         say(line)
+    printed = [name for name in metrics if name.startswith(_SCORES)]
     if metrics.get(config.score + LOW, np.inf) <= CHANCE:
         say(f"By {config.score} this reward is not better than a constant one.")
     scores = {name: value for name, value in untrained.items() if name.startswith(_SCORES)}
-    metrics |= {name.replace("eval/", "untrained/"): value for name, value in scores.items()}
+    beside = {name.replace("eval/", "untrained/"): value for name, value in scores.items()}
     folder = new_folder(path, step_of(path))
     for index in _typical(held_out):
         text = _chart(learner, index)
         name = f"episode-{held_out.numbers[index]}-of-{held_out.lengths[index]}-steps.svg"
         files.replace_file(folder / name, [text.encode()])
     store.close()
-    return keep_metrics(recipe, metrics, folder, say)
+    return keep_metrics(recipe, {**metrics, **beside}, folder, say, [*printed, *beside])
 
 
 _SCORES = (PAIRS, SUCCESS, PROGRESS)

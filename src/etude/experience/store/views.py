@@ -75,8 +75,12 @@ class EpisodesOf:
 
     @property
     def successes(self) -> list[bool | None]:
-        """[n]: None where nothing says it, and of clips that are views of an episode."""
-        known = self._store.labels.successes
+        """[n]: None where nothing says it, and of clips: they lack the end that would."""
+        labels = self._store.labels
+        known = [
+            None if kind == "clip" else success
+            for kind, success in zip(labels.kinds, labels.successes, strict=True)
+        ]
         pairs = zip(self.numbers.tolist(), self._is_clip.tolist(), strict=True)
         return [None if is_clip else known[number] for number, is_clip in pairs]
 
