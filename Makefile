@@ -90,6 +90,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/train_reward_only.py --reads state --updates 1000
 	python gates/train_reward_only.py --reads state --updates 1000 --loss unbiased
 	python gates/train_reward_only.py --reads state --updates 1000 --sample 4
+	python gates/train_reward_only.py --libero 3
 	python gates/learning.py --recipes reach --seeds 10 --out learning-reach.json
 	python gates/learning.py --recipes pick-place --seeds 5 --out learning-pick-place.json
 	python gates/ranks.py --kills 20

@@ -254,6 +254,22 @@ def rewarding(variant: str) -> Figure:
     return Figure("train_reward_only", variant, told)
 
 
+def told_from_failures(seed: int) -> Figure:
+    """trained reward | a constant | untrained network: pairs in the right order, intervals."""
+
+    def told(results: Results) -> str:
+        kept = results["train_reward_only", "libero"]["details"][f"seed {seed}"]
+        constant = results["train_reward_only", "libero"]["figures"]["a constant reward"]["value"]
+        names = [f"{prefix}/reward_pairs" for prefix in ("eval", "untrained")]
+        trained, untrained = (
+            f"{kept[name]:.2f} ({kept[f'{name}_low']:.2f} to {kept[f'{name}_high']:.2f})"
+            for name in names
+        )
+        return f"{trained} | {constant} | {untrained}"
+
+    return Figure("train_reward_only", "libero", told)
+
+
 def taught(part: str, what: str, *names: str, gate: str = "train_demonstrations") -> Figure:
     """How much was reached, the shares put into the words `what` | minutes | seeds."""
 
@@ -333,6 +349,10 @@ FIGURES: dict[str, Figure | Table | Text] = {
     "reward-losses": Table(
         ("loss", "all held-out steps", "inside successes", "inside failures"),
         {name: rewarding(variant) for name, variant in LOSSES.items()},
+    ),
+    "reward-of-failures": Table(
+        ("seed", "trained reward", "a constant", "untrained network"),
+        {str(seed): told_from_failures(seed) for seed in range(3)},
     ),
     "demonstrations": Table(
         ("recipe", "reached", "minutes", "seeds"),

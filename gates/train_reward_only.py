@@ -2,6 +2,7 @@
 
     python gates/train_reward_only.py [--dataset FOLDER] [--updates 15000]
     python gates/train_reward_only.py --reads state --updates 1000 [--loss unbiased] [--sample 4]
+    python gates/train_reward_only.py --libero 3
 
 Learns from at least 100,000 transitions of pick-and-place with 128-pixel images, successes and
 failures both, recorded first (`etude data record pick-place FOLDER --episodes 3500`, some ten
@@ -16,6 +17,14 @@ reward with progress, over all their steps together, and the mean over single ep
 successes and of the failures alone. Beside it stands what mere time gets, which any constant
 reward equals. The first must reach .8, with less than 1.5 GiB of anonymous memory, within 30
 minutes.
+
+With `--libero SEEDS` it learns from files in LIBERO's layout instead: 100 successes and 100
+failures of each seed, of the same lengths, with actions and proprioception and a return of 1 or 0.
+In a failure the object slips out of the fingers somewhere on the way and they close; the arm goes
+on as if it were held. No success shows closed fingers. On the episodes held out, the trained
+reward, a constant and the untrained network are compared by the share of pairs of equal length
+that are ordered as their returns: for each seed the 95 % interval of the trained reward must lie
+above that of the untrained network and above .5, which a constant scores.
 """
 
 from __future__ import annotations
@@ -27,13 +36,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
+import h5py
+import numpy as np
 import torch
 
-from command import CommandFailed, record, started
+from command import CommandFailed, etude, record, started
+from etude.algorithms.held_out import split_store
 from etude.algorithms.reward_only import make_reward_only
-from etude.algorithms.rrd import evaluate
+from etude.algorithms.reward_scores import CHANCE, PAIRS, SUCCESS, evaluate
 from etude.api import Run
 from etude.experience.store.episodes import EpisodeStore
 from etude.experience.store.views import EpisodesOf
@@ -45,6 +58,8 @@ CORRELATION, MEMORY, SECONDS = 0.8, 1.5 * 2**30, 1800.0
 TRANSITIONS = 100_000
 ITERATIONS, BATCHES = 5, 50
 """Batches of an iteration, at most."""
+DEMOS, HELD_OUT = 100, 0.3
+"""Demonstrations of each of LIBERO's files, and the share that is held out."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,9 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--loss", default="biased")
     parser.add_argument("--sample", type=int, default=8, help="steps of one subset")
     parser.add_argument("--correlation", type=float, default=CORRELATION, help="at least")
+    parser.add_argument("--libero", type=int, default=0, help="seeds of files in LIBERO's layout")
     # Some updates on vectors: it must complete and be tested, whatever it has learned.
     smallest = {"episodes": 24, "transitions": 100, "updates": 25, "reads": ["state"]}
     options = parse(parser, {**smallest, "correlation": -1.0}, arguments)
+    if options.libero:
+        return of_failures(options)
     needs = {"transitions": options.transitions, "trainings": 1}
     variant = " ".join([*options.reads, *unusual(options)])
     with Gate("train_reward_only", options, needs=needs, variant=variant) as gate:
@@ -81,6 +99,118 @@ def main(arguments: list[str] | None = None) -> int:
         gate.figure("anonymous memory in bytes", memory, at_least=1, at_most=MEMORY)
         gate.figure("seconds of training", seconds, at_most=SECONDS, timing=True)
     return gate.code
+
+
+def of_failures(options: argparse.Namespace) -> int:
+    """What is learned from a signal that only failures show; the gate's exit code."""
+    needs = {"trainings": options.libero, "held-out pairs": 800 * options.libero}
+    with Gate("train_reward_only", options, needs=needs, variant="libero") as gate:
+        gaps, begin = [], time.perf_counter()
+        for seed in range(options.libero):
+            with tempfile.TemporaryDirectory() as scratch:
+                found, pairs = learned_from_failures(gate, Path(scratch), seed)
+            gate.count("trainings")
+            gate.count("held-out pairs", pairs)
+            gate.details[f"seed {seed}"] = found
+            others = (CHANCE, found[f"untrained/{PAIRS.removeprefix('eval/')}_high"])
+            gaps.append(found[f"{PAIRS}_low"] - max(others))
+            for name, what in ((PAIRS, "in the order of returns"), (SUCCESS, "of success")):
+                print(f"  seed {seed}, pairs {what}: {said(found, name)}", flush=True)
+        trained, untrained = (
+            [found[f"{prefix}/reward_pairs"] for found in gate.details.values()]
+            for prefix in ("eval", "untrained")
+        )
+        gate.figure("trained reward, least of all seeds", min(trained))
+        gate.figure("a constant reward", CHANCE)
+        gate.figure("untrained network, least of all seeds", min(untrained))
+        gate.figure("untrained network, most of all seeds", max(untrained))
+        gate.figure("least distance between intervals", min(gaps), at_least=0.05)
+        gate.figure("seconds in all", time.perf_counter() - begin, at_most=SECONDS, timing=True)
+    return gate.code
+
+
+def said(found: dict[str, float], name: str) -> str:
+    """A score of the trained reward and of the untrained network, with intervals."""
+    words = []
+    for prefix in ("eval", "untrained"):
+        name = f"{prefix}/{name.partition('/')[2]}"
+        low, high = found[f"{name}_low"], found[f"{name}_high"]
+        words.append(f"{found[name]:.3f} ({low:.3f} to {high:.3f})")
+    return f"trained {words[0]}, a constant {CHANCE}, untrained {words[1]}"
+
+
+def learned_from_failures(gate: Gate, scratch: Path, seed: int) -> tuple[dict[str, float], int]:
+    """Import files, learn a reward and evaluate it, by the commands a person would type; what it
+    scores, and how many pairs of a success and a failure were held out."""
+    files = write_libero(scratch, seed)
+    data, run = str(scratch / "data"), str(scratch / "run")
+    etude(gate, "data", "import", *map(str, files), data)
+    sizes = ("--algorithm.rrd.rrd-batch-size", "256", "--algorithm.rrd.rrd-sample-size", "32")
+    lengths = ("--clock.epochs", "1", "--clock.cycles", "4", "--clock.iterations", "5")
+    etude(
+        gate,
+        *("train", "reward-only", "--folder", run, "--seed", str(seed)),
+        *("--algorithm.dataset", data, "--algorithm.held-out", str(HELD_OUT)),
+        *(*sizes, *lengths, "--evaluation.every", "1 cycle"),
+    )
+    found = json.loads(etude(gate, "eval", run, "--json"))
+    config = Run(run).recipe.algorithm
+    with closing(EpisodeStore.open(Path(data), config.read_names)) as store:
+        known = split_store(store, config)[1].successes
+    pairs = known.count(True) * known.count(False)
+    return {name: value for name, value in found.items() if isinstance(value, float)}, pairs
+
+
+def write_libero(folder: Path, seed: int) -> list[Path]:
+    """Two files in LIBERO's layout, half of the demonstrations in each; every other one fails."""
+    rng, files = np.random.default_rng(seed), []
+    arm = rng.normal(size=(3, 7))  # joints that go with a place of the hand
+    for name in ("put_the_bowl_on_the_plate", "put_the_mug_in_the_microwave"):
+        files.append(folder / f"KITCHEN_SCENE1_{name}_demo.hdf5")
+        with h5py.File(files[-1], "w") as file:
+            data = file.create_group("data")
+            sentence = {"language_instruction": name.replace("_", " ")}
+            data.attrs["problem_info"] = json.dumps(sentence)
+            data.attrs["bddl_file_name"] = f"{name}.bddl"
+            for number in range(DEMOS):
+                write_demo(data.create_group(f"demo_{number}"), rng, arm, number % 2 == 1)
+    return files
+
+
+def write_demo(group: h5py.Group, rng: np.random.Generator, arm: np.ndarray, slips: bool) -> None:
+    """The hand reaches for an object, closes on it and carries it away, at 20 Hz.
+
+    The fingers stand .04 m from the middle while they are open, and half the object's width where
+    they hold it. If it slips they close, which the arm does not notice.
+    """
+    steps = int(rng.integers(40, 81))
+    grasp = int(steps * rng.uniform(0.3, 0.45))
+    slip = int(rng.integers(grasp + 5, steps - 3)) if slips else steps
+    places = rng.uniform(-0.3, 0.3, (3, 3))  # start, object, goal
+    legs = ((places[0], places[1], grasp), (places[1], places[2], steps - grasp))
+    hand = np.concatenate([_moved(*leg) for leg in legs])
+    hand += 0.003 * rng.normal(size=hand.shape)
+    gap = np.full(steps, 0.04)
+    gap[grasp:] = rng.uniform(0.012, 0.025)
+    gap[slip:] = np.maximum(gap[slip:] - 0.01 * np.arange(1, steps - slip + 1), 0.001)
+    fingers = np.stack([gap, -gap], axis=1) + 0.0005 * rng.normal(size=(steps, 2))
+    speed = np.gradient(hand, axis=0)
+    command = np.where(np.arange(steps) < grasp, -1.0, 1.0)[:, None]
+    turning = 0.1 * rng.normal(size=(steps, 3))
+    group["actions"] = np.concatenate([speed / 0.03, turning, command], axis=1)
+    group["obs/ee_pos"] = hand
+    group["obs/joint_states"] = hand @ arm + 0.3 * rng.normal(size=7)
+    group["obs/gripper_states"] = fingers
+    group["states"] = np.concatenate([hand, fingers], axis=1)
+    group["rewards"] = (np.arange(steps) == steps - 1).astype(np.uint8) * (not slips)
+    group["dones"] = np.eye(steps, dtype=np.uint8)[-1]
+
+
+def _moved(start: np.ndarray, end: np.ndarray, steps: int) -> np.ndarray:
+    """[steps, 3]: from rest to rest."""
+    share = np.linspace(0.0, 1.0, steps)[:, None]
+    moved: np.ndarray = start + (3.0 * share**2 - 2.0 * share**3) * (end - start)
+    return moved
 
 
 def unusual(options: argparse.Namespace) -> list[str]:
@@ -161,7 +291,7 @@ def by_outcome(folder: Path) -> dict[str, float]:
     learner.load_policy(policy_parts(folder / "checkpoints" / "latest")[0])
     numbers, good = learner.held_out.numbers, learner.held_out.returns > 0
     for name, chosen in (("successes", numbers[good]), ("failures", numbers[~good])):
-        found = evaluate(learner.rrd, EpisodesOf(store, chosen), config.progress)
+        found = evaluate(learner.policy, EpisodesOf(store, chosen), config.progress, 0.0)
         for what in ("rank_correlation", "time_correlation"):
             kept[f"{what} inside {name}"] = float(found.get(f"eval/{what}", math.nan))
     store.close()

@@ -13,13 +13,11 @@ import torch
 
 from etude.algorithms.held_out import split
 from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
+from etude.algorithms.reward_scores import spearman
 from etude.algorithms.rrd import (
     RRD,
     RRDConfig,
-    episode_rewards,
-    evaluate,
     num_bytes,
-    spearman,
     squared_errors,
     variance_terms,
 )
@@ -40,6 +38,7 @@ from etude.models.reward_networks import (
     RewardNetworkConfig,
     make_reward_network,
     reward_network_from_contract,
+    rewards_of,
 )
 from etude.runs.files import Disk
 from toys import replayed
@@ -247,7 +246,7 @@ def test_a_linear_reward_is_found_from_returns_alone(tmp_path: Path) -> None:
     found, truth = [], []
     for number in range(10):
         steps, _ = unseen.episode(number)
-        found.append(episode_rewards(learner, steps))
+        found.append(rewards_of(learner.network, steps.obs, steps.actions, steps.next_obs))
         truth.append(steps.rewards)
     assert spearman(np.concatenate(found), np.concatenate(truth)) > 0.95
     drawn = replayed(learner, unseen, KEY.generator(), 200)
@@ -449,7 +448,8 @@ def test_reward_only_learns_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     steps, _ = whole.store.episode(0)
     obs, after = ({n: torch.from_numpy(o[n]) for n in o} for o in (steps.obs, steps.next_obs))
     rewards = network(obs, torch.from_numpy(steps.actions), after).detach().double().numpy()
-    np.testing.assert_array_equal(rewards, episode_rewards(whole.rrd, steps))
+    found = rewards_of(whole.policy, steps.obs, steps.actions, steps.next_obs)
+    np.testing.assert_array_equal(rewards, found)
 
 
 def test_a_start_from_other_weights_keeps_their_units(tmp_path: Path) -> None:
@@ -516,31 +516,3 @@ def test_the_split_holds_out_good_and_bad_and_training_never_sees_it(tmp_path: P
     assert sum(counts) == 2000
     share = store.lengths[2] / (store.lengths[2] + store.lengths[7])
     assert abs(counts[0] / 2000 - share) < 0.05
-
-
-def test_rank_correlation_by_hand() -> None:
-    x = np.array([1.0, 2.0, 2.0, 5.0])  # ranks 0, 1.5, 1.5, 3
-    assert spearman(x, np.exp(x)) == pytest.approx(1.0)
-    assert spearman(x, -x) == pytest.approx(-1.0)
-    y = np.array([4.0, 1.0, 3.0, 2.0])  # ranks 3, 0, 2, 1
-    expected = np.corrcoef([0, 1.5, 1.5, 3], [3, 0, 2, 1])[0, 1]
-    assert spearman(x, y) == pytest.approx(expected)
-    assert np.isnan(spearman(x, np.ones(4)))
-
-
-def test_evaluation_compares_with_progress_and_with_time(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    wander(new_store(path), 80).seal()
-    algorithm = model(path, progress="progress", held_out=0.2, rrd=RRDConfig())
-    before = algorithm.evaluate()
-    iterate(algorithm, range(50))
-    after = algorithm.evaluate()
-    assert after["eval/R_loss"] < before["eval/R_loss"]
-    assert after["eval/rank_correlation"] > max(0.9, after["eval/time_correlation"])
-    assert after["eval/return_correlation"] > 0.9
-    assert after["eval/time_correlation"] == before["eval/time_correlation"]
-    nothing = EpisodesOf(algorithm.store, np.empty(0, np.int64))
-    assert evaluate(algorithm.rrd, nothing, None) == {}
-    assert "eval/rank_correlation" not in model(path).evaluate()
-    with pytest.raises(UsageError, match="progress 'state' is not one number"):
-        model(path, progress="state")

@@ -123,6 +123,10 @@ def test_from_the_files_to_a_reward_without_further_flags(
     assert row["updates"] == 1
     assert np.isfinite(row["train/R_loss"])
     assert row["eval/R_loss"] >= 0.0
+    # One episode and its clip: at equal length, with all of [0, 1] as the interval.
+    assert (row["eval/reward_pairs_low"], row["eval/reward_pairs_high"]) == (0.0, 1.0)
+    assert not any("correlation" in name for name in row)
+    assert "eval/reward_success (there are no failures)" in " ".join(plan["notes"])
 
 
 @pytest.mark.slow
@@ -187,6 +191,7 @@ def test_the_recipe_runs_as_it_is_and_its_reward_is_judged_and_used(
     assert np.isfinite(losses).all()
     shown = etude(capsys, "eval", "run")
     assert "1 episodes and 1 clips" in shown
+    assert "a constant" in shown
     reads = load_reward(tmp_path / "run").network.config.reads
     steps, _ = open_with_task(tmp_path / "D", reads).episode(8)
     rewards = load_reward(tmp_path / "run").rewards(steps.obs, steps.actions, steps.next_obs)

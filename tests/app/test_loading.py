@@ -10,11 +10,11 @@ import pytest
 import etude
 import short_recipes
 from etude.algorithms.reward_only import make_reward_only
-from etude.algorithms.rrd import episode_rewards
 from etude.api import train
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.experience.store.episodes import EpisodeStore
+from etude.models.reward_networks import rewards_of
 from etude.planning import recipes
 from toys import changed, tiny_reach, toy_dataset
 
@@ -33,9 +33,10 @@ def test_the_reward_of_a_reward_only_run(tmp_path: Path) -> None:
     steps, _ = store.episode(7)
     found = reward.rewards(steps.obs, steps.actions, steps.next_obs)
     learner = make_reward_only(recipe.algorithm, store, reward.network.shift.device, Key(1))
-    assert not np.array_equal(episode_rewards(learner.rrd, steps), found)
+    again = (learner.policy, steps.obs, steps.actions, steps.next_obs)
+    assert not np.array_equal(rewards_of(*again), found)
     learner.load_policy(dict(reward.network.state_dict()))
-    np.testing.assert_array_equal(episode_rewards(learner.rrd, steps), found)
+    np.testing.assert_array_equal(rewards_of(*again), found)
     assert found.dtype == np.float64
     assert found.std() > 0.0
     alone = reward.rewards(steps.obs["state"], steps.actions.tolist(), steps.next_obs["state"])

@@ -460,6 +460,22 @@ def train_reward_only(bench: Bench) -> list[str]:
     return []
 
 
+def reward_of_failures(bench: Bench) -> list[str]:
+    """The same gate, on files in LIBERO's layout."""
+
+    def scores(trained: float) -> tuple[dict[str, float], int]:
+        found = {"eval": trained, "untrained": 0.5}
+        names = [f"{prefix}/reward_{what}" for prefix in found for what in ("pairs", "success")]
+        values = {name: found[name.partition("/")[0]] for name in names}
+        values |= {f"{name}_low": value - 0.1 for name, value in values.items()} | {
+            f"{name}_high": value + 0.1 for name, value in values.items()
+        }
+        return values, 900
+
+    bench.measures("learned_from_failures", scores(0.9), scores(0.65), (scores(0.9)[0], 0))
+    return ["--libero", "3"]
+
+
 @product
 def learning(bench: Bench) -> list[str]:
     def train(gate: Any, recipe: str, variant: str, seed: int, extra: Any) -> dict[str, float]:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
 import report  # isort: skip
 import smallest  # isort: skip
-from products import PRODUCTS, WAYS, Bench  # isort: skip
+from products import PRODUCTS, WAYS, Bench, reward_of_failures  # isort: skip
 
 from toys import tiny_reach
 
@@ -41,10 +41,29 @@ def test_no_gate_is_missing_here() -> None:
 def test_a_gate_fails_on_a_broken_product(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Path
 ) -> None:
+    check(name, PRODUCTS[name], way, monkeypatch, tmp_path, run)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gate_of_rewards_fails_where_failures_taught_nothing(
+    way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Path
+) -> None:
+    check("train_reward_only", reward_of_failures, way, monkeypatch, tmp_path, run)
+
+
+def check(
+    name: str,
+    product: Callable[[Bench], list[str]],
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    run: Path,
+) -> None:
+    """Run a gate on a product; it must pass where that is good, and fail where it is not."""
     gate = importlib.import_module(name)
     if hasattr(gate, "report_load"):
         monkeypatch.setattr(gate, "report_load", lambda _: None)
-    arguments = PRODUCTS[name](Bench(gate, way, monkeypatch, tmp_path, run))
+    arguments = product(Bench(gate, way, monkeypatch, tmp_path, run))
     file = tmp_path / "result.json"
     code = gate.main([*arguments, "--json", str(file)])
     result = json.loads(file.read_text())

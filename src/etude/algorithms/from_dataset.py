@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from etude.algorithms.held_out import DatasetConfig, dataset_geometry, split_store
-from etude.algorithms.rrd import EVAL_LOSS, RRD, evaluate
+from etude.algorithms.reward_scores import EVAL_LOSS, constant_reward, evaluate
+from etude.algorithms.rrd import RRD
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
@@ -185,7 +186,7 @@ def learner(run: Resolved, algorithm: OffPolicy) -> Learner:
     if run.recipe.env is not None:
         return Learner(algorithm, dataset=counts)
     held_out = HeldOutEvaluator(
-        lambda: evaluate_offline(algorithm, data.held_out),
+        lambda: evaluate_offline(algorithm, data),
         data.held_out.num_episodes,
         loss=EVAL_LOSS,
     )
@@ -292,15 +293,16 @@ def dataset_section(
     )
 
 
-def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, float]:
+def evaluate_offline(learner: OffPolicy, data: Data) -> dict[str, float]:
     """Metrics on whole episodes that were not learned from; {} if there are none.
 
     "eval/action_error": mean square of the policy's most likely action less the one that was
     taken, per dimension in [-1, 1]. "eval/q_mean": the critics' value of the policy's actions,
     "eval/q_data" of those that were taken; the former far above the latter, and
     above any return, is a critic that believes in what nobody tried. With a reward that is learned
-    at the same time, "eval/R_loss" and "eval/return_correlation" as for reward-only.
+    at the same time, its scores as for reward-only.
     """
+    held_out = data.held_out
     if not held_out.num_episodes:
         return {}
     errors, chosen, taken = [], [], []
@@ -321,5 +323,6 @@ def evaluate_offline(learner: OffPolicy, held_out: EpisodesOf) -> dict[str, floa
         "eval/q_data": float(np.concatenate(taken).mean(dtype=np.float64)),
     }
     if isinstance(learner.rewards, RRD):
-        metrics |= evaluate(learner.rewards, held_out, None)
+        constant = constant_reward(data.training)
+        metrics |= evaluate(learner.rewards.network, held_out, None, constant)
     return metrics

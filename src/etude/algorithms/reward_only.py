@@ -16,7 +16,17 @@ from pydantic import Field, PositiveInt
 
 from etude.algorithms import from_dataset
 from etude.algorithms.held_out import DatasetConfig, dataset_geometry, split_store
-from etude.algorithms.rrd import EVAL_LOSS, METRICS, RRD, RRDConfig, evaluate, num_bytes
+from etude.algorithms.reward_scores import (
+    CHANCE,
+    EVAL_LOSS,
+    LOW,
+    PAIRS,
+    PROGRESS,
+    constant_reward,
+    evaluate,
+    missing,
+)
+from etude.algorithms.rrd import METRICS, RRD, RRDConfig, num_bytes
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, BatchMetrics, Broadcast, EnvSpec, Fragment
 from etude.core.errors import UsageError
@@ -26,6 +36,7 @@ from etude.core.trees import Tree
 from etude.experience.store.episodes import StoreGeometry
 from etude.experience.store.manifest import Episodes
 from etude.experience.store.tasks import open_with_task
+from etude.experience.store.views import EpisodesOf
 from etude.learning.base import PolicyAlgorithm
 from etude.metrics.declared import Column, Metric, Metrics
 from etude.models.reward_networks import RewardNetwork, make_reward_network
@@ -44,21 +55,18 @@ class RewardOnlyConfig(DatasetConfig):
         *METRICS,
         Metric("train/R_mean", "R mean", ".3g", Column(31, 10)),
         Metric("train/R_std", "R std", ".3g", Column(32, 10)),
-        Metric(EVAL_LOSS, "eval R loss", ".3g", Column(90, 12)),
         Metric(
             "eval/rank_correlation",
             "rank",
             ".2f",
-            Column(91, 7),
+            Column(94, 7),
             about="rank correlation of running sums with progress",
-            summary="rank correlation with progress {value:.2f} (the mere time: "
-            "{row[eval/time_correlation]:.2f}); best {best[0]:.2f}",
         ),
         Metric(
             "eval/time_correlation",
             "of time",
             ".2f",
-            Column(92, 8),
+            Column(95, 8),
             about="rank correlation of time with progress",
         ),
         Metric(
@@ -71,7 +79,6 @@ class RewardOnlyConfig(DatasetConfig):
             "pooled time",
             about="time with progress, all steps pooled",
         ),
-        Metric("eval/return_correlation", "of returns", ".2f", Column(93, 11)),
     )
 
     kind: Literal["reward-only"] = Field("reward-only", description="Rewards from a dataset.")
@@ -93,6 +100,11 @@ class RewardOnlyConfig(DatasetConfig):
     def read_names(self) -> set[str]:
         """The observations that reward network and evaluation read."""
         return {*self.rrd.network.reads, *([self.progress] if self.progress else [])}
+
+    @property
+    def score(self) -> str:
+        """What the best reward is chosen by."""
+        return PROGRESS if self.progress else PAIRS
 
     def loops(self, recipe: Recipe, geometry: None) -> Loops:
         if recipe.learner.shards > 1:
@@ -121,9 +133,10 @@ class RewardOnlyConfig(DatasetConfig):
     def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
         config, store = run.data
         algorithm = make_reward_only(config, store, run.device, key.child("reward"))
-        score = "eval/rank_correlation" if config.progress else "eval/return_correlation"
         episodes = algorithm.held_out.num_episodes
-        held_out = HeldOutEvaluator(algorithm.evaluate, episodes, score, EVAL_LOSS)
+        held_out = HeldOutEvaluator(
+            algorithm.evaluate, episodes, config.score, EVAL_LOSS, f"{config.score}{LOW}", CHANCE
+        )
         counts = algorithm.training.num_whole, algorithm.training.num_transitions
         return Learner(algorithm, dataset=counts, evaluator=held_out)
 
@@ -147,6 +160,7 @@ class RewardOnlyConfig(DatasetConfig):
                 "rrd_batch_size": batch,
                 "rrd_sample_size": sample,
             },
+            _notes(config, algorithm.held_out),
             lines=[
                 f"update: {config.train_batches:,} batches of {batch // sample:,} episodes x "
                 f"{sample:,} of their steps = {batch:,}"
@@ -200,7 +214,8 @@ class RewardOnly(PolicyAlgorithm):
 
     def evaluate(self) -> dict[str, float]:
         """How good the reward is on the episodes held out; {} if there are none."""
-        return evaluate(self.rrd, self.held_out, self.config.progress)
+        constant = constant_reward(self.training)
+        return evaluate(self.policy, self.held_out, self.config.progress, constant)
 
     def close(self) -> None:
         self.store.close()
@@ -235,6 +250,18 @@ def action_of(config: RewardOnlyConfig, store: Episodes) -> ActionSpec:
         f"The actions of {store.path} are {spec.dtype} of shape {spec.shape}, and action_sizes "
         f"names {len(sizes)}: whole numbers need one size each, others none."
     )
+
+
+def _notes(config: RewardOnlyConfig, held_out: EpisodesOf) -> list[str]:
+    """What the best reward is chosen by, and the scores that there cannot be."""
+    absent = missing(held_out, config.progress)
+    chosen = (
+        f"The best reward is the one with the highest {config.score}, among those whose 95 % "
+        f"interval is above {CHANCE}, which a constant reward scores; without any there is no best."
+    )
+    if not held_out.num_episodes or f"{config.score} (" in absent:
+        chosen = f"Nothing held out gives {config.score}: the newest reward counts as the best."
+    return [chosen, *([absent] if absent else [])]
 
 
 def _check_progress(progress: str | None, store: Episodes) -> None:

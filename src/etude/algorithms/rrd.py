@@ -38,6 +38,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from etude.algorithms import reward_scores
 from etude.algorithms.rewards import RewardSource
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import NonFinite, UsageError
@@ -45,7 +46,6 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.contrast import SAME
 from etude.experience.store.episodes import Subsets, Transitions
-from etude.experience.store.views import EpisodesOf
 from etude.learning.optimizer import Finding, NetworkOptimizer
 from etude.learning.sampling import Batch, Experience
 from etude.metrics.declared import Column, Metric, Metrics
@@ -55,7 +55,6 @@ from etude.models.reward_networks import (
     RewardNetwork,
     RewardNetworkConfig,
     make_reward_network,
-    rewards_of,
 )
 from etude.planning.kinds import RewardsConfig, RewardsSection
 from etude.planning.resolve import Resolved
@@ -64,16 +63,10 @@ MOST_MOMENTS = 4096
 """Steps of a shard that are drawn for the normaliser at a time; the mean of a column is
 then known to 1.6 % of its spread."""
 
-EVAL_LOSS = "eval/R_loss"
 METRICS: Metrics = (
     Metric("train/R_loss", "R loss", ".3g", Column(30, 9, "online"), epoch=2, losses=True),
     Metric("train/R_loss", "R loss", ".3g", Column(30, 10, "offline")),
-    Metric("eval/R_loss", "eval R loss", about="squared error of the mean reward"),
-    Metric(
-        "eval/return_correlation",
-        "of returns",
-        about="rank correlation of reward sums with returns",
-    ),
+    *reward_scores.METRICS,
 )
 
 
@@ -367,73 +360,3 @@ def _bad_input(steps: Transitions) -> str:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"{name} of a stored step"
     return ""
-
-
-def episode_rewards(rrd: RRD, steps: Transitions) -> Array:
-    """The learned reward of every step of an episode, [T] float64."""
-    return rewards_of(rrd.network, steps.obs, steps.actions, steps.next_obs)
-
-
-def evaluate(rrd: RRD, episodes: EpisodesOf, progress: str | None) -> dict[str, float]:
-    """Evaluates the learned reward on episodes with all their steps.
-
-    "eval/R_loss": mean of (mean r - R / T)^2; all steps leave no sampling variance to correct.
-    "eval/return_correlation": Spearman's, between the sums of the learned reward and the returns;
-    of clips too, where there are any.
-    With the name of a progress signal, read after each step:
-    "eval/rank_correlation": Spearman's, of the running sum of the learned reward with progress in
-    an episode, averaged over those in which there was any; "eval/time_correlation" is the same of
-    the time gone by. The latter is what any constant reward above 0 gets: compare.
-    "eval/pooled_correlation": over the steps of all episodes together, where it has to be known
-    which episode got further; "eval/pooled_time_correlation" is that of the time gone by.
-    """
-    losses, sums = [], []
-    followed: list[tuple[Array, Array, Array]] = []  # Running sum, time and progress, [T] each.
-    for number in range(episodes.num_episodes):
-        steps, whole = episodes.episode(number)
-        rewards = episode_rewards(rrd, steps)
-        sums.append(float(rewards.sum()))
-        if number >= episodes.num_whole:  # A clip's steps are those of an episode before it.
-            continue
-        losses.append(float(rewards.mean() - whole / len(rewards)) ** 2)
-        if progress is not None:
-            done = steps.next_obs[progress].reshape(len(rewards)).astype(np.float64)
-            followed.append((rewards.cumsum(), np.arange(len(done)), done))
-    if not losses:
-        return {}
-    metrics = {
-        EVAL_LOSS: float(np.mean(losses)),
-        "eval/return_correlation": spearman(np.array(sums), episodes.returns),
-        "eval/rank_correlation": _mean([spearman(running, done) for running, _, done in followed]),
-        "eval/time_correlation": _mean([spearman(time, done) for _, time, done in followed]),
-    }
-    if followed:
-        running, time, done = (np.concatenate(parts) for parts in zip(*followed, strict=True))
-        metrics["eval/pooled_correlation"] = spearman(running, done)
-        metrics["eval/pooled_time_correlation"] = spearman(time, done)
-    return {name: value for name, value in metrics.items() if np.isfinite(value)}
-
-
-def _mean(values: list[float]) -> float:
-    """Of those that exist; NaN if none does."""
-    there = [value for value in values if np.isfinite(value)]
-    return float(np.mean(there)) if there else float("nan")
-
-
-def spearman(x: Array, y: Array) -> float:
-    """Rank correlation of x [n] and y [n], equal values sharing their mean rank.
-
-    NaN where one of them is constant: it has no order to agree with.
-    """
-    a, b = _ranks(x), _ranks(y)
-    a, b = a - a.mean(), b - b.mean()
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / size if size > 0.0 else float("nan")
-
-
-def _ranks(values: Array) -> Array:
-    """[n] float64 from 0; equal values share the mean of their ranks."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks: Array = (ends - (counts + 1) / 2)[place]
-    return ranks

@@ -73,6 +73,8 @@ def finish(run: Run) -> None:
     if metric is not None:
         text = metric.summary.format(value=last[metric.name], row=last, best=best)
         print(f"Last evaluation in training: {text}.")
+        if best is None:
+            print("No evaluation did better than chance: there is no best, the newest is kept.")
     print()
     if run.recipe.env is not None and run.recipe.evaluation.final_episodes:
         print(_chosen(run))

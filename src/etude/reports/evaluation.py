@@ -9,7 +9,7 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -233,11 +233,19 @@ def new_folder(run: Path, step: int) -> Path:
             return folder
 
 
-def keep_metrics(recipe: Recipe, metrics: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
-    """Say metrics in the words that their kinds declare, and keep them in a folder's summary."""
+def keep_metrics(
+    recipe: Recipe,
+    metrics: dict[str, Any],
+    folder: Path,
+    say: Say,
+    printed: Collection[str] = (),
+) -> dict[str, Any]:
+    """Say metrics in the words that their kinds declare, without those `printed` before, and
+    keep all of them in a folder's summary."""
     about = {metric.name: metric.about for metric in metrics_of(recipe) if metric.about}
     for name, value in metrics.items():
-        say(f"{about.get(name, name):<48}{value:>10.3g}")
+        if name not in printed:
+            say(f"{about.get(name, name):<48}{value:>10.3g}")
     files.replace_file(folder / SUMMARY, [json.dumps(metrics, indent=2).encode()])
     say(f"Kept in {folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     return {**metrics, "folder": str(folder)}

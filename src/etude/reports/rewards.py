@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only, open_data
+from etude.algorithms.reward_scores import CHANCE, HIGH, LOW, PAIRS, PROGRESS, SUCCESS
 from etude.core.contracts import Array
+from etude.core.keys import Key
 from etude.experience.store.views import EpisodesOf
 from etude.models.reward_networks import rewards_of
 from etude.planning.loading import policy_parts
@@ -31,10 +33,12 @@ class Line(NamedTuple):
 
 
 def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Evaluate a run's best reward on the episodes held out; its metrics."""
+    """Evaluate a run's best reward on the episodes held out; its metrics, and as "untrained/..."
+    the scores of the network that the run began with."""
     assert isinstance(recipe.algorithm, RewardOnlyConfig)
     config, store = open_data(recipe.algorithm)
-    learner = make_reward_only(config, store, torch.device("cpu"), None)
+    learner = make_reward_only(config, store, torch.device("cpu"), Key(recipe.seed).child("reward"))
+    untrained = learner.evaluate()
     arrays, _ = policy_parts(path)
     with checkpoint.fitting(path, "policy"):
         learner.load_policy(arrays)
@@ -42,13 +46,38 @@ def examine(recipe: Recipe, path: Path, say: Callable[[str], None]) -> dict[str,
     held_out = learner.held_out
     clips = f" and {held_out.num_clips:,} clips" if held_out.num_clips else ""
     say(f"{held_out.num_whole:,} episodes{clips} of {store.path} that were held out")
+    for line in _table(metrics, untrained):
+        say(line)
+    printed = [name for name in metrics if name.startswith(_SCORES)]
+    if metrics.get(config.score + LOW, np.inf) <= CHANCE:
+        say(f"By {config.score} this reward is not better than a constant one.")
+    scores = {name: value for name, value in untrained.items() if name.startswith(_SCORES)}
+    beside = {name.replace("eval/", "untrained/"): value for name, value in scores.items()}
     folder = new_folder(path, step_of(path))
     for index in _typical(held_out):
         text = _chart(learner, index)
         name = f"episode-{held_out.numbers[index]}-of-{held_out.lengths[index]}-steps.svg"
         files.replace_file(folder / name, [text.encode()])
     store.close()
-    return keep_metrics(recipe, metrics, folder, say)
+    return keep_metrics(recipe, {**metrics, **beside}, folder, say, [*printed, *beside])
+
+
+_SCORES = (PAIRS, SUCCESS, PROGRESS)
+
+
+def _table(metrics: dict[str, float], untrained: dict[str, float]) -> list[str]:
+    """The scores beside those of a constant reward and of the network before it was trained."""
+    there = [name for name in _SCORES if name in metrics]
+    if not there:
+        return []
+    lines = [f"{'score (95 % interval)':<24}{'this reward':<22}{'a constant':<14}untrained"]
+    for name in there:
+        mine, other = (
+            f"{found[name]:.2f} ({found[name + LOW]:.2f} to {found[name + HIGH]:.2f})"
+            for found in (metrics, untrained)
+        )
+        lines.append(f"{name:<24}{mine:<22}{CHANCE:<14}{other}")
+    return lines
 
 
 def _typical(episodes: EpisodesOf) -> list[int]:

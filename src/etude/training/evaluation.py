@@ -156,9 +156,9 @@ class Evaluator(AnyEvaluator):
         metrics = summarise(episodes)
         self.num_done += 1
         self.num_episodes += int(metrics["eval/episodes"])
-        return EvaluationResult(metrics, self._is_best(metrics), episodes)
+        return EvaluationResult(metrics, self._is_best(metrics, sampling_error(episodes)), episodes)
 
-    def _is_best(self, metrics: dict[str, float]) -> bool:
+    def _is_best(self, metrics: dict[str, float], error: float) -> bool:
         """By success rate, then by mean reward; the later one where these are about the same.
 
         With few episodes many policies have the same success rate, and which of them has the
@@ -167,7 +167,6 @@ class Evaluator(AnyEvaluator):
         all, so that it cannot creep down; `best` is what the policy that was kept reached.
         """
         success, reward = metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"]
-        error = metrics["eval/std_reward"] / metrics["eval/episodes"] ** 0.5
         known = self.best
         if known is None or success > known[0]:
             self._largest = reward
@@ -189,7 +188,11 @@ class Evaluator(AnyEvaluator):
 
 
 class HeldOutEvaluator(AnyEvaluator):
-    """Evaluates what was learned on episodes of a dataset that were held out."""
+    """Evaluates what was learned on episodes of a dataset that were held out.
+
+    The episodes are the same in every evaluation and nothing is drawn: the higher score is better,
+    without a tolerance.
+    """
 
     def __init__(
         self,
@@ -197,27 +200,54 @@ class HeldOutEvaluator(AnyEvaluator):
         episodes: int,
         score: str | None = None,
         loss: str = "",
+        low: str = "",
+        chance: float = -np.inf,
     ) -> None:
         """metrics_of: gives the metrics of an evaluation; episodes: how many it uses.
 
         score: the metric whose highest value is the best. None where no metric says which is
         better: then the newest is the best. loss: of equal scores, the one with the lowest.
+        low: the metric that must be above `chance`, or the evaluation is never the best.
         """
         super().__init__()
         self._metrics_of, self._episodes = metrics_of, episodes
-        self._score, self._loss = score, loss
+        self._score, self._loss, self._low, self._chance = score, loss, low, chance
 
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
         metrics = self._metrics_of()
         self.num_done += 1
         self.num_episodes += self._episodes
-        value = -1.0 if self._score is None else metrics.get(self._score, -1.0)
-        found = (value, -metrics.get(self._loss, 0.0))
-        unscored = self._score is None or not metrics
-        is_best = unscored or self.best is None or found >= self.best
+        unscored = self._score is None or self._score not in metrics
+        found = (metrics.get(self._score or "", -1.0), -metrics.get(self._loss, 0.0))
+        by_chance = metrics.get(self._low, np.inf) <= self._chance
+        is_best = unscored or (not by_chance and (self.best is None or found >= self.best))
         if is_best:
             self.best = found
         return EvaluationResult(metrics, is_best, {})
+
+    def state_dict(self) -> Tree:
+        return {**super().state_dict(), "score": self._score}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """A best by another score, of an earlier version say, is no longer compared with."""
+        super().load_state_dict(state)
+        if state.get("score") != self._score:
+            self.best = None
+
+
+def sampling_error(episodes: dict[str, Array]) -> float:
+    """The standard error of the mean reward of evaluation episodes {name: [n]}.
+
+    All evaluations play the same motions, so how far motions are apart is no sampling error:
+    a policy is compared with another motion by motion, and the error of the mean difference is
+    what returns vary by inside motions. Where each begins at a fixed frame, that is nothing.
+    """
+    returns = episodes["return"]
+    motions = episodes.get("motion", np.zeros(len(returns)))
+    _, place, counts = np.unique(motions, return_inverse=True, return_counts=True)
+    means = np.bincount(place, returns) / counts
+    variances = np.bincount(place, np.square(returns - means[place])) / counts
+    return float(np.sqrt((variances / counts).sum()) / len(counts))
 
 
 def summarise(episodes: dict[str, Array]) -> dict[str, float]:

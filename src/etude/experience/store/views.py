@@ -67,6 +67,29 @@ class EpisodesOf:
         """Episodes that are not clips."""
         return self.num_episodes - self.num_clips
 
+    @property
+    def groups(self) -> Array:
+        """[n] int64: those that share steps have the same number."""
+        found: Array = self._store.labels.groups[self.numbers]
+        return found
+
+    @property
+    def successes(self) -> list[bool | None]:
+        """[n]: None where nothing says it, and of clips: they lack the end that would."""
+        labels = self._store.labels
+        known = [
+            None if kind == "clip" else success
+            for kind, success in zip(labels.kinds, labels.successes, strict=True)
+        ]
+        pairs = zip(self.numbers.tolist(), self._is_clip.tolist(), strict=True)
+        return [None if is_clip else known[number] for number, is_clip in pairs]
+
+    def rewards(self, number: int) -> Array:
+        """The stored rewards of one of these episodes, [T] float64."""
+        length = int(self.lengths[number])
+        places = np.full(length, self.numbers[number])
+        return self._store.column("rewards", places, np.arange(length)).astype(np.float64)
+
     def part(self, chosen: slice) -> EpisodesOf:
         """Some of these."""
         return EpisodesOf(self._store, self.numbers[chosen], self._action, self.lengths[chosen])
