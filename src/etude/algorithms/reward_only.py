@@ -202,6 +202,10 @@ class RewardOnly(PolicyAlgorithm):
         """How good the reward is on the episodes held out; {} if there are none."""
         return evaluate(self.rrd, self.held_out, self.config.progress)
 
+    def check_unchanged(self) -> None:
+        """Raise where a file of the dataset was changed."""
+        self.store.check_unchanged()
+
     def close(self) -> None:
         self.store.close()
 

@@ -198,6 +198,10 @@ class RLPD(SAC):
             self.alpha_optimizer.step(config.learning_rate)
         return metrics
 
+    def check_unchanged(self) -> None:
+        super().check_unchanged()
+        self.demonstrations.check_unchanged()
+
     def state_dict(self) -> Tree:
         return {**super().state_dict(), "demonstrations": self.demonstrations.state_dict()}
 
