@@ -280,6 +280,15 @@ FAULTS = (
         "all prefixes",
         (Need("crash_states", 70, "recordings"),),
     ),
+    Fault(
+        29,
+        "bytes of a dataset or replay changed in place while training: noticed before the next "
+        "save, and named",
+        "20",
+        ("experience/test_episodes_resume.py", "test_fault_cases.py"),
+        "500",
+        (Need("fault_cases", 500, "changes of data in training", "changed_data"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

@@ -39,8 +39,9 @@ _LARGE = 4096
 
 _EXPECTED = 4 * _LARGE
 """Bytes from which on it pays to ask the system for them beforehand: some pages."""
-_TICK = 50_000_000
-"""Nanoseconds within which two writes may leave the same time, with a wide margin."""
+_TICK = 20_000_000
+"""Nanoseconds, at most, within which two writes may leave the same time: Linux counts in ticks of
+1 to 10 ms, and before 6.13 always."""
 
 
 class Disk(Protocol):
@@ -119,7 +120,7 @@ class RecordLog:
         data = records.view(np.uint8).reshape(-1).data
         size, position = self.dtype.itemsize, self.count
         counted = position + len(records) - tentative
-        self._tails = {}
+        self._tails = {} if len(data) else self._tails
         while len(data):
             block, inside = divmod(position, self.block_records)
             piece = data[: (self.block_records - inside) * size]
@@ -267,7 +268,7 @@ class RecordLog:
 
     def _check(self, block: int, size: int, expected: str, wrong: str = "is damaged") -> Any:
         """The SHA-256 of a block's first bytes, which must be the one that was recorded."""
-        stamp = _settled_stamp(self.path(block))  # first: what changes from here on shows later
+        stamp = stamp_of(self.path(block), flush=True)  # first: later changes show
         found = _hash_file(self.path(block), size)
         if found.hexdigest() != expected:
             raise self._damaged(block, f"{wrong}: its SHA-256 is not what was recorded")
@@ -293,7 +294,7 @@ class RecordLog:
         suspects = [
             block
             for block, stamp in stamps
-            if unsure or stamp is None or stamp_of(self.path(block)) != stamp
+            if unsure or stamp is None or not stamp.settled or stamp_of(self.path(block)) != stamp
         ]
         if not suspects:
             return
@@ -466,31 +467,29 @@ def fsync(disk: Disk, path: Path, flags: int) -> None:
 
 
 class Stamp(NamedTuple):
-    """What a file system says of a file. No program can set `ctime`: every write changes it."""
+    """What a file system says of a file. No program can set `ctime`, and every write does."""
 
     inode: int
     size: int
     mtime: int
     ctime: int
+    settled: bool
+    """Whether `ctime` is old enough for the next write to leave another one."""
 
 
-def stamp_of(path: Path) -> Stamp:
-    """The stamp of a plain file. It is opened for it: then NFS asks the server."""
-    with _opened(path) as fd:
-        return _stamp(fd)
+def stamp_of(path: Path, flush: bool = False) -> Stamp:
+    """The stamp of a plain file. It is opened for it: then NFS asks the server.
 
-
-def _settled_stamp(path: Path) -> Stamp | None:
-    """A stamp that differs after any later write; None for a file that has only just changed.
-
-    The first write to a page through a memory map changes `ctime`, later ones do not until the page
-    was flushed: so it is flushed here.
+    flush: of writes to a page through a memory map only the first changes `ctime`, until the page
+    is flushed.
     """
     with _opened(path) as fd:
-        with suppress(OSError):  # not every read-only file system can
-            os.fsync(fd)
-        found = _stamp(fd)
-    return found if time.time_ns() - found.ctime > _TICK else None
+        if flush:
+            with suppress(OSError):  # not every read-only file system can
+                os.fsync(fd)
+        found = os.fstat(fd)
+    sizes = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return Stamp(*sizes, settled=not 0 <= time.time_ns() - found.st_ctime_ns < _TICK)
 
 
 @contextmanager
@@ -510,11 +509,6 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _stamp(fd: int) -> Stamp:
-    found = os.fstat(fd)
-    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
 _traces: dict[int, bool] = {}
 """{device: whether a write through a memory map changes the times of the file}."""
 
@@ -522,8 +516,8 @@ _traces: dict[int, bool] = {}
 def _maps_leave_traces(folder: Path) -> bool:
     """Whether writes through memory maps show in the times of files in a folder.
 
-    Tried on a file without a name, which nobody sees. Where none can be made it is taken for granted:
-    of the file systems in use, only tmpfs is known to be without.
+    Tried on a file without a name, which nobody sees. Where none can be made they are taken to: of
+    the file systems in use, only tmpfs is known to be without.
     """
     with clear_faults("look at", folder):
         device = os.stat(folder).st_dev
@@ -541,7 +535,7 @@ def _try_map(folder: Path) -> bool:
         os.write(fd, bytes(mmap.PAGESIZE))
         os.utime(fd, ns=(0, 0))
         with mmap.mmap(fd, mmap.PAGESIZE) as pages:
-            pages[0] = 1
+            pages[0] += 1  # read first: tmpfs then gives the page out for good
             return os.fstat(fd).st_mtime_ns != 0
     except OSError:
         return True
