@@ -144,7 +144,12 @@ def sac_beside_sb3(env: str) -> Figure:
         names = (f"return of {side} sac, seed" for side in ("etude", "sb3"))
         sides = [values(results, "peer_off_policy", env, name) for name in names]
         ours, theirs = (f"{span(side, '{:,.0f}')} ({seeds(side)})" for side in sides)
-        return f"{ours}, where stable-baselines3 has {theirs}"
+        shares = values(results, "peer_off_policy", env, "sac, share of stable-baselines3's return")
+        passed = results["peer_off_policy", env]["verdict"] == "passed"
+        return (
+            f"{ours}, where stable-baselines3 has {theirs}: {shares[0]:.0%} of its mean, at which "
+            f"the gate {'passes' if passed else '**fails**'}"
+        )
 
     return Figure("peer_off_policy", env, told)
 

@@ -301,4 +301,4 @@ def test_the_best_policy_is_not_saved_from_changed_data(tmp_path: Path) -> None:
     with pytest.raises(EtudeError, match=f"{shard} was changed while it was in use"):
         train(recipe, tmp_path / "run", callbacks=[Change()])
     found = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert found == ["000000000016", "best"]
+    assert found == ["000000000008", "000000000016", "best"]
