@@ -107,8 +107,7 @@ class RecordLog:
         """SHA-256 of blocks that are complete."""
         self._running = hashlib.sha256()
         self._tails: dict[int, tuple[int, Any]] = {}
-        """Size and SHA-256 of what the last append left in blocks that are not, tentative records
-        included."""
+        """Size and SHA-256 of blocks that end in tentative records, those included."""
         self._fd, self._open_block = -1, -1
         self._dirty: set[int] = set()
 
@@ -128,7 +127,7 @@ class RecordLog:
             length = len(piece) // size
             kept = min(max(counted - position, 0), length)
             self._count(block, piece[: kept * size], kept)
-            if block not in self._sealed:
+            if kept < length:
                 begun = self.count // self.block_records == block
                 sha = self._running.copy() if begun else hashlib.sha256()
                 sha.update(piece[kept * size :])
@@ -280,7 +279,7 @@ class RecordLog:
         if block in self._tails:
             size, sha = self._tails[block]
             return size, sha.hexdigest()
-        return self._size_of(block), self._sealed[block]
+        return self._size_of(block), self._sealed.get(block) or self._running.hexdigest()
 
     def check_unchanged(self) -> None:
         """Raise where a block in use no longer holds what was written to it.
@@ -375,8 +374,7 @@ class RecordLog:
                 self._sealed[block] = expected
             if verify or block not in self._sealed:
                 found = self._check(block, size, expected)
-                if block not in self._sealed:
-                    self._running, self._tails = found, {block: (size, found.copy())}
+                self._running = self._running if block in self._sealed else found
             else:
                 self._unread.add(block)
         return first
