@@ -32,7 +32,7 @@ from toys import changed, tiny_bc, toy_dataset
 ROW = 29
 UNIT = "changes of data in training"
 FULL, IN_CI = 500, 4
-SECONDS = 60.0
+SECONDS = 120.0
 ITERATIONS = 4
 
 _MAP = """

@@ -486,8 +486,15 @@ def stamp_of(path: Path, flush: bool = False) -> Stamp:
             with suppress(OSError):  # not every read-only file system can
                 os.fsync(fd)
         found = os.fstat(fd)
-    sizes = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return Stamp(*sizes, settled=not 0 <= time.time_ns() - found.st_ctime_ns < _TICK)
+    whole_seconds = found.st_ctime_ns % 10**9 == 0  # all that some file systems keep
+    tick = 2 * 10**9 if whole_seconds else _TICK
+    return Stamp(
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        settled=not 0 <= time.time_ns() - found.st_ctime_ns < tick,
+    )
 
 
 @contextmanager
