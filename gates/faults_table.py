@@ -297,6 +297,15 @@ FAULTS = (
         "those of row 28",
         (Need("fault_cases", 200, "changes of code", "changed_code"),),
     ),
+    Fault(
+        29,
+        "bytes of a dataset or replay changed in place while training: noticed before the next "
+        "save, and named",
+        "20",
+        ("experience/test_episodes_resume.py", "test_fault_cases.py"),
+        "500",
+        (Need("fault_cases", 500, "changes of data in training", "changed_data"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

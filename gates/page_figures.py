@@ -144,7 +144,12 @@ def sac_beside_sb3(env: str) -> Figure:
         names = (f"return of {side} sac, seed" for side in ("etude", "sb3"))
         sides = [values(results, "peer_off_policy", env, name) for name in names]
         ours, theirs = (f"{span(side, '{:,.0f}')} ({seeds(side)})" for side in sides)
-        return f"{ours}, where stable-baselines3 has {theirs}"
+        shares = values(results, "peer_off_policy", env, "sac, share of stable-baselines3's return")
+        passed = results["peer_off_policy", env]["verdict"] == "passed"
+        return (
+            f"{ours}, where stable-baselines3 has {theirs}: {100 * shares[0]:.0f} % of its mean, "
+            f"at which the gate {'passes' if passed else '**fails**'}"
+        )
 
     return Figure("peer_off_policy", env, told)
 
@@ -388,6 +393,7 @@ FIGURES: dict[str, Figure | Table | Text] = {
     "sac-hopper": sac_beside_sb3("Hopper-v5"),
     "offline": share("train_offline", "", "success on fresh episodes"),
     "offline-margin": points("train_offline", "", "more than imitation"),
+    "offline-successes": points("train_offline", "", "over imitation of the successes"),
     "import-memory": one("datasets", "", "GiB of an import", "{} GiB"),
     "draw-growth": share("datasets", "", "growth of a draw"),
     "sim-to-sim": Table(

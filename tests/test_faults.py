@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from etude.api import Interrupted, Run, resume, train
+from etude.core.contracts import Fragment
+from etude.core.errors import EtudeError
 from etude.runs import checkpoint, files
-from toys import tiny_reach
+from etude.training.callbacks import Callback, Context
+from toys import tiny_bc, tiny_reach
 
 GATE = Path(__file__).parents[1] / "gates" / "torn_checkpoints.py"
 PATIENCE = 10.0
@@ -280,3 +283,22 @@ def test_nothing_listens_while_training(untouched: Path, tmp_path: Path) -> None
         _, err = process.communicate()
     assert looks >= 5, err
     assert (run / "summary.json").exists(), err
+
+
+# Row 29: data changed while a run learns from it.
+
+
+def test_the_best_policy_is_not_saved_from_changed_data(tmp_path: Path) -> None:
+    """Between two checkpoints the best policy is saved alone."""
+    recipe = tiny_bc(tmp_path, "mlp", 4, 1, "1 epoch").replace(checkpoint__every="9 epochs")
+    shard = tmp_path / "data" / "steps-000000000000.bin"
+
+    class Change(Callback):
+        def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+            if context.clock.now.iterations == 3:
+                shard.write_bytes(shard.read_bytes()[::-1])
+
+    with pytest.raises(EtudeError, match=f"{shard} was changed while it was in use"):
+        train(recipe, tmp_path / "run", callbacks=[Change()])
+    found = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert found == ["000000000008", "000000000016", "best"]

@@ -171,6 +171,88 @@ def test_temporal_ensembling_against_all_predictions_kept(ensemble: float | None
         torch.testing.assert_close(acted.actions, said[-1] if ensemble is None else expected)
 
 
+@pytest.mark.parametrize("execute", [1, 3, 9])
+def test_flow_carries_out_one_prediction_at_a_time(execute: int) -> None:
+    """Rows that began an episode later take their predictions later."""
+    policy = chunked(kind="flow", flow_steps=2, execute=execute)
+    state = {n: torch.from_numpy(x) for n, x in policy.initial_state(2).items()}
+    noise = torch.from_numpy(policy.noise(np.random.default_rng(4), 10, 2))
+    frames = torch.randn(10, 2, 4, generator=torch.Generator().manual_seed(2))
+    most, began, kept = min(execute, 4), [0, 0], []
+    for t, frame in enumerate(frames):
+        if t == 5:  # a new episode of the second row
+            state = {n: torch.cat([x[:1], torch.zeros_like(x[1:])]) for n, x in state.items()}
+            began[1] = 5
+        with torch.no_grad():
+            features = policy.prepare({"state": frame[:, None]})
+            kept.append(policy._predict(features, noise[t]).clamp(-1, 1))
+            acted = policy.act({"state": frame}, state, noise[t])
+        state = acted.state
+        for row in range(2):
+            ahead = (t - began[row]) % most
+            torch.testing.assert_close(acted.actions[row], kept[t - ahead][row, ahead])
+
+
+LINE = EnvSpec({"state": ArraySpec((2,))}, ActionSpec("box", (-1.0,), (1.0,)), 50)
+
+
+def played(policy: ChunkPolicy, episodes: int = 64, steps: int = 24) -> Array:
+    """[episodes, steps] sampled actions of a policy that always sees the same."""
+    state = {n: torch.from_numpy(x) for n, x in policy.initial_state(episodes).items()}
+    noise = torch.from_numpy(policy.noise(np.random.default_rng(1), steps, episodes))
+    actions = []
+    for each in noise:
+        with torch.no_grad():
+            acted = policy.act({"state": torch.zeros(episodes, 2)}, state, each)
+        state = acted.state
+        actions.append(acted.actions[:, 0])
+    return torch.stack(actions, 1).numpy()
+
+
+def near_a_mode(actions: Array) -> float:
+    return float((np.abs(np.abs(actions) - 0.6) < 0.15).mean())
+
+
+def changes_of_side(actions: Array) -> float:
+    return float((np.diff(np.sign(actions)) != 0).mean())
+
+
+def test_sampled_chunks_are_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Demonstrations go left or right; the mean of both is neither."""
+
+    def two_ways(self: ChunkPolicy, features: Any, noise: torch.Tensor) -> torch.Tensor:
+        return 0.6 * noise[:, :1].sign()[..., None].expand(-1, self.config.chunk, 1)
+
+    monkeypatch.setattr(ChunkPolicy, "_predict", two_ways)
+    small = {"chunk": 16, "width": 16, "heads": 2, "layers": 1, "actor_reads": ("state",)}
+    policy = make_policy(ChunkPolicyConfig(kind="flow", **small), LINE, Key(0))
+    assert isinstance(policy, ChunkPolicy)
+    actions = played(policy)
+    assert near_a_mode(actions) == 1.0
+    assert changes_of_side(actions) < 0.1  # at a new prediction alone
+
+
+@pytest.mark.slow
+def test_flow_learns_two_ways_and_takes_one() -> None:
+    small = {"chunk": 8, "width": 32, "heads": 2, "layers": 1, "actor_reads": ("state",)}
+    policy = make_policy(ChunkPolicyConfig(kind="flow", **small), LINE, Key(0))
+    assert isinstance(policy, ChunkPolicy)
+    optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
+    chance = np.random.default_rng(0)
+    for _ in range(400):
+        ways = torch.from_numpy(chance.choice([-0.6, 0.6], (64, 1, 1)).astype(np.float32))
+        seen = {"state": torch.zeros(64, 1, 2)}
+        valid = torch.ones(64, 8, dtype=torch.bool)
+        demonstrated = Demonstrated(seen, ways.expand(64, 8, 1).contiguous(), valid)
+        optimizer.zero_grad()
+        imitation_loss(policy, demonstrated, chance).backward()
+        optimizer.step()
+    actions = played(policy)
+    assert near_a_mode(actions) > 0.7
+    assert changes_of_side(actions) < 0.12
+    assert 0.25 < (actions > 0).mean() < 0.75
+
+
 @pytest.mark.parametrize("kind", ["act", "flow"])
 def test_a_chunk_policy_sees_and_is_rebuilt(kind: str) -> None:
     policy = chunked(kind=kind, actor_reads=("image", "state"), history=2)

@@ -165,6 +165,18 @@ def test_a_point_learns_with_demonstrations_and_the_plan_is_kept(tmp_path: Path)
     assert run.evaluate(50, checkpoint="latest")["eval/success_rate"] >= 0.9
 
 
+def test_the_plan_says_how_many_gradient_steps_an_environment_step_has(tmp_path: Path) -> None:
+    """The paper takes 20."""
+    recipe = recipe_of(straight(tmp_path / "data", 2))
+    steps = recipe.collector.num_envs * recipe.algorithm.rollout_steps
+    for ratio in (0.25, 1, 20):
+        batches = int(ratio * steps)
+        notes = " ".join(etude.plan(recipe.replace(algorithm__train_batches=batches)).notes)
+        said = f"{ratio:g} gradient steps for each environment step"
+        assert (said in notes) == (ratio < 20)
+        assert (f"--algorithm.train-batches {20 * steps}" in notes) == (ratio < 20)
+
+
 def test_killed_and_resumed(tmp_path: Path) -> None:
     clock = {"total_timesteps": 1_152, "cycles": 1, "iterations": 1}
     recipe = recipe_of(

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.seals import sealed
 from etude.core.trees import Tree, digest
+from etude.datasets.editing import take, write
+from etude.experience.store import log as log_module
 from etude.experience.store.episodes import DamagedStore, EpisodeStore
 from etude.experience.store.log import StoreFault
 from etude.runs import checkpoint
 from etude.runs.files import Disk
+from faults.changed_data import WAYS, Mapped
 
 LANES, LONGEST, STEPS = 3, 6, 5
 CAPACITY = 2 * LANES * (LONGEST + 1) + 20
@@ -583,3 +587,112 @@ def test_lanes_that_began_anew_and_were_killed_can_be_cut_back_again(tmp_path: P
         store.append([fragment])
         store.close()
         assert set(EpisodeStore.examine(tmp_path / "store", state).values()) == {""}
+
+
+def used(store: EpisodeStore) -> dict[Path, int]:
+    """Every file that was read or written, and how many of its bytes hold records."""
+    logs = store._logs.values()
+    return {log.path(b): log._recorded(b)[0] for log in logs for b in log._stamps}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["dataset", "replay"])
+def test_a_file_changed_in_use_is_named(
+    tmp_path: Path, kind: str, way: Callable[[Path, int, bytes], None]
+) -> None:
+    """Each file at a random place; of a replay also those that are still written to."""
+    store = a_dataset(tmp_path / "data") if kind == "dataset" else make(tmp_path / "data")
+    if kind == "replay":
+        run(store, world(), 13)
+    contents(store)
+    store.check_unchanged()
+    chance, tried = random.Random(5), 0
+    for path, size in used(store).items():
+        data, before = path.read_bytes(), path.stat()
+        place = chance.randrange(size) if way.__name__ != "_punched" else 0
+        if not any(data[:size]):
+            continue  # a hole in zeros changes nothing
+        way(path, place, data)
+        with pytest.raises(EtudeError, match=path.name):
+            store.check_unchanged()
+        path.write_bytes(data)
+        for log in store._logs.values():  # as if it had never happened
+            log._stamps.update(dict.fromkeys(b for b in log._stamps if log.path(b) == path))
+        store.check_unchanged()
+        assert path.stat().st_size == before.st_size
+        tried += 1
+    assert tried >= 5
+
+
+def test_a_write_to_a_page_that_was_dirty_before(tmp_path: Path) -> None:
+    """The second write to a page through a memory map changes no time until it is flushed."""
+    store = a_dataset(tmp_path / "data")
+    path = tmp_path / "data" / "steps-000000000000.bin"
+    data, other = path.read_bytes(), Mapped(path)
+    other.put(7, data[7])
+    contents(store)  # only now is it read
+    other.put(7, data[7] ^ 1)
+    other.close()
+    with pytest.raises(DamagedStore, match=path.name):
+        store.check_unchanged()
+
+
+def test_the_observations_ahead_of_a_replay_count_too(tmp_path: Path) -> None:
+    """They are after the last step, at a block's end even in the next file."""
+    for appends in (13, 14):
+        store = make(tmp_path / f"{appends}")
+        run(store, world(), appends)
+        log = store._steps
+        block, inside = divmod(log.count, log.block_records)
+        assert (inside == 0) == (appends == 14)
+        store.check_unchanged()
+        data = log.path(block).read_bytes()
+        place = inside * log.dtype.itemsize
+        WAYS[0](log.path(block), place, data)
+        with pytest.raises(DamagedStore, match=log.path(block).name):
+            store.check_unchanged()
+        log.path(block).write_bytes(data)
+        run(store, world(appends), 3)
+        store.check_unchanged()
+
+
+def test_what_datasets_do_to_each_other_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links made and removed, rights, a copy in place; a file that nobody touched is not read."""
+    store = a_dataset(tmp_path / "data")
+    before = contents(store)
+    store.check_unchanged()
+    merged = write(take([tmp_path / "data"]), tmp_path / "merged", "merged")
+    merged.transitions(np.array([0]), np.array([0]))
+    merged.check_unchanged()
+    store.check_unchanged()
+    shutil.rmtree(tmp_path / "merged")
+    store.check_unchanged()
+    path = tmp_path / "data" / "steps-000000000000.bin"
+    path.chmod(0o444)
+    store.check_unchanged()
+    shutil.copy(path, tmp_path / "copy")
+    (tmp_path / "copy").rename(path)
+    store.check_unchanged()
+    assert contents(store) == before
+    (tmp_path / "data" / "labels.json").touch()
+    store.check_unchanged()
+    time.sleep(0.05)  # a file that has only just changed is read once more
+    store.check_unchanged()
+    monkeypatch.setattr(log_module, "_hash_file", None)
+    monkeypatch.setattr(log_module, "_maps_leave_traces", lambda folder: True)
+    store.check_unchanged()
+
+
+@pytest.mark.parametrize("name", ["labels.json", "sealed.json", "store.json", "episodes.bin"])
+def test_tables_changed_in_use_are_noticed(tmp_path: Path, name: str) -> None:
+    a_dataset(tmp_path / "data")
+    data = write(take([tmp_path / "data"]), tmp_path / "merged", "merged")
+    data.check_unchanged()
+    at = data.path if (data.path / name).exists() else data.shards[0].path
+    content = bytearray((at / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (at / name).write_bytes(content)
+    with pytest.raises(DamagedStore, match=str(at)):
+        data.check_unchanged()

@@ -405,9 +405,11 @@ def train_demonstrations(bench: Bench) -> list[str]:
 @product
 def train_offline(bench: Bench) -> list[str]:
     def success(words: str) -> float:
+        if "train bc" in words:
+            return 0.95 if bench.way != "wrong" else 1.0
         if "behaviour-coef" not in words:
-            return 0.96
-        return 0.97 if bench.way == "wrong" else 0.41
+            return 0.96 if bench.way != "wrong" else 0.9499
+        return 0.41
 
     bench.put("etude", FakeEtude(bench, success))
     bench.put("record", lambda *_: None)

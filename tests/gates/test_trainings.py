@@ -78,17 +78,35 @@ def test_what_other_code_has_trained_is_older(measure: Measure, tmp_path: Path) 
     assert older()
 
 
-def test_one_seed_of_each_side_does_not_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ours", "theirs", "passes"),
+    [
+        ([100.0], [100.0], False),  # one seed of ours says nothing about chance
+        ([100.0, 98.0, 102.0], [100.0], True),
+        ([70.0, 72.0, 71.0], [100.0], False),
+        ([300.0, 20.0, 10.0], [100.0, 100.0], False),  # the mean is theirs, and seeds differ much
+        ([1.0, 400.0, 2.0], [100.0, 300.0, 90.0], False),
+        ([-110.0, -112.0], [-100.0], True),  # returns below zero
+        ([-130.0, -131.0], [-100.0], False),
+        ([100.0, 101.0], [0.0], False),  # no share of nothing
+    ],
+)
+def test_a_wide_spread_of_ours_is_no_excuse(
+    ours: list[float],
+    theirs: list[float],
+    passes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def returns_of(gate: report.Gate, wanted: list[trainings.Training], _: object) -> object:
         gate.count("trainings", len(wanted))
-        return {each.name: [float(i)] for i, each in enumerate(wanted)}
+        sides = {True: iter(ours), False: iter(theirs)}
+        return {each.name: [next(sides[each.ours])] for each in wanted}
 
     monkeypatch.setattr(peer_off_policy, "returns_of", returns_of)
     words = ["--methods", "sac", "--json", str(tmp_path / "result.json")]
-    assert peer_off_policy.main([*words, "--seeds", "1"]) == report.FAILED
-    assert peer_off_policy.main([*words, "--seeds", "2", "--peer-seeds", "1"]) != report.FAILED
+    words += ["--seeds", str(len(ours)), "--peer-seeds", str(len(theirs))]
+    assert (peer_off_policy.main(words) == report.PASSED) == passes
 
 
 def change(path: Path) -> None:

@@ -245,6 +245,10 @@ class BC(PolicyAlgorithm):
         self.load_policy(arrays)
         load_arrays(self.learned, arrays)
 
+    def check_unchanged(self) -> None:
+        """Raise where a file of the dataset was changed."""
+        self.training.check_unchanged()
+
     def state_dict(self) -> Tree:
         """What acts is kept beside this, in `policy/`; where that is the average, the weights that
         learn are here."""

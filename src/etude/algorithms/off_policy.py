@@ -268,6 +268,11 @@ class OffPolicy(PolicyAlgorithm, ABC):
             self.critic_optimizer.flat.data.copy_(torch.as_tensor(training["critics"]))
             self.critic_target.data.copy_(torch.as_tensor(training["critic_target"]))
 
+    def check_unchanged(self) -> None:
+        """Raise where a file of the replay or of the dataset was changed by anyone else."""
+        for store in self.stores:
+            store.check_unchanged()
+
     def state_dict(self) -> Tree:
         """The policy's own arrays are kept beside this, in `policy/`; experience is in the stores'
         files, which this names."""

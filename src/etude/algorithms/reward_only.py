@@ -217,6 +217,10 @@ class RewardOnly(PolicyAlgorithm):
         constant = constant_reward(self.training)
         return evaluate(self.policy, self.held_out, self.config.progress, constant)
 
+    def check_unchanged(self) -> None:
+        """Raise where a file of the dataset was changed."""
+        self.store.check_unchanged()
+
     def close(self) -> None:
         self.store.close()
 

@@ -9,6 +9,10 @@ What differs from SAC (`sac.py`):
 3. Critics are trained `actor_interval` times as often as actor and entropy coefficient; the actor
    goes by the mean of all critics.
 
+The paper takes 20 gradient steps for each environment step (from states). Here that ratio is
+`train_batches` over the steps of an iteration; the recipes have 1, to save time, and the plan says
+which it is.
+
 The rewards of the dataset have to be those of the environment.
 """
 
@@ -47,6 +51,12 @@ class RLPDConfig(SACConfig):
 
     kind: Literal["rlpd"] = Field(  # type: ignore[assignment]
         "rlpd", description="SAC that replays demonstrations too (RLPD)."
+    )
+    train_batches: int = Field(
+        100,
+        ge=1,
+        description="Gradient steps of an iteration. The paper takes 20 for each environment step: "
+        "20 x collector.num_envs x rollout_steps.",
     )
     share: float = Field(
         0.5, gt=0, lt=1, description="Share of every batch that is drawn from the dataset."
@@ -111,7 +121,13 @@ class RLPDConfig(SACConfig):
         episodes, steps = store.num_episodes, store.num_transitions
         store.close()
         says = f"{episodes:,} episodes of {steps:,} steps are replayed beside what is collected."
-        return [*super()._notes(run), says]
+        steps, batches = run.geometry.steps_per_iteration, self.train_batches
+        ratio = (
+            f"{batches / steps:.3g} gradient steps for each environment step, to save time. The "
+            f"paper takes 20, with --algorithm.train-batches {20 * steps}: learning then takes "
+            f"{20 * steps / batches:.3g} times as long."
+        )
+        return [*super()._notes(run), says, *([ratio] if batches < 20 * steps else [])]
 
 
 class RLPD(SAC):
@@ -197,6 +213,10 @@ class RLPD(SAC):
             metrics["train/ent_coef_loss"] = surplus
             self.alpha_optimizer.step(config.learning_rate)
         return metrics
+
+    def check_unchanged(self) -> None:
+        super().check_unchanged()
+        self.demonstrations.check_unchanged()
 
     def state_dict(self) -> Tree:
         return {**super().state_dict(), "demonstrations": self.demonstrations.state_dict()}

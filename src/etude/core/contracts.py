@@ -36,6 +36,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Tree) -> None: ...
 
 
+@runtime_checkable
+class ReadsFiles(Protocol):
+    """What learns from files that stay on the disk: a dataset, a replay."""
+
+    def check_unchanged(self) -> None:
+        """Raise where such a file was changed while it was in use; called before every save."""
+
+
 @dataclass(frozen=True)
 class ArraySpec:
     """Shape (of one environment) and dtype of one named array."""

@@ -10,9 +10,15 @@ an observation, and a small transformer decodes the next `chunk` actions from th
   error. To act, noise is moved along the velocity in `flow_steps` Euler steps. So it can represent
   several ways to do a thing, of which the noise picks one.
 
-Every step predicts a new chunk. The action is the mean of what all chunks so far said of this step,
-the oldest with weight 1, the next exp(-ensemble), and so on (temporal ensembling). What is still to
-come is the policy's recurrent state, and so are the observations before this one.
+Every step predicts a new chunk, and the two kinds act by it as their papers do:
+
+- `act` predicts one best chunk, so predictions of a step are alike and their mean is better than
+  each: the oldest has weight 1, the next exp(-ensemble), and so on (temporal ensembling).
+- `flow` draws a chunk from several that are possible, and the mean of two of them may be neither:
+  left and right of an obstacle is into it. So the first `execute` actions of one chunk are carried
+  out, and then those of the newest (receding horizon, as in Diffusion Policy, Chi et al. 2023).
+
+What is still to come is the policy's recurrent state, and so are the observations before this one.
 """
 
 from __future__ import annotations
@@ -40,14 +46,23 @@ class ChunkPolicyConfig(BasePolicyConfig):
     kind: Literal["act", "flow"] = Field(
         "act", description="act: actions by their absolute error. flow: by flow matching."
     )
+    aliases = {**BasePolicyConfig.aliases, "execute": "n_action_steps"}  # noqa: RUF012
+
     critic_reads: tuple[str, ...] = Field((), description="Nothing: there is no critic.")
     chunk: int = Field(16, ge=1, le=1024, description="Actions of a prediction.")
     history: int = Field(1, ge=1, le=64, description="Observations that a prediction reads.")
     ensemble: float | None = Field(
         0.01,
         ge=0,
-        description="Temporal ensembling: newer predictions weigh exp(-ensemble) of the one "
-        "before; none takes the newest prediction alone.",
+        description="Temporal ensembling of act: newer predictions weigh exp(-ensemble) of the one "
+        "before; none takes the newest prediction alone. flow never averages.",
+    )
+    execute: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="Actions of a prediction of flow, at most all, that are carried out before "
+        "the next prediction is used.",
     )
     width: int = Field(128, ge=8, le=4096, description="Size of a token.")
     layers: int = Field(2, ge=1, le=64, description="Layers of the encoder, and of the decoder.")
@@ -96,11 +111,11 @@ class ChunkPolicy(BasePolicy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._make_transformer()
-        self.state_specs = {
-            "sums": ArraySpec((config.chunk, self.num_actions)),
-            "weights": ArraySpec((config.chunk,)),
-            "predictions": ArraySpec((config.chunk,)),
-        }
+        chunk = ArraySpec((config.chunk, self.num_actions))
+        self.state_specs = {"plan": chunk, "left": ArraySpec((1,))}
+        if config.kind == "act":
+            each = ArraySpec((config.chunk,))
+            self.state_specs = {"sums": chunk, "weights": each, "predictions": each}
         if config.history > 1:
             self.state_specs["num_seen"] = ArraySpec((1,))
             for name in config.actor_reads:
@@ -179,6 +194,13 @@ class ChunkPolicy(BasePolicy):
         frames, after = self._remember(obs, state)
         chunk = self._predict(self.prepare(frames), noise).clamp(-1.0, 1.0)
         zeros = chunk.new_zeros(len(chunk))
+        if self.config.kind == "flow":
+            is_over = state["left"] < 0.5
+            plan = torch.where(is_over[..., None], chunk, state["plan"])
+            most = min(self.config.execute, self.config.chunk)
+            after["plan"] = _moved_up(plan)
+            after["left"] = torch.where(is_over, zeros[:, None] + most, state["left"]) - 1.0
+            return Action(plan[:, 0], zeros, after)
         if self.config.ensemble is None:
             return Action(chunk[:, 0], zeros, {**state, **after})
         weight = (-self.config.ensemble * state["predictions"]).exp()

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from etude.core.clock import Clock, Interval, IntervalText
 from etude.core.config import Config
-from etude.core.contracts import Algorithm, Stateful
+from etude.core.contracts import Algorithm, ReadsFiles, Stateful
 from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.progress import waiting
 from etude.core.ranks import ALONE, Ranks, Shared, named
@@ -98,6 +98,9 @@ class Saver:
             self._compare(clock)
         if wanted or self._best_is_new:
             self._folder.check_writer()
+            for part in self._parts.values():
+                if isinstance(part, ReadsFiles):
+                    part.check_unchanged()
         if wanted:
             self._save(clock)
         elif self._best_is_new and self._ranks.is_first:

@@ -47,6 +47,7 @@ from etude.core.trees import Tree
 from etude.experience.store.files import (
     DESCRIPTION,
     SEAL,
+    Described,
     check_table,
     create_folder,
     fsync_folder,
@@ -116,6 +117,7 @@ class EpisodeStore(EpisodeReader):
         store._settle(table)
         text = json.dumps([store.geometry.describe(), document], sort_keys=True)
         store._seal = hashlib.sha256(text.encode()).hexdigest()
+        store._described = Described(path, (SEAL, DESCRIPTION, LABELS), store._seal)
         return store
 
     @property
@@ -252,6 +254,13 @@ class EpisodeStore(EpisodeReader):
         news = [log.sync() for log in self._logs.values()]
         if self._disk is not None and any(news):
             fsync_folder(self.path, self._disk)
+
+    def check_unchanged(self) -> None:
+        """Raise where a file that is in use was changed by anyone else; see `RecordLog`."""
+        for log in self._logs.values():
+            log.check_unchanged()
+        if self._described is not None:
+            self._described.check_unchanged(lambda: EpisodeStore.open(self.path, ()).seal_sha256)
 
     def state_dict(self) -> Tree:
         """Positions, block files by hash, and the observations after the newest step.

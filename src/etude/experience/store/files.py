@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from etude.core.errors import UsageError
 from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree
 from etude.experience.store.geometry import StoreGeometry
-from etude.experience.store.log import DamagedStore, Disk, clear_faults, file_size, fsync
+from etude.experience.store.log import (
+    DamagedStore,
+    Disk,
+    Stamp,
+    clear_faults,
+    file_size,
+    fsync,
+    stamp_of,
+)
 
 DESCRIPTION, SEAL = "store.json", "sealed.json"
 _MOST_JSON = 64 << 20
@@ -62,6 +71,26 @@ def read_json(path: Path, sha256: str | None = None) -> Tree:
         return unsealed(text)
     except ValueError as error:
         raise DamagedStore(path, str(error)) from error
+
+
+class Described:
+    """The small files that describe a dataset: read when it is opened, and compared later."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], seal: str) -> None:
+        """seal: the hash of the dataset that they describe."""
+        self._paths = [folder / name for name in names if os.path.lexists(folder / name)]
+        self._seal, self._stamps = seal, self._look()
+
+    def check_unchanged(self, read: Callable[[], str]) -> None:
+        """Raise where they describe another dataset now; `read` opens it again for its hash."""
+        if (now := self._look()) == self._stamps:
+            return
+        if read() != self._seal:
+            raise DamagedStore(self._paths[0].parent, "was changed while it was in use")
+        self._stamps = now
+
+    def _look(self) -> list[Stamp]:
+        return [stamp_of(path) for path in self._paths]
 
 
 def read_geometry(path: Path) -> StoreGeometry:

@@ -7,6 +7,9 @@ file of its full size from the start, so that one map of it lasts.
 
 Nothing before `count` is ever written again, and the log deletes nothing by itself. After a kill
 it is cut back to the count a checkpoint names; what follows is void and overwritten in place.
+
+A block is hashed before it is first read, and its `Stamp` is kept. `check_unchanged` compares the
+stamps of all blocks in use before every save, and hashes again what has another one.
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ import hashlib
 import mmap
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import Damaged, EtudeError
+from etude.core.progress import waiting
 from etude.core.trees import Tree
 
 _CHUNK = 1 << 20
@@ -33,6 +39,9 @@ _LARGE = 4096
 
 _EXPECTED = 4 * _LARGE
 """Bytes from which on it pays to ask the system for them beforehand: some pages."""
+_TICK = 20_000_000
+"""Nanoseconds, at most, within which two writes may leave the same time: Linux counts in ticks of
+1 to 10 ms, and before 6.13 always."""
 
 
 class Disk(Protocol):
@@ -86,14 +95,19 @@ class RecordLog:
         # Opaque bytes: numpy moves them whole, five times faster than field by field.
         self._raw = np.dtype((np.void, dtype.itemsize))
         self._maps: dict[int, tuple[mmap.mmap, Array]] = {}
-        self._unread: dict[int, tuple[int, str]] = {}
-        """Size and SHA-256 of blocks that are still to be checked, before they are first read."""
+        self._unread: set[int] = set()
+        """Blocks that are still to be checked, before they are first read."""
+        self._stamps: dict[int, Stamp | None] = {}
+        """Blocks in use, as they were when their bytes were right; None: written to since."""
         self.holds: Callable[[int, int], str] = _episodes
         """What records start to stop belong to, in words."""
         self._sparse = False
         """Whether only parts of records are read."""
         self._sealed: dict[int, str] = {}
+        """SHA-256 of blocks that are complete."""
         self._running = hashlib.sha256()
+        self._tails: dict[int, tuple[int, Any]] = {}
+        """Size and SHA-256 of blocks that end in tentative records, those included."""
         self._fd, self._open_block = -1, -1
         self._dirty: set[int] = set()
 
@@ -105,6 +119,7 @@ class RecordLog:
         data = records.view(np.uint8).reshape(-1).data
         size, position = self.dtype.itemsize, self.count
         counted = position + len(records) - tentative
+        self._tails = {} if len(data) else self._tails
         while len(data):
             block, inside = divmod(position, self.block_records)
             piece = data[: (self.block_records - inside) * size]
@@ -112,6 +127,11 @@ class RecordLog:
             length = len(piece) // size
             kept = min(max(counted - position, 0), length)
             self._count(block, piece[: kept * size], kept)
+            if kept < length:
+                begun = self.count // self.block_records == block
+                sha = self._running.copy() if begun else hashlib.sha256()
+                sha.update(piece[kept * size :])
+                self._tails[block] = inside * size + len(piece), sha
             data, position = data[len(piece) :], position + length
 
     def _write(self, block: int, offset: int, data: memoryview) -> None:
@@ -125,6 +145,7 @@ class RecordLog:
                     self._maps.pop(block, None)
                     disk.truncate(self._fd, self.block_records * self.dtype.itemsize)
             self._dirty.add(block)
+            self._stamps[block] = None
             os.lseek(self._fd, offset, os.SEEK_SET)
             while len(data):
                 data = data[disk.write(self._fd, data) :]
@@ -227,9 +248,9 @@ class RecordLog:
             if pages.size() < found.nbytes:
                 raise self._damaged(block, "was cut while it was in use")
             return found
-        if (unread := self._unread.get(block)) is not None:
-            self._check(block, *unread)
-            self._unread.pop(block, None)  # another thread may have been here
+        if block in self._unread:
+            self._check(block, *self._recorded(block))
+            self._unread.discard(block)
         path = self.path(block)
         size, size_of = file_size(path), self.dtype.itemsize
         if size < size_of:
@@ -244,12 +265,57 @@ class RecordLog:
         self._maps[block] = pages, found
         return found
 
-    def _check(self, block: int, size: int, expected: str) -> Any:
+    def _check(self, block: int, size: int, expected: str, wrong: str = "is damaged") -> Any:
         """The SHA-256 of a block's first bytes, which must be the one that was recorded."""
+        stamp = stamp_of(self.path(block), flush=True)  # first: later changes show
         found = _hash_file(self.path(block), size)
         if found.hexdigest() != expected:
-            raise self._damaged(block, "is damaged: its SHA-256 is not what was recorded")
+            raise self._damaged(block, f"{wrong}: its SHA-256 is not what was recorded")
+        self._stamps[block] = stamp
         return found
+
+    def _recorded(self, block: int) -> tuple[int, str]:
+        """How many bytes of a block were written, and their SHA-256."""
+        if block in self._tails:
+            size, sha = self._tails[block]
+            return size, sha.hexdigest()
+        return self._size_of(block), self._sealed.get(block) or self._running.hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Raise where a block in use no longer holds what was written to it.
+
+        A block with the stamp it had is not read. One with another stamp is, since links to a file
+        change its stamp, and so is one that was appended to. Where writes through memory maps leave
+        no trace (tmpfs), all are read.
+        """
+        stamps = sorted(self._stamps.items())
+        unsure = bool(stamps) and not _maps_leave_traces(self.folder)
+        suspects = [
+            block
+            for block, stamp in stamps
+            if unsure or stamp is None or not stamp.settled or stamp_of(self.path(block)) != stamp
+        ]
+        if not suspects:
+            return
+        threads = min(len(suspects), os.cpu_count() or 1)
+        said = f"reading {len(suspects):,} files of {self.folder} again"
+        with waiting(said), ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(self._check_again, suspects):
+                pass
+
+    def _check_again(self, block: int) -> None:
+        before, path = self._stamps[block], self.path(block)
+        self._check(block, *self._recorded(block), "was changed while it was in use")
+        now = stamp_of(path)
+        if before is None or now.mtime == before.mtime:
+            return
+        if now.inode == before.inode:
+            raise EtudeError(
+                f"{path} was written to while it was in use. It holds the right bytes again, but "
+                "other bytes may have been learned from: `etude resume` goes on from the last "
+                "checkpoint."
+            )
+        self._maps.pop(block, None)  # an equal copy took its place: read that from now on
 
     def _damaged(self, block: int, what: str) -> DamagedStore:
         start = block * self.block_records
@@ -267,9 +333,10 @@ class RecordLog:
     def forget(self, first: int) -> None:
         """Keep no map and no hash of blocks that hold nothing from record `first` on."""
         kept: dict[int, Any]
-        for kept in (self._maps, self._sealed, self._unread):
+        for kept in (self._maps, self._sealed, self._stamps):
             for block in [b for b in kept if b < first // self.block_records]:
                 del kept[block]
+                self._unread.discard(block)
 
     def state(self, first: int) -> Tree:
         """What a checkpoint names: records `first` to `count`, and a SHA-256 for each block.
@@ -296,19 +363,20 @@ class RecordLog:
             raise DamagedStore(self.folder / self.name, "is described with other blocks")
         self.close()
         self._maps.clear()
-        self._sealed, self._unread, self._running = {}, {}, hashlib.sha256()
+        self._sealed, self._unread, self._running = {}, set(), hashlib.sha256()
+        self._stamps, self._tails = {}, {}
         self.count = count
         for block, expected in zip(blocks, hashes, strict=True):
             size = self._size_of(block)
             full = size == self.block_records * self.dtype.itemsize
             self._check_size(block, size)
-            if full:
+            if full or self._disk is None:
                 self._sealed[block] = expected
-            if verify or (self._disk is not None and not full):
+            if verify or block not in self._sealed:
                 found = self._check(block, size, expected)
-                self._running = self._running if full else found
+                self._running = self._running if block in self._sealed else found
             else:
-                self._unread[block] = size, expected
+                self._unread.add(block)
         return first
 
     def examine(self, state: Any) -> dict[Path, str]:
@@ -367,7 +435,8 @@ class RecordLog:
             block = int(path.name.removeprefix(f"{self.name}-").removesuffix(".bin"))
             self._dirty.discard(block)
             self._maps.pop(block, None)
-            self._unread.pop(block, None)
+            self._stamps.pop(block, None)
+            self._unread.discard(block)
 
     def close(self) -> None:
         """Let go of the file being written; what was written stays."""
@@ -393,6 +462,90 @@ def fsync(disk: Disk, path: Path, flags: int) -> None:
             disk.fsync(fd)
         finally:
             disk.close(fd)
+
+
+class Stamp(NamedTuple):
+    """What a file system says of a file. No program can set `ctime`, and every write does."""
+
+    inode: int
+    size: int
+    mtime: int
+    ctime: int
+    settled: bool
+    """Whether `ctime` is old enough for the next write to leave another one."""
+
+
+def stamp_of(path: Path, flush: bool = False) -> Stamp:
+    """The stamp of a plain file. It is opened for it: then NFS asks the server.
+
+    flush: of writes to a page through a memory map only the first changes `ctime`, until the page
+    is flushed.
+    """
+    with _opened(path) as fd:
+        if flush:
+            with suppress(OSError):  # not every read-only file system can
+                os.fsync(fd)
+        found = os.fstat(fd)
+    whole_seconds = found.st_ctime_ns % 10**9 == 0  # all that some file systems keep
+    tick = 2 * 10**9 if whole_seconds else _TICK
+    return Stamp(
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        settled=not 0 <= time.time_ns() - found.st_ctime_ns < tick,
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A plain file open to read; anything else in its place is refused."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise DamagedStore(path, "is missing") from error
+    except OSError as error:
+        raise DamagedStore(path, f"cannot be opened ({error.strerror})") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise DamagedStore(path, "is not a plain file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+_traces: dict[int, bool] = {}
+"""{device: whether a write through a memory map changes the times of the file}."""
+
+
+def _maps_leave_traces(folder: Path) -> bool:
+    """Whether writes through memory maps show in the times of files in a folder.
+
+    Tried on a file without a name, which nobody sees. Where none can be made they are taken to: of
+    the file systems in use, only tmpfs is known to be without.
+    """
+    with clear_faults("look at", folder):
+        device = os.stat(folder).st_dev
+    if device not in _traces:
+        _traces[device] = _try_map(folder)
+    return _traces[device]
+
+
+def _try_map(folder: Path) -> bool:
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except (OSError, AttributeError):  # O_TMPFILE is Linux's
+        return True
+    try:
+        os.write(fd, bytes(mmap.PAGESIZE))
+        os.utime(fd, ns=(0, 0))
+        with mmap.mmap(fd, mmap.PAGESIZE) as pages:
+            pages[0] += 1  # read first: tmpfs then gives the page out for good
+            return os.fstat(fd).st_mtime_ns != 0
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
 
 
 def file_size(path: Path) -> int:

@@ -29,7 +29,7 @@ from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.files import DESCRIPTION, read_geometry, read_json
+from etude.experience.store.files import DESCRIPTION, Described, read_geometry, read_json
 from etude.experience.store.labels import LABELS, Labels
 from etude.experience.store.log import DamagedStore, clear_faults, file_size
 from etude.experience.store.sampling import Transitions
@@ -55,6 +55,7 @@ class Dataset:
         """table: [episodes] of `ENTRY`, checked; seal: the hash of all of it."""
         self.path, self.shards, self.table, self.labels = path, shards, table, labels
         self._seal = seal
+        self._described = Described(path, (MANIFEST, TABLE, LABELS), seal)
         whole = [shard.lengths for shard in shards]
         lengths = np.zeros(len(table), np.int64)
         for s, rows in _by_shard(table["shard"]):
@@ -160,6 +161,17 @@ class Dataset:
         """Read every block of every shard; raises `DamagedStore` at the first bad one."""
         for shard in self.shards:
             shard.check_blocks()
+
+    def check_unchanged(self) -> None:
+        """Raise where a file of it that is in use was changed."""
+        for shard in self.shards:
+            shard.check_unchanged()
+        self._described.check_unchanged(lambda: open_episodes(self.path, ()).seal_sha256)
+
+    @property
+    def seal_sha256(self) -> str:
+        """The hash that a dataset is known by: of all that it holds."""
+        return self._seal
 
     def state_dict(self) -> Tree:
         """A dataset has no state but its own hash."""

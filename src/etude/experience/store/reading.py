@@ -9,6 +9,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
+from etude.experience.store.files import Described
 from etude.experience.store.frames import BYTE, Frames
 from etude.experience.store.geometry import BLOCK_BYTES, INDEX, OBS, StoreGeometry, record_of
 from etude.experience.store.labels import Labels
@@ -50,6 +51,8 @@ class EpisodeReader:
         parts = [{name: geometry.stored[name] for name in specs} for specs in (fields, observed)]
         self._parts = (None, None) if whole else (record_of(parts[0]), record_of(parts[1]))
         self._disk, self._seal, self._failed = disk, "", False
+        self._described: Described | None = None
+        """What is compared of a sealed dataset besides its logs."""
         self.labels = Labels()
         """What a sealed dataset says of its episodes; empty until it is sealed."""
         self._index = EpisodeIndex(geometry.lanes)

@@ -37,8 +37,7 @@ class DatasetWithTask(Dataset):
     """A dataset whose steps also have the observation "task"."""
 
     def __init__(self, data: Episodes) -> None:
-        seal = data.state_dict()["sealed_sha256"]
-        super().__init__(data.path, shards_of(data), table_of(data), data.labels, seal)
+        super().__init__(data.path, shards_of(data), table_of(data), data.labels, data.seal_sha256)
         sentences, self._vectors = _embedded(data)
         """[sentences, n] float32."""
         place = {sentence: number for number, sentence in enumerate(sentences)}

@@ -201,6 +201,10 @@ class EpisodesOf:
         """A finished dataset is nobody's to delete."""
         return []
 
+    def check_unchanged(self) -> None:
+        """Raise where a file of the dataset that is in use was changed."""
+        self._store.check_unchanged()
+
     def state_dict(self) -> Tree:
         """The dataset's hash, and that of the choice of its episodes: neither grows with it."""
         chosen = hashlib.sha256(self.numbers.astype("<i8").tobytes())

@@ -40,7 +40,11 @@ def pick_place_sac() -> Recipe:
 
 
 def pick_place_rlpd() -> Recipe:
-    """The same without shaped rewards, with demonstrations to replay: `--algorithm.dataset D`."""
+    """The same without shaped rewards, with demonstrations to replay: `--algorithm.dataset D`.
+
+    256 gradient steps for the 256 environment steps of an iteration, 1 per step, to save time: the
+    paper takes 20, which is `--algorithm.train-batches 5120`, and learns 20 times as long.
+    """
     by_sac = pick_place_sac()
     settings = by_sac.algorithm.model_dump(exclude={"kind"})
     replay = {"train_batches": 256, "warmup_steps": 1_280, "target_entropy": -2.0}
