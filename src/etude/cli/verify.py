@@ -35,6 +35,11 @@ class VerifyCommand(Trusting, Reporting):
     retrain: bool = Field(
         False, description="Train its recipe again and compare the fingerprint, bit for bit."
     )
+    seconds: float = Field(
+        verifying.SECONDS,
+        gt=0,
+        description="Time limit of its recorded steps, and of its episodes, in seconds.",
+    )
     folder: str | None = Field(
         None,
         description="With --retrain: the run's folder; one that is there is continued; default "
@@ -107,9 +112,10 @@ class _Verification:
             )
         self._add(verifying.check_metrics(folder, about))
         policy = verifying.load_policy(folder)
-        self._add(verifying.check_onnx(folder, policy))
+        self._add(verifying.check_onnx(folder, policy, command.seconds))
+        there = folder / bundle.POLICY
         self._add(
-            verifying.check_episodes(recipe, folder, folder / bundle.POLICY, changed.decisive)
+            verifying.check_episodes(recipe, folder, there, changed.decisive, command.seconds)
         )
         self._explain(changed)
         if command.retrain:
@@ -126,7 +132,7 @@ class _Verification:
             self.say(f"The bundled run is {about['exactness']}: other bits are to be expected.")
         run = _train(recipe, self.command.folder, silent if self.command.json_output else say)
         arguments = (recipe, self.folder, about, run.path, run.fingerprint(), changed.decisive)
-        self._add(verifying.check_retrained(*arguments))
+        self._add(verifying.check_retrained(*arguments, seconds=self.command.seconds))
 
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)
