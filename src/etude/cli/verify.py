@@ -38,7 +38,8 @@ class VerifyCommand(Trusting, Reporting):
     seconds: float = Field(
         verifying.SECONDS,
         gt=0,
-        description="Time limit of its recorded steps, and of its episodes, in seconds.",
+        le=1e6,
+        description="Time limit of its recorded steps and episodes together.",
     )
     folder: str | None = Field(
         None,
@@ -111,12 +112,11 @@ class _Verification:
                 "chance explains."
             )
         self._add(verifying.check_metrics(folder, about))
+        deadline = verifying.Deadline(command.seconds)
         policy = verifying.load_policy(folder)
-        self._add(verifying.check_onnx(folder, policy, command.seconds))
+        self._add(verifying.check_onnx(folder, policy, deadline))
         there = folder / bundle.POLICY
-        self._add(
-            verifying.check_episodes(recipe, folder, there, changed.decisive, command.seconds)
-        )
+        self._add(verifying.check_episodes(recipe, folder, there, changed.decisive, deadline))
         self._explain(changed)
         if command.retrain:
             self._retrain(recipe, about, changed)
@@ -132,7 +132,7 @@ class _Verification:
             self.say(f"The bundled run is {about['exactness']}: other bits are to be expected.")
         run = _train(recipe, self.command.folder, silent if self.command.json_output else say)
         arguments = (recipe, self.folder, about, run.path, run.fingerprint(), changed.decisive)
-        self._add(verifying.check_retrained(*arguments, seconds=self.command.seconds))
+        self._add(verifying.check_retrained(*arguments, verifying.Deadline(self.command.seconds)))
 
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)

@@ -40,7 +40,7 @@ from etude.runs.metrics_log import digest_of, read_rows
 RETRAINED = "retrained"
 Verdict = Literal["same", "close", "differs", "not compared"]
 SECONDS = 40.0
-"""What the recorded steps may take, in torch and in ONNX, and what the episodes may take."""
+"""What the recorded steps, in torch and in ONNX, and the episodes may take together."""
 _CHILD, _MEMORY = "etude.reports.onnx_child", 3 << 29
 _MAX_EPISODES = 100_000
 _ERRORS = 3.0
@@ -61,11 +61,14 @@ class TookLong(EtudeError):
 
 
 class Deadline:
-    """Ends what takes longer than a verification may."""
+    """Ends a verification that takes longer than it may."""
 
-    def __init__(self, what: str, seconds: float) -> None:
-        self._what, self._seconds = what, seconds
-        self._end = time.monotonic() + seconds
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds, self._end = seconds, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(self._end - time.monotonic(), 0.1)
 
     def check(self) -> None:
         if time.monotonic() > self._end:
@@ -73,8 +76,8 @@ class Deadline:
 
     def late(self) -> TookLong:
         return TookLong(
-            f"The {self._what} of the bundle took longer than {self._seconds:g} s; --seconds "
-            "allows more, if you trust its author."
+            f"The steps and episodes of the bundle took longer than {self._seconds:g} s; "
+            "--seconds allows more, if you trust its author."
         )
 
 
@@ -94,7 +97,7 @@ def document(folder: Path, name: str) -> Tree:
         raise EtudeError(f"{name} of the bundle {wrong}.") from error
 
 
-def check_onnx(folder: Path, policy: BasePolicy, seconds: float = SECONDS) -> Finding:
+def check_onnx(folder: Path, policy: BasePolicy, deadline: Deadline) -> Finding:
     """Whether the ONNX file does what the policy does, on the steps recorded with it.
 
     A subprocess with limits reads and runs it: a stranger's model may hang, or take all memory.
@@ -102,14 +105,12 @@ def check_onnx(folder: Path, policy: BasePolicy, seconds: float = SECONDS) -> Fi
     what, path = "onnx", folder / bundle.ONNX
     if not path.is_dir():
         return Finding(what, "not compared", "the bundle has no ONNX file")
-    missing = next((name for name in ("onnx", "onnxruntime") if find_spec(name) is None), None)
-    if missing is not None:
-        words = f"{missing} is not installed: pip install 'etude[export]'"
+    if find_spec("onnxruntime") is None:
+        words = "onnxruntime is not installed: pip install 'etude[export]'"
         return Finding(what, "not compared", words)
     from etude.reports.export import CONTRACT, TOLERANCE, distance
     from etude.reports.export import ONNX as MODEL
 
-    deadline = Deadline("recorded steps", seconds)
     try:
         contract = document(folder, f"{bundle.ONNX}/{CONTRACT}")
         contract.pop("files")
@@ -117,7 +118,7 @@ def check_onnx(folder: Path, policy: BasePolicy, seconds: float = SECONDS) -> Fi
         if contract["run"]["policy_sha256"] != weights:
             return Finding(what, "differs", f"{CONTRACT} is of another policy than policy/")
         replay = _replay(path, policy, deadline)
-        with _running(path / MODEL, policy, replay, seconds) as child:
+        with _running(path / MODEL, policy, replay, deadline) as child:
             inside = _answer(child, "contract", limit=bundle.MAX_TEXT)
             if json.loads(inside) != contract:
                 words = f"{MODEL} and {CONTRACT} have different contracts"
@@ -142,7 +143,7 @@ def check_onnx(folder: Path, policy: BasePolicy, seconds: float = SECONDS) -> Fi
     return Finding(what, "same", words)
 
 
-def _running(path: Path, policy: BasePolicy, replay: Any, seconds: float) -> LimitedProcess:
+def _running(path: Path, policy: BasePolicy, replay: Any, deadline: Deadline) -> LimitedProcess:
     """The subprocess that runs an ONNX file over recorded steps."""
     from etude.reports.export import ActingPolicy
 
@@ -156,7 +157,7 @@ def _running(path: Path, policy: BasePolicy, replay: Any, seconds: float) -> Lim
         "starts": replay.starts.tolist(),
         "actions": [str(replay.actions.dtype), replay.actions.shape],
     }
-    limits = Limits(_MEMORY, seconds)
+    limits = Limits(_MEMORY, deadline.left)
     return LimitedProcess(_CHILD, order, limits, (x.data.cast("B") for x in seen.values()))
 
 
@@ -195,7 +196,7 @@ def check_episodes(
     folder: Path,
     path: Path,
     changed: Sequence[str],
-    seconds: float = SECONDS,
+    deadline: Deadline,
 ) -> Finding:
     """The bundle's episodes, played again with the policy at `path`.
 
@@ -214,7 +215,6 @@ def check_episodes(
     if type(seed) is not int or seed < 0:
         raise EtudeError(f"{summary} of the bundle names no seed.")
     count = len(old["return"])
-    deadline = Deadline(f"{count:,} episodes", seconds)
     here = evaluation.played(recipe, path, count, seed, check=deadline.check).csv()
     if here == there:
         return Finding(what, "same", f"{count} played again, the same bit for bit; {_success(old)}")
@@ -290,7 +290,7 @@ def check_retrained(
     run: Path,
     found: Tree,
     changed: Sequence[str],
-    seconds: float = SECONDS,
+    deadline: Deadline,
 ) -> Finding:
     """A run of the bundle's recipe, trained here, against the one that was bundled.
 
@@ -307,7 +307,7 @@ def check_retrained(
     words = f"another fingerprint ({', '.join(other)})" if expected else "no fingerprint to compare"
     if not reasons:
         return Finding(RETRAINED, "differs", f"{words}, where it should be the same")
-    episodes = check_episodes(recipe, folder, run, reasons, seconds)
+    episodes = check_episodes(recipe, folder, run, reasons, deadline)
     return Finding(RETRAINED, episodes.verdict, f"{words}; of its episodes, {episodes.words}")
 
 
