@@ -134,6 +134,9 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "runtime" / "src"))
     for module in PRELOADED:
         import_module(module)
+    from etude.planning import recipes
+
+    recipes.find("reach-short").task.make(1).close()  # loads its kinds, and MuJoCo
     with tempfile.TemporaryDirectory() as folder:
         for line in sys.stdin:
             print(json.dumps(_run(json.loads(line), Path(folder) / "log")), flush=True)
