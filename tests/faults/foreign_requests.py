@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 ROW = 32
 UNIT = "foreign web requests"
-FULL, IN_CI = 100, 12
+FULL, IN_CI = 100, 15
 SECONDS = 60.0
 PATHS = ("", "model", "model?total_bytes", "web_client.js", "assets/ignored.ttf", "../model")
 SOCKETS = ("state?sid=1", "ui?sid=1", "drop?sid=1")

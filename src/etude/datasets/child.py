@@ -36,8 +36,7 @@ def run(order: dict[str, Any], writer: FrameWriter) -> None:
         options = {**order["options"], "obs": tuple(order["options"]["obs"])}
         source = open_source(path, ReadOptions(**options))
         source.max_bytes = int(order["memory"]) // 2  # of an episode
-        about = {"format": source.format, "task": source.task, "masks": source.masks}
-        writer.send("source", **about)
+        writer.send("source", format=source.format, task=source.task, masks=source.masks)
         for name in source.names:
             allow_seconds(seconds)
             writer.send("begin", episode=name)
