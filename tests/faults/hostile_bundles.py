@@ -130,7 +130,7 @@ def nested_branches(rng: random.Random) -> Change:
         return helper.make_graph([made], "g", [], [info(name, 1, None)])
 
     leaf = inner = graph(node("Identity", ["action"], ["b0"]), "b0")
-    for depth in range(1, rng.choice([2, 20, 60])):
+    for depth in range(1, rng.choice([2, 12, 20])):
         name = f"b{depth}"
         other = inner if depth < 12 else leaf
         inner = graph(node("If", ["yes"], [name], then_branch=inner, else_branch=other), name)
