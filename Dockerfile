@@ -16,12 +16,13 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends libegl1 libgl1-mesa-dri libgles2 \
     && rm -rf /var/lib/apt/lists/*
 # torch for the CPU first: it satisfies the wheel's bound, and CUDA's libraries stay away. The versions
-# are those that the tests ran with.
+# are those that the tests ran with; hashes are left out, since pip would demand one of the wheel too.
 COPY requirements-dev.txt /tmp/
 RUN --mount=type=bind,from=build,source=/dist,target=/dist \
     pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu \
-        "$(grep '^torch==' /tmp/requirements-dev.txt)" \
-    && pip install --no-cache-dir -c /tmp/requirements-dev.txt "$(ls /dist/*.whl)[video]"
+        "$(grep -o '^torch==[^ ]*' /tmp/requirements-dev.txt)" \
+    && grep -o '^[a-z0-9][^\\]*' /tmp/requirements-dev.txt > /tmp/versions.txt \
+    && pip install --no-cache-dir -c /tmp/versions.txt "$(ls /dist/*.whl)[video]"
 # Nothing needs root: whoever starts it writes to /workspace, most of all to runs/, which is mounted there.
 RUN mkdir -m 777 /workspace
 ENV HOME=/tmp MUJOCO_GL=egl

@@ -19,15 +19,20 @@ gates-smallest:  ## every gate at the size at which CI runs it; minutes
 	python gates/smallest.py
 
 dist:  ## wheels and source archives of both packages in dist/, checked
-	python -m build --outdir dist .
-	python -m build --outdir dist runtime
+	python -m build --no-isolation --outdir dist .
+	python -m build --no-isolation --outdir dist runtime
 	twine check --strict dist/*
 
-lock:  ## the newest versions that fit into requirements-dev.txt; needs uv
-	head -2 requirements-dev.txt > requirements-dev.new
-	uv pip compile -q --upgrade --universal --python-version 3.11 --extra dev --extra video --no-header \
-		--no-annotate --no-emit-index-url pyproject.toml >> requirements-dev.new
-	mv requirements-dev.new requirements-dev.txt
+LOCKS = requirements-dev.txt requirements-cuda.txt
+
+lock:  ## the newest versions that fit, with hashes, into requirements-dev.txt and requirements-cuda.txt; needs uv
+	for lock in $(LOCKS); do grep '^#' $$lock > $$lock.new || exit 1; done
+	uv pip compile -q --upgrade --generate-hashes --universal --python-version 3.11 --extra dev --extra video \
+		--no-header --no-annotate --no-emit-index-url pyproject.toml > requirements.new
+	awk '/^[a-z0-9]/ { cuda = /^(cuda|nvidia|triton)/ } \
+		{ print >> (cuda ? "requirements-cuda.txt.new" : "requirements-dev.txt.new") }' requirements.new
+	for lock in $(LOCKS); do mv $$lock.new $$lock; done
+	rm requirements.new
 
 site:  ## all pages, a reference and a search in build/site, which open without a network
 	mkdocs build --strict

@@ -306,6 +306,18 @@ FAULTS = (
         "500",
         (Need("fault_cases", 500, "changes of data in training", "changed_data"),),
     ),
+    Fault(
+        32,
+        "hostile ONNX, tar, JSON, YAML and tables in bundles, foreign requests to the page of "
+        "`--web`: bounded time and memory, interrupts answered, nothing told",
+        "20",
+        ("test_fault_cases.py", "app/test_export.py", "app/test_view.py"),
+        "1,000 bundles and ONNX files, 100 requests",
+        (
+            Need("fault_cases", 1_000, "hostile bundles and ONNX files", "hostile_bundles"),
+            Need("fault_cases", 100, "foreign web requests", "foreign_requests"),
+        ),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

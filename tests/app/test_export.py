@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import onnx
 
 from etude import mj
 from etude.cli.main import main
+from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.env import MujocoEnv
@@ -29,6 +32,7 @@ from etude.models.policies import BasePolicy, PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.reports import export as exporting
+from etude.runs import onnx_files
 from etude.tasks.velocity.task import WalkConfig
 from etude_runtime import ContractError, JointTargets, Policy, Trot
 from etude_runtime.__main__ import main as run_runtime
@@ -329,8 +333,89 @@ def test_weights_in_another_file_are_refused(copied: Path, tmp_path: Path) -> No
     entry.key, entry.value = "location", "../secret"
     (copied / "policy.onnx").write_bytes(model.SerializeToString())
     rewrite(copied, lambda document: None)
-    with pytest.raises(ContractError, match=r"onnxruntime cannot load policy\.onnx"):
+    with pytest.raises(ContractError, match=r"policy\.onnx has data in other files"):
         Policy.load(copied)
+
+
+def other_kinds() -> list[BasePolicy]:
+    """Policies of the kinds that `exports` leaves out, small ones."""
+    memory, chunks, pictures = (made(n) for n in ("reach-memory", "chunks", "seek-pictures"))
+    gru = memory.policy.model_copy(update={"kind": "gru", "units": 8})
+    flow = chunks.policy.model_copy(update={"kind": "flow", "flow_steps": 1, "ensemble": None})
+    resnet = pictures.policy.encoder.model_copy(update={"kind": "resnet18"})
+    sees = pictures.policy.model_copy(update={"encoder": resnet})
+    found = [
+        make_policy(config, recipe.task.make(1).spec, Key(0))
+        for config, recipe in ((gru, memory), (flow, chunks), (sees, pictures))
+    ]
+    box = made("pendulum").task.make(1).spec
+    norm = {"hidden": (8,), "layer_norm": "all"}
+    smooth = PolicyConfig(kind="deterministic", activation="silu", **norm)
+    squash = PolicyConfig(kind="mlp", activation="relu", squash=True, std="state", **norm)
+    found += [make_policy(config, box, Key(0)) for config in (smooth, squash)]
+    choices = dataclasses.replace(box, action=ActionSpec("multi_discrete", sizes=(2, 3)))
+    return [*found, make_policy(PolicyConfig(hidden=(8,)), choices, Key(0))]
+
+
+@pytest.mark.slow
+def test_the_allowed_operators_are_exactly_those_of_exports(exports: dict[str, Path]) -> None:
+    models = [onnx.load(folder / "policy.onnx") for folder in exports.values()]
+    models += [exporting._to_onnx(policy.eval()) for policy in other_kinds()]
+    used: dict[str, set[str]] = {}
+    for model in models:
+        onnx_files.check(model.SerializeToString())
+        for node in model.graph.node:
+            used.setdefault(node.op_type, set()).update(a.name for a in node.attribute)
+    assert used == onnx_files.OPERATORS
+
+
+def test_both_packages_have_the_same_check() -> None:
+    copy = ROOT / "runtime/src/etude_runtime/onnx_files.py"
+    assert copy.read_bytes() == Path(onnx_files.__file__).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_network_of_other_operators_is_not_exported() -> None:
+    policy = trained(made("cartpole"))
+    policy.actor.forward = lambda x: torch.sin(x)[..., :2]
+    with pytest.raises(UsageError, match="uses the operator 'Sin', which no export has"):
+        exporting._to_onnx(policy)
+
+
+def four_gigabytes(model: Any) -> None:
+    """Nothing but allowed operators, and a result that no robot has memory for."""
+    size = onnx.numpy_helper.from_array(np.array([1 << 30], np.int64), "size")
+    model.graph.initializer.append(size)
+    nodes = [
+        onnx.helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
+        onnx.helper.make_node("Softmax", ["zeros"], ["shares"], axis=-1),
+    ]
+    model.graph.node.extend(nodes)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("shares", 1, [1 << 30]))
+
+
+def endless(model: Any) -> None:
+    make = onnx.helper.make_node
+    body = onnx.helper.make_graph([make("Identity", ["c"], ["d"])], "b", [], [])
+    model.graph.node.append(make("Loop", ["", "", "state"], ["last"], body=body))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [(four_gigabytes, "cannot be run|takes more than"), (endless, "the operator 'Loop'")],
+)
+def test_a_hostile_network_never_runs_in_the_process_of_a_robot(
+    change: Callable[[Any], None], sentence: str, copied: Path
+) -> None:
+    model = onnx.load(copied / "policy.onnx")
+    change(model)
+    (copied / "policy.onnx").write_bytes(model.SerializeToString())
+    rewrite(copied, lambda document: None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ContractError, match=sentence):
+        Policy.load(copied)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 @pytest.mark.slow

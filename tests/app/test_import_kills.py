@@ -14,8 +14,8 @@ import pytest
 
 from etude.cli.data import run as data_main
 from etude.core.errors import UsageError
+from etude.core.limited import Limits
 from etude.datasets import importing
-from etude.datasets.opening import Limits
 from etude.datasets.summary import ReadOptions
 from etude.experience.store.episodes import EpisodeStore
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -236,10 +237,18 @@ def test_the_page_is_for_this_machine_only(number: signal.Signals) -> None:
         with urllib.request.urlopen(url, timeout=STARTS) as page:
             assert b"canvas" in page.read()
         address = url.replace("http", "ws") + "state"
-        with connect(address, origin=url.rstrip("/")) as own:  # type: ignore[arg-type]
+        origin, _, _ = url.rstrip("/").rpartition("/")
+        with connect(address, origin=origin) as own:  # type: ignore[arg-type]
             assert "viewers=1" in str(own.recv(timeout=STARTS))
         with pytest.raises(InvalidStatus):
             connect(address, origin="http://example.com")  # type: ignore[arg-type]
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{origin}/model", timeout=STARTS)
+        ports = {int(address.rpartition(":")[2], 16) for address in found["loopback"]}
+        (inner,) = ports - {int(origin.rpartition(":")[2])}  # for the viewer's own threads
+        stranger = socket.create_connection(("127.0.0.1", inner), timeout=STARTS)
+        with stranger, suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
         process.send_signal(number)
         assert process.wait(STARTS) == 128 + number
         assert process.stdout is not None

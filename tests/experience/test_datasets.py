@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 import pytest
 
+from etude.core.limited import Limits
 from etude.datasets.opening import (
     DataError,
     Episode,
-    Limits,
     ReadOptions,
     open_dataset,
     scan,

@@ -15,8 +15,10 @@ import pytest
 from test_datasets import write_demos, write_minari
 
 from damage import damage
+from etude.core import limited
+from etude.core.limited import Limits
 from etude.datasets import opening as datasets
-from etude.datasets.opening import DataError, Limits, open_dataset, scan
+from etude.datasets.opening import DataError, open_dataset, scan
 
 QUICK = Limits(memory=1 << 30, seconds=10.0)
 
@@ -255,11 +257,11 @@ def test_other_things_than_files(tmp_path: Path) -> None:
 FAKES = {
     "dies": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"crashed .*SIGSEGV"),
     "hangs": ("import time; time.sleep(60)", "took longer than 0.5 s"),
-    "burns": ("child.allow_seconds(0.0)\nwhile True: pass", "of computing"),
+    "burns": ("limited.allow_seconds(0.0)\nwhile True: pass", "of computing"),
     "ends": ("", "ended early"),
-    "babbles": ("speaker._stream.write(b'x' * 99); speaker._stream.flush()", "absurdly"),
+    "babbles": ("writer._stream.write(b'x' * 99); writer._stream.flush()", "absurdly"),
     "swells": (
-        "speaker.say('arrays', episode='demo_7', terminated=True, "
+        "writer.send('arrays', episode='demo_7', terminated=True, "
         "arrays=[['obs/a', 'float32', [1 << 40, 9]]])",
         "'obs/a' is larger than agreed",
     ),
@@ -271,25 +273,25 @@ def test_whatever_becomes_of_the_reader(
     fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, expected = FAKES[fate]
-    begin = "speaker.say('source', format='x', task='x', masks={}, num_episodes=1)"
+    begin = "writer.send('source', format='x', task='x', masks={}, num_episodes=1)"
     known = (
         "dict(name='demo_7', steps=1, file_steps=1, fields={}, total=0.0, success=None, "
         "terminated=True, rewarded=True, largest_action=0.0)"
     )
     lines = (
         "import sys",
-        "from etude.datasets import child",
-        "speaker = child.Speaker(1)",
+        "from etude.core import limited",
+        "writer = limited.FrameWriter(1)",
         begin,
-        "speaker.say('begin', episode='demo_7')",
-        f"speaker.say('described', episode={known})",
-        "speaker.say('all described')",
+        "writer.send('begin', episode='demo_7')",
+        f"writer.send('described', episode={known})",
+        "writer.send('all described')",
         code,
     )
     (tmp_path / "fake_reader.py").write_text("\n".join(lines))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.setattr(datasets, "_CHILD", "fake_reader")
-    monkeypatch.setattr(datasets, "_START_SECONDS", 2.0 if fate == "hangs" else 60.0)
+    monkeypatch.setattr(limited, "_START_SECONDS", 2.0 if fate == "hangs" else 60.0)
     with (
         pytest.raises(DataError, match=f"demo_7.*{expected}"),
         open_dataset(tmp_path, "read", None, Limits(seconds=0.5)) as dataset,

@@ -14,7 +14,7 @@ import os
 import random
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from etude.core import trust
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
+from etude.core.limited import FrameWriter
 from etude.core.seals import SEAL, sealed
 from etude.datasets import child as datasets_child
 from etude.experience.store.episodes import EpisodeStore
@@ -275,7 +276,7 @@ def hdf5_reader(scratch: Path) -> Reader:
         with h5py.File(path, "w", libver="latest") as file:
             (_robomimic if flavour == "robomimic" else _minari)(file)
         seeds.append(path.read_bytes())
-    speaker = _Listener(os.open(os.devnull, os.O_WRONLY))
+    listener = _Listener(os.open(os.devnull, os.O_WRONLY))
     options = {"obs": (), "mask": None, "success_reward": None, "assume_success": False}
     order = {
         "path": str(path),
@@ -288,24 +289,24 @@ def hdf5_reader(scratch: Path) -> Reader:
 
     def read(data: bytes) -> str | None:
         path.write_bytes(data)
-        speaker.error = None
+        listener.error = None
         limit = resource.getrlimit(resource.RLIMIT_CPU)
         try:
-            datasets_child.run(order, speaker)
+            datasets_child.run(order, listener)
         finally:  # The limit is for a process that opens one file; this one goes on.
             resource.setrlimit(resource.RLIMIT_CPU, limit)
-        return speaker.error
+        return listener.error
 
     return Reader(read, seeds, 1 << 14, native=True)
 
 
-class _Listener(datasets_child.Speaker):
+class _Listener(FrameWriter):
     """Notes the one error that the parent would be told of."""
 
     error: str | None = None
 
-    def say(self, kind: str, **content: Any) -> None:
-        super().say(kind, **content)
+    def send(self, kind: str, data: Iterable[memoryview | bytes] = (), **content: Any) -> None:
+        super().send(kind, data, **content)
         if kind == "error":
             self.error = str(content["what"])
 

@@ -23,9 +23,9 @@ from etude_runtime.contract import (
     read_arrays,
 )
 from etude_runtime.measuring import Reader
+from etude_runtime.onnx_files import Refused, check
+from etude_runtime.trial import attempt
 
-METADATA = "etude"
-"""Where an ONNX file has the contract."""
 TOLERANCE = 1e-5
 
 
@@ -40,6 +40,7 @@ class Policy:
     ) -> None:
         self.contract = contract
         self._replay = replay
+        _check_contract(model, contract)
         self._session = _session(model, threads)
         _check_model(self._session, contract)
         self._outputs = ["action", *(each.output for each in contract.recurrent)]
@@ -49,9 +50,16 @@ class Policy:
         self.reset()
 
     @classmethod
-    def load(cls, folder: str | Path, threads: int = 1) -> Policy:
-        """The policy in a folder that `etude export` wrote; refuses files that were changed."""
+    def load(cls, folder: str | Path, threads: int = 1, trial: bool = True) -> Policy:
+        """The policy in a folder that `etude export` wrote; refuses files that were changed.
+
+        trial: run it once in a subprocess with limits on memory and time first. Leave it out only
+        for exports of your own, where a robot has to start quickly.
+        """
         contract, files = load_contract(Path(folder))
+        _check_contract(files[ONNX], contract)
+        if trial and (wrong := attempt(files[ONNX])):
+            raise ContractError(f"{Path(folder) / ONNX} {wrong}: do not use this export.")
         return cls(contract, files[ONNX], files.get(REPLAY), threads)
 
     @property
@@ -245,14 +253,21 @@ def _session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
         raise ContractError(f"onnxruntime cannot load {ONNX}: {first[:200]}") from error
 
 
-def _check_model(session: onnxruntime.InferenceSession, contract: Contract) -> None:
-    """Refuse a network that has other inputs and outputs than the contract, or another contract."""
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA, "")
+def _check_contract(model: bytes, contract: Contract) -> None:
+    """Refuse a model that no export has, or one that was written with another contract."""
+    try:
+        text = check(model)
+    except Refused as error:
+        raise ContractError(f"{ONNX} {error}: it was not loaded.") from error
     inside = decode(text.encode(), f"The contract in {ONNX}")
     if _plain(inside) != _plain(contract.document):
         raise ContractError(
             f"{CONTRACT} is not the contract that {ONNX} was written with: copy the export again."
         )
+
+
+def _check_model(session: onnxruntime.InferenceSession, contract: Contract) -> None:
+    """Refuse a network that has other inputs and outputs than the contract."""
     recurrent = contract.recurrent
     inputs = {
         each.name: ("tensor(float)" if each.image is None else "tensor(uint8)", [1, *each.shape])

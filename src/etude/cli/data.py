@@ -15,6 +15,7 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.errors import UsageError
+from etude.core.limited import Limits
 from etude.datasets import editing
 from etude.datasets.importing import (
     Pictures,
@@ -23,7 +24,7 @@ from etude.datasets.importing import (
     is_unfinished,
     validate_store,
 )
-from etude.datasets.opening import Limits, open_dataset, scan
+from etude.datasets.opening import open_dataset, scan
 from etude.datasets.summary import ReadOptions, shared_fields
 from etude.experience.sentences import shown
 from etude.experience.store.episodes import EpisodeStore

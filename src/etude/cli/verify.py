@@ -35,6 +35,12 @@ class VerifyCommand(Trusting, Reporting):
     retrain: bool = Field(
         False, description="Train its recipe again and compare the fingerprint, bit for bit."
     )
+    seconds: float = Field(
+        verifying.SECONDS,
+        gt=0,
+        le=1e6,
+        description="Time limit of its recorded steps and episodes together.",
+    )
     folder: str | None = Field(
         None,
         description="With --retrain: the run's folder; one that is there is continued; default "
@@ -106,11 +112,11 @@ class _Verification:
                 "chance explains."
             )
         self._add(verifying.check_metrics(folder, about))
+        deadline = verifying.Deadline(command.seconds)
         policy = verifying.load_policy(folder)
-        self._add(verifying.check_onnx(folder, policy))
-        self._add(
-            verifying.check_episodes(recipe, folder, folder / bundle.POLICY, changed.decisive)
-        )
+        self._add(verifying.check_onnx(folder, policy, deadline))
+        there = folder / bundle.POLICY
+        self._add(verifying.check_episodes(recipe, folder, there, changed.decisive, deadline))
         self._explain(changed)
         if command.retrain:
             self._retrain(recipe, about, changed)
@@ -126,7 +132,7 @@ class _Verification:
             self.say(f"The bundled run is {about['exactness']}: other bits are to be expected.")
         run = _train(recipe, self.command.folder, silent if self.command.json_output else say)
         arguments = (recipe, self.folder, about, run.path, run.fingerprint(), changed.decisive)
-        self._add(verifying.check_retrained(*arguments))
+        self._add(verifying.check_retrained(*arguments, verifying.Deadline(self.command.seconds)))
 
     def _add(self, finding: Finding) -> None:
         self.findings.append(finding)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import webbrowser
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Self
 
@@ -49,9 +51,9 @@ class Watching(Config):
         opens: the page is opened in this machine's browser.
         """
         env, window = player.env, self._window(player, title)
-        if opens:
-            webbrowser.open(window.url)
-        with Signals() as signals, window:
+        with Signals() as signals, window, TemporaryDirectory(prefix="etude-page-") as folder:
+            if opens:
+                _open(window.url, Path(folder))
             watch(player, window, lambda: signals.came is not None)
         env.close()
         if signals.came is None:
@@ -67,6 +69,17 @@ class Watching(Config):
         window = browser_window(shown, title, self.port)
         print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
         return window
+
+
+def _open(url: str, folder: Path) -> None:
+    """Open a page in this machine's browser.
+
+    By a file in a folder that only this user can read: the address has a token, and every user can
+    read a browser's command line.
+    """
+    page = folder / "open.html"
+    page.write_text(f'<meta http-equiv="refresh" content="0; url={url}"><a href="{url}">{url}</a>')
+    webbrowser.open(page.as_uri())
 
 
 def check_shown(env: BatchEnv, config: EnvConfig, instead: Callable[[], str]) -> None:

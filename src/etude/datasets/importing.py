@@ -18,7 +18,8 @@ import numpy as np
 from etude.core.contracts import Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.datasets.opening import Limits, notes_of, open_dataset, scan
+from etude.core.limited import Limits
+from etude.datasets.opening import notes_of, open_dataset, scan
 from etude.datasets.summary import (
     DataError,
     Described,

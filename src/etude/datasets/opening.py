@@ -1,4 +1,4 @@
-"""Datasets of other systems: opened in a process of its own, which is watched and may die.
+"""Datasets of other systems, opened in a subprocess with memory and time limits.
 
     with open_dataset(path, "read") as dataset:
         for episode in dataset.episodes(): ...
@@ -8,39 +8,31 @@ The parent meets only JSON and arrays whose size it has agreed to, whatever the 
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import select
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
+from etude.core.limited import Ended, LimitedProcess, Limits
+from etude.core.trees import Tree
 from etude.datasets.summary import Array, DataError, Described, Episode, ReadOptions, Summary
 
 Job = Literal["scan", "check", "read"]
 """Describe the episodes; also read every number; also give them."""
 _CHILD = "etude.datasets.child"
-_START_SECONDS = 10.0
-"""More patience than for an episode: a process also has to start."""
-_LENGTH_BYTES, _MOST_HEADER = 4, 1 << 20
 _KINDS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32"}
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What opening a file may cost."""
-
-    memory: int = 4 << 30
-    """Bytes; an episode may take half of it."""
-    seconds: float = 60.0
-    """For one episode, of computing and of waiting."""
+_ADVICE = {
+    "slow": "the file is damaged, or raise --seconds",
+    "crashed": "the file is damaged, get a whole copy of it",
+    "early": "is h5py installed and whole?",
+    "broken": "the reader is broken",
+}
+"""What to do where the reader ended, by why."""
 
 
 def scan(path: Path, options: ReadOptions | None = None, limits: Limits | None = None) -> Summary:
@@ -83,26 +75,14 @@ class Dataset:
 
     def __post_init__(self) -> None:
         order = {"path": str(self.path), "job": self.job, "options": asdict(self.options)}
-        order |= asdict(self.limits) | {"skip": self.skip}
-        # No plugins, and -P: a file that lies beside the data is not taken for a module.
-        command = [sys.executable, "-P", "-m", _CHILD, json.dumps(order)]
-        few = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HDF5_PLUGIN_PRELOAD": "::"}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **few},
-        )
-        assert self._process.stdout is not None
-        self._pipe = self._process.stdout.fileno()
+        self._process = LimitedProcess(_CHILD, order | {"skip": self.skip}, self.limits)
 
     def _describe(self) -> None:
         header = self._next()
         self.summary = Summary(self.path, str(header["format"]), str(header["task"]))
         self.summary.masks = dict(header["masks"])
-        while (header := self._next())["say"] != "all described":
-            if header["say"] == "described":
+        while (header := self._next())["kind"] != "all described":
+            if header["kind"] == "described":
                 self.summary.episodes.append(Described.from_json(header["episode"]))
         if not self.summary.episodes:
             raise DataError(self.path, "holds no episode")
@@ -113,28 +93,28 @@ class Dataset:
 
         Like `progress`, it raises at the first number that is not finite.
         """
-        while (header := self._next())["say"] != "end":
-            if header["say"] == "arrays":
+        while (header := self._next())["kind"] != "end":
+            if header["kind"] == "arrays":
                 yield self._receive(header)
 
     def progress(self) -> Iterator[str]:
         """With the job "check": the names of the episodes that are being read."""
-        while (header := self._next())["say"] != "end":
+        while (header := self._next())["kind"] != "end":
             yield str(header["episode"])
 
-    def _next(self) -> dict[str, Any]:
+    def _next(self) -> Tree:
         """The next header; raises what the reader reports, or what became of it."""
-        length = int.from_bytes(self._read(_LENGTH_BYTES), "little")
-        if length > _MOST_HEADER:
-            raise self._failed("was described absurdly; the reader is broken")
-        header: dict[str, Any] = json.loads(bytes(self._read(length)))
-        if header["say"] == "error":
+        try:
+            header = self._process.header()
+        except Ended as error:
+            raise self._failed(f"{error.words}; {_ADVICE[error.why]}") from error
+        if header["kind"] == "error":
             raise DataError(self.path, str(header["what"]), header["episode"])
-        if header["say"] == "begin":
+        if header["kind"] == "begin":
             self._episode = str(header["episode"])
         return header
 
-    def _receive(self, header: dict[str, Any]) -> Episode:
+    def _receive(self, header: Tree) -> Episode:
         arrays: dict[str, Array] = {}
         left = self.limits.memory
         for name, kind, shape in header["arrays"]:
@@ -149,47 +129,17 @@ class Dataset:
         return Episode(name, obs, arrays["actions"], arrays["rewards"], ended)
 
     def _read(self, size: int) -> bytearray:
-        """Exactly so many bytes, waiting for each part no longer than the limit."""
-        data = bytearray(size)
-        rest = memoryview(data)
-        patience = self.limits.seconds + _START_SECONDS
-        while len(rest):
-            if not select.select([self._pipe], [], [], patience)[0]:
-                self._process.kill()
-                limit = f"{self.limits.seconds:g} s"
-                raise self._failed(
-                    f"took longer than {limit} to read; the file is damaged, or raise --seconds"
-                )
-            count = os.readv(self._pipe, [rest])
-            if not count:
-                raise self._failed(self._death())
-            rest = rest[count:]
-        return data
-
-    def _death(self) -> str:
-        """Why the reader is gone."""
         try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        if code == -signal.SIGXCPU:
-            limit = f"{self.limits.seconds:g} s of computing"
-            return f"took more than {limit}; the file is damaged, or raise --seconds"
-        if code < 0:
-            name = signal.Signals(-code).name
-            return f"crashed its reader ({name}); the file is damaged, get a whole copy of it"
-        return f"its reader ended early (exit code {code}); is h5py installed and whole?"
+            return self._process.read(size)
+        except Ended as error:
+            raise self._failed(f"{error.words}; {_ADVICE[error.why]}") from error
 
     def _failed(self, what: str) -> DataError:
         return DataError(self.path, what, self._episode)
 
     def close(self) -> None:
         """End the reader, wherever it is."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._process.close()
 
     def __enter__(self) -> Self:
         return self

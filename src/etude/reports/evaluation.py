@@ -359,9 +359,18 @@ def played(
     episodes: int | None,
     seed: int | None = None,
     stochastic: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Fresh episodes of the policy at a path, with a progress bar where there is a screen."""
-    with bar("Evaluating", "episodes") as tick:
+    """Fresh episodes of the policy at a path, with a progress bar where there is a screen.
+
+    check: called after every step of a group, by the thread that plays it; may raise to end it.
+    """
+    with bar("Evaluating", "episodes") as show:
+
+        def tick(done: float, total: float) -> None:
+            check()
+            show(done, total)
+
         return Report(fresh.play(recipe, path, episodes, seed, stochastic, tick))
 
 

@@ -17,6 +17,7 @@ import platform
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass
@@ -39,8 +40,10 @@ from etude.models.normalise import CLIP, Normaliser
 from etude.models.policies import BasePolicy
 from etude.planning.recipe import Recipe
 from etude.reports import fresh
+from etude.reports.onnx_child import onnx_actions
 from etude.rollout.group import Inference, restart
-from etude.runs import tensors
+from etude.runs import onnx_files, tensors
+from etude.runs.onnx_files import METADATA, OPSET
 
 FORMAT = 1
 """Of `policy.json`; the runtime refuses others."""
@@ -48,10 +51,7 @@ STEPS = 1000
 """Recorded steps that every export is tested with."""
 TOLERANCE = 1e-5
 """Largest difference of an action between torch and ONNX, in the action's unit."""
-OPSET = 18
 ONNX, CONTRACT, REPLAY, SCENE = "policy.onnx", "policy.json", "replay.safetensors", "scene.xml"
-METADATA = "etude"
-"""Where an ONNX file has the contract."""
 _MOST_BYTES = 64 << 20
 """Of the recorded steps of an observation: of large images fewer are recorded."""
 _PACKAGES = ("etude", "torch", "onnx", "onnxruntime", "numpy", "mujoco")
@@ -123,6 +123,12 @@ class ActingPolicy(nn.Module):
         policy = self.policy
         specs = [*policy.actor_observations.values(), *policy.state_specs.values()]
         return tuple(torch.from_numpy(np.zeros((1, *spec.shape), spec.dtype)) for spec in specs)
+
+    def zeros(self) -> dict[str, Array]:
+        """The recurrent state at an episode's start, {input: [1, ...]}."""
+        reads = len(self._reads)
+        examples = zip(self.inputs[reads:], self.examples()[reads:], strict=True)
+        return {name: x.numpy() for name, x in examples}
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         reads = len(self._reads)
@@ -242,10 +248,19 @@ def _record(recipe: Recipe, policy: BasePolicy, path: Path, steps: int) -> tuple
     return Replay(observations, starts, torch_actions(policy, observations, starts)), described
 
 
-def torch_actions(policy: BasePolicy, observations: dict[str, Array], starts: Array) -> Array:
-    """[steps, n]: the policy's actions for one environment alone, with its recurrent state."""
+def torch_actions(
+    policy: BasePolicy,
+    observations: dict[str, Array],
+    starts: Array,
+    check: Callable[[], None] = lambda: None,
+) -> Array:
+    """[steps, n]: the policy's actions for one environment alone, with its recurrent state.
+
+    check: called before every step; may raise to end it.
+    """
     infer, state, found = Inference(policy), policy.initial_state(1), []
     for step, begins in enumerate(starts.tolist()):
+        check()
         if begins:
             state = policy.initial_state(1)
         rows = {name: x[step : step + 1] for name, x in observations.items()}
@@ -358,6 +373,13 @@ def _to_onnx(policy: BasePolicy) -> Any:
     graph.ClearField("value_info")
     graph.name, model.producer_name = "policy", "etude"
     onnx.checker.check_model(model, full_check=True)
+    try:
+        onnx_files.check(model.SerializeToString())
+    except onnx_files.Refused as error:
+        raise UsageError(
+            f"The ONNX file of this policy {error}: nobody would run it, so build its network of "
+            f"the operators {', '.join(onnx_files.OPERATORS)}."
+        ) from error
     return model
 
 
@@ -377,22 +399,14 @@ def _quiet() -> Any:
 
 def largest_difference(model: bytes, policy: BasePolicy, replay: Replay) -> float:
     """The largest difference of an action between torch and ONNX over recorded steps."""
-    import onnxruntime
-
     acting = ActingPolicy(policy)
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    names, largest = tuple(replay.observations), 0.0
-    zeros = {name: x.numpy() for name, x in zip(acting.inputs, acting.examples(), strict=True)}
-    state: dict[str, Array] = {}
-    for step, begins in enumerate(replay.starts.tolist()):
-        if begins:
-            state = {name: zeros[name] for name in acting.inputs[len(names) :]}
-        rows = {name: replay.observations[name][step : step + 1] for name in names}
-        action, *after = session.run(list(acting.outputs), {**rows, **state})
-        state = dict(zip(state, after, strict=True))
-        away = np.abs(action[0].astype(np.float64) - replay.actions[step])
-        largest = float(np.maximum(largest, away.max()))  # NaN stays
-    return largest
+    found = onnx_actions(model, replay.observations, replay.starts, acting.zeros(), acting.outputs)
+    return distance(found, replay)
+
+
+def distance(actions: Array, replay: Replay) -> float:
+    """The largest difference of an action [steps, n] from the replay's; NaN where one is NaN."""
+    return float(np.abs(actions.astype(np.float64) - replay.actions).max())
 
 
 def _write(to: Path, files: dict[str, bytes]) -> None:

@@ -11,8 +11,10 @@ import csv
 import io
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +25,14 @@ from etude.core import code
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError
 from etude.core.imports import describe
+from etude.core.limited import Ended, LimitedProcess, Limits
 from etude.core.seals import unsealed
 from etude.core.trees import Tree, digest
 from etude.models.policies import BasePolicy
 from etude.planning.loading import policies, policy_parts
 from etude.planning.recipe import Recipe, code_roots
 from etude.reports import evaluation, fresh
-from etude.runs import bundle, manifest, tensors
+from etude.runs import bundle, manifest, onnx_files, tensors
 from etude.runs.documents import Malformed
 from etude.runs.folder import NOT_EXACT
 from etude.runs.manifest_changes import Differences, differences
@@ -37,6 +40,10 @@ from etude.runs.metrics_log import digest_of, read_rows
 
 RETRAINED = "retrained"
 Verdict = Literal["same", "close", "differs", "not compared"]
+SECONDS = 40.0
+"""What the recorded steps, in torch and in ONNX, and the episodes may take together."""
+_CHILD, _MEMORY = "etude.reports.onnx_child", 3 << 29
+_MAX_EPISODES = 100_000
 _ERRORS = 3.0
 """Standard errors by which two means may differ."""
 
@@ -48,6 +55,31 @@ class Finding:
     what: str
     verdict: Verdict
     words: str
+
+
+class TookLong(EtudeError):
+    """A part of a verification took longer than it may."""
+
+
+class Deadline:
+    """Ends a verification that takes longer than it may."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds, self._end = seconds, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(self._end - time.monotonic(), 0.1)
+
+    def check(self) -> None:
+        if time.monotonic() > self._end:
+            raise self.late()
+
+    def late(self) -> TookLong:
+        return TookLong(
+            f"The steps and episodes of the bundle took longer than {self._seconds:g} s; "
+            "--seconds allows more, if you trust its author."
+        )
 
 
 def changed_machine(recipe: Recipe, made_on: Tree) -> Differences:
@@ -67,36 +99,45 @@ def document(folder: Path, name: str) -> Tree:
         raise EtudeError(f"{name} of the bundle {wrong}.") from error
 
 
-def check_onnx(folder: Path, policy: BasePolicy) -> Finding:
-    """Whether the ONNX file does what the policy does, on the steps recorded with it."""
+def check_onnx(folder: Path, policy: BasePolicy, deadline: Deadline) -> Finding:
+    """Whether the ONNX file does what the policy does, on the steps recorded with it.
+
+    A subprocess with limits reads and runs it: a stranger's model may hang, or take all memory.
+    """
     what, path = "onnx", folder / bundle.ONNX
     if not path.is_dir():
         return Finding(what, "not compared", "the bundle has no ONNX file")
-    try:
-        import onnx
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        words = f"{error.name} is not installed: pip install 'etude[export]'"
+    if find_spec("onnxruntime") is None:
+        words = "onnxruntime is not installed: pip install 'etude[export]'"
         return Finding(what, "not compared", words)
-    from etude.reports.export import CONTRACT, METADATA, TOLERANCE, largest_difference
+    from etude.reports.export import CONTRACT, TOLERANCE, distance
     from etude.reports.export import ONNX as MODEL
 
     try:
         contract = document(folder, f"{bundle.ONNX}/{CONTRACT}")
-        data = (path / MODEL).read_bytes()
-        model = onnx.load_model_from_string(data)
-        for wrong in code_in(model):
-            return Finding(what, "differs", f"{MODEL} {wrong}, so it was not run")
-        inside = {entry.key: entry.value for entry in model.metadata_props}[METADATA]
         contract.pop("files")
-        if json.loads(inside) != contract:
-            return Finding(what, "differs", f"{MODEL} and {CONTRACT} have different contracts")
         weights = digest({k: v.numpy() for k, v in policy.state_dict().items()})
         if contract["run"]["policy_sha256"] != weights:
             return Finding(what, "differs", f"{CONTRACT} is of another policy than policy/")
-        replay = _replay(path, policy)
-        steps, most = len(replay.starts), largest_difference(data, policy, replay)
-    except Exception as error:  # a stranger's model may fail in any way
+        replay = _replay(path, policy, deadline)
+        with _running(path / MODEL, policy, replay, deadline) as child:
+            inside = _answer(child, "contract", limit=bundle.MAX_TEXT)
+            if json.loads(inside) != contract:
+                words = f"{MODEL} and {CONTRACT} have different contracts"
+                return Finding(what, "differs", words)
+            actions = np.frombuffer(
+                _answer(child, "actions", size=replay.actions.nbytes), replay.actions.dtype
+            )
+        steps, most = len(replay.starts), distance(actions.reshape(replay.actions.shape), replay)
+    except onnx_files.Refused as error:
+        return Finding(what, "differs", f"{MODEL} {error}, so it was not run")
+    except Ended as error:
+        if error.why == "slow":
+            raise deadline.late() from error
+        return Finding(what, "differs", f"{MODEL} {error.words}")
+    except TookLong:
+        raise
+    except Exception as error:  # a stranger's files may fail in any way
         return Finding(what, "differs", f"{MODEL} cannot be run: {describe(error)[:200]}")
     words = f"{steps:,} recorded steps, largest difference from torch {most:.1e}"
     if not most <= TOLERANCE:
@@ -104,44 +145,61 @@ def check_onnx(folder: Path, policy: BasePolicy) -> Finding:
     return Finding(what, "same", words)
 
 
-def code_in(model: Any) -> list[str]:
-    """What in an ONNX model is not of the standard, or leads to other files."""
-    found = []
-    if model.functions:
-        found.append("has functions of its own")
-    graphs = [model.graph]
-    while graphs:
-        graph = graphs.pop()
-        if any(tensor.external_data for tensor in graph.initializer):
-            found.append("has data in other files")
-        for node in graph.node:
-            if node.domain not in ("", "ai.onnx"):
-                found.append(f"uses operators of {node.domain[:60]!r}")
-            for attribute in node.attribute:
-                graphs += [*attribute.graphs, *([attribute.g] if attribute.g.node else [])]
-                held = [*attribute.tensors, attribute.t]
-                if any(tensor.external_data for tensor in held):
-                    found.append("has data in other files")
-    return found
+def _running(path: Path, policy: BasePolicy, replay: Any, deadline: Deadline) -> LimitedProcess:
+    """The subprocess that runs an ONNX file over recorded steps."""
+    from etude.reports.export import ActingPolicy
+
+    acting = ActingPolicy(policy)
+    seen = {name: np.ascontiguousarray(x) for name, x in replay.observations.items()}
+    order = {
+        "path": str(path),
+        "observations": {name: [str(x.dtype), x.shape] for name, x in seen.items()},
+        "states": {name: [str(x.dtype), x.shape] for name, x in acting.zeros().items()},
+        "outputs": acting.outputs,
+        "starts": replay.starts.tolist(),
+        "actions": [str(replay.actions.dtype), replay.actions.shape],
+    }
+    limits = Limits(_MEMORY, deadline.left)
+    return LimitedProcess(_CHILD, order, limits, (x.data.cast("B") for x in seen.values()))
 
 
-def _replay(path: Path, policy: BasePolicy) -> Any:
+def _answer(child: LimitedProcess, kind: str, size: int = -1, limit: int = 0) -> bytes:
+    """The bytes that the subprocess sends next: `size` of them, or at most `limit`."""
+    header = child.header()
+    if header["kind"] == "refused":
+        raise onnx_files.Refused(header["what"])
+    if header["kind"] == "failed":
+        raise Malformed(header["what"])
+    if header["kind"] != kind or not (header["size"] == size or 0 <= header["size"] <= limit):
+        raise Malformed("its reader answers something else")
+    return bytes(child.read(header["size"]))
+
+
+def _replay(path: Path, policy: BasePolicy, deadline: Deadline) -> Any:
     """The recorded observations, with the actions that torch takes here."""
-    from etude.reports.export import REPLAY, Replay, torch_actions
+    from etude.reports.export import REPLAY, STEPS, Replay, torch_actions
 
     with (path / REPLAY).open("rb") as stream:
         arrays = tensors.read(stream, (path / REPLAY).stat().st_size)
     starts = arrays["starts"]
     seen = {name: arrays[f"observations/{name}"] for name in policy.actor_observations}
     for name, spec in policy.actor_observations.items():
-        if seen[name].shape != (len(starts), *spec.shape) or seen[name].dtype != np.float32:
+        if seen[name].shape != (len(starts), *spec.shape) or seen[name].dtype != spec.dtype:
             raise Malformed(f"the recorded '{name}' does not fit the policy")
     if starts.dtype != np.bool_ or starts.ndim != 1 or not starts[:1].all():
         raise Malformed("the recorded steps begin with no episode")
-    return Replay(seen, starts, torch_actions(policy, seen, starts))
+    if len(starts) > STEPS:
+        raise Malformed(f"{len(starts):,} steps were recorded, and an export has {STEPS:,}")
+    return Replay(seen, starts, torch_actions(policy, seen, starts, deadline.check))
 
 
-def check_episodes(recipe: Recipe, folder: Path, path: Path, changed: Sequence[str]) -> Finding:
+def check_episodes(
+    recipe: Recipe,
+    folder: Path,
+    path: Path,
+    changed: Sequence[str],
+    deadline: Deadline,
+) -> Finding:
     """The bundle's episodes, played again with the policy at `path`.
 
     changed: sentences on what decides bits and is not as it was; without any, each number counts.
@@ -153,11 +211,13 @@ def check_episodes(recipe: Recipe, folder: Path, path: Path, changed: Sequence[s
     if recipe.env is None:
         return Finding(what, "not compared", "the recipe has no environment")
     there = bundle.read_text(folder, name)
+    if there.count("\n") > _MAX_EPISODES:
+        raise EtudeError(f"{name} of the bundle has more than {_MAX_EPISODES:,} episodes.")
     old, seed = _table(there, name), document(folder, summary).get("seed")
     if type(seed) is not int or seed < 0:
         raise EtudeError(f"{summary} of the bundle names no seed.")
     count = len(old["return"])
-    here = evaluation.played(recipe, path, count, seed).csv()
+    here = evaluation.played(recipe, path, count, seed, check=deadline.check).csv()
     if here == there:
         return Finding(what, "same", f"{count} played again, the same bit for bit; {_success(old)}")
     return _compared(old, _table(here, "what was played"), changed)
@@ -226,7 +286,13 @@ def check_metrics(folder: Path, about: Tree) -> Finding:
 
 
 def check_retrained(
-    recipe: Recipe, folder: Path, about: Tree, run: Path, found: Tree, changed: Sequence[str]
+    recipe: Recipe,
+    folder: Path,
+    about: Tree,
+    run: Path,
+    found: Tree,
+    changed: Sequence[str],
+    deadline: Deadline,
 ) -> Finding:
     """A run of the bundle's recipe, trained here, against the one that was bundled.
 
@@ -243,7 +309,7 @@ def check_retrained(
     words = f"another fingerprint ({', '.join(other)})" if expected else "no fingerprint to compare"
     if not reasons:
         return Finding(RETRAINED, "differs", f"{words}, where it should be the same")
-    episodes = check_episodes(recipe, folder, run, reasons)
+    episodes = check_episodes(recipe, folder, run, reasons, deadline)
     return Finding(RETRAINED, episodes.verdict, f"{words}; of its episodes, {episodes.words}")
 
 

@@ -22,13 +22,14 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.seals import SEAL, sealed
 from etude.core.trees import Tree
-from etude.runs import files, tensors
+from etude.runs import files, onnx_files, tensors
 from etude.runs.documents import Malformed, decode_json
 
 FORMAT = 1
@@ -55,7 +56,12 @@ _BEGINNINGS = {
     ".gif": (0, b"GIF8"),
 }
 _TEXTS = {".md", ".json", ".jsonl", ".yaml", ".csv", ".txt", ".xml"}
-_MAX_INDEX, _MAX_TEXT, _MAX_MEMBERS = 1 << 18, 1 << 26, 512
+MAX_TEXT = 1 << 26
+_MAX_INDEX, _MAX_ENTRIES, _MAX_HEADER = 1 << 18, 1024, 1 << 16
+_MAX_TOTAL = 1 << 31
+"""Bytes of all files: what a policy of 10^8 parameters, its ONNX file and films have room in."""
+_MAX_BYTES = {".safetensors": 1 << 29, ".onnx": onnx_files.MAX_BYTES, ".json": 1 << 22}
+"""Bytes of a file by its suffix; others are bounded by all files together, texts by MAX_TEXT."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +152,19 @@ def _found(folder: Path) -> tuple[set[str], dict[str, str]]:
                 if entry.is_symlink():
                     wrong[name] = "is a link, and nothing is opened through one"
                 elif entry.is_dir(follow_symlinks=False):
-                    waiting.append(f"{name}/")
+                    if name in (POLICY, ONNX, EVALUATION):
+                        waiting.append(f"{name}/")
+                    else:
+                        wrong[name] = "is not part of the bundle; remove it"
                 elif entry.is_file(follow_symlinks=False):
                     found.add(name)
                 else:
                     wrong[name] = "is not a regular file"
+                if len(found) + len(wrong) > _MAX_ENTRIES:
+                    raise EtudeError(
+                        f"{folder} holds more than {_MAX_ENTRIES:,} files: it is no bundle of "
+                        "Etude's."
+                    )
     return found, wrong
 
 
@@ -168,6 +182,8 @@ def _index(data: bytes) -> Tree:
     for name in sorted(listed):
         if not _NAMES.fullmatch(name):
             raise Malformed(f"lists {name[:100]!r}, which is no file of a bundle")
+    if sum(file["bytes"] for file in listed.values()) > _MAX_TOTAL:
+        raise Malformed(f"lists files of more than {_MAX_TOTAL >> 30} GiB")
     for name in (CARD, RECIPE, MANIFEST, f"{POLICY}/manifest.json"):
         if name not in listed:
             raise Malformed(f"does not list {name}")
@@ -179,6 +195,7 @@ def _is_file(entry: Any) -> bool:
         isinstance(entry, dict)
         and entry.keys() == {"bytes", "sha256"}
         and type(entry["bytes"]) is int
+        and entry["bytes"] >= 0
         and isinstance(entry["sha256"], str)
     )
 
@@ -191,6 +208,9 @@ def _check(path: Path, listed: Tree) -> None:
         size = os.fstat(stream.fileno()).st_size
         if size != listed["bytes"]:
             raise Malformed(f"has {size:,} bytes instead of {listed['bytes']:,}")
+        most = _MAX_BYTES.get(path.suffix, MAX_TEXT if is_text else _MAX_TOTAL)
+        if size > most:
+            raise Malformed(f"is larger than {most:,} bytes")
         head = stream.read(16)
         stream.seek(0)
         plain = not head.startswith(b"#!")
@@ -209,13 +229,13 @@ def _check(path: Path, listed: Tree) -> None:
         elif path.suffix in _BEGINNINGS:
             start, mark = _BEGINNINGS[path.suffix]
             plain = head[start : start + len(mark)] == mark
-        if not plain or (is_text and size > _MAX_TEXT):
+        if not plain:
             raise Malformed("is not the kind of data that its name says")
 
 
 def read_text(folder: Path, name: str) -> str:
     """A text of a bundle that was examined."""
-    return _read(folder / name, _MAX_TEXT).decode()
+    return _read(folder / name, MAX_TEXT).decode()
 
 
 def _read(path: Path, most: int) -> bytes:
@@ -257,6 +277,20 @@ def pack(folder: Path, to: Path) -> None:
         files.remove_tree(beside)
 
 
+class _Member(tarfile.TarInfo):
+    """A member of a stranger's tar, none of whose headers is read before its size is checked."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        extended = self.type not in (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE)
+        if self.type == tarfile.GNUTYPE_SPARSE or (extended and self.size > _MAX_HEADER):
+            raise Malformed(f"holds {self.name[:100]!r}, which is no regular file")
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return found
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise Malformed("holds a file with holes")
+
+
 def unpack(path: Path, to: Path) -> None:
     """Write the files of a bundle's tar into the new folder `to`, and nothing outside of it.
 
@@ -264,27 +298,35 @@ def unpack(path: Path, to: Path) -> None:
     of a bundle, below one folder, or is refused.
     """
     files.new_folder(to)
-    seen: set[str] = set()
     try:
+        if path.stat().st_size > _MAX_TOTAL + (_MAX_ENTRIES << 16):
+            raise Malformed(f"has more than {_MAX_TOTAL >> 30} GiB")
         # As a stream: what an entry says of its size cannot lead back to an earlier one.
-        with tarfile.open(path, "r|") as tar:
-            for member in tar:
-                if member.isdir():
-                    continue
-                name = member.name.removeprefix("./").partition("/")[2]
-                if not member.isreg() or member.issparse() or member.size < 0:
-                    raise Malformed(f"holds {member.name[:100]!r}, which is no regular file")
-                if name != INDEX and not _NAMES.fullmatch(name):
-                    raise Malformed(
-                        f"holds {member.name[:100]!r}, which is no file of a bundle in one folder"
-                    )
-                if name in seen or len(seen) >= _MAX_MEMBERS:
-                    raise Malformed(f"holds {member.name[:100]!r} twice")
-                seen.add(name)
-                stream = tar.extractfile(member)
-                assert stream is not None
-                (to / name).parent.mkdir(exist_ok=True)
-                files.write_file(to / name, iter(lambda: stream.read(files.BLOCK), b""))  # noqa: B023
+        with tarfile.open(path, "r|", tarinfo=_Member) as tar:
+            _unpack(tar, to)
     except (tarfile.TarError, Malformed, EOFError, OSError, ValueError, RecursionError) as error:
         wrong = str(error) if isinstance(error, Malformed) else "cannot be read as a tar"
         raise EtudeError(f"{path} {wrong}: it is damaged, or no bundle of Etude's.") from error
+
+
+def _unpack(tar: tarfile.TarFile, to: Path) -> None:
+    seen: set[str] = set()
+    for number, member in enumerate(tar):
+        if number >= _MAX_ENTRIES:
+            raise Malformed(f"holds more than {_MAX_ENTRIES:,} files and folders")
+        if member.isdir():
+            continue
+        name = member.name.removeprefix("./").partition("/")[2]
+        if not member.isreg() or member.issparse() or member.size < 0:
+            raise Malformed(f"holds {member.name[:100]!r}, which is no regular file")
+        if name != INDEX and not _NAMES.fullmatch(name):
+            raise Malformed(
+                f"holds {member.name[:100]!r}, which is no file of a bundle in one folder"
+            )
+        if name in seen:
+            raise Malformed(f"holds {member.name[:100]!r} twice")
+        seen.add(name)
+        stream = tar.extractfile(member)
+        assert stream is not None
+        (to / name).parent.mkdir(exist_ok=True)
+        files.write_file(to / name, iter(partial(stream.read, files.BLOCK), b""))

@@ -1,24 +1,32 @@
 """MuJoCo's web viewer, kept to this machine, with a joystick for tasks that follow commands.
 
-The viewer listens on every interface by itself and asks nobody who they are. Here it listens on
-127.0.0.1, and whatever else would be listened on is refused before it is.
+The viewer listens on every interface by itself and answers everybody. Here it listens on 127.0.0.1,
+and whatever else would be listened on is refused before it is. It answers nothing but requests for
+paths below a token that is in the printed address alone, with a Host and an Origin of this machine:
+neither other sites in the same browser nor other users of the machine can read or steer it.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
+import os
 import re
+import secrets
 import socket
 import sys
 import threading
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 import mujoco
 from mujoco.studio import launch_thread, messages, plugin, ux, viewer_protocol, web_viewer
 from mujoco.studio.dear_imgui import dear_imgui as imgui
 from mujoco.studio.web import web_server
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
 
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, UsageError
@@ -33,7 +41,32 @@ from etude.envs.mujoco.windows import INTEGRATED
 
 HOST = "127.0.0.1"
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
-_OWN_PAGES = re.compile(r"http://(127\.0\.0\.1|localhost)(:\d+)?")
+_OWN_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")
+"""Any port: the page may be seen through a tunnel."""
+_TOKEN = secrets.token_urlsafe(24)
+_HEADERS = {
+    "Cross-Origin-Embedder-Policy": "require-corp",  # as the viewer's threads need it
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_BELOW_TOKEN = rb"""<head>
+    <script>
+      // The viewer asks for paths from the root; they are below the token of this page's address.
+      {
+        const root = location.pathname.slice(0, -1);
+        const plainFetch = window.fetch;
+        window.fetch = (url, ...rest) =>
+          plainFetch(/^\/(?!\/)/.test(url) ? root + url : url, ...rest);
+        window.WebSocket = class extends WebSocket {
+          constructor(url, ...rest) {
+            super(url.replace(location.host, location.host + root), ...rest);
+          }
+        };
+      }
+    </script>"""
 _NAMES, _UNITS = ("x", "y", "yaw"), ("m/s", "m/s", "rad/s")
 _KEY_STEP = 0.1
 """m/s or rad/s that a press of an arrow key changes the command by."""
@@ -56,17 +89,99 @@ def _guard(event: str, details: tuple[Any, ...]) -> None:
 
 
 def _keep_to_this_machine() -> None:
-    """Guard sockets until a window is closed, and answer no page of another site."""
+    """Guard sockets until a window is closed, and answer the page of the printed address alone."""
     _guarded.set()
     if _prepared.is_set():
         return
     _prepared.set()
     sys.addaudithook(_guard)  # There is no way to remove it.
-    # A browser lets every site open web sockets to this machine; None: no browser.
-    vars(web_server)["serve"] = partial(web_server.serve, origins=[_OWN_PAGES, None])
+    vars(web_server)["serve"] = _admitting(web_server.serve)
+    vars(web_server)["bind_loopback_socket"] = _InternalSocket.bound
     # The viewer prints an address for other machines, which cannot reach it.
     vars(web_viewer)["print"] = lambda *_, **__: None
     logging.getLogger("WebServer").setLevel(logging.WARNING)
+
+
+def _refusal(request: Request) -> str:
+    """Why a request is not answered; "" where it is. Its path is then without the token."""
+    hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
+    if len(hosts) != 1 or not _OWN_HOSTS.fullmatch(hosts[0]):
+        return "This page is for 127.0.0.1 and localhost only."
+    if origins and origins != [f"http://{hosts[0]}"]:
+        return "This page answers no other site."
+    _, token, *path = request.path.partition("?")[0].split("/", 2)
+    if not (path and hmac.compare_digest(token.encode(), _TOKEN.encode())):
+        return "Open the whole address that etude printed; it has a token."
+    request.path = request.path[len(_TOKEN) + 1 :]
+    return ""
+
+
+def _admitting(serve: Callable[..., Any]) -> Callable[..., Any]:
+    """The viewer's server, which refuses whatever does not come from its own page."""
+
+    def started(
+        *arguments: Any, process_request: Any, process_response: Any, **options: Any
+    ) -> Any:
+        def request_of(connection: Any, request: Request) -> Response | None:
+            if refused := _refusal(request):
+                headers = Headers({"Content-Type": "text/plain", "Connection": "close"})
+                return Response(403, "Forbidden", headers, f"{refused}\n".encode())
+            answer: Response | None = process_request(connection, request)
+            if answer is not None and request.path.partition("?")[0] == "/":
+                answer.body = (answer.body or b"").replace(b"<head>", _BELOW_TOKEN, 1)
+                del answer.headers["Content-Length"]
+                answer.headers["Content-Length"] = str(len(answer.body))
+            return answer
+
+        def response_of(connection: Any, request: Request, response: Response) -> None:
+            process_response(connection, request, response)
+            for name in ("Access-Control-Allow-Origin", *_HEADERS):
+                with suppress(KeyError):
+                    del response.headers[name]
+            response.headers.update(_HEADERS)
+
+        return serve(
+            *arguments, process_request=request_of, process_response=response_of, **options
+        )
+
+    return started
+
+
+class _InternalSocket(socket.socket):
+    """Between two threads of the viewer: accepts connections of this process alone.
+
+    Where there is no /proc, as on macOS, nothing tells whose a connection is.
+    """
+
+    @classmethod
+    def bound(cls, port: int = 0) -> _InternalSocket:
+        sock = cls(socket.AF_INET, socket.SOCK_STREAM)
+        sock.bind((HOST, port))
+        sock.listen()
+        return sock
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        if os.path.exists("/proc/net/tcp") and not _is_ours(connection):
+            connection.close()
+            raise ConnectionAbortedError("a connection of another process")
+        return connection, address
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether the other end of a connection within this machine is a socket of this process."""
+    ends = [connection.getpeername(), connection.getsockname()]
+    wanted = [
+        f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+        for host, port in ends
+    ]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    links = {f"socket:[{row[9]}]" for row in rows if row[1:3] == wanted}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the folder's own descriptor is closed by now
+            if os.readlink(f"/proc/self/fd/{name}") in links:
+                return True
+    return False
 
 
 class LocalViewer(web_viewer.WebViewer):  # type: ignore[misc]
@@ -187,7 +302,7 @@ class BrowserWindow:
             if isinstance(error, EtudeError) or not isinstance(error, Exception):
                 raise
             raise UsageError(f"The web viewer did not start: {describe(error)}.") from error
-        self.url = f"http://{HOST}:{panel.port}/"
+        self.url = f"http://{HOST}:{panel.port}/{_TOKEN}/"
         self._model = decorated(env)
         self._data = mujoco.MjData(self._model)
         self._viewer.set_model(self._model, data=self._data)
