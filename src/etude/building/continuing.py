@@ -24,9 +24,7 @@ from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
 from etude.runs.folder import RunFolder
-
-_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-"""SHA-256 of no bytes."""
+from etude.runs.metrics_log import START
 
 
 def continue_run(
@@ -70,7 +68,7 @@ def continue_run(
         else:
             # Nothing was saved yet: whatever was logged belongs to work that is done again.
             if parts.metrics is not None:
-                parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
+                parts.metrics.cut_back(START)
             start_policy(recipe, parts.algorithm)
             say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
         if was_restarted():

@@ -10,6 +10,7 @@ import torch
 from etude.building.build import Parts
 from etude.core import trust
 from etude.core.errors import AGAIN, EtudeError
+from etude.core.history import History
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
 from etude.core.seals import sealed
 from etude.core.trees import Tree
@@ -20,7 +21,7 @@ from etude.planning.recipe import Recipe, metrics_of
 from etude.planning.resolve import Resolved
 from etude.runs import files, manifest
 from etude.runs.folder import RunFolder
-from etude.runs.metrics_log import read_rows
+from etude.runs.metrics_log import DiskHistory
 
 Say = Callable[[str], None]
 SUMMARY = "summary.json"
@@ -80,7 +81,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     loop, ranks = parts.loop, parts.ranks
     try:
         with loop.stop:
-            finished = loop.run(read_rows(folder.metrics) if ranks.is_first else [])
+            finished = loop.run(DiskHistory(folder.metrics) if ranks.is_first else History())
     except (LostRank, ReportedElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
@@ -103,7 +104,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
 def _summarise(parts: Parts, folder: RunFolder) -> None:
     """summary.json: what the run did, to hold against the plan."""
     loop = parts.loop
-    now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
+    now, rows = loop.clock.now, parts.metrics.num_rows if parts.metrics else 0
     tester, saved = loop.evaluator, loop.saver.num_saved
     counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
