@@ -68,12 +68,12 @@ def outputs_of(
 
 
 class Interrupted(EtudeError):
-    """A signal ended the run at a boundary, where it was saved."""
+    """A signal ended the run at a boundary, where it was saved, or before its first iteration."""
 
     exit_code = AGAIN
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"Stopped and saved. Continue with: etude resume {path}")
+    def __init__(self, path: Path, what: str = "Stopped and saved.") -> None:
+        super().__init__(f"{what} Continue with: etude resume {path}")
 
 
 def execute(parts: Parts, folder: RunFolder, say: Say) -> None:

@@ -61,8 +61,8 @@ class Health:
         self._evaluations = {}
         for row in self.rows:
             self._compare(row)
-        last = self.rows[-1] if self.rows else {}
-        self.progress = last.get(ITERATIONS, 0.0) / self._total
+        for row in [*history][-1:]:
+            self.progress = (row.get(ITERATIONS) or 0.0) / self._total
 
     def add(self, row: Row) -> None:
         """Take in a log row."""
