@@ -30,7 +30,16 @@ PAUSE = 4
 COMMANDS = {
     "plan": ["plan", "{run}/recipe.yaml"],
     "report": ["report", "{run}", "--out", "{run}-report.html"],
-    "bundle": ["bundle", "{run}", "--to", "{run}-bundle", "--episodes", "2", "--no-film", "--no-onnx"],
+    "bundle": [
+        "bundle",
+        "{run}",
+        "--to",
+        "{run}-bundle",
+        "--episodes",
+        "2",
+        "--no-film",
+        "--no-onnx",
+    ],
     "fsck": ["fsck", "{run}"],
     "runs": ["runs", "{run}"],
     "resume": ["resume", "{run}", "--pause-after", str(PAUSE + 1), "--logs.console", "table"],
@@ -54,7 +63,9 @@ def case(number: int, seed: int, folder: Path) -> int:
     paused = pause(folder / "paused", max(SIZES))
     few, many = (made(paused, folder / f"{count}", count) for count in (FEW, rows))
     state = [size_of(run) for run in (few, many)]
-    assert abs(state[1] - state[0]) <= BYTES_MORE, f"a checkpoint grew from {state[0]} to {state[1]}"
+    assert abs(state[1] - state[0]) <= BYTES_MORE, (
+        f"a checkpoint grew from {state[0]} to {state[1]}"
+    )
     apart = number > 0  # in CI, one process has to do for all commands
     spent = [measured(run, apart) for run in (few, many)]
     for name in COMMANDS:
