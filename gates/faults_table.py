@@ -282,8 +282,8 @@ FAULTS = (
     ),
     Fault(
         30,
-        "a million log rows: the cost of a save, plan, resume, report and bundle, and a checkpoint's "
-        "size",
+        "a million log rows: what a save, plan, resume, report and bundle cost, and a "
+        "checkpoint's size",
         "10^5 rows",
         ("test_fault_cases.py", "runs/test_run_folder.py", "core/test_history.py"),
         "10^6 rows, and signals while a resume starts",

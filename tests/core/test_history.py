@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 from etude.core.history import KEPT, RECENT, History, Row, Thinned, history_of
@@ -38,7 +39,7 @@ def test_a_short_history_is_whole_and_a_long_one_is_bounded_and_even() -> None:
         plain = [i for i in kept[:-RECENT] if i % 10 != 9]
         assert kept[0] == 0
         assert KEPT - RECENT <= len(plain) <= 2 * KEPT
-        steps = {b - a for a, b in zip(plain, plain[1:], strict=False)}
+        steps = {b - a for a, b in pairwise(plain)}
         assert max(steps) <= 2 * min(steps) + 2
     weights = sum(rows for _, rows in thinned(31 * KEPT).weighted())
     assert abs(weights / (31 * KEPT) - 1) < 0.02
