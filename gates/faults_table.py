@@ -318,6 +318,18 @@ FAULTS = (
             Need("fault_cases", 100, "foreign web requests", "foreign_requests"),
         ),
     ),
+    Fault(
+        30,
+        "a million log rows: what a save, plan, resume, report and bundle cost, and a "
+        "checkpoint's size",
+        "10^5 rows",
+        ("test_fault_cases.py", "runs/test_run_folder.py", "core/test_history.py"),
+        "10^6 rows, and signals while a resume starts",
+        (
+            Need("fault_cases", 1_100_000, "log rows", "long_logs"),
+            Need("fault_cases", 50, "signals while a resume starts", "stopped_resumes"),
+        ),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

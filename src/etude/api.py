@@ -23,6 +23,7 @@ from etude.building.executing import Interrupted as Interrupted
 from etude.core import trust as trusted
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, UsageError
+from etude.core.history import History
 from etude.core.ranks import ALONE, Ranks, joined, was_restarted
 from etude.core.seals import unsealed
 from etude.core.trees import digest
@@ -36,7 +37,7 @@ from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint
 from etude.runs.folder import PLAN, RunFolder, default_path
-from etude.runs.metrics_log import digest_of, read_rows
+from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.callbacks import Callback
 from etude.training.evaluation import summarise
 from etude.training.saving import RUN
@@ -77,8 +78,12 @@ class Run:
         return self.folder.path
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl."""
-        return read_rows(self.folder.metrics)
+        """The rows of metrics.jsonl, all of them in memory; `history` has them one by one."""
+        return list(self.history())
+
+    def history(self) -> History:
+        """The rows of metrics.jsonl, read from the disk as they are iterated."""
+        return DiskHistory(self.folder.metrics)
 
     def summary(self) -> dict[str, Any]:
         """What a finished run did."""
@@ -94,7 +99,8 @@ class Run:
         return str(self.folder.manifest().get("exactness", ""))
 
     def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of weights with normaliser, of training state, and of the metric rows.
+        """SHA-256 of weights with normaliser, of training state, and of the metric rows, as the
+        newest checkpoint holds them.
 
         Two exact runs agree in all three: `time/` and `system/` columns, which may differ, are
         left out, and so is the position in metrics.jsonl, whose bytes they are part of, how often
@@ -104,19 +110,20 @@ class Run:
         if path is None:
             raise UsageError(f"{self.path} has no checkpoint yet.")
         policy, _, training = checkpoint.load_training(path)
-        del training["metrics"], training["saver"]["num_saved"]
+        position = training.pop("metrics")
+        del training["saver"]["num_saved"]
         training.pop(RUN, None)
         return {
             "policy": digest(policy),
             "training": digest(training),
-            "metrics": digest_of(self.rows()),
+            "metrics": chain_at(self.folder.metrics, position),
         }
 
     def curves(self, *names: str) -> dict[str, tuple[list[int], list[float]]]:
         """{metric: (steps, values)} of the rows, of all metrics or of these; `eval/*` works."""
         from etude.planning.loading import curves
 
-        return curves(self.rows(), names)
+        return curves(self.history(), names)
 
     def policies(self) -> dict[int, Path]:
         """{step: checkpoint} of every policy that was kept, the oldest first."""

@@ -330,6 +330,15 @@ def _replay_memory(algorithm: Any) -> dict[str, int]:
     }
 
 
+def test_a_plan_of_millions_of_log_rows() -> None:
+    few, many = (
+        etude.plan(tiny_reach(rows, clock={"iterations": 1}, evaluation={"every": "never"}))
+        for rows in (2_000, 2_000_000)
+    )
+    assert many.counts["log_rows"] == 2_000_000
+    assert abs(many.bytes["checkpoint"] - few.bytes["checkpoint"]) < 10_000
+
+
 def test_a_budget_is_rounded_down_and_both_figures_are_told() -> None:
     plan = etude.plan(tiny_reach(clock={"total_timesteps": 1_000}))
     assert plan.counts["timesteps"] == 768

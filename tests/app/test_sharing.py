@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import hashlib
 import io
 import json
 import os
@@ -33,10 +34,11 @@ from etude.core.keys import Key
 from etude.core.seals import sealed, unsealed
 from etude.models.policies import make_policy
 from etude.planning import recipes
-from etude.reports import film
+from etude.reports import film, verifying
 from etude.reports.export import Replay, largest_difference, torch_actions
 from etude.runs import bundle, onnx_files
 from etude.runs.checkpoint import load_policy_parts
+from etude.runs.metrics_log import chain_of
 from etude.runs.parts import policy_part
 
 CLOCK = ClockConfig(total_timesteps=4_096, cycles=1, iterations=2)
@@ -213,6 +215,15 @@ def test_another_version_is_said_and_results_are_compared(
     assert "Verified, but not bit for bit: episodes." in said
     rewritten(copied, 5.0)
     assert verified(copied, capsys)["findings"]["episodes"]["verdict"] == "differs"
+
+
+def test_fingerprints_of_an_older_version_are_known(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"a": 1, "time/b": 2.5}\n{"c": null, "a": 0.5}\n')
+    older = hashlib.sha256(b'[{"a": 1}, {"a": 0.5, "c": null}]').hexdigest()
+    rows = [{"a": 1, "time/b": 9.0}, {"c": None, "a": 0.5}]
+    for digest, verdict in ((older, "same"), (chain_of(rows), "same"), ("0" * 64, "differs")):
+        about = {"fingerprint": {"metrics": digest}}
+        assert verifying.check_metrics(tmp_path, about).verdict == verdict
 
 
 @pytest.mark.slow

@@ -51,6 +51,16 @@ def made(path: Path, **changed: bytes) -> Path:
     return path
 
 
+def test_rows_may_be_many_and_other_texts_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "MAX_TEXT", 100)
+    path = made(tmp_path / "long", **{"metrics.jsonl": b'{"a": 1}\n' * 100})
+    assert bundle.examine(path).wrong == {}
+    with pytest.raises(EtudeError, match=r"episodes.csv has 180 bytes, and a text has at most 100"):
+        made(tmp_path / "text", **{"evaluation/episodes.csv": b"episode,return\n0" + b"1" * 164})
+
+
 def test_a_flipped_byte_is_named_in_every_file(folder: Path) -> None:
     assert bundle.examine(folder).wrong == {}
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from datetime import datetime
 from pathlib import Path
 
@@ -23,10 +24,16 @@ from disk_faults import Died, Failing, Mortal, Volatile, Watched, save, tag_of
 from safetensors.numpy import load_file
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.runs import checkpoint, files
+from etude.runs import checkpoint, files, metrics_log
 from etude.runs.failures import write_failure
 from etude.runs.folder import RunFolder, default_path
-from etude.runs.metrics_log import MetricsLog, read_rows
+from etude.runs.metrics_log import (
+    DiskHistory,
+    MetricsLog,
+    chain_of,
+    planned_position,
+    read_rows,
+)
 
 NO_BYTES = hashlib.sha256().hexdigest()
 HOLD = """
@@ -299,6 +306,116 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path.write_bytes(b'{"cycle": 1}\n{"cycle" 2}\n')
     with pytest.raises(Damaged, match="Row 2 of"):
         read_rows(path)
+
+
+MARKS = 64
+"""Fewer than there are, so that a log is soon a long one."""
+
+
+@pytest.fixture
+def _few_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_log, "MARKS", MARKS)
+
+
+def log_of(path: Path, rows: int) -> MetricsLog:
+    log = MetricsLog(path)
+    for cycle in range(1, rows + 1):
+        log.append({"cycle": cycle, "timesteps": 8 * cycle, "loss": 1.0 / cycle})
+    return log
+
+
+@pytest.mark.usefixtures("_few_marks")
+def test_a_position_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    few, many = (log_of(tmp_path / str(rows), rows).position() for rows in (MARKS, 5 * MARKS))
+    assert len(json.dumps(many)) <= len(json.dumps(few)) + 20
+    planned = planned_position(5 * MARKS)
+    assert planned.keys() == many.keys()
+    assert len(planned["marks"]) == len(many["marks"])
+
+
+@pytest.mark.usefixtures("_few_marks")
+def test_a_resume_parses_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of(tmp_path / "rows", 3 * MARKS)
+    position = log.position()
+    log.append({"cycle": 0})
+    monkeypatch.setattr(metrics_log.json, "loads", None)
+    again = MetricsLog(tmp_path / "rows")
+    again.cut_back(position)
+    assert again.position() == position
+    assert again.num_rows == 3 * MARKS
+
+
+@pytest.mark.usefixtures("_few_marks")
+@pytest.mark.parametrize("way", ["flip", "row gone", "end gone"])
+def test_a_long_log_loses_the_stretch_that_is_damaged(way: str, tmp_path: Path) -> None:
+    """Its position names stretches of rows; those that were moved are found all the same."""
+    path, said = tmp_path / "rows", list[str]()
+    rows = 3 * MARKS + 5
+    position, whole = log_of(path, rows).position(), path.read_bytes()
+    assert position["stretch"] == 4
+    lines = whole.splitlines(keepends=True)
+    lines[101] = lines[101].replace(b'"cycle": 102', b'"cycle": 103')
+    changed = {
+        "flip": (b"".join(lines), range(101, 105)),
+        "row gone": (b"".join(lines[:101] + lines[102:]), range(101, 105)),
+        "end gone": (whole[:-10], range(rows, rows + 1)),
+    }[way]
+    path.write_bytes(changed[0])
+    MetricsLog(path, said.append).cut_back(position)
+    found = path.read_bytes().splitlines(keepends=True)
+    assert [number for number, line in enumerate(found, 1) if b"lost" in line] == [*changed[1]]
+    kept = [number for number in range(1, rows + 1) if number not in changed[1]]
+    assert [json.loads(found[number - 1])["cycle"] for number in kept] == kept
+    assert "rows it has lost row" in said[0]
+
+
+def test_a_position_of_an_older_version_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    log = log_of(path, 40)
+    position, whole = log.position(), path.read_bytes()
+    crcs = [zlib.crc32(line) for line in whole.splitlines()]
+    older = {"bytes": position["bytes"], "sha256": position["sha256"], "rows": crcs}
+    log.append({"cycle": 41})
+    again = MetricsLog(path)
+    again.cut_back(older)
+    assert again.position() == position
+    path.write_bytes(whole.replace(b'"cycle": 7,', b'"cycle": 8,', 1))
+    MetricsLog(path).cut_back(older)
+    assert json.loads(path.read_bytes().splitlines()[6]) == {"lost": 7}
+
+
+def test_rows_are_hashed_as_they_come_and_as_they_are_read(tmp_path: Path) -> None:
+    """Without the columns that may differ, and whenever the process began anew."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    log, other = MetricsLog(whole), MetricsLog(stopped)
+    for cycle in range(5):
+        row = {"cycle": cycle, "a": np.float32(0.1), "b": float("nan"), "system/cpu": 1.0}
+        log.append({**row, "time/fps": 1.0})
+        other.append({**row, "time/fps": 2.5})
+        position = other.position()
+        other.close()
+        other = MetricsLog(stopped)
+        other.cut_back(position)
+    assert whole.read_bytes() != stopped.read_bytes()
+    chains = {log.position()["chain"], other.position()["chain"]}
+    assert chains == {chain_of(DiskHistory(whole))} == {chain_of(DiskHistory(stopped))}
+    other.append({"cycle": 5})
+    assert other.position()["chain"] != log.position()["chain"]
+
+
+def test_history_is_read_from_where_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    wide = "x" * 2000
+    path.write_text("".join(f'{{"timesteps": {8 * i}, "note": "{wide}"}}\n' for i in range(3000)))
+    assert path.stat().st_size > 4 * files.BLOCK
+    history = DiskHistory(path)
+    assert history.last["timesteps"] == 8 * 2999
+    for step in (-1, 0, 1, 8 * 1234, 8 * 2998, 8 * 2999):
+        found = [row["timesteps"] for row in history.after(step, lambda row: row["timesteps"])]
+        assert found == [8 * i for i in range(3000) if 8 * i > step]
+    calls = []
+    next(history.after(8 * 2000, lambda row: calls.append(row) or row["timesteps"]))
+    assert len(calls) < 800  # of 3,000
 
 
 def test_metrics_of_an_older_version_must_be_whole(tmp_path: Path) -> None:

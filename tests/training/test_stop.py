@@ -15,6 +15,7 @@ import pytest
 from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import BatchMetrics
 from etude.core.errors import AGAIN
+from etude.runs import checkpoint
 from etude.training import stop as module
 from etude.training.callbacks import Callback, Context
 from etude.training.stop import SIGNALS, StopRequest
@@ -43,6 +44,43 @@ def test_every_signal_saves_and_the_run_goes_on(
     assert caught.value.exit_code == AGAIN
     assert f"{number.name}: the run is saved at the end of this iteration" in capfd.readouterr().err
     assert Run(tmp_path / "run").rows()[-1]["iterations"] == 4
+    assert resume(tmp_path / "run").fingerprint() == untouched.fingerprint()
+
+
+class NoLog:
+    """A log that keeps nothing."""
+
+    def begin(self, history: object) -> None: ...
+
+    def write(self, row: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("place", ["start", "history"])
+def test_a_signal_while_a_resume_starts_loses_nothing(place: str, tmp_path: Path) -> None:
+    """Before the first iteration nothing is done and nothing lost; later the iteration is saved."""
+    untouched = train(tiny_reach(6), tmp_path / "untouched")
+    with pytest.raises(Interrupted):
+        train(tiny_reach(6), tmp_path / "run", callbacks=[Strike(signal.SIGTERM)])
+
+    before = checkpoint.resumable(tmp_path / "run" / "checkpoints")
+
+    def say(text: str) -> None:
+        if place == "start" and text.startswith("Resuming"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    class Slow(NoLog):
+        def begin(self, history: object) -> None:
+            if place == "history":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="etude resume") as caught:
+        resume(tmp_path / "run", say=say, logs=[Slow()])
+    assert caught.value.exit_code == AGAIN
+    assert ("nothing is lost" in str(caught.value)) == (place == "start")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert checkpoint.resumable(tmp_path / "run" / "checkpoints") != before or place == "start"
     assert resume(tmp_path / "run").fingerprint() == untouched.fingerprint()
 
 

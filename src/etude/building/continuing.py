@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from etude.building import resuming
-from etude.building.build import build, start_policy
+from etude.building.build import Parts, build, start_policy
 from etude.building.executing import (
+    Interrupted,
     Say,
     compare,
     compare_code,
@@ -25,9 +27,8 @@ from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
 from etude.runs.folder import RunFolder
-
-_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-"""SHA-256 of no bytes."""
+from etude.runs.metrics_log import START
+from etude.training.stop import starting
 
 
 def continue_run(
@@ -46,40 +47,50 @@ def continue_run(
     asked: where its caller wants messages and metrics to go.
     """
     compare(ranks)
-    with open_folder(ranks, lambda: RunFolder.open(path)) as folder, explained(folder.path):
-        resolved: list[Resolved] = []  # the first rank's
+    early = Interrupted(path, "Stopped before training went on; nothing is lost.")
+    with ExitStack() as held:
+        with starting(early):
+            folder = held.enter_context(open_folder(ranks, lambda: RunFolder.open(path)))
+            held.enter_context(explained(folder.path))
+            how = (total_timesteps, collector, step, trust, pause_after)
+            parts, say = _ready(ranks, folder, asked, console, *how)
+        if parts is not None:
+            execute(parts, folder, say)
+    return path
 
-        def continued() -> tuple[Tree, list[str]]:
-            resuming.restore(folder, asked.say, trust)
-            loaded = recipes.load(folder.recipe, trust)
-            run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
-            resolved.append(run)
-            return run.recipe.model_dump(mode="json"), lost
 
-        plain, lost = ranks.from_first(continued)
-        recipe = recipes.validated(plain, str(folder.recipe))
-        run = resolved[0] if resolved else resolve(recipe)
-        compare_code(ranks, run)
-        out = outputs_of(run, folder, console, asked, ranks)
-        say = out.say
-        parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
-        clock = parts.loop.clock
-        restored = parts.loop.saver.restore(clock, say, step)
-        if total_timesteps is not None:
-            resuming.extend(run, clock, folder, ranks, say)
-        if restored:
-            say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
-        else:
-            # Nothing was saved yet: whatever was logged belongs to work that is done again.
-            if parts.metrics is not None:
-                parts.metrics.cut_back({"bytes": 0, "sha256": _NOTHING})
-            start_policy(recipe, parts.algorithm)
-            say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
-        if was_restarted():
-            from etude.building.rank_checks import refuse_to_repeat
+def _ready(
+    ranks: Ranks,
+    folder: RunFolder,
+    asked: Outputs,
+    console: bool,
+    total_timesteps: int | None,
+    collector: Placement | None,
+    step: int | None,
+    trust: bool,
+    pause_after: int | None,
+) -> tuple[Parts | None, Say]:
+    """The run as its checkpoint left it; None where it was to pause by then."""
+    resolved: list[Resolved] = []  # the first rank's
 
-            ranks.from_first(lambda: refuse_to_repeat(folder, clock))
-        stop = parts.loop.stop
+    def continued() -> tuple[Tree, list[str]]:
+        resuming.restore(folder, asked.say, trust)
+        loaded = recipes.load(folder.recipe, trust)
+        run, lost = _continued(loaded, folder, ranks, asked.say, total_timesteps, collector)
+        resolved.append(run)
+        return run.recipe.model_dump(mode="json"), lost
+
+    plain, lost = ranks.from_first(continued)
+    recipe = recipes.validated(plain, str(folder.recipe))
+    run = resolved[0] if resolved else resolve(recipe)
+    compare_code(ranks, run)
+    out = outputs_of(run, folder, console, asked, ranks)
+    say = out.say
+    parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+    with ExitStack() as closing:  # where it fails, or is stopped
+        closing.callback(parts.close)
+        _restore(parts, folder, run, say, step, total_timesteps)
+        clock, stop = parts.loop.clock, parts.loop.stop
         stop.pause_after = pause_after
         is_paused = stop.pauses(clock.now.iterations) and not clock.finished
         if clock.finished:
@@ -90,11 +101,37 @@ def continue_run(
         for note in rank_notes(recipe, ranks.size):
             say(note)
         if is_paused:
-            parts.close()
             say(f"It has done {clock.now.iterations:,} iterations, and was to pause by then.")
-        else:
-            execute(parts, folder, say)
-    return path
+            return None, say
+        closing.pop_all()
+    return parts, say
+
+
+def _restore(
+    parts: Parts,
+    folder: RunFolder,
+    run: Resolved,
+    say: Say,
+    step: int | None,
+    total_timesteps: int | None,
+) -> None:
+    """Put all parts back to the checkpoint, or to the run's beginning where there is none."""
+    clock, ranks = parts.loop.clock, parts.ranks
+    restored = parts.loop.saver.restore(clock, say, step)
+    if total_timesteps is not None:
+        resuming.extend(run, clock, folder, ranks, say)
+    if restored:
+        say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
+    else:
+        # Nothing was saved yet: whatever was logged belongs to work that is done again.
+        if parts.metrics is not None:
+            parts.metrics.cut_back(START)
+        start_policy(run.recipe, parts.algorithm)
+        say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+    if was_restarted():
+        from etude.building.rank_checks import refuse_to_repeat
+
+        ranks.from_first(lambda: refuse_to_repeat(folder, clock))
 
 
 def _continued(

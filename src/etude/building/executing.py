@@ -10,6 +10,7 @@ import torch
 from etude.building.build import Parts
 from etude.core import code
 from etude.core.errors import AGAIN, EtudeError
+from etude.core.history import History
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
 from etude.core.seals import sealed
 from etude.core.trees import Tree
@@ -20,7 +21,7 @@ from etude.planning.recipe import Recipe, code_roots, metrics_of
 from etude.planning.resolve import Resolved
 from etude.runs import files, manifest
 from etude.runs.folder import RunFolder
-from etude.runs.metrics_log import read_rows
+from etude.runs.metrics_log import DiskHistory
 
 Say = Callable[[str], None]
 SUMMARY = "summary.json"
@@ -76,12 +77,12 @@ def outputs_of(
 
 
 class Interrupted(EtudeError):
-    """A signal ended the run at a boundary, where it was saved."""
+    """A signal ended the run at a boundary, where it was saved, or before its first iteration."""
 
     exit_code = AGAIN
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"Stopped and saved. Continue with: etude resume {path}")
+    def __init__(self, path: Path, what: str = "Stopped and saved.") -> None:
+        super().__init__(f"{what} Continue with: etude resume {path}")
 
 
 def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
@@ -89,7 +90,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     loop, ranks = parts.loop, parts.ranks
     try:
         with loop.stop:
-            finished = loop.run(read_rows(folder.metrics) if ranks.is_first else [])
+            finished = loop.run(DiskHistory(folder.metrics) if ranks.is_first else History())
     except (LostRank, ReportedElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except Exception as error:
@@ -112,7 +113,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
 def _summarise(parts: Parts, folder: RunFolder) -> None:
     """summary.json: what the run did, to hold against the plan."""
     loop = parts.loop
-    now, rows = loop.clock.now, folder.metrics.read_text().count("\n")
+    now, rows = loop.clock.now, parts.metrics.num_rows if parts.metrics else 0
     tester, saved = loop.evaluator, loop.saver.num_saved
     counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -24,7 +24,7 @@ from etude.experience.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, load
 from etude.runs import checkpoint
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder
-from etude.runs.metrics_log import named, read_rows, salvage
+from etude.runs.metrics_log import DiskHistory, Marks, is_as_saved, named, parsed, salvage
 from etude.runs.parts import check_part
 
 
@@ -209,16 +209,21 @@ def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
 def _metrics(report: Report, folder: RunFolder) -> None:
     """metrics.jsonl against what the newest checkpoint saw of it."""
     newest = checkpoint.newest_verified(folder.checkpoints, lambda text: None, repair=False)
-    rows: Any = None if newest is None else checkpoint.load_document(newest)["metrics"].get("rows")
+    position = {} if newest is None else checkpoint.load_document(newest)["metrics"]
+    marks = Marks.at(position) if "rows" in position else Marks()
     if not folder.metrics.is_file():
-        if rows:
+        if marks.count:
             report.add(folder.metrics, "is missing", "its rows are lost; a resume goes on")
         return
-    lost = [] if rows is None else salvage(folder.metrics.read_bytes(), rows)[1]
-    wrong = f"has lost {named(lost)} of {len(rows):,}" if lost else ""
+    whole = bool(position) and is_as_saved(folder.metrics, position)
+    lost = [] if whole else salvage(folder.metrics, marks)[1]
+    wrong = f"has lost {named(lost)} of {marks.count:,}" if lost else ""
     if not wrong:
         try:
-            read_rows(folder.metrics)
+            # Of a file that begins as saved, the rows after that are all that may be damaged.
+            for number, line in DiskHistory(folder.metrics).lines():
+                if number > marks.count or not whole:
+                    parsed(folder.metrics, number, line)
         except EtudeError as error:
             wrong = str(error)
     report.add(folder.metrics, wrong, "a resume goes on without them" if lost else "")

@@ -16,7 +16,6 @@ from etude.cli.train import TrainCommand
 from etude.core.errors import EtudeError, UsageError
 from etude.metrics.declared import COUNTERS, EPISODES
 from etude.metrics.health import Health
-from etude.metrics.rows import numbers
 from etude.planning import FREE, recipes
 from etude.planning.recipe import Recipe, metrics_of
 from etude.reports import reading
@@ -90,8 +89,7 @@ def described(path: Path, trust: bool = False) -> RunPage:
         notes.append(str(error))
     metrics = COUNTERS + EPISODES if recipe is None else metrics_of(recipe)
     health = Health(metrics, _iterations(path))
-    for row in record.rows:
-        health.add(numbers(row))
+    health.follow(record.history)
     evaluated = health.evaluated
     return RunPage(
         record,

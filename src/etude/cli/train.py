@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from pydantic import Field
 
@@ -11,6 +10,7 @@ from etude.api import Run, train
 from etude.cli.options import parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import UsageError
+from etude.core.history import History
 from etude.core.ranks import writes
 from etude.metrics.rows import ELAPSED, is_offline, step_of
 from etude.planning.recipe import metrics_of
@@ -63,10 +63,11 @@ def finish(run: Run) -> None:
     if not writes():
         return
     best = run.summary()["best"]
-    last = run.rows()[-1] if run.rows() else {}
+    history = run.history()
+    last = history.last
     if last:
         unit = "updates" if is_offline(last) else "steps"
-        print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}{_spent(run.rows())}.")
+        print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}{_spent(history)}.")
     if run.exactness.startswith(NOT_EXACT):
         print(f"This run is {run.exactness}.")
     metric = next((m for m in metrics_of(run.recipe) if m.summary and m.name in last), None)
@@ -82,15 +83,16 @@ def finish(run: Run) -> None:
     print(f"Evaluate it: etude eval {run.path}")
 
 
-def _spent(rows: list[dict[str, Any]]) -> str:
-    """How fast a run collected and trained, and what it did besides."""
+def _spent(history: History) -> str:
+    """How fast a run collected and trained, and what it did besides; of a long run, by a part."""
     seconds: Counter[str] = Counter()
-    for row in rows:
-        seconds.update({name: row.get(f"time/{name}") or 0.0 for name in _SPENT})
+    kept, last = history.thinned(), history.last
+    for row, rows in kept.weighted():
+        seconds.update({name: rows * (row.get(f"time/{name}") or 0.0) for name in _SPENT})
     learning, rest = seconds["collect"] + seconds["train"], seconds["test"] + seconds["save"]
-    if not rows or is_offline(rows[-1]) or not learning:
+    if is_offline(last) or not learning:
         return ""
-    speed = step_of(rows[-1]) / learning
+    speed = step_of(last) / learning
     return (
         f", {speed:,.0f} steps/s while collecting and training; {rest:.1f} s to evaluate and save"
     )
@@ -101,9 +103,9 @@ _SPENT = ("collect", "train", "test", "save")
 
 def _chosen(run: Run) -> str:
     """Which policy is evaluated after a run, and why that one."""
-    rows, step = run.rows(), policy_step(run.path)
-    last = step_of(rows[-1]) if rows else step
-    count = sum("eval/mean_reward" in row for row in rows)
+    row, step = run.history().last, policy_step(run.path)
+    last = step_of(row) if row else step
+    count = run.summary()["counts"]["evaluations"]
     why = (
         f"the best of {count} evaluations in training, the latest of equals"
         if count > 1

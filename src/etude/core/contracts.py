@@ -7,13 +7,14 @@ is a pure function; exact resume, any number of workers and recovery of a lost o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from etude.core.history import Row
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
@@ -367,9 +368,14 @@ class Algorithm(Stateful, Protocol):
 class LogWriter(Protocol):
     """A place for metric rows."""
 
-    def begin(self, history: list[dict[str, Any]]) -> None:
-        """The rows a resumed run keeps, [] for a new one; what was written after them is void."""
+    def begin(self, history: Iterable[Row]) -> None:
+        """The rows a resumed run keeps, none for a new one; what was written after them is void.
 
-    def write(self, row: dict[str, Any]) -> None: ...
+        They are read from the disk as they are iterated, and may be millions: a log that needs each
+        of them takes no list of them, and one that draws or summarises takes
+        `history_of(history).thinned()`.
+        """
+
+    def write(self, row: Row) -> None: ...
 
     def close(self) -> None: ...

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
+from etude.core.history import Row as LogRow
 from etude.metrics.declared import Metric, Metrics, Row
 from etude.metrics.health import Health, episode_metric
 from etude.metrics.rows import is_offline, numbers
@@ -27,10 +28,9 @@ class ConsoleTable:
         self._last: Mapping[str, float] = {}
         self._explained: set[str] = set()
 
-    def begin(self, history: list[dict[str, Any]]) -> None:
+    def begin(self, history: Iterable[LogRow]) -> None:
         """Rows from before a resume have been printed before."""
-        for row in history:
-            self._health.add(numbers(row))
+        self._health.begin(history)
 
     def write(self, row: dict[str, Any]) -> None:
         """Print the line of a cycle that ended, now and then below a heading."""

@@ -23,13 +23,19 @@ class Curve:
         """Rows that make a point."""
         self._means: list[float] = []
         self._open: list[float] = []
-        for _ in range(rows_before):
-            self.add(None)
+        if rows_before:
+            self.add(None, rows_before)
 
-    def add(self, value: float | None) -> None:
-        """One row's value; a row without one leaves the curve where it was."""
+    def add(self, value: float | None, rows: int = 1) -> None:
+        """One row's value, or that of several; a row without one leaves the curve where it was."""
         self.last = self.last if value is None else value
-        self._open.append(math.nan if self.last is None else self.last)
+        while rows:
+            taken = min(rows, self.per_point - len(self._open))
+            self._open += [math.nan if self.last is None else self.last] * taken
+            rows -= taken
+            self._close_point()
+
+    def _close_point(self) -> None:
         if len(self._open) < self.per_point:
             return
         self._means.append(fmean(self._open))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from etude.core import progress
 from etude.core.clock import Clock
+from etude.core.history import Row, history_of
 from etude.logs.console import columns_of, heading_of, line_of
 from etude.logs.curves import Curve, number, span_of
 from etude.logs.dashboard_view import Level, Shown, View, draw, table_width
@@ -81,10 +82,13 @@ class Dashboard:
 
     _warnings: Sequence[tuple[str, str]]
 
-    def begin(self, history: list[dict[str, Any]]) -> None:
+    def begin(self, history: Iterable[Row]) -> None:
         """Show the curves so far and start drawing."""
-        for row in history:
-            self._take(row)
+        kept = history_of(history).thinned()
+        for place, row in kept.numbered():
+            self._draw(numbers(row), place + 1 - self._rows)
+        self._health.follow(kept)
+        self._elapsed_row = self._last.get(ELAPSED, 0.0)
         self._check_health()
         self._seconds.clear()
         self._start = time.perf_counter()
@@ -141,16 +145,20 @@ class Dashboard:
 
     def _take(self, row: dict[str, Any]) -> None:
         values = numbers(row)
+        self._draw(values)
+        self._health.add(values)
+
+    def _draw(self, values: dict[str, float], rows: int = 1) -> None:
+        """Add a row to the curves; `rows`: how many it stands for, those before it included."""
         for name in values:
             if name not in self._curves and self._has_curve(name):
                 self._curves[name] = Curve(self._rows)
         for name, curve in self._curves.items():
-            curve.add(values.get(name))
-        self._rows += 1
+            curve.add(values.get(name), rows)
+        self._rows += rows
         self._last = values
         self._seconds.append(seconds_of(values, self._elapsed_row))
         self._elapsed_row = values.get(ELAPSED, 0.0)
-        self._health.add(values)
 
     def _check_health(self) -> None:
         health = self._health

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.errors import EtudeError
+from etude.core.history import Row, history_of
 from etude.core.imports import attribute
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import ELAPSED, charted, numbers, step_of
@@ -45,11 +46,16 @@ class TensorBoardLog:
         self._writer: Any = None
         self._begun = 0.0
 
-    def begin(self, history: list[dict[str, Any]]) -> None:
-        """Start over from the rows that were kept, so curves have neither forks nor gaps."""
+    def begin(self, history: Iterable[Row]) -> None:
+        """Start over from the rows that were kept, so curves have neither forks nor gaps.
+
+        Of a long history, an evenly spaced part is written: TensorBoard itself loads 1,000 points
+        of a curve, and metrics.jsonl has all of them.
+        """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        seconds = _seconds(history)
+        rows = [*history_of(history).thinned()]
+        seconds = _seconds(rows)
         self._begun = time.time()
         trained = seconds[-1] if seconds else 0.0
         with self._clear_faults():
@@ -61,7 +67,7 @@ class TensorBoardLog:
             start = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=self._begun - trained, session_log=start))
             self._add(_about(self._folder, self._recipe, self._begun - trained))
-            for row, at in zip(history, seconds, strict=True):
+            for row, at in zip(rows, seconds, strict=True):
                 self._add_row(row, self._begun - trained + at)
             self._writer.flush()
 

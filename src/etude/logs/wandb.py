@@ -13,12 +13,13 @@ import json
 import re
 import secrets
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.errors import EtudeError, UsageError
+from etude.core.history import Row, history_of
 from etude.core.progress import waiting
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import charted, step_of
@@ -84,15 +85,16 @@ class WandbLog:
         self._has = NOTHING
         self._finished = False
 
-    def begin(self, history: list[dict[str, Any]]) -> None:
+    def begin(self, history: Iterable[Row]) -> None:
         """Find out which rows W&B has, and send those of the history that it has not."""
         require()
         self._state.load()
-        if self._state.uploaded and (not history or step_of(history[-1]) <= self._state.sent):
+        rows = history_of(history)
+        if self._state.uploaded and step_of(rows.last) <= max(self._state.sent, 0):
             self._has = self._state.sent  # finished already; a longer run opens it again
             return
         self._open()
-        for row in history:
+        for row in rows.after(self._has, step_of):
             self.write(row)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -161,7 +163,9 @@ class WandbLog:
         name = self._state.id
         files = sorted(self._folder.glob(f"wandb/*run-*-{name}*/run-{name}.wandb"))
         try:
-            found = max((step for file in files for step in _steps(file)), default=NOTHING)
+            # A file is of one process, and its rows come after those of the files before.
+            each = (max(_steps(file), default=NOTHING) for file in reversed(files))
+            found = next((step for step in each if step > NOTHING), NOTHING)
             self._run = wandb.init(
                 project=self._project,
                 name=self._name,
@@ -244,19 +248,21 @@ def read_records(file: Path) -> Iterator[Any]:
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, at, message = file.read_bytes(), HEADER, b""
-    while at + HEADER <= len(data):
-        if BLOCK - at % BLOCK < HEADER:
-            at += BLOCK - at % BLOCK
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        piece = data[at + HEADER : at + HEADER + length]
-        if kind == 0 or len(piece) < length:
-            return
-        message, at = message + piece, at + HEADER + length
-        if kind in (FULL, LAST):
-            yield Record.FromString(message)
-            message = b""
+    message, at = b"", HEADER
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            while BLOCK - at >= HEADER:
+                if at + HEADER > len(block):
+                    return
+                _, length, kind = struct.unpack_from("<IHB", block, at)
+                piece = block[at + HEADER : at + HEADER + length]
+                if kind == 0 or len(piece) < length:
+                    return
+                message, at = message + piece, at + HEADER + length
+                if kind in (FULL, LAST):
+                    yield Record.FromString(message)
+                    message = b""
+            at = 0
 
 
 class FinalPolicy(Callback):

@@ -7,14 +7,16 @@ none of this.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from etude.core.history import Row as LogRow
+from etude.core.history import Thinned, history_of
 from etude.core.imports import attribute
 from etude.metrics.declared import RECENT, RETURN, Metric, Metrics, Row, Warning, declares
-from etude.metrics.rows import ITERATIONS, step_of
+from etude.metrics.rows import ITERATIONS, numbers, step_of
 
 
 class Evaluated(NamedTuple):
@@ -40,18 +42,56 @@ class Health:
 
     def __init__(self, metrics: Metrics, total_iterations: int) -> None:
         self.metrics, self._total = metrics, max(total_iterations, 1)
-        self.rows: list[Row] = []
-        """Of every log row the counters, and the metrics that are declared."""
+        self._kept = Thinned[Row]()
+        self._rows: list[Row] | None = None
+        self._evaluations: dict[str, tuple[Row, Row]] = {}
         self.progress = 0.0
         """The share of the run's iterations that is done, 0 to 1."""
         self.explored_by = next((m.explored_by for m in metrics if m.explored_by), "")
         self._declares = declares(metrics)
         self._scores = [m for m in metrics if m.score]
 
+    def begin(self, history: Iterable[LogRow]) -> None:
+        """Take in the rows from before a resume."""
+        self.follow(history_of(history).thinned())
+
+    def follow(self, history: Thinned[LogRow]) -> None:
+        """Take in rows that were thinned already."""
+        self._kept, self._rows = history.mapped(self._declared), None
+        self._evaluations = {}
+        for row in self.rows:
+            self._compare(row)
+        for row in [*history][-1:]:
+            self.progress = (row.get(ITERATIONS) or 0.0) / self._total
+
     def add(self, row: Row) -> None:
         """Take in a log row."""
         self.progress = row.get(ITERATIONS, 0.0) / self._total
-        self.rows.append({name: value for name, value in row.items() if self._declares(name)})
+        declared = self._declared(row)
+        self._kept.add(declared, len(row))
+        self._rows = None
+        self._compare(declared)
+
+    def _declared(self, row: Mapping[str, Any]) -> Row:
+        return {name: value for name, value in numbers(row).items() if self._declares(name)}
+
+    def _compare(self, row: Row) -> None:
+        """Remember an evaluation that is the last one, and perhaps the best."""
+        for metric in self._scores:
+            if metric.name in row:
+                _, best = self._evaluations.get(metric.name, (row, row))
+                self._evaluations[metric.name] = row, max(row, best, key=self._score)
+
+    def _score(self, row: Row) -> list[float]:
+        return [row.get(m.name, -math.inf) for m in self._scores]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The counters and the declared metrics of every log row; of a long run, of an evenly
+        spaced part and of the last ones."""
+        if self._rows is None:
+            self._rows = [*self._kept]
+        return self._rows
 
     def series(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
         """All values of a metric, oldest first; of some rows only, if they are given."""
@@ -70,15 +110,8 @@ class Health:
     @property
     def evaluated(self) -> Evaluated | None:
         """The last evaluation, and the one with the highest score; of equals, the later."""
-        metric = next((m for m in self._scores if any(m.name in r for r in self.rows)), None)
-        if metric is None:
-            return None
-        rows = [row for row in self.rows if metric.name in row]
-
-        def score(row: Row) -> list[float]:
-            return [row.get(m.name, -math.inf) for m in self._scores]
-
-        return Evaluated(metric, rows[-1], max(reversed(rows), key=score))
+        metric = next((m for m in self._scores if m.name in self._evaluations), None)
+        return None if metric is None else Evaluated(metric, *self._evaluations[metric.name])
 
     @property
     def warnings(self) -> list[Warning]:

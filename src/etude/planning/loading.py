@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,7 +150,7 @@ def _algorithm_kind(training: Tree) -> str:
 
 
 def curves(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
+    rows: Iterable[Mapping[str, Any]], names: Sequence[str] = ()
 ) -> dict[str, tuple[list[int], list[float]]]:
     """{metric: (steps, values)} of the rows that have it.
 

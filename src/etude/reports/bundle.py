@@ -16,9 +16,10 @@ from etude.planning.loading import policy_parts, policy_path
 from etude.planning.recipe import Recipe
 from etude.reports import evaluation, fresh
 from etude.reports.bundle_card import card
-from etude.runs import bundle, files
+from etude.runs import bundle, checkpoint, files
 from etude.runs.bundle import Examined
 from etude.runs.folder import RunFolder
+from etude.runs.metrics_log import blocks_of
 
 Say = Callable[[str], None]
 FILM, ONNX, EVALUATION = "film", "ONNX", "evaluation"
@@ -67,10 +68,10 @@ def _fill(shared: Shared, folder: Path, say: Say) -> Examined:
     texts = {
         bundle.RECIPE: recipes.dump(recipe),
         bundle.MANIFEST: run.copies()["manifest"],
-        bundle.METRICS: run.metrics.read_text() if run.metrics.is_file() else "",
     }
     for name, text in texts.items():
         files.write_file(folder / name, [text.encode()])
+    _copy_rows(run, folder / bundle.METRICS)
     fresh.load(shared.policy, shared.trust)  # refuses a run that has learned a reward alone
     _copy_policy(shared.policy, folder / bundle.POLICY)
     left_out: dict[str, str] = {}
@@ -102,6 +103,14 @@ def _fill(shared: Shared, folder: Path, say: Say) -> Examined:
     text = card(recipe, about, manifest, results, films)
     files.write_file(folder / bundle.CARD, [text.encode()])
     return bundle.seal(folder, about)
+
+
+def _copy_rows(run: RunFolder, to: Path) -> None:
+    """The rows that the newest checkpoint has seen: those of the fingerprint."""
+    newest = checkpoint.newest_verified(run.checkpoints, lambda text: None, repair=False)
+    position = {} if newest is None else checkpoint.load_document(newest)["metrics"]
+    with to.open("xb") as stream:
+        stream.writelines(blocks_of(run.metrics, position.get("bytes")))
 
 
 def _copy_policy(source: Path, to: Path) -> None:

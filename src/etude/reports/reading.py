@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 
 from etude.core.errors import Damaged, UsageError
+from etude.core.history import Row, Thinned
 from etude.metrics.rows import ELAPSED, is_offline, numbers, step_of
 from etude.planning import FREE
 from etude.runs.folder import METRICS, RECIPE, RunFolder
-from etude.runs.metrics_log import read_rows
+from etude.runs.metrics_log import DiskHistory
 
-_MOST_RECIPE, _MOST_ITEMS, _MOST_ROWS = 1 << 18, 1 << 16, 1 << 29
-"""Bytes and items of a recipe, and bytes of metrics.jsonl: larger files are not read."""
+_MOST_RECIPE, _MOST_ITEMS = 1 << 18, 1 << 16
+"""Bytes and items of a recipe: larger ones are not read."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,14 @@ class RunRecord:
     path: Path
     settings: dict[str, Any]
     """The fields of its recipe, {section.key: value}, as they were written."""
-    rows: list[dict[str, Any]]
+    history: Thinned[Row]
+    """Its log rows; an evenly spaced part of them where there are many."""
     manifest: dict[str, Any]
     """What it was made with; {} where that file is damaged."""
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return [*self.history]
 
     @property
     def name(self) -> str:
@@ -98,14 +104,12 @@ def _runs_in(path: Path) -> list[Path]:
 def read(path: Path) -> RunRecord:
     """The record of a run; raises where its recipe or its rows cannot be read."""
     folder = RunFolder.open(path, write=False)
-    if folder.metrics.exists() and folder.metrics.stat().st_size > _MOST_ROWS:
-        raise UsageError(f"{folder.metrics} has more than {_MOST_ROWS:,} bytes: leave it out.")
     try:
         manifest = folder.manifest()
     except Damaged:
         manifest = {}
     settings = flat(_content(str(folder.copies()["recipe"]), path / RECIPE))
-    return RunRecord(path, settings, read_rows(path / METRICS), manifest)
+    return RunRecord(path, settings, DiskHistory(path / METRICS).thinned(), manifest)
 
 
 def _content(text: str, path: Path) -> dict[str, Any]:

@@ -83,14 +83,22 @@ class Examined:
 def seal(folder: Path, about: Tree) -> Examined:
     """Write the index of the files in a folder; about: what it says besides."""
     listed = {}
-    for name in sorted(_found(folder)[0]):
-        data = (folder / name).read_bytes()
-        listed[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    files.write_file(folder / INDEX, [sealed({"format": FORMAT, **about, "files": listed})])
-    examined = examine(folder)
-    for name, wrong in examined.wrong.items():
-        raise EtudeError(f"{name} {wrong}: it cannot be part of a bundle.")
-    return examined
+    found, wrong = _found(folder)
+    for name, words in wrong.items():
+        raise EtudeError(f"{name} {words}: it cannot be part of a bundle.")
+    for name in sorted(found):
+        try:
+            size, sha256 = _described(folder / name)
+        except (Malformed, OSError) as error:
+            raise EtudeError(f"{name} {_words(error)}: it cannot be part of a bundle.") from error
+        listed[name] = {"bytes": size, "sha256": sha256}
+    content = {"format": FORMAT, **about, "files": listed}
+    written = files.write_file(folder / INDEX, [sealed(content)])
+    try:
+        index = _index(_read(folder / INDEX, _MAX_INDEX))
+    except Malformed as error:
+        raise EtudeError(f"{INDEX} {error}: this cannot be bundled.") from error
+    return Examined(index, written.sha256)
 
 
 def is_bundle(path: Path) -> bool:
@@ -202,14 +210,25 @@ def _is_file(entry: Any) -> bool:
 
 def _check(path: Path, listed: Tree) -> None:
     """Raises `Malformed` where a file is not the listed one, or not the data its name says."""
+    size = path.lstat().st_size
+    if size != listed["bytes"]:
+        raise Malformed(f"has {size:,} bytes instead of {listed['bytes']:,}")
+    _described(path, listed["sha256"])
+
+
+def _described(path: Path, expected: str | None = None) -> tuple[int, str]:
+    """Size and SHA-256 of a file, every byte of which is read once.
+
+    Raises `Malformed` where it is not the data its name says, or, before it is looked into, where
+    its hash is not the expected one.
+    """
     sha, text = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
     is_text = path.suffix in _TEXTS
     with _open(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size != listed["bytes"]:
-            raise Malformed(f"has {size:,} bytes instead of {listed['bytes']:,}")
         most = _MAX_BYTES.get(path.suffix, MAX_TEXT if is_text else _MAX_TOTAL)
-        if size > most:
+        # Rows are read one by one, so that their file may have any size.
+        if size > most and path.name != METRICS:
             raise Malformed(f"is larger than {most:,} bytes")
         head = stream.read(16)
         stream.seek(0)
@@ -221,7 +240,7 @@ def _check(path: Path, listed: Tree) -> None:
                     plain = "\0" not in text.decode(block)
                 except UnicodeDecodeError:
                     plain = False
-        if sha.hexdigest() != listed["sha256"]:
+        if expected is not None and sha.hexdigest() != expected:
             raise Malformed("does not have the SHA-256 it was bundled with")
         if path.suffix == ".safetensors":
             stream.seek(0)
@@ -231,6 +250,7 @@ def _check(path: Path, listed: Tree) -> None:
             plain = head[start : start + len(mark)] == mark
         if not plain:
             raise Malformed("is not the kind of data that its name says")
+        return size, sha.hexdigest()
 
 
 def read_text(folder: Path, name: str) -> str:

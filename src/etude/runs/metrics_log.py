@@ -1,19 +1,26 @@
-"""metrics.jsonl: one JSON row per line, cut back on resume to where the checkpoint saw it."""
+"""metrics.jsonl: one JSON row per line, cut back on resume to where the checkpoint saw it.
+
+Rows may be millions. What a checkpoint holds of them has a fixed size, and a resume reads the bytes
+before it once, to hash them, and parses none of them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from etude.core.errors import Damaged, EtudeError
+from etude.core.history import History, Row, Thinned
 from etude.core.trees import Tree
 from etude.runs import files
 from etude.runs.files import AppendFile, DiskFault
@@ -21,13 +28,24 @@ from etude.runs.files import AppendFile, DiskFault
 Say = Callable[[str], None]
 LOST = "lost"
 """The one name in a line that stands for a row that was damaged: its number."""
+_LOST_LINE = b'{"lost": '
+START: Tree = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+"""The position before the first row."""
+MARKS = 1024
+"""Hashes of stretches of rows that a position holds at most. A run of fewer rows has one for each
+row; in a longer one a stretch is 2, 4, 8, ... rows, and a damaged byte loses all of its stretch."""
+_FACTOR, _MODULUS = 0x01000193, 1 << 32
+_LONGEST = 1 << 20
+"""Bytes of a row; those of runs have some thousands."""
+_FREE = ("time/", "system/")
 
 
 class MetricsLog:
     """Rows on disk, and hashes of them.
 
-    They cover every byte, `time/` columns too: they tell whether a file is the one that a
-    checkpoint saw, not whether two runs agree. The CRC-32 of each row tells which of them are not.
+    The SHA-256 of the file covers every byte, `time/` columns too: it tells whether a file is the
+    one that a checkpoint saw. `marks` tell which rows of a damaged one are not. `chain` is the hash
+    of all rows without columns that may differ, and tells whether two runs agree.
     """
 
     def __init__(
@@ -40,34 +58,42 @@ class MetricsLog:
         self.path = path
         self._say, self._check_writer = say, check_writer
         self._file = AppendFile(path)
-        self._take(path.read_bytes())
+        self._read: _Read | None = None
 
-    def _take(self, data: bytes) -> None:
-        self._size, self._sha, self._crcs = len(data), hashlib.sha256(data), _crcs(data)
+    @property
+    def _so_far(self) -> _Read:
+        """What is known of the rows in the file, which are read where no position was given."""
+        if self._read is None:
+            self._read = _Read.of_rows(self.path)
+        return self._read
 
-    def append(self, row: dict[str, Any]) -> None:
+    @property
+    def num_rows(self) -> int:
+        return self._so_far.marks.count
+
+    def append(self, row: Row) -> None:
         """Add one row; a number that is not finite becomes null, since JSON has no other word."""
         self._check_writer()
-        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        so_far, finite = self._so_far, _finite(row)
+        line = (json.dumps(finite, allow_nan=False) + "\n").encode()
         try:
             self._file.append(line)
         except DiskFault:
             with suppress(DiskFault):  # half a line must not stay before the next one
-                self._file.truncate(self._size)
+                self._file.truncate(so_far.size)
             raise
-        self._sha.update(line)
-        self._size += len(line)
-        self._crcs.append(zlib.crc32(line[:-1]))
+        so_far.add(line, finite)
 
-    def begin(self, history: list[dict[str, Any]]) -> None:
+    def begin(self, history: Iterable[Row]) -> None:
         """Nothing: as a log of the run, the file was cut back with the rest of its state."""
 
     write = append
 
     def position(self) -> Tree:
-        """All rows so far, on disk for good: {"bytes", "sha256", "rows": their CRC-32}."""
+        """All rows so far, on disk for good, in a tree whose size does not follow their number."""
+        so_far = self._so_far
         self._file.fsync()
-        return {"bytes": self._size, "sha256": self._sha.hexdigest(), "rows": [*self._crcs]}
+        return so_far.position()
 
     def cut_back(self, position: Tree) -> None:
         """Forget all rows after a recorded position.
@@ -75,39 +101,36 @@ class MetricsLog:
         Rows before it that are not as recorded are lost: each becomes a line that says so, and
         the file as it was is kept beside.
         """
-        data = self.path.read_bytes()
-        kept = data[: int(position["bytes"])]
-        if hashlib.sha256(kept).hexdigest() == position["sha256"]:
-            self._file.truncate(len(kept))
-            self._take(kept)
+        found = _Read.of_bytes(self.path, int(position["bytes"]))
+        if found.sha.hexdigest() == position["sha256"]:
+            self._file.truncate(found.size)
+            self._read = found.completed(self.path, position)
             return
         if "rows" not in position:  # saved by a version that did not name rows
             raise EtudeError(
                 f"{self.path} is not the file the checkpoint saw: earlier rows were changed or "
                 "lost. Put the original file back to resume this run."
             )
-        kept, lost = salvage(data, position["rows"])
+        marks = Marks.at(position)
+        parts, lost = salvage(self.path, marks)
         what = f"{self.path} was damaged, and put right: every row is whole"
         if lost:
             what = (
-                f"{self.path} is damaged: of {len(position['rows']):,} rows it has lost "
+                f"{self.path} is damaged: of {marks.count:,} rows it has lost "
                 f"{named(lost)}, marked so in it. Nothing else is lost, but the log is not that of "
                 "an untouched run; `etude resume --checkpoint STEP` from before them makes them "
                 "again"
             )
-        if kept == data:  # as an earlier resume has left it
+        if _same(self.path, _joined(self.path, parts)):  # as an earlier resume has left it
             self._say(f"{what}.")
-            return
-        self._say(f"{what}. The file as it was is kept as {self._keep(data).name}.")
-        self._file.close()
-        files.replace_file(self.path, [kept])
-        self._file = AppendFile(self.path)
-        self._take(kept)
-
-    def _keep(self, data: bytes) -> Path:
-        aside = files.free_path(self.path.with_name(f"{self.path.name}.damaged"))
-        files.write_file(aside, [data])
-        return aside
+        else:
+            aside = files.free_path(self.path.with_name(f"{self.path.name}.damaged"))
+            files.write_file(aside, blocks_of(self.path))
+            self._say(f"{what}. The file as it was is kept as {aside.name}.")
+            self._file.close()
+            files.replace_file(self.path, _joined(self.path, parts))
+            self._file = AppendFile(self.path)
+        self._read = _Read.of_rows(self.path)
 
     def state_dict(self) -> Tree:
         return self.position()
@@ -119,52 +142,367 @@ class MetricsLog:
         self._file.close()
 
 
-def salvage(data: bytes, rows: list[int]) -> tuple[bytes, list[int]]:
-    """The file that `data` was, and the numbers of rows that are lost; `rows` are their CRC-32.
+class Marks:
+    """Hashes of stretches of rows, of a bounded number: where that is reached, two become one.
 
-    A row is found wherever it now stands, so one that is cut out does not take those after it.
+    The hash of a stretch is a polynomial in the CRC-32 of its rows, so that stretches can be joined
+    without their rows, and found wherever they stand in a file.
     """
-    found = {zlib.crc32(line): line for line in data.split(b"\n")}
-    lost = [number for number, crc in enumerate(rows, 1) if crc not in found]
-    gaps = {number: json.dumps({LOST: number}).encode() for number in lost}
-    lines = [gaps.get(i) or found[crc] for i, crc in enumerate(rows, 1)]
-    return b"".join(line + b"\n" for line in lines), lost
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.stretch = 1
+        """Rows of each, but for the last."""
+        self.values: list[int] = []
+
+    def add(self, crc: int) -> None:
+        """Take in the next row."""
+        if self.count % self.stretch == 0:
+            if len(self.values) == MARKS:
+                shift = pow(_FACTOR, self.stretch, _MODULUS)
+                pairs = zip(self.values[::2], self.values[1::2], strict=True)
+                self.values = [(a * shift + b) % _MODULUS for a, b in pairs]
+                self.stretch *= 2
+            self.values.append(0)
+        self.values[-1] = (self.values[-1] * _FACTOR + crc) % _MODULUS
+        self.count += 1
+
+    def position(self) -> Tree:
+        marks = "".join(f"{value:08x}" for value in self.values)
+        return {"rows": self.count, "stretch": self.stretch, "marks": marks}
+
+    @classmethod
+    def at(cls, position: Tree) -> Marks:
+        """The marks of a position. An older version named the CRC-32 of each row in a list."""
+        marks, rows = cls(), position["rows"]
+        if isinstance(rows, list):
+            for crc in rows:
+                marks.add(int(crc))
+            return marks
+        text = str(position["marks"])
+        marks.count, marks.stretch = int(rows), max(int(position["stretch"]), 1)
+        marks.values = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
+        if len(marks.values) != -(-marks.count // marks.stretch):
+            raise ValueError("as many marks as stretches of rows")
+        return marks
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def planned_position(rows: int) -> Tree:
+    """What a position after so many rows looks like, for a plan of its size."""
+    stretch = 1
+    while stretch * MARKS < rows:
+        stretch *= 2
+    hashes = {"sha256": "0" * 64, "chain": "0" * 64, "marks": "0" * 8 * -(-rows // stretch)}
+    return {"bytes": rows * 1000, "rows": rows, "stretch": stretch, **hashes}
+
+
+class _Read:
+    """What is known of the beginning of a metrics.jsonl, and grows with it."""
+
+    def __init__(self) -> None:
+        self.size, self.sha, self.marks, self.chain = 0, hashlib.sha256(), Marks(), Chain()
+
+    def add(self, line: bytes, row: Row) -> None:
+        self.size += len(line)
+        self.sha.update(line)
+        self.marks.add(zlib.crc32(line.removesuffix(b"\n")))
+        self.chain.add(row)
+
+    def position(self) -> Tree:
+        position = {"bytes": self.size, "sha256": self.sha.hexdigest(), "chain": self.chain.value}
+        return position | self.marks.position()
+
+    @classmethod
+    def of_bytes(cls, path: Path, size: int) -> _Read:
+        """The first bytes of a file, of which no row is parsed."""
+        found = cls()
+        for block in blocks_of(path, size):
+            found.size += len(block)
+            found.sha.update(block)
+        return found
+
+    @classmethod
+    def of_rows(cls, path: Path, end: int | None = None) -> _Read:
+        """All rows of a file, each of them parsed."""
+        found = cls()
+        for number, line in DiskHistory(path, end).lines():
+            found.add(line, parsed(path, number, line))
+        return found
+
+    def completed(self, path: Path, position: Tree) -> _Read:
+        """With what a position says of the rows. One of an older version does not say all of it."""
+        if not self.size:
+            return _Read()
+        if not {"chain", "rows"} <= position.keys():
+            return _Read.of_rows(path, self.size)
+        self.marks, self.chain.value = Marks.at(position), str(position["chain"])
+        return self
+
+
+class Chain:
+    """SHA-256 over rows, each with the one before: h(n) = H(h(n - 1), row n).
+
+    `time/` and `system/` columns are left out, and lines that stand for lost rows: two exact runs
+    agree in it. A hash of rows so far is all that is needed to go on.
+    """
+
+    def __init__(self) -> None:
+        self.value = hashlib.sha256().hexdigest()
+
+    def add(self, row: Row) -> None:
+        if LOST in row:
+            return
+        kept = {name: value for name, value in row.items() if not name.startswith(_FREE)}
+        text = json.dumps(kept, sort_keys=True)
+        self.value = hashlib.sha256(f"{self.value} {text}".encode()).hexdigest()
+
+
+def chain_of(rows: Iterable[Row]) -> str:
+    """The hash of rows without `time/` and `system/` columns."""
+    chain = Chain()
+    for row in rows:
+        chain.add(row)
+    return chain.value
+
+
+def older_digest_of(rows: Iterable[Row]) -> str:
+    """The hash that fingerprints had before they were chained, for bundles of that time."""
+    sha, before = hashlib.sha256(b"["), b""
+    for row in rows:
+        kept = {name: value for name, value in row.items() if not name.startswith(_FREE)}
+        sha.update(before + json.dumps(kept, sort_keys=True).encode())
+        before = b", "
+    sha.update(b"]")
+    return sha.hexdigest()
+
+
+def is_as_saved(path: Path, position: Tree) -> bool:
+    """Whether a metrics.jsonl begins with the bytes that a checkpoint saw."""
+    found = _Read.of_bytes(path, int(position["bytes"]))
+    return bool(found.sha.hexdigest() == position["sha256"])
+
+
+def chain_at(path: Path, position: Tree) -> str:
+    """The hash of the rows up to a position; of a damaged file, that of the rows it now has."""
+    if "chain" in position and is_as_saved(path, position):
+        return str(position["chain"])
+    return chain_of(DiskHistory(path, int(position["bytes"])))
+
+
+Parts = list[tuple[int, int, int]]
+"""Of a file put right: (first byte, end, 0) of what it keeps, (0, 0, number) of a lost row."""
+
+
+def salvage(path: Path, marks: Marks) -> tuple[Parts, list[int]]:
+    """What of a damaged file is as it was, by marks of its rows, and the numbers of lost rows.
+
+    A stretch of rows is found wherever it now stands, so one that is cut out does not take those
+    after it.
+    """
+    crcs, ends = _lines(path)
+    whole, rest = divmod(marks.count, marks.stretch)
+    found = {size: _stretches(crcs, size) for size in {marks.stretch, rest} if size}
+    parts: Parts = []
+    lost: list[int] = []
+    for index, mark in enumerate(marks.values):
+        first = index * marks.stretch
+        size = marks.stretch if index < whole else rest
+        at = found[size].get(mark)
+        if at is None:
+            gone = range(first + 1, first + size + 1)
+            lost += gone
+            parts += [(0, 0, number) for number in gone]
+        else:
+            parts.append((int(ends[at]), int(ends[at + size]), 0))
+    return parts, lost
+
+
+def _lines(path: Path) -> tuple[npt.NDArray[np.uint64], list[int]]:
+    """The CRC-32 of every line of a file, and where it begins; last, the end of all."""
+    crcs, ends = list[int](), [0]
+    for _, line in DiskHistory(path).lines():
+        crcs.append(zlib.crc32(line.removesuffix(b"\n")))
+        ends.append(ends[-1] + len(line))
+    return np.array(crcs, np.uint64), ends
+
+
+def _stretches(crcs: npt.NDArray[np.uint64], size: int) -> dict[int, int]:
+    """{hash: the line it begins with} of every stretch of so many lines."""
+    count = len(crcs) - size + 1
+    if count <= 0:
+        return {}
+    values = np.zeros(count, np.uint64)
+    for offset in range(size):
+        values = (values * np.uint64(_FACTOR) + crcs[offset : offset + count]) % np.uint64(_MODULUS)
+    return {value: line for line, value in reversed([*enumerate(values.tolist())])}
+
+
+def _joined(path: Path, parts: Parts) -> Iterator[bytes]:
+    """The bytes of a file put right; its last row may have lost the end of its line."""
+    for begin, end, lost in parts:
+        last = b"\n"
+        for last in blocks_of(path, end, begin):
+            yield last
+        if lost:
+            yield json.dumps({LOST: lost}).encode() + b"\n"
+        elif not last.endswith(b"\n"):
+            yield b"\n"
+
+
+def _same(path: Path, chunks: Iterable[bytes]) -> bool:
+    """Whether a file holds just these bytes."""
+    here, there = (hashlib.sha256() for _ in range(2))
+    for sha, pieces in ((here, blocks_of(path)), (there, chunks)):
+        for piece in pieces:
+            sha.update(piece)
+    return here.digest() == there.digest()
+
+
+def blocks_of(path: Path, end: int | None = None, begin: int = 0) -> Iterator[bytes]:
+    """The bytes of a file from one place to another, or to its end; none if there is no file."""
+    if not path.exists():
+        return
+    with _open(path) as stream:
+        stream.seek(begin)
+        left = sys.maxsize if end is None else end - begin
+        while block := stream.read(min(files.BLOCK, left)):
+            left -= len(block)
+            yield block
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb", buffering=files.BLOCK)
+
+
+class DiskHistory(History):
+    """The rows of a metrics.jsonl, but for lost ones, read when they are asked for.
+
+    Whoever parses a row raises `Damaged` where it cannot be read.
+    """
+
+    def __init__(self, path: Path, end: int | None = None) -> None:
+        """`end`: the bytes that are looked at; all, if none are given."""
+        self.path, self._end = path, sys.maxsize if end is None else end
+        self._kept: Thinned[tuple[int, bytes]] | None = None
+
+    def lines(self, begin: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(number, line) of every line, from 1 on; nothing where there is no file.
+
+        `begin`: of those that begin after this byte.
+        """
+        if not self.path.exists():
+            return
+        with _open(self.path) as stream:
+            stream.seek(begin)
+            left = self._end - begin
+            if begin:
+                left -= len(stream.readline(_LONGEST))
+            number = 0
+            while line := stream.readline(min(_LONGEST, left)):
+                number, left = number + 1, left - len(line)
+                if len(line) == _LONGEST:
+                    raise _damaged(self.path, number)
+                yield number, line
+
+    def __iter__(self) -> Iterator[Row]:
+        for number, line in self.lines():
+            row = parsed(self.path, number, line)
+            if LOST not in row:
+                yield row
+
+    @property
+    def last(self) -> Row:
+        """The last row, looked for from the end."""
+        end = min(self._end, self.path.stat().st_size) if self.path.exists() else 0
+        size = files.BLOCK
+        while end:
+            begin = max(end - size, 0)
+            lines = b"".join(blocks_of(self.path, end, begin)).removesuffix(b"\n").split(b"\n")
+            for line in reversed(lines[1:] if begin else lines):
+                row = _row_of(line)
+                if row is None:
+                    raise Damaged(self.path, f"The last row of {self.path} is damaged: {_FIX}")
+                if LOST not in row:
+                    return row
+            if not begin:
+                break
+            size *= 2
+        return {}
+
+    def thinned(self) -> Thinned[Row]:
+        """Lines are told apart by their number of columns, and parsed only where they are kept: a
+        million takes seconds."""
+        if self._kept is None:
+            self._kept = Thinned[tuple[int, bytes]]()
+            for number, line in self.lines():
+                if not line.startswith(_LOST_LINE):
+                    kind = line.count(b'": ') - line.count(b'": null')
+                    self._kept.add((number, line), kind)
+
+        def row(numbered: tuple[int, bytes]) -> Row:
+            # Each line would bring its own copy of every name.
+            return {sys.intern(name): v for name, v in parsed(self.path, *numbered).items()}
+
+        return self._kept.mapped(row)
+
+    def after(self, step: int, step_of: Callable[[Row], int]) -> Iterator[Row]:
+        """Found by halving the file: only rows about there are read."""
+        for number, line in self.lines(self._before(step, step_of)):
+            row = parsed(self.path, number, line)
+            if LOST not in row and step_of(row) > step:
+                yield row
+
+    def _before(self, step: int, step_of: Callable[[Row], int]) -> int:
+        """A place in the file before which there is no row after the step."""
+        if not self.path.exists():
+            return 0
+        low, high = 0, min(self._end, self.path.stat().st_size)
+        with _open(self.path) as stream:
+            while high - low > files.BLOCK:
+                middle = (low + high) // 2
+                stream.seek(middle)
+                stream.readline(_LONGEST)
+                row = _row_of(stream.readline(_LONGEST))
+                if row is None or LOST in row or step_of(row) > step:
+                    high = middle
+                else:
+                    low = middle
+        return low
+
+
+_FIX = "`etude resume` of the run goes on without it and marks it as lost."
+
+
+def _damaged(path: Path, number: int) -> Damaged:
+    return Damaged(path, f"Row {number:,} of {path} is damaged: {_FIX}")
+
+
+def _row_of(line: bytes) -> Row | None:
+    """A line as a row; None where it is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def parsed(path: Path, number: int, line: bytes) -> Row:
+    """A line as a row; raises `Damaged` where it is none."""
+    row = _row_of(line)
+    if row is None:
+        raise _damaged(path, number)
+    return row
+
+
+def read_rows(path: Path) -> list[Row]:
     """The rows of a metrics.jsonl but for lost ones; raises `Damaged` where one cannot be read."""
-    rows: list[dict[str, Any]] = []
-    if not path.exists() or not path.stat().st_size:
-        return rows
-    for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise Damaged(
-                path,
-                f"Row {number:,} of {path} is damaged: `etude resume` of the run goes on without "
-                "it and marks it as lost.",
-            )
-        if LOST not in row:
-            rows.append(row)
-    return rows
-
-
-def digest_of(rows: list[dict[str, Any]]) -> str:
-    """SHA-256 of rows without `time/` and `system/` columns: two exact runs agree in it."""
-    free = ("time/", "system/")
-    kept = [{k: v for k, v in row.items() if not k.startswith(free)} for row in rows]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def _crcs(data: bytes) -> list[int]:
-    return [zlib.crc32(line) for line in data.split(b"\n")[:-1]]
+    return list(DiskHistory(path))
 
 
 def named(lost: list[int]) -> str:
     """Numbers of rows, in words."""
+    if len(lost) > 5 and lost[-1] - lost[0] == len(lost) - 1:
+        return f"rows {lost[0]:,} to {lost[-1]:,}"
     few = ", ".join(f"{number:,}" for number in lost[:5])
     more = f" and {len(lost) - 5:,} more" if len(lost) > 5 else ""
     return f"row{'s' if len(lost) > 1 else ''} {few}{more}"

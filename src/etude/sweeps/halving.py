@@ -8,7 +8,8 @@ is varied, `base.yaml`, and the trials, ordinary run folders t0, t1 ...
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from etude.reports.comparison import METRICS as USUAL
 from etude.reports.comparison import RETURN, SUCCESS
 from etude.runs import files
 from etude.runs.folder import METRICS, RECIPE, Lock
-from etude.runs.metrics_log import read_rows
+from etude.runs.metrics_log import DiskHistory
 from etude.sweeps import values
 from etude.sweeps.values import Scored, Values, Vary
 
@@ -231,31 +232,32 @@ class Sweep:
                 )
         scores = [self.score(trial, rung)[1] for trial in left]
         for trial, score in zip(left, scores, strict=True):
-            rewards = [row[RETURN] for row in self._rows(trial, rung) if RETURN in row]
+            rewards = (row[RETURN] for row in self._rows(trial, rung) if RETURN in row)
             trial.scores.append(score)
-            trial.ties.append(rewards[-1] if self.metric == SUCCESS and rewards else 0.0)
+            last = deque(rewards, 1) if self.metric == SUCCESS else None
+            trial.ties.append(last[0] if last else 0.0)
         self.complete += 1
         self.save()
 
     def score(self, trial: Trial, rung: int) -> tuple[str, float]:
         """The metric and its last value up to the end of a rung."""
-        rows = self._rows(trial, rung)
         metrics = (self.metric,) if self.metric is not None else USUAL
+        last: dict[str, float] = {}
+        for row in self._rows(trial, rung):
+            last |= {name: row[name] for name in metrics if name in row}
         for metric in metrics:
-            known = [row[metric] for row in rows if metric in row]
-            if known:
-                return metric, known[-1]
+            if metric in last:
+                return metric, last[metric]
         raise UsageError(
             f"{self.path(trial) / METRICS} has no {' or '.join(metrics)} up to iteration "
             f"{trial.pauses[rung]:,}: name a column that it has, `etude sweep --resume "
             f"{self.folder} --metric NAME`."
         )
 
-    def _rows(self, trial: Trial, rung: int) -> list[dict[str, float]]:
+    def _rows(self, trial: Trial, rung: int) -> Iterator[dict[str, float]]:
         """The rows of a trial up to the end of a rung."""
-        found = read_rows(self.path(trial) / METRICS)
-        known = [numbers(row) for row in found]
-        return [row for row in known if row.get("iterations", 0) <= trial.pauses[rung]]
+        rows = map(numbers, DiskHistory(self.path(trial) / METRICS))
+        return (row for row in rows if row.get("iterations", 0) <= trial.pauses[rung])
 
     def best(self) -> Trial | None:
         """The best of all trials that have their whole budget behind them."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, BatchMetrics, Collector, LogWriter
+from etude.core.history import History
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.metrics.board import Board, epoch_means
@@ -49,16 +49,15 @@ class Loop:
     usage: Usage = field(default_factory=Usage)
     stop: StopRequest = field(default_factory=StopRequest)
 
-    def run(self, history: list[dict[str, Any]] | None = None) -> bool:
+    def run(self, history: History = History()) -> bool:  # noqa: B008
         """Train until the clock has run down; False when a signal or a pause ended it earlier.
 
         `history` is the log rows a resumed run keeps.
         """
         context = Context(self.clock, self.algorithm, self.board)
-        last = history[-1] if history else {}
-        self.stopwatch.begin(self.clock.now.timesteps, last.get(ELAPSED, 0.0))
+        self.stopwatch.begin(self.clock.now.timesteps, history.last.get(ELAPSED, 0.0))
         for log in self.logs:
-            log.begin(history or [])
+            log.begin(history)
         for callback in self.callbacks:
             callback.run_start(context)
         while not self.clock.finished:

@@ -9,10 +9,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from etude.core import progress
+from etude.core.errors import AGAIN, EtudeError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """What asks a run to stop: people, terminals that close, and schedulers whose time is up."""
@@ -126,13 +128,16 @@ class StopRequest:
                     self._exit()
                 first, deadline = now, now + self.grace
                 self.signal = self.signal or number
-                _tell(
-                    f"{signal.Signals(number).name}: the run is saved at the end of this iteration "
-                    f"if that comes within {self.grace:.0f} s; a second signal ends it at once. It "
-                    f"has been {self._doing()}."
-                )
+                _tell(f"{signal.Signals(number).name}: {self._answer()}")
             if deadline is not None and time.monotonic() >= deadline:
                 self._exit()
+
+    def _answer(self) -> str:
+        """What follows from a signal."""
+        return (
+            f"the run is saved at the end of this iteration if that comes within {self.grace:.0f} "
+            f"s; a second signal ends it at once. It has been {self._doing()}."
+        )
 
     def _exit(self) -> None:
         step, since = self._saved
@@ -142,6 +147,35 @@ class StopRequest:
             f"{_HANGS if _disk_hangs() else ''}."
         )
         os._exit(128 + (self.signal or signal.SIGTERM))
+
+
+class _Asked(BaseException):
+    """A signal that came before the first iteration; no handler of errors is to take it."""
+
+
+class _Start(StopRequest):
+    """Ends what goes on in the main thread, or after the grace the process."""
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = number
+            raise _Asked
+
+    def _answer(self) -> str:
+        return "the run is not continued; its checkpoint is as it was."
+
+    def _exit(self) -> None:
+        os._exit(AGAIN)
+
+
+@contextmanager
+def starting(error: EtudeError) -> Iterator[None]:
+    """Until the loop takes signals: the first one raises this error, since nothing is lost yet."""
+    try:
+        with _Start():
+            yield
+    except _Asked:
+        raise error from None
 
 
 def _not_taken() -> bytes:

@@ -1,6 +1,7 @@
 """A log writer: chosen columns of every log row in a CSV file in the run's folder."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ class CsvLog:
     def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
         self.path, self.columns = path, columns
 
-    def begin(self, history: list[dict[str, Any]]) -> None:
+    def begin(self, history: Iterable[dict[str, Any]]) -> None:
         """Starts the file over with the rows that a resumed run keeps, so no row comes twice."""
         self.file = self.path.open("w", newline="")
         self.writer = csv.DictWriter(self.file, self.columns, extrasaction="ignore")
