@@ -132,7 +132,10 @@ class Guard(EnvWrapper):
         return self._guarded("restart", inner.restart)
 
     def snapshot(self) -> Tree:
-        return self._guarded("snapshot", self.inner.snapshot)
+        try:  # Without a deadline: the first of them may probe for long.
+            return self.inner.snapshot()
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, _Exit) as error:
+            raise_ending(error, self._subject())
 
     def restore(self, snapshot: Tree, key: Key) -> None:
         self._guarded("restore", lambda: self.inner.restore(snapshot, key))
@@ -246,11 +249,8 @@ def check_array(given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: 
     if array.ndim == 0 or array.dtype == object:
         told = f"{str(given)[:40]!r}" if isinstance(given, str) else f"{str(given)[:40]}"
         told += f" of the type {type(given).__name__}"
-    needed = (
-        f"{dtype} {list(shape)}"
-        if shape
-        else ("True or False" if dtype.kind == "b" else "one number")
-    )
+    single = "True or False" if dtype.kind == "b" else "one number"
+    needed = f"{dtype} {list(shape)}" if shape else single
     raise UsageError(f"{what} as {told}, and {needed} is needed.")
 
 

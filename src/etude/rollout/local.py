@@ -188,7 +188,7 @@ class Workers(Supervisor):
                 except BaseException as error:
                     future.set_exception(error)
             if os.getpid() != process:  # An environment has forked, and this is the child.
-                return
+                os._exit(0)
             del ordered, future, task
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:

@@ -41,6 +41,8 @@ from etude.core.trees import Tree
 
 ENDING_SECONDS = 5.0
 """A worker whose environments do not close within these is killed."""
+STARTING_SECONDS = 60.0
+"""A worker that imports and makes its environments is not killed before."""
 REPLY_SECONDS = 2.0
 """A worker that hangs is asked where, and answers within these unless its code keeps Python's
 lock."""
@@ -176,8 +178,9 @@ class _Worker:
         self._why = ""
         """Why it was killed."""
         self.is_lost = False
-        self.is_asked = True
-        """Whether it owes an answer: at first whether its environments were made."""
+        self._asked: float | None = time.monotonic() + STARTING_SECONDS
+        """Since when it owes an answer, at first whether its environments were made; None where it
+        owes none. A start may take longer."""
         ours, theirs = socket.socketpair()
         self._life, life = socket.socketpair()
         with theirs, life:
@@ -188,7 +191,7 @@ class _Worker:
         self._line.send((make, config, part.start, part.stop - part.start))
 
     def ask(self, method: str, *arguments: Any) -> None:
-        self.is_asked = True
+        self._asked = time.monotonic()
         with suppress(BrokenPipeError):  # The answer, which does not come, says it.
             self._line.send((method, arguments))
 
@@ -204,7 +207,7 @@ class _Worker:
         except (EOFError, ConnectionError):
             return None, self._lost()
         finally:
-            self.is_asked = False
+            self._asked = None
 
     def _lost(self) -> Callable[[], EtudeError]:
         """What makes the error that says how the process ended."""
@@ -226,7 +229,8 @@ class _Worker:
 
     def interrupt(self, seconds: float) -> None:
         """Kill a worker whose call has taken so long, and remember where it was."""
-        if not self.is_asked or self._line.poll():
+        is_late = self._asked is not None and time.monotonic() - self._asked > seconds / 2
+        if not is_late or self._line.poll():
             return
         where = self._named()
         with suppress(OSError, ValueError):
