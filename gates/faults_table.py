@@ -330,6 +330,16 @@ FAULTS = (
             Need("fault_cases", 50, "signals while a resume starts", "stopped_resumes"),
         ),
     ),
+    Fault(
+        27,
+        "an environment that exits, hangs, crashes, forks, runs out of memory or gives another "
+        "shape, type or range, in process and in workers: named within 2 minutes, restarted where "
+        "it can be or ended with another exit code than 0, no orphan",
+        "4",
+        ("test_fault_cases.py", "envs/test_gym_workers.py", "rollout/test_guard.py"),
+        "200",
+        (Need("fault_cases", 200, "strikes of environments", "environments"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

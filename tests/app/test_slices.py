@@ -95,6 +95,7 @@ echo "$1" >>"$run/verbs"
 . "$run/next"
 """
 SAVES = 'ln -sfn "$RANDOM" "$run/checkpoints/latest"'
+DONE = 'touch "$run/summary.json"; exit 0'
 WAITS = "for i in $(seq 500); do sleep 0.01; done; exit 9"
 
 
@@ -123,7 +124,8 @@ def do_slice(
 @pytest.mark.parametrize(
     ("commands", "number", "code"),
     [
-        ("exit 0", None, 0),
+        (DONE, None, 0),
+        ("exit 0", None, 1),  # the process was ended before the run was finished
         ("exit 3", None, 3),
         (f"{SAVES}; exit 75", None, 75),
         ("exit 75", None, 1),  # nothing was saved: another slice would not help
@@ -131,7 +133,11 @@ def do_slice(
         (f'trap "{SAVES}; exit 75" TERM; touch "$run/begun"; {WAITS}', signal.SIGTERM, 75),
         (f'{SAVES}; touch "$run/begun"; {WAITS}', signal.SIGUSR1, 75),  # it takes no signals yet
         (f'touch "$run/begun"; {WAITS}', signal.SIGTERM, 1),
-        (f'trap "" USR1; touch "$run/begun"; sleep 0.3; {SAVES}; exit 0', signal.SIGUSR1, 0),
+        (
+            f'trap "" USR1; touch "$run/begun"; sleep 0.3; {SAVES}; {DONE}',
+            signal.SIGUSR1,
+            0,
+        ),
     ],
 )
 def test_the_exit_code_of_a_slice(

@@ -57,7 +57,7 @@ def test_rows_may_be_many_and_other_texts_have_a_limit(
     monkeypatch.setattr(bundle, "MAX_TEXT", 100)
     path = made(tmp_path / "long", **{"metrics.jsonl": b'{"a": 1}\n' * 100})
     assert bundle.examine(path).wrong == {}
-    with pytest.raises(EtudeError, match=r"episodes.csv has 180 bytes, and a text has at most 100"):
+    with pytest.raises(EtudeError, match=r"episodes.csv is larger than 100 bytes"):
         made(tmp_path / "text", **{"evaluation/episodes.csv": b"episode,return\n0" + b"1" * 164})
 
 

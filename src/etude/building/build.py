@@ -137,11 +137,11 @@ def make_collection(
     if not learner.buffers:
         if learner.evaluator is not None:
             return NoCollector(*learner.dataset), learner.evaluator
-        workers = Workers(recipe.collector.threads)
+        workers = Workers(recipe.collector.threads, recipe.collector.deadline)
         policy = make_policy(recipe.policy, run.spec, None)
         evaluator = make_evaluator(recipe, key, workers, policy)
         return NoCollector(*learner.dataset, workers), evaluator
-    workers, config = Workers(recipe.collector.threads), recipe.collector
+    workers, config = Workers(recipe.collector.threads, recipe.collector.deadline), recipe.collector
     new_policy = partial(make_policy, recipe.policy, run.spec, None)
     collector = config.build(
         partial(recipe.task.make, config.envs_per_group, config.engine_threads),

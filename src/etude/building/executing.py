@@ -10,6 +10,7 @@ import torch
 from etude.building.build import Parts
 from etude.core import code
 from etude.core.errors import AGAIN, EtudeError
+from etude.core.guard import raise_ending
 from etude.core.history import History
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
 from etude.core.seals import sealed
@@ -93,11 +94,13 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
             finished = loop.run(DiskHistory(folder.metrics) if ranks.is_first else History())
     except (LostRank, ReportedElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if ranks.is_first:  # where failures of other ranks are raised too
             from etude.runs.failures import report_failure
 
             report_failure(error, loop.clock.state_dict(), folder, say)
+        if isinstance(error, SystemExit):
+            raise_ending(error, "Code in the run")
         raise
     finally:
         parts.close()

@@ -119,11 +119,12 @@ class Seeds:
         return start(verb, log)
 
     def _ended(self, seed: int, code: int) -> bool:
-        if code and not self.processes.signal:
+        failed = code != 0 or not self.is_finished(seed)
+        if failed and not self.processes.signal:
             self.failed.append(seed)
         if self.jobs > 1:
             log = self.path(seed).with_suffix(".log")
-            say(f"Seed {seed}: {f'failed: {last_line(log)}' if code else 'done'}")
+            say(f"Seed {seed}: {f'failed: {last_line(log)}' if failed else 'done'}")
         return False
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from etude.api import plan
+from etude.api import SUMMARY, plan
 from etude.cli.options import parse
 from etude.cli.seeds import passed_on
 from etude.cli.target import Recipe_, Trusting, find_target
@@ -173,6 +173,12 @@ while seen=$signals; do
 done
 
 case $code in
+0) # a library may end the process in the middle: a finished run has its summary
+    if [ ! -e "$run/{SUMMARY}" ]; then
+        echo "The process ended with code 0 before the run was finished: see above." >&2
+        code=1
+    fi
+    ;;
 {AGAIN} | 138 | 143) # saved, or ended by a signal where it stood: a resume goes on
     if [ "$(saved)" = "$before" ]; then
         echo "Nothing was saved in this slice, so another would not help: give it more time." >&2

@@ -99,6 +99,35 @@ class Described(Protocol):
 
 
 @runtime_checkable
+class Located(Protocol):
+    """Knows which of its environments it is calling, and what for; any thread may ask."""
+
+    call: str
+    """"reset" or "step"."""
+
+    def where(self) -> str:
+        """Such as "environment 3"."""
+        ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """Can end a call that hangs, which then raises `ProcessLost`."""
+
+    def interrupt(self, seconds: float) -> None:
+        """End the call, after so many seconds; any thread may ask."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """Declares what it observes."""
+
+    bounds: dict[str, tuple[Array, Array]]
+    """{name: (low, high)} of one environment's observation, where there are finite bounds."""
+
+
+@runtime_checkable
 class HasAbilities(Protocol):
     """Has parts, or wraps an environment, and knows which of them can do something."""
 

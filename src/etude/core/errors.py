@@ -46,6 +46,10 @@ class Damaged(EtudeError):
         self.path = path
 
 
+class ProcessLost(EtudeError):
+    """Environments are gone with the process they ran in; `restore` or `reset` restarts it."""
+
+
 class NonFinite(EtudeError):
     """A NaN or an infinity, caught before it could reach the weights.
 

@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from etude.core import trust
-from etude.core.errors import UsageError
+from etude.core.errors import EtudeError, UsageError
+from etude.core.guard import contained
 from etude.core.imports import describe
 
 
@@ -105,7 +106,8 @@ def _from_name(name: str) -> ModuleType:
         sys.path.append(here)
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(name)
+        with contained(lambda: f"Importing '{name}'"):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageError(
@@ -115,6 +117,8 @@ def _from_name(name: str) -> ModuleType:
         raise UsageError(
             f"'{name}' needs the package '{error.name}', which is not installed: install it."
         ) from error
+    except EtudeError:
+        raise
     except Exception as error:  # someone else's module may fail in any way
         raise UsageError(f"'{name}' cannot be imported: {describe(error)}.") from error
 
@@ -135,7 +139,11 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with contained(lambda: f"Importing {path}"):
+            spec.loader.exec_module(module)
+    except EtudeError:
+        del sys.modules[name]
+        raise
     except Exception as error:  # someone else's module may fail in any way
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {describe(error)}.") from error

@@ -12,6 +12,7 @@ from etude.core.abilities import EnvWrapper
 from etude.core.contracts import BatchEnv, Exactness
 from etude.core.errors import EtudeError, UsageError
 from etude.core.explain import explain
+from etude.core.guard import contained
 from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.own_code import load_object
@@ -91,7 +92,8 @@ def make_task(config: TaskConfig, num_envs: int, threads: int = 1) -> BatchEnv:
             "written --env.options name value."
         ) from error
     try:
-        env: BatchEnv = task(*first, num_envs, **named)
+        with contained(lambda: f"The constructor of {config.task}"):
+            env: BatchEnv = task(*first, num_envs, **named)
     except EtudeError:
         raise
     except Exception as error:  # someone else's code may fail in any way

@@ -16,6 +16,7 @@ import numpy as np
 from etude.core.abilities import AbsentAgents, ability
 from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
 from etude.core.errors import UsageError
+from etude.core.guard import Exited, Hung, Supervisor, supervised
 from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.progress import waiting
@@ -79,7 +80,7 @@ def probe(make: Make, config: EnvConfig, rows: int, name: str) -> Exactness:
     asked = f"{make.__module__} {config.model_dump_json()} {rows} {os.getcwd()}"
     if asked not in _verdicts:
         with waiting(f"probing whether '{name}' resumes exactly"):
-            verdict, trial = _here(make, config, rows, name)
+            verdict, trial = supervised(lambda s: _here(make, config, rows, name, s))
             _verdicts[asked] = verdict if trial is None else _elsewhere(make, config, trial, name)
     return _verdicts[asked]
 
@@ -100,9 +101,11 @@ class Trial:
     """Digests of the first steps, from a reset to the snapshot."""
 
 
-def _here(make: Make, config: EnvConfig, rows: int, name: str) -> tuple[Exactness, Trial | None]:
+def _here(
+    make: Make, config: EnvConfig, rows: int, name: str, supervisor: Supervisor
+) -> tuple[Exactness, Trial | None]:
     """The verdict of this process, and what to try elsewhere if it is a good one."""
-    env, other = make(config, rows), make(config, rows)
+    env, other = (supervisor.guard(make(config, rows), "the probe") for _ in range(2))
     try:
         begin = first_steps(env)
         # The other instance has a past of its own, which the snapshot must overwrite.
@@ -118,7 +121,7 @@ def _here(make: Make, config: EnvConfig, rows: int, name: str) -> tuple[Exactnes
                     "that is not in its snapshot"
                 )
                 return Exactness(False, reason), None
-    except UsageError:
+    except (UsageError, Hung, Exited):
         raise
     except Exception as error:  # foreign code may fail in any way once restored
         return Exactness(False, f"'{name}' cannot be restored: {describe(error)}"), None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from etude.core.clock import Loops
-from etude.core.contracts import BatchEnv, Exactness
+from etude.core.contracts import BatchEnv, EnvSpec, Exactness
 from etude.core.errors import UsageError
+from etude.core.guard import Supervisor, supervised
 from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.core.registry import Registry
@@ -91,9 +93,7 @@ def exactness(recipe: Recipe) -> Exactness:
 def _from_environment(recipe: Recipe) -> Inputs:
     """One group of the recipe's environments is made, played for two steps, and closed."""
     recipe.collector.check()
-    env = recipe.task.make(recipe.collector.envs_per_group)
-    spec, snapshot = env.spec, _snapshot(env, recipe)
-    env.close()
+    spec, snapshot = supervised(partial(_looked_at, recipe), recipe.collector.deadline)
     if spec.max_episode_steps is None:
         raise UsageError(
             "This environment has no limit on an episode's steps, so an evaluation might never "
@@ -114,6 +114,14 @@ def _from_environment(recipe: Recipe) -> Inputs:
         snapshot=snapshot,
         num_groups=recipe.collector.num_groups,
     )
+
+
+def _looked_at(recipe: Recipe, supervisor: Supervisor) -> tuple[EnvSpec, Tree]:
+    """What a group's environments say of themselves, and a snapshot of them."""
+    env = supervisor.guard(recipe.task.make(recipe.collector.envs_per_group), "the first look")
+    found = env.spec, _snapshot(env, recipe)
+    env.close()
+    return found
 
 
 def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:

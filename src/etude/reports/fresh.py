@@ -107,7 +107,7 @@ def play(
     recipe = recipe.model_copy(update={"evaluation": config})
     seed = recipe.seed if seed is None else seed
     key = Key(seed).child("after training")
-    policy, workers = load(path), Workers(recipe.collector.threads)
+    policy, workers = load(path), Workers(recipe.collector.threads, recipe.collector.deadline)
     evaluator = make_evaluator(recipe, key, workers, policy)
     try:
         check_fits(policy, evaluator.spec, path)

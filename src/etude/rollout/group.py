@@ -13,6 +13,7 @@ import torch
 
 from etude.core.abilities import (
     AbsentAgents,
+    Bounded,
     FollowsCurriculum,
     Restarts,
     TimedPhysics,
@@ -223,6 +224,7 @@ class Group:
         _put(out.last_obs, obs)
         _put(out.last_state, state)
         out.finals, out.episodes = _gather(results, self.env.spec, policy)
+        _check_bounds(out, ability(self.env, Bounded))
         out.moments = _moments(out, policy, ... if present is None else out.present)
         environment = in_step - physics
         out.seconds = {"physics": physics, "environment": environment, "inference": inference}
@@ -320,6 +322,31 @@ def _moments(out: Fragment, policy: Policy, mask: Any) -> dict[str, Tree]:
     """Of every vector that the policy reads, over the steps [num_envs, steps] of a mask."""
     read = {name: out.obs[name] for name in policy.observations}
     return {name: moments(x[mask]) for name, x in read.items() if x.dtype.kind == "f"}
+
+
+FAR = 1000.0
+"""How many times further out than its bounds an observation may be: declared ranges are often
+rough, and what is this far off is a fault of units, of memory or of the simulation."""
+
+
+def _check_bounds(out: Fragment, bounded: Bounded | None) -> None:
+    """Refuse observations that are outside the declared ranges by orders of magnitude."""
+    for name, (low, high) in bounded.bounds.items() if bounded is not None else ():
+        seen = out.obs[name]
+        reach = np.nan_to_num(np.maximum(np.abs(low), np.abs(high)).astype(np.float64), posinf=0.0)
+        margin = FAR * np.maximum(reach, 1.0)
+        least, most = low - margin, high + margin
+        if (seen.min(axis=(0, 1)) >= least).all() and (seen.max(axis=(0, 1)) <= most).all():
+            continue
+        far = np.argwhere((seen < least) | (seen > most))
+        if len(far):  # otherwise there is a NaN among them, which the learner names
+            env, step, *place = far[0].tolist()
+            low, high = low[tuple(place)], high[tuple(place)]
+            raise UsageError(
+                f"Observation '{name}' is {seen[tuple(far[0])]:g} in environment {env} of its "
+                f"group, step {step}, column {place[-1] if place else 0}, and its space is from "
+                f"{low:g} to {high:g}: correct the value or the space."
+            )
 
 
 def _check_actions(actions: Array, obs: Observations, when: str) -> None:

@@ -5,6 +5,7 @@ A task names groups and snapshots to roll out from; answers are plain data, erro
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import traceback
@@ -133,7 +134,8 @@ class Host:
     def __init__(self, blueprint: Blueprint, workers: Workers | None = None) -> None:
         """`workers`: threads to use; by default new ones."""
         self._blueprint = blueprint
-        self._workers = workers or Workers(blueprint.threads)
+        # The schedule replaces a process that is late.
+        self._workers = workers or Workers(blueprint.threads, math.inf)
         self._policy = blueprint.make_policy()
         self._serial = -1
         self._curriculum: Tree = {}
@@ -157,7 +159,7 @@ class Host:
 
     def _probe(self, broadcast: Broadcast) -> str:
         made, key = self._blueprint, Key(0, ("probe",))
-        policy, group = made.make_policy(), Group(made.make_env())
+        policy, group = made.make_policy(), Group(self._workers.guard(made.make_env()))
         policy.load_state_dict(_unpacked(broadcast.policy))
         group.follow(broadcast.curriculum)
         short = replace(made.part, steps=PROBE_STEPS, horizon=PROBE_STEPS)
@@ -231,7 +233,9 @@ class Host:
     def _sit(self, group: int) -> None:
         if group not in self._seats:
             made, spare = self._blueprint, self._spare.pop() if self._spare else None
-            self._seats[group] = spare or _Seat(Group(made.make_env()), made.new_part())
+            self._seats[group] = spare or _Seat(
+                Group(self._workers.guard(made.make_env())), made.new_part()
+            )
 
     def close(self) -> None:
         self._workers.close()

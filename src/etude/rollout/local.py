@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
-from typing import Literal, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -14,11 +18,14 @@ from torch.nn import functional
 
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Broadcast, Collector, Fragment, Policy, Snapshot
+from etude.core.errors import EtudeError, ProcessLost
+from etude.core.guard import DEADLINE, TICK, Supervisor, refuse_exits
 from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.experience.segments import SegmentBuffer
 from etude.rollout.group import Group
+from etude.rollout.schedule import MOST_FAILURES
 
 T = TypeVar("T")
 
@@ -60,8 +67,9 @@ class CollectorConfig(Config):
     deadline: float | None = Field(
         None,
         gt=0,
-        description="Seconds a rollout may take until its Ray actor is replaced; default 10 "
-        "times the slowest so far, at least 30.",
+        description="Seconds that one reset or step of an environment may take until it counts as "
+        f"hung; default {DEADLINE:g}. With ray, seconds of a rollout until its actor is replaced; "
+        "default 10 times the slowest so far, at least 30.",
     )
     allow_inexact: bool = Field(
         False,
@@ -113,7 +121,11 @@ class Placement(Config):
     threads: int | None = Field(None, ge=1, description="Threads; with ray, in each actor.")
     actors: int | None = Field(None, ge=1, description="Ray actors; default one per machine.")
     address: str | None = Field(None, description="The Ray cluster: host:port, auto or local.")
-    deadline: float | None = Field(None, gt=0, description="Seconds a group's rollout may take.")
+    deadline: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that one call of an environment may take; with ray, a rollout.",
+    )
     allow_inexact: bool | None = Field(
         None,
         description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",
@@ -147,19 +159,52 @@ class Closed(Exception):
     """The workers were closed before their tasks were done."""
 
 
-class Workers:
-    """Threads for rollouts, one torch thread each, so that inference is the same everywhere."""
+class Workers(Supervisor):
+    """Threads for rollouts, one torch thread each, so that inference is the same everywhere.
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    They are daemons: one whose environment hangs must not keep the process.
+    """
+
+    def __init__(self, threads: int, deadline: float | None = None) -> None:
+        """deadline: seconds that one call of an environment may take."""
+        super().__init__(deadline)
         self._closed = False
+        self.say: Callable[[str], None] = lambda text: None
         _first_product()
-        self._pool = ThreadPoolExecutor(threads, "rollout", _prepare_thread)
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._threads = [
+            Thread(target=self._work, name=f"rollout_{i}", daemon=True) for i in range(threads)
+        ]
+        self._lock = Lock()
+
+    def _work(self) -> None:
+        """What a thread does."""
+        process = os.getpid()
+        _prepare_thread()
+        refuse_exits()
+        while (ordered := self._queue.get()) is not None:
+            future, task = ordered
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(task())
+                except BaseException as error:
+                    future.set_exception(error)
+            if os.getpid() != process:  # An environment has forked, and this is the child.
+                os._exit(0)
+            del ordered, future, task
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """Every task's result in the order given; the first error in that order is raised."""
-        futures: list[Future[T]] = [self._pool.submit(task) for task in tasks]
-        return [future.result() for future in futures]
+        futures: list[Future[T]] = [Future() for _ in tasks]
+        with self._lock:
+            if self._closed:
+                raise Closed
+            for thread in self._threads:
+                if thread.ident is None:
+                    thread.start()
+            for ordered in zip(futures, tasks, strict=True):
+                self._queue.put(ordered)
+        return self.wait(futures)
 
     def share(self, tasks: Sequence[Iterator[None]]) -> None:
         """Run iterators to their ends, a step of each in turn by whichever thread is free.
@@ -170,8 +215,10 @@ class Workers:
         waiting = deque(enumerate(tasks))
         errors: dict[int, BaseException] = {}
 
+        process = os.getpid()
+
         def work() -> None:
-            while not self._closed:
+            while not self._closed and os.getpid() == process:  # not in what forks
                 try:
                     index, task = waiting.popleft()
                 except IndexError:
@@ -185,16 +232,40 @@ class Workers:
                     continue
                 waiting.append((index, task))
 
-        self.run([work] * min(self._threads, len(tasks)))
+        self.run([work] * min(len(self._threads), len(tasks)))
         if errors:
             raise errors[min(errors)]
         if waiting:
             raise Closed
 
     def close(self) -> None:
-        """End what still runs, after the step it is in."""
-        self._closed = True
-        self._pool.shutdown(cancel_futures=True)
+        """End what still runs, after the step it is in; what hangs is left behind."""
+        with self._lock:
+            self._closed = True
+            with suppress(Empty):
+                while (ordered := self._queue.get_nowait()) is not None:
+                    ordered[0].cancel()
+                    ordered[0].set_running_or_notify_cancel()
+            for _ in self._threads:
+                self._queue.put(None)
+        for thread in self._threads:
+            while thread.is_alive() and self.late is None:
+                thread.join(TICK)
+
+
+class Tries:
+    """Tries of a rollout whose environments may be lost with their process."""
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        self._name, self._say, self._failed = name, say, 0
+
+    def again(self, error: ProcessLost) -> None:
+        """Say that there is another try; raise where there have been enough."""
+        self._failed += 1
+        text = str(error).rstrip(".")
+        if self._failed == MOST_FAILURES:
+            raise EtudeError(f"{text}: {MOST_FAILURES} times in {self._name}.") from error
+        self._say(f"{text}. It is started again, and {self._name} computed again.")
 
 
 class NoCollector:
@@ -268,7 +339,9 @@ class LocalCollector:
     ) -> None:
         """`policy` is overwritten in each iteration. `parts[b][g]`: the g-th group's part of buffer
         b; the buffers take turns. `first_group`: the number in the run of the first group here."""
-        self._groups = [Group(env) for env in envs]
+        self._names = [f"group {first_group + g}" for g in range(len(envs))]
+        guarded = map(workers.guard, envs, self._names)
+        self._groups = [Group(env) for env in guarded]
         self._keys = [key.child("group", first_group + g) for g in range(len(envs))]
         self._policy = policy
         self._workers = workers
@@ -281,26 +354,40 @@ class LocalCollector:
             group.follow(broadcast.curriculum)
         snapshots = self._begin() if self._snapshots is None else self._snapshots
         parts = self._parts[iteration % len(self._parts)]
-        work = zip(self._groups, snapshots, self._keys, parts, strict=True)
         self._workers.share(
             [
-                group.steps(self._policy, snapshot, key, iteration, part)
-                for group, snapshot, key, part in work
+                self._steps(g, snapshot, iteration, part)
+                for g, (snapshot, part) in enumerate(zip(snapshots, parts, strict=True))
             ]
         )
         self._snapshots = [group.snapshot for group in self._groups]
         return list(parts)
 
+    def _steps(self, g: int, snapshot: Snapshot, iteration: int, part: Fragment) -> Iterator[None]:
+        """A group's rollout; from its snapshot again where its environments are lost on the way."""
+        tries = Tries(self._names[g], self._workers.say)
+        while True:
+            try:
+                yield from self._groups[g].steps(
+                    self._policy, snapshot, self._keys[g], iteration, part
+                )
+                return
+            except ProcessLost as error:
+                tries.again(error)
+
     def _begin(self) -> list[Snapshot]:
-        return self._workers.run(
-            [
-                lambda group=group, key=key: group.begin(self._policy, key)  # type: ignore[misc]
-                for group, key in zip(self._groups, self._keys, strict=True)
-            ]
-        )
+        return self._workers.run([partial(self._first, g) for g in range(len(self._groups))])
+
+    def _first(self, g: int) -> Snapshot:
+        tries = Tries(self._names[g], self._workers.say)
+        while True:
+            try:
+                return self._groups[g].begin(self._policy, self._keys[g])
+            except ProcessLost as error:
+                tries.again(error)
 
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
-        """Nothing is reported: what goes wrong in here is an error."""
+        self._workers.say = say
 
     def status(self) -> dict[str, float]:
         return {}

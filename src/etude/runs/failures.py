@@ -15,7 +15,7 @@ from etude.runs.folder import RunFolder, pretty
 
 
 def report_failure(
-    error: Exception, counters: Tree, run: RunFolder, say: Callable[[str], None]
+    error: BaseException, counters: Tree, run: RunFolder, say: Callable[[str], None]
 ) -> None:
     """Write a report of a failure; a full disk must not hide the failure itself."""
     arrays = error.arrays if isinstance(error, NonFinite) else {}

@@ -167,7 +167,10 @@ class _Rung:
 
     def _ended(self, number: int, code: int) -> bool:
         trial, sweep = self.trials[number], self.sweep
-        if code == 0:
+        if code == 0 and not self._has_reached(trial):
+            self.failures[number] = "its process ended with code 0 before the run was finished"
+            self.say(f"  {trial.name}: failed: {self.failures[number]}")
+        elif code == 0:
             score = shown_score(*sweep.score(trial, self.number))
             self.say(f"  {trial.name}: {score} at {trial.steps[self.number]:,} ({settings(trial)})")
         elif self.processes.signal:

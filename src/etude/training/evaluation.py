@@ -13,11 +13,12 @@ from pydantic import Field, model_validator
 from etude.core.clock import IntervalText
 from etude.core.config import Config
 from etude.core.contracts import KINDS, Array, BatchEnv, Broadcast, EnvSpec, Policy
+from etude.core.errors import ProcessLost
 from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.core.trees import Tree
-from etude.rollout.group import evaluate
-from etude.rollout.local import Workers
+from etude.rollout.group import Watch, evaluate
+from etude.rollout.local import Tries, Workers
 
 
 class EvaluationConfig(Config):
@@ -103,7 +104,9 @@ class Evaluator(AnyEvaluator):
     ) -> None:
         """`policy` is overwritten in each evaluation."""
         super().__init__()
-        self._envs, self._policy, self._workers, self.key = envs, policy, workers, key
+        names = [f"group {g} of the evaluation" for g in range(len(envs))]
+        self._envs = [*map(workers.guard, envs, names)]
+        self._policy, self._workers, self.key = policy, workers, key
         self._episodes_per_env = episodes // sum(env.num_envs for env in envs)
         self._largest = 0.0
         """The largest mean reward of all evaluations with the best success."""
@@ -137,18 +140,21 @@ class Evaluator(AnyEvaluator):
         with waiting("evaluating", total, "episodes") as wait:
             parts = self._workers.run(
                 [
-                    lambda env=env, g=g: evaluate(  # type: ignore[misc]
-                        env,
-                        self._policy,
-                        self._episodes_per_env,
-                        self.key.child(label, g),
-                        stochastic,
-                        partial(watch, g),
-                    )
-                    for g, env in enumerate(self._envs)
+                    partial(self._played, g, label, stochastic, partial(watch, g))
+                    for g in range(len(self._envs))
                 ]
             )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _played(self, g: int, label: str | int, stochastic: bool, watch: Watch) -> dict[str, Array]:
+        """A group's episodes; from the first again where its environments are lost on the way."""
+        env, key = self._envs[g], self.key.child(label, g)
+        tries = Tries(env.name, self._workers.say)
+        while True:
+            try:
+                return evaluate(env, self._policy, self._episodes_per_env, key, stochastic, watch)
+            except ProcessLost as error:
+                tries.again(error)
 
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
         """One evaluation, on episodes of its own."""

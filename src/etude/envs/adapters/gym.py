@@ -15,12 +15,13 @@ from pydantic import Field
 
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
+from etude.core.guard import contained
 from etude.core.keys import Key
 from etude.core.own_code import load_module, module_or_file, permit
 from etude.core.trees import Tree
 from etude.envs.adapters import gym_state, object_state
 from etude.envs.adapters.drawing import FILM_RATE, rendered
-from etude.envs.adapters.gym_spaces import Spaces
+from etude.envs.adapters.gym_spaces import NUMBERS, Spaces
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.simulation import avoid_sparse, digest
 from etude.envs.probe import probe
@@ -73,6 +74,7 @@ class GymConfig(EnvConfig):
             num_envs,
             workers,
             lambda: self.exactness().exact,
+            one.bounds,
         )
 
     def for_film(self) -> Self:
@@ -132,7 +134,7 @@ def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
     if where:  # Gymnasium would import it as well, and not look in the current folder.
         load_module(config.id, where)
     try:
-        with _warned_once():
+        with _warned_once(), contained(lambda: f"The constructor of '{config.id}'"):
             return gymnasium.make(name, disable_env_checker=True, **config.kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
@@ -169,6 +171,7 @@ class GymEnv:
         self._physics = [gym_state.physics(env) for env in self._envs]
         models = [pair[0] for pair in self._physics if pair is not None]
         notes = [avoid_sparse(model) for model in models]
+        self._row, self.call = 0, "reset"
         self._key: Key | None = None
         self._started = False
         self._episode = np.zeros(num_envs, np.int64)
@@ -179,6 +182,7 @@ class GymEnv:
         self.watch: Callable[[int], None] | None = None
         """Called with each row after its step, while a finished one still stands there."""
         self._spaces = Spaces(env.observation_space, env.action_space, config.id)
+        self.bounds = self._spaces.bounds
         self.spec = EnvSpec(
             observations=self._spaces.observations,
             action=self._spaces.action,
@@ -209,23 +213,39 @@ class GymEnv:
         truncated = np.zeros(self.num_envs, np.bool_)
         endings: Observations = {}
         success: list[float] = []
-        sent = self._spaces.actions(actions)
+        spaces, physics, watch = self._spaces, self._physics, self.watch
+        sent = spaces.actions(actions)
         for row, env in enumerate(self._envs):
-            now, reward[row], ended, cut, info = env.step(sent[row])
-            self._check(row)
-            if self.watch is not None:
-                self.watch(row)
-            terminated[row] = ended
-            # A task that ended on its last step ended; there is no future left to value.
-            truncated[row] = cut and not ended
+            self._row = row
+            result = env.step(sent[row])
+            try:
+                now, given, ended, cut, info = result
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"'{self._config.id}' gives {_listed(result)} from step: it must be "
+                    "observation, reward, terminated, truncated, info."
+                ) from error
+            if given.__class__ not in NUMBERS:
+                given = spaces.number(given, "the reward")
+            reward[row] = given
+            if physics[row] is not None:
+                self._check(row)
+            if watch is not None:
+                watch(row)
+            if ended is not False or cut is not False:
+                ended, cut = spaces.flag(ended, "terminated"), spaces.flag(cut, "truncated")
             if ended or cut:
+                terminated[row] = ended
+                # A task that ended on its last step ended; there is no future left to value.
+                truncated[row] = cut and not ended
                 # Stored now, because a reset may write into what was observed.
-                endings = endings or self._spaces.empty(self.num_envs)
-                self._spaces.store(endings, row, now)
-                success.append(float(info.get(self._config.success_key, 0.0)))
+                endings = endings or spaces.empty(self.num_envs)
+                spaces.store(endings, row, now)
+                if (key := self._config.success_key) is not None:
+                    success.append(float(spaces.number(info.get(key, 0.0), f"info['{key}']")))
                 self._episode[row] += 1
                 now = self._begin(row)
-            self._spaces.store(obs, row, now)
+            spaces.store(obs, row, now)
         rows = np.flatnonzero(terminated | truncated)
         final_obs = {name: array[rows] for name, array in (endings or obs).items()}
         episodes = {name: np.array(success) for name in self.spec.statistics if success}
@@ -235,7 +255,19 @@ class GymEnv:
         if self._key is None:
             raise UsageError("reset or restore an environment before stepping it.")
         stream = self._key.episode(self._first + row, int(self._episode[row]))
-        return self._envs[row].reset(seed=int(stream.integers(2**31)))[0]
+        self._row, self.call = row, "reset"
+        given = self._envs[row].reset(seed=int(stream.integers(2**31)))
+        self.call = "step"
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise UsageError(
+                f"'{self._config.id}' gives {_listed(given)} from reset: it must be observation, "
+                "info."
+            )
+        return given[0]
+
+    def where(self) -> str:
+        """The environment whose turn it is."""
+        return f"environment {self._first + self._row} ('{self._config.id}')"
 
     def picture(self, row: int) -> Array:
         """[height, width, 3] uint8: what the environment renders as "rgb_array"."""
@@ -286,6 +318,12 @@ class GymEnv:
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+
+def _listed(given: Any) -> str:
+    """What a method gave, by the types of its parts."""
+    parts = given if isinstance(given, tuple) else (given,)
+    return ", ".join(type(part).__name__ for part in parts) or "nothing"
 
 
 def _beneath(texts: list[Array]) -> Array:

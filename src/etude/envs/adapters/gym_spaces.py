@@ -10,6 +10,11 @@ from gymnasium import spaces
 
 from etude.core.contracts import ActionSpec, Array, ArraySpec, Observations
 from etude.core.errors import UsageError
+from etude.core.guard import check_array
+
+NUMBERS = {float, int, bool, np.float64, np.float32}
+"""Types of rewards that need no further look."""
+FLAGS = {bool, np.bool_}
 
 
 class Spaces:
@@ -18,9 +23,14 @@ class Spaces:
     def __init__(
         self, observation: spaces.Space[Any], action: spaces.Space[Any], env_id: str
     ) -> None:
-        self._single, self.observations = _observation_specs(observation, env_id)
+        self.single, self.observations = _observation_specs(observation, env_id)
         self.action = _action_spec(action, env_id)
         self._action_space = action
+        self._env_id = env_id
+        # Of a plain observation: its shape, and the type that the environment gave last.
+        self.shape = None if self.single is None else self.observations[self.single].shape
+        self.dtype: np.dtype[Any] | None = None
+        self.bounds = _bounds(observation, self.single)
 
     def empty(self, rows: int) -> Observations:
         """Zeros, {name: [rows, ...]}, for `store` to fill."""
@@ -30,12 +40,43 @@ class Spaces:
         }
 
     def store(self, obs: Observations, row: int, value: Any) -> None:
-        """Write what the environment observed into a row."""
-        if self._single is not None:
-            obs[self._single][row] = value
-        else:
-            for name, part in value.items():
-                obs[name][row] = part
+        """Write what the environment observed into a row; refuse what is not in its space."""
+        if self.single is not None:
+            try:  # Asked of every step: by far most values are such.
+                if value.shape == self.shape and value.dtype is self.dtype:
+                    obs[self.single][row] = value
+                    return
+            except AttributeError:
+                pass
+            value = {self.single: value}
+        for name, array in obs.items():
+            try:
+                part = value[name]
+            except (KeyError, TypeError, IndexError) as error:
+                names = sorted(value) if isinstance(value, dict) else type(value).__name__
+                raise UsageError(
+                    f"'{self._env_id}' observes {names}, and its space is a dict of "
+                    f"{sorted(self.observations)}."
+                ) from error
+            what = f"'{self._env_id}' gives its observation '{name}'"
+            part = check_array(part, self.observations[name].shape, array.dtype, what)
+            array[row] = part
+            self.dtype = part.dtype
+
+    def number(self, value: Any, what: str) -> float:
+        """A reward or the like as a number."""
+        if value.__class__ in NUMBERS:
+            return value  # type: ignore[no-any-return]
+        what = f"'{self._env_id}' gives {what}"
+        return float(check_array(value, (), np.dtype(np.float64), what))
+
+    def flag(self, value: Any, what: str) -> bool:
+        """Whether an episode ended, as a bool; 0 and 1 are as good."""
+        if value.__class__ in FLAGS:
+            return value  # type: ignore[no-any-return]
+        is_one = isinstance(value, int | np.integer) and value in (0, 1)
+        what = f"'{self._env_id}' gives {what}"
+        return bool(value if is_one else check_array(value, (), np.dtype(np.bool_), what))
 
     def actions(self, actions: Array) -> Sequence[Any]:
         """What each row's environment takes, of actions as `ActionSpec.to_env` gives them.
@@ -66,6 +107,16 @@ def _observation_specs(
         f"'{env_id}' observes {space}; a Box or a Dict of Boxes is needed. "
         "gymnasium.wrappers.FlattenObservation makes one of most spaces."
     )
+
+
+def _bounds(space: spaces.Space[Any], single: str | None) -> dict[str, tuple[Array, Array]]:
+    """{name: (low, high)} of the boxes of floats that have a finite bound."""
+    boxes = {single: space} if single is not None else dict(space.items())  # type: ignore[attr-defined]
+    return {
+        str(name): (box.low, box.high)
+        for name, box in boxes.items()
+        if box.dtype != np.uint8 and np.isfinite([box.low, box.high]).any()
+    }
 
 
 def _array_spec(box: spaces.Box) -> ArraySpec:

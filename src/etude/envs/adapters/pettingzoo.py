@@ -164,11 +164,11 @@ class PettingZooEnv:
             staying = {a for a in env.agents if not (ended.get(a) or cut.get(a))}
             over = not staying or self._elapsed[index] >= self._limit
             for row, agent in living:
-                reward[row] = given.get(agent, 0.0)
+                reward[row] = self._spaces.number(given.get(agent, 0.0), "a reward")
                 if over or agent not in staying:
                     finished[row] = True
                     # One that ended on its last step ended; there is no future left to value.
-                    terminated[row] = ended.get(agent, False)
+                    terminated[row] = self._spaces.flag(ended.get(agent, False), "terminated")
                     # Now, because a reset may write into what was seen.
                     endings = endings or self._spaces.empty(self.num_envs)
                     self._store_last(endings, row, seen.get(agent))

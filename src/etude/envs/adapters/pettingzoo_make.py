@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from gymnasium import spaces
 
-from etude.core.errors import UsageError
+from etude.core.errors import EtudeError, UsageError
+from etude.core.guard import contained
 from etude.core.imports import describe
 from etude.core.own_code import load_object
 from etude.core.trust import Untrusted
@@ -48,7 +49,10 @@ def make_parallel(name: str, kwargs: Mapping[str, Any]) -> ParallelEnv:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     factory = _factory(name)
     try:
-        env: Any = factory(**kwargs)
+        with contained(lambda: f"The constructor of '{name}'"):
+            env: Any = factory(**kwargs)
+    except EtudeError:
+        raise
     except TypeError as error:
         raise UsageError(f"'{name}' does not take these arguments: {describe(error)}.") from error
     except Exception as error:  # someone else's code may fail in any way

@@ -1,36 +1,60 @@
 """Environments in worker processes, which step side by side: the same bits as in one process.
 
-    python -m etude.envs.adapters.workers FD
+    python -m etude.envs.adapters.workers LINE LIFE PARENT
 
-is such a process. Each has some of the environments, one after the other, as a batch of its own. A
-worker is a new interpreter and not a fork, because the process that starts it may have threads.
+is such a process: two sockets, and the process that started it. Each has some of the environments,
+one after the other, as a batch of its own. A worker is a new interpreter and not a fork, because
+the process that starts it may have threads. It ends with that process, and with it whatever its
+environments have started: it leads a process group.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
+from etude.core.abilities import Located, ability
 from etude.core.config import Config
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations, StepResult
-from etude.core.errors import EtudeError, NonFinite, UsageError
+from etude.core.errors import EtudeError, NonFinite, ProcessLost, UsageError
+from etude.core.guard import contained, place_of
 from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
 ENDING_SECONDS = 5.0
 """A worker whose environments do not close within these is killed."""
+STARTING_SECONDS = 60.0
+"""A worker that imports and makes its environments is not killed before."""
+REPLY_SECONDS = 2.0
+"""A worker that hangs is asked where, and answers within these unless its code keeps Python's
+lock."""
+LOOK = 1.0
+"""Seconds between two looks whether the other process is still there."""
+
+
+@cache
+def _starter(process: int) -> ThreadPoolExecutor:
+    """Starts all workers of a process: Linux ends a worker when the thread that started it ends,
+    and this one lives as long as its process."""
+    return ThreadPoolExecutor(1, "worker-starter")
 
 
 MakePart = Callable[[Any, int, int], BatchEnv]
@@ -49,18 +73,20 @@ class EnvWorkers:
         num_envs: int,
         workers: int,
         exact: Callable[[], bool],
+        bounds: dict[str, tuple[Array, Array]] | None = None,
     ) -> None:
         """make: a function of a module, which workers import. join: the snapshot of all from those
-        of parts. exact: whether there are snapshots, asked when the first is taken."""
-        self.num_envs, self.spec = num_envs, spec
+        of parts. exact: whether there are snapshots, asked when the first is taken. bounds: of
+        observations, see `Bounded`."""
+        self.num_envs, self.spec, self.bounds = num_envs, spec, bounds or {}
+        self._make, self._config = make, config
         self._join, self._is_exact = join, exact
         self._exact: bool | None = None
         bounds = np.linspace(0, num_envs, min(workers, num_envs) + 1).astype(int).tolist()
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         self._workers = [_Worker(make, config, part) for part in self._parts]
         try:
-            for worker in self._workers:
-                worker.answer()
+            self._answers(self._workers)
         except UsageError as error:
             self.close()
             raise UsageError(
@@ -72,10 +98,31 @@ class EnvWorkers:
         """What a method gives in every worker, with arguments for each."""
         for worker, arguments in zip(self._workers, given, strict=True):
             worker.ask(method, *arguments)
-        return [worker.answer() for worker in self._workers]
+        return self._answers(self._workers)
+
+    def _answers(self, workers: Sequence[_Worker]) -> list[Any]:
+        """What the workers give; the first error, once all have answered."""
+        answers = [worker.answer() for worker in workers]
+        for _, failure in answers:
+            if failure is not None:
+                raise failure()
+        return [value for value, _ in answers]
+
+    def _revive(self) -> None:
+        """Start the workers again that are gone, before all of them get a state."""
+        gone = [i for i, worker in enumerate(self._workers) if worker.is_lost]
+        for i in gone:
+            self._workers[i] = _Worker(self._make, self._config, self._parts[i])
+        self._answers([self._workers[i] for i in gone])
+
+    def interrupt(self, seconds: float) -> None:
+        """Kill the workers that have not answered: the call that waits for them is told why."""
+        for worker in self._workers:
+            worker.interrupt(seconds)
 
     def reset(self, key: Key) -> Observations:
         """Every environment at the start of its episode 0."""
+        self._revive()
         return _stacked(self._all("reset", [(key,)] * len(self._parts)))
 
     def step(self, actions: Array) -> StepResult:
@@ -110,6 +157,7 @@ class EnvWorkers:
             raise UsageError(
                 f"This snapshot has {len(snapshot['episode'])} environments, not {self.num_envs}."
             )
+        self._revive()
         parts = [{name: array[p] for name, array in snapshot.items()} for p in self._parts]
         self._all("restore", [(part, key) for part in parts])
 
@@ -123,74 +171,186 @@ def _stacked(parts: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 class _Worker:
-    """A process and the line to it."""
+    """A process and the lines to it: one for calls, one for its life."""
 
     def __init__(self, make: MakePart, config: Config, part: slice) -> None:
+        self._part = part
+        self._why = ""
+        """Why it was killed."""
+        self.is_lost = False
+        self._asked: float | None = time.monotonic() + STARTING_SECONDS
+        """Since when it owes an answer, at first whether its environments were made; None where it
+        owes none. A start may take longer."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            # `-P`: Etude is not looked for in the current folder first.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        self._life, life = socket.socketpair()
+        with theirs, life:
+            self._process = (
+                _starter(os.getpid()).submit(_start, theirs.fileno(), life.fileno()).result()
             )
         self._line: Connection[Any, Any] = Connection(ours.detach())
         self._line.send((make, config, part.start, part.stop - part.start))
 
     def ask(self, method: str, *arguments: Any) -> None:
+        self._asked = time.monotonic()
         with suppress(BrokenPipeError):  # The answer, which does not come, says it.
             self._line.send((method, arguments))
 
-    def answer(self) -> Any:
-        """What the worker gives, or the error it met."""
+    def answer(self) -> tuple[Any, Callable[[], EtudeError] | None]:
+        """What the worker gives, and what makes the error it met."""
         try:
-            value, failure = self._line.recv()
+            while not self._line.poll(LOOK):
+                # A process that it has started may hold the line open.
+                if self._process.poll() is not None and not self._line.poll():
+                    return None, self._lost()
+            answer: tuple[Any, Callable[[], EtudeError] | None] = self._line.recv()
+            return answer
         except (EOFError, ConnectionError):
-            code = self._process.wait()
-            how = f"signal {-code}" if code < 0 else f"code {code}"
-            raise EtudeError(f"A worker process of the environments ended with {how}.") from None
-        if failure is not None:
-            raise failure()
-        return value
+            return None, self._lost()
+        finally:
+            self._asked = None
+
+    def _lost(self) -> Callable[[], EtudeError]:
+        """What makes the error that says how the process ended."""
+        self.is_lost = True
+        code = self._process.wait()
+        self.end()
+        how = f"with code {code}, although it was not asked to"
+        if code < 0:
+            known = {number.value: number.name for number in signal.Signals}
+            how = f"by signal {-code} ({known.get(-code, 'unknown')})"
+        if code == -signal.SIGKILL:
+            how += ", which the kernel sends where memory runs out"
+        why = self._why or f"The worker process of {self._named()} was ended {how}"
+        return partial(ProcessLost, f"{why}.")
+
+    def _named(self) -> str:
+        first, last = self._part.start, self._part.stop - 1
+        return f"environment {first}" if first == last else f"environments {first} to {last}"
+
+    def interrupt(self, seconds: float) -> None:
+        """Kill a worker whose call has taken so long, and remember where it was."""
+        is_late = self._asked is not None and time.monotonic() - self._asked > seconds / 2
+        if not is_late or self._line.poll():
+            return
+        where = self._named()
+        with suppress(OSError, ValueError):
+            self._life.sendall(b"?")
+            self._life.settimeout(REPLY_SECONDS)
+            where = json.loads(self._life.recv(4096))
+        self._why = (
+            f"{_capital(where)} did not come back for {seconds:g} s, and its worker "
+            "process was killed. For calls that take longer raise --collector.deadline"
+        )
+        self._kill()
+
+    def _kill(self) -> None:
+        """The process, and what it has started and left."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
 
     def end(self) -> None:
         self._line.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._kill()
+        self._process.wait()
+        self._life.close()
 
 
-def main(fd: int) -> None:
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _start(line: int, life: int) -> subprocess.Popen[bytes]:
+    # `-P`: Etude is not looked for in the current folder first.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, str(line), str(life), str(os.getpid())],
+        pass_fds=[line, life],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        process_group=0,
+    )
+
+
+def main(line_fd: int, life_fd: int, parent: int) -> None:
     """Answer until the line is closed, which the end of the other process does too."""
     # A signal to all processes of a run is for the one that saves.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    line: Connection[Any, Any] = Connection(fd)
-    with suppress(EOFError, ConnectionError):
+    line: Connection[Any, Any] = Connection(line_fd)
+    made: list[BatchEnv] = []
+    _end_with(parent, life_fd, made)
+    # What an environment forks must not hold the line open, and has nothing to say on it.
+    os.register_at_fork(after_in_child=line.close)
+    worker = os.getpid()
+    with suppress(EOFError, OSError):
         make, *arguments = line.recv()
-        env, failure = _tried(make, *arguments)
+        env, failure = _tried(made, make, *arguments)
+        made += [] if env is None else [env]
         line.send((None, failure))
         while True:
             method, arguments = line.recv()
-            line.send(_tried(getattr(env, method), *arguments))
+            line.send(_tried(made, getattr(env, method), *arguments))
+    if os.getpid() == worker and made:
+        _tried(made, made[0].close)
 
 
-def _tried(function: Any, *arguments: Any) -> tuple[Any, Callable[[], EtudeError] | None]:
+def _end_with(parent: int, life_fd: int, made: list[BatchEnv]) -> None:
+    """End this process when its parent ends, and tell the parent where the environments are."""
+    os.set_inheritable(life_fd, False)
+    life = socket.socket(fileno=life_fd)
+    main_thread = threading.get_ident()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            if not select.select([life], [], [], LOOK)[0]:
+                continue
+            if not life.recv(64):
+                break
+            place = place_of(sys._current_frames()[main_thread])
+            life.sendall(json.dumps(f"{_doing(made)} ({place})").encode())
+        # The line is closed first where the environments are to be closed in order.
+        time.sleep(ENDING_SECONDS if os.getppid() == parent else 0.0)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="life", daemon=True).start()
+    # The thread cannot run while an environment keeps Python's lock; Linux can end it even then.
+    with suppress(Exception):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # It ended before that.
+        os._exit(1)
+
+
+def _doing(made: Sequence[BatchEnv]) -> str:
+    """Such as "environment 3 in step"."""
+    located = ability(made[0], Located) if made else None
+    if located is not None:
+        return f"{located.where()} in {located.call}"
+    return "an environment in a worker process"
+
+
+def _tried(
+    made: Sequence[BatchEnv], function: Any, *arguments: Any
+) -> tuple[Any, Callable[[], EtudeError] | None]:
     """(what it gives, None), or (None, what makes the error)."""
+    where = "In a worker process of the environments"
     try:
-        return function(*arguments), None
+        with contained(lambda: _capital(_doing(made))):
+            return function(*arguments), None
     except NonFinite as error:
         return None, partial(NonFinite, error.where, error.arrays)
     except UsageError as error:
         return None, partial(UsageError, str(error))
-    except Exception as error:  # foreign code may fail in any way
-        said = f"In a worker process of the environments: {describe(error)}."
+    except EtudeError as error:
+        return None, partial(EtudeError, str(error))
+    except MemoryError as error:
+        said = f"{where}, {_doing(made)}, memory ran out: {describe(error)}."
         return None, partial(EtudeError, said)
+    except Exception as error:  # foreign code may fail in any way
+        return None, partial(EtudeError, f"{where}: {describe(error)}.")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
     os._exit(0)  # Whatever threads an environment has left must not keep this process.

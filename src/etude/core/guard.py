@@ -1,0 +1,304 @@
+"""Calls of environments, which are other people's code: they may hang, exit, or give anything.
+
+A guarded environment cannot end the process it runs in, and gives what its spec says. Threads that
+call guarded environments are waited for by a `Supervisor`, which ends the wait when a call hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+
+from etude.core.abilities import EnvWrapper, Interruptible, Located, Restarts, ability
+from etude.core.contracts import Array, BatchEnv, Observations, StepResult
+from etude.core.errors import EtudeError, UsageError
+from etude.core.keys import Key
+from etude.core.trees import Tree
+
+T = TypeVar("T")
+A = TypeVar("A")
+DEADLINE = 100.0
+"""Seconds that one call of an environment may take, where a recipe names no deadline."""
+TICK = 0.5
+"""Seconds between two looks for calls that hang."""
+
+
+class Hung(EtudeError):
+    """A call that does not come back, in this process, where nothing can end it."""
+
+
+class Exited(EtudeError):
+    """Foreign code was to end the process."""
+
+
+class _Exit(BaseException):
+    """`os._exit` was called where it must not end the process."""
+
+    def __str__(self) -> str:
+        return f"os._exit({self.args[0]})"
+
+
+_mine = threading.local()
+_leave = os._exit
+
+
+def _exit(status: int) -> NoReturn:
+    """`os._exit`, but for foreign code, which a thread of this process runs, not a child of it."""
+    if getattr(_mine, "process", None) == os.getpid():
+        raise _Exit(status)
+    _leave(status)
+
+
+def refuse_exits() -> None:
+    """From now on this thread runs foreign code alone, whose `os._exit` is an error."""
+    os._exit = _exit
+    _mine.process = os.getpid()
+
+
+@contextmanager
+def contained(what: Callable[[], str]) -> Iterator[None]:
+    """Foreign code that is to end the process raises an error instead; what: names that code."""
+    before = getattr(_mine, "process", None)
+    refuse_exits()
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, _Exit) as error:
+        raise_ending(error, what())
+    finally:
+        _mine.process = before
+
+
+def raise_ending(error: BaseException, what: str) -> NoReturn:
+    """Raise what was to end the process as an error; an interrupt of the main thread stays one."""
+    main = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and main:
+        raise error
+    text = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+    if not isinstance(error, SystemExit | _Exit):
+        text = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-2 if isinstance(error, _Exit) and len(frames) > 1 else -1]
+    place = f"{Path(last.filename).name}, line {last.lineno}"
+    raise Exited(
+        f"{what} called {text} ({place}), which would end the process: raise an exception for an "
+        "error, or end the episode."
+    ) from error
+
+
+class Guard(EnvWrapper):
+    """An environment whose calls are timed and whose results are checked."""
+
+    def __init__(self, inner: BatchEnv, name: str = "") -> None:
+        """name: where the environments belong, such as "group 3"."""
+        super().__init__(inner)
+        self.name = name
+        self.call = ""
+        """What it is doing; "" between calls."""
+        self.since = 0.0
+        rows = (inner.num_envs,)
+        self._expected = [
+            (name, (*rows, *spec.shape), np.dtype(spec.dtype))
+            for name, spec in inner.spec.observations.items()
+        ]
+        self._rows = rows
+
+    def ability(self, kind: type[A]) -> A | None:
+        found = super().ability(kind)
+        # Its own, where the call is to be guarded.
+        return self if found is not None and kind is Restarts else found  # type: ignore[return-value]
+
+    def reset(self, key: Key) -> Observations:
+        obs = self._guarded("reset", lambda: self.inner.reset(key))
+        self._check_observations(obs, "reset")
+        return obs
+
+    def restart(self) -> Observations:
+        """Of an environment that can."""
+        inner = ability(self.inner, Restarts)
+        assert inner is not None
+        return self._guarded("restart", inner.restart)
+
+    def snapshot(self) -> Tree:
+        try:  # Without a deadline: the first of them may probe for long.
+            return self.inner.snapshot()
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, _Exit) as error:
+            raise_ending(error, self._subject())
+
+    def restore(self, snapshot: Tree, key: Key) -> None:
+        self._guarded("restore", lambda: self.inner.restore(snapshot, key))
+
+    def close(self) -> None:
+        if not self.call:  # One that hangs is left where it is.
+            self.inner.close()
+
+    def step(self, actions: Array) -> StepResult:
+        self.call, self.since = "step", perf_counter()
+        try:
+            result = self.inner.step(actions)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, _Exit) as error:
+            raise_ending(error, self._subject())
+        finally:
+            self.call = ""
+        reward = result.reward
+        try:
+            if (
+                reward.shape != self._rows
+                or result.terminated.shape != self._rows
+                or result.truncated.shape != self._rows
+                or reward.dtype.kind not in "fiub"
+                or result.terminated.dtype.kind != "b"
+                or result.truncated.dtype.kind != "b"
+            ):
+                self._refuse_result(result)
+        except AttributeError:
+            self._refuse_result(result)
+        self._check_observations(result.obs, "step")
+        return result
+
+    def _guarded(self, call: str, function: Callable[[], T]) -> T:
+        self.call, self.since = call, perf_counter()
+        try:
+            return function()
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, _Exit) as error:
+            raise_ending(error, self._subject())
+        finally:
+            self.call = ""
+
+    def _check_observations(self, obs: Observations, call: str) -> None:
+        for name, shape, dtype in self._expected:
+            try:
+                given = obs[name]
+                if given.shape == shape and given.dtype is dtype:
+                    continue
+            except (AttributeError, KeyError, TypeError):
+                given = obs.get(name) if isinstance(obs, dict) else None  # type: ignore[assignment]
+            check_array(given, shape, dtype, f"{self._subject()} gives '{name}' in {call}")
+
+    def _refuse_result(self, result: StepResult) -> None:
+        flags = {"terminated": result.terminated, "truncated": result.truncated}
+        arrays = {"the reward": (result.reward, np.dtype(np.float32))}
+        arrays |= {name: (array, np.dtype(np.bool_)) for name, array in flags.items()}
+        for name, (array, dtype) in arrays.items():
+            check_array(array, self._rows, dtype, f"{self._subject()} gives {name} in step")
+
+    def _subject(self) -> str:
+        """Which environments, as the subject of a sentence."""
+        located = ability(self.inner, Located)
+        where = located.where() if located is not None else "an environment"
+        where += f" of {self.name}" if self.name else ""
+        return where[0].upper() + where[1:]
+
+    def late(self, deadline: float) -> None:
+        """A call has taken longer than the deadline: end it if possible, otherwise the wait."""
+        interruptible = ability(self.inner, Interruptible)
+        if interruptible is not None:
+            self.since = perf_counter()
+            interruptible.interrupt(deadline)
+            return
+        place, located = self._place(), ability(self.inner, Located)
+        resets = self.call == "step" and located is not None and located.call == "reset"
+        raise Hung(
+            f"{self._subject()} has not come back from {'reset' if resets else self.call} for "
+            f"{deadline:g} s"
+            f"{f' ({place})' if place else ''}: it hangs. For calls that take longer raise "
+            "--collector.deadline; Gymnasium environments that hang in worker processes "
+            "(--collector.engine-threads 2) are restarted."
+        )
+
+    def _place(self) -> str:
+        """File and line that the call is in."""
+        for thread, frame in sys._current_frames().items():
+            found: FrameType | None = None if thread == threading.get_ident() else frame
+            while found is not None and found.f_locals.get("self") is not self:
+                found = found.f_back
+            if found is not None:
+                return place_of(frame)
+        return ""
+
+
+def place_of(frame: FrameType) -> str:
+    """Such as "my_env.py, line 12"."""
+    last = traceback.extract_stack(frame, limit=1)[0]
+    return f"{Path(last.filename).name}, line {last.lineno}"
+
+
+def check_array(given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> Array:
+    """What an environment gave as an array of this shape that the type can hold, or an error."""
+    if given.__class__ is np.ndarray and given.shape == shape and given.dtype == dtype:
+        return given  # type: ignore[no-any-return]
+    try:
+        array = np.asarray(given)
+    except ValueError:  # numpy's word for lists of unequal length
+        array = np.asarray(None)
+    if array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind"):
+        return array
+    told = f"{array.dtype} {list(array.shape)}"
+    if array.ndim == 0 or array.dtype == object:
+        told = f"{str(given)[:40]!r}" if isinstance(given, str) else f"{str(given)[:40]}"
+        told += f" of the type {type(given).__name__}"
+    single = "True or False" if dtype.kind == "b" else "one number"
+    needed = f"{dtype} {list(shape)}" if shape else single
+    raise UsageError(f"{what} as {told}, and {needed} is needed.")
+
+
+class Supervisor:
+    """Waits for threads that call environments, each call of which may take some seconds."""
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = DEADLINE if deadline is None else deadline
+        self._guards: WeakSet[Guard] = WeakSet()
+
+    def guard(self, env: BatchEnv, name: str = "") -> Guard:
+        """The environment, guarded; name: where it belongs, such as "group 3"."""
+        made = Guard(env, name)
+        self._guards.add(made)
+        return made
+
+    @property
+    def late(self) -> Guard | None:
+        """An environment that hangs."""
+        if self.deadline == inf:
+            return None
+        now = perf_counter()
+        late = (g for g in self._guards if g.call and now - g.since > self.deadline)
+        return next(late, None)
+
+    def wait(self, futures: list[Future[T]]) -> list[T]:
+        """The results of other threads, in order; the first error in it is raised."""
+        while wait(futures, TICK).not_done:
+            if (late := self.late) is not None:
+                late.late(self.deadline)
+        return [future.result() for future in futures]
+
+
+def supervised(function: Callable[[Supervisor], T], deadline: float | None = None) -> T:
+    """Run foreign code in a thread that is left behind where a call of an environment hangs.
+
+    function: is given the supervisor of its environments.
+    """
+    supervisor: Supervisor = Supervisor(deadline)
+    future: Future[T] = Future()
+
+    def run() -> None:
+        refuse_exits()
+        try:
+            future.set_result(function(supervisor))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="supervised", daemon=True).start()
+    (result,) = supervisor.wait([future])
+    return result
