@@ -18,6 +18,7 @@ from etude.envs.config import ENVS
 from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import POLICIES, make_policy
 from etude.planning.kinds import ALGORITHMS, REWARDS, Inputs
+from etude.planning.out_of_memory import check_policy_size
 from etude.planning.recipe import Recipe
 from etude.rollout.group import Group
 from etude.rollout.local import COLLECTORS
@@ -92,7 +93,11 @@ def _from_environment(recipe: Recipe) -> Inputs:
     """One group of the recipe's environments is made, played for two steps, and closed."""
     recipe.collector.check()
     env = recipe.task.make(recipe.collector.envs_per_group)
-    spec, snapshot = env.spec, _snapshot(env, recipe)
+    spec = env.spec
+    with torch.device("meta"):
+        policy = make_policy(recipe.policy, spec, None)
+    check_policy_size(sum(p.nbytes for p in policy.parameters()))
+    snapshot = _snapshot(env, recipe)
     env.close()
     if spec.max_episode_steps is None:
         raise UsageError(
@@ -104,8 +109,6 @@ def _from_environment(recipe: Recipe) -> Inputs:
 
         check_motions(recipe, len(spec.motions))
     _check_discount(recipe)
-    with torch.device("meta"):
-        policy = make_policy(recipe.policy, spec, None)
     return Inputs(
         spec=spec,
         exactness=exactness(recipe),

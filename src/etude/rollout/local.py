@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch.nn import functional
 
-from etude.core.config import Config
+from etude.core.config import SECONDS, Config
 from etude.core.contracts import BatchEnv, Broadcast, Collector, Fragment, Policy, Snapshot
 from etude.core.keys import Key
 from etude.core.registry import Registry
@@ -21,6 +21,8 @@ from etude.experience.segments import SegmentBuffer
 from etude.rollout.group import Group
 
 T = TypeVar("T")
+GROUP, GROUPS, THREADS = 1 << 16, 1 << 16, 1024
+"""Most environments of a group, groups of a run, and threads of a process."""
 
 
 class CollectorConfig(Config):
@@ -33,17 +35,27 @@ class CollectorConfig(Config):
         "local", description="Threads of this process, or actors on a Ray cluster."
     )
     num_envs: int = Field(
-        256, ge=1, description="Parallel environments; each agent of several counts as one."
+        256,
+        ge=1,
+        le=1 << 24,
+        description="Parallel environments; each agent of several counts as one.",
     )
     envs_per_group: int = Field(
-        64, ge=1, description="Environments that are stepped together; divides num_envs."
+        64,
+        ge=1,
+        le=GROUP,
+        description="Environments that are stepped together; divides num_envs.",
     )
     threads: int = Field(
-        2, ge=1, description="Threads that groups are spread over; with ray, in each actor."
+        2,
+        ge=1,
+        le=THREADS,
+        description="Threads that groups are spread over; with ray, in each actor.",
     )
     engine_threads: int = Field(
         1,
         ge=1,
+        le=THREADS,
         description="Threads of the physics engine in each group; of Gymnasium's environments, "
         "worker processes.",
     )
@@ -52,7 +64,10 @@ class CollectorConfig(Config):
     )
 
     actors: int | None = Field(
-        None, ge=1, description="Ray actors that groups are spread over; default one per machine."
+        None,
+        ge=1,
+        le=GROUPS,
+        description="Ray actors that groups are spread over; default one per machine.",
     )
     address: str = Field(
         "local", description="The Ray cluster: host:port, auto, or local to start one for the run."
@@ -60,6 +75,7 @@ class CollectorConfig(Config):
     deadline: float | None = Field(
         None,
         gt=0,
+        le=SECONDS,
         description="Seconds a rollout may take until its Ray actor is replaced; default 10 "
         "times the slowest so far, at least 30.",
     )
@@ -67,6 +83,17 @@ class CollectorConfig(Config):
         False,
         description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",
     )
+
+    @model_validator(mode="after")
+    def _few_groups(self) -> Self:
+        if self.num_groups > GROUPS:
+            least = -(-self.num_envs // GROUPS)
+            raise ValueError(
+                f"collector.num_envs {self.num_envs:,} in groups of collector.envs_per_group "
+                f"{self.envs_per_group:,} are {self.num_groups:,} groups, and at most {GROUPS:,} "
+                f"fit: use --collector.envs-per-group {least:,} or more"
+            )
+        return self
 
     @property
     def num_groups(self) -> int:
@@ -108,10 +135,16 @@ class Placement(Config):
     kind: Literal["local", "ray"] | None = Field(
         None, description="Threads of this process, or actors on a Ray cluster."
     )
-    threads: int | None = Field(None, ge=1, description="Threads; with ray, in each actor.")
-    actors: int | None = Field(None, ge=1, description="Ray actors; default one per machine.")
+    threads: int | None = Field(
+        None, ge=1, le=THREADS, description="Threads; with ray, in each actor."
+    )
+    actors: int | None = Field(
+        None, ge=1, le=GROUPS, description="Ray actors; default one per machine."
+    )
     address: str | None = Field(None, description="The Ray cluster: host:port, auto or local.")
-    deadline: float | None = Field(None, gt=0, description="Seconds a group's rollout may take.")
+    deadline: float | None = Field(
+        None, gt=0, le=SECONDS, description="Seconds a group's rollout may take."
+    )
     allow_inexact: bool | None = Field(
         None,
         description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",

@@ -32,6 +32,7 @@ from etude.runs.parts import (
 )
 from etude.runs.parts import DamagedCheckpoint as DamagedCheckpoint
 from etude.runs.parts import UnknownFormat as UnknownFormat
+from etude.runs.tensors import MAX_HEADER as MAX_HEADER
 
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced"
@@ -124,6 +125,11 @@ def exists(folder: Path, step: int) -> bool:
 def checkpoint_bytes(policy: tuple[Tree, Tree], training: Tree) -> int:
     """Bytes a save of these trees will take on disk; tensors may be on the meta device."""
     return policy_part(*policy).num_bytes() + training_part(training).num_bytes()
+
+
+def header_bytes(tree: Tree) -> int:
+    """Bytes of the table of a tree's arrays, of which a checkpoint has `MAX_HEADER` at most."""
+    return len(training_part(tree).layout.header)
 
 
 def _existing(path: Path) -> Path:

@@ -91,7 +91,7 @@ class PickPlaceConfig(TaskConfig):
     )
     turn_step: float = Field(0.4, gt=0, description="Likewise for its turn, rad.")
     joint_speed: float = Field(0.5, gt=0, le=1, description="Joint control: share of the limit.")
-    substeps: int = Field(8, ge=4, description="Physics steps per control step of 0.1 s.")
+    substeps: int = Field(8, ge=4, le=1000, description="Physics steps per control step of 0.1 s.")
     cone: Cone = Field("pyramidal", description="Friction cones of the physics.")
     integrator: Integrator = Field("discrete", description="implicitfast needs 200 substeps.")
     max_episode_steps: int = Field(200, ge=1, le=200, description="Control steps at most.")
