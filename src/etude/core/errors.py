@@ -46,6 +46,15 @@ class Damaged(EtudeError):
         self.path = path
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is what numpy, torch or Python raise where there is no memory."""
+    if isinstance(error, MemoryError):
+        return True
+    # torch has a type of its own for the memory of a GPU, and none for that of a CPU.
+    says = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and says
+
+
 class NonFinite(EtudeError):
     """A NaN or an infinity, caught before it could reach the weights.
 

@@ -54,12 +54,14 @@ def check_plan(plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
 
 
 def check_policy_size(num_bytes: int) -> None:
-    """Refuse a policy that this machine cannot hold, before it is made."""
+    """Refuse a policy that this machine cannot hold with its gradient and Adam's two moments,
+    before it is made."""
     total, _ = machine_memory()
-    if total and num_bytes > total:
+    if total and 4 * num_bytes > total:
         raise UsageError(
-            f"The policy has parameters of {size(num_bytes)}, and this machine has {size(total)} "
-            "of memory: make its layers (policy.hidden, policy.units) smaller."
+            f"The policy has parameters of {size(num_bytes)}, {size(4 * num_bytes)} with gradient "
+            f"and optimizer, and this machine has {size(total)} of memory: make its layers "
+            "(policy.hidden, policy.units) smaller."
         )
 
 

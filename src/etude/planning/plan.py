@@ -247,7 +247,8 @@ def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:
 
 def _training(run: Resolved) -> Tree:
     """A tree of the shape of a checkpoint's `training/` at the run's end, but for the algorithm."""
-    _check_groups(run)
+    if run.num_groups:
+        _check_groups(run)
     groups = {f"{g:06d}": run.snapshot for g in range(run.num_groups)}
     collector: Tree = {"groups": groups} if groups else {}
     recipe, loops = run.recipe, run.loops
@@ -270,7 +271,8 @@ def _training(run: Resolved) -> Tree:
         "metrics": {
             "bytes": total.cycles * 1000,
             "sha256": "0" * 64,
-            "rows": [1 << 31] * total.cycles,
+            # More do not fit, which is refused.
+            "rows": [1 << 31] * min(total.cycles, (1 << 21)),
         },
         "saver": {"best": total.timesteps, "num_saved": total.epochs},
         RUN: {"recipe": dump(recipe), "manifest": "0" * 1570},  # About as long.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from etude.core.errors import UsageError
+from etude.core.errors import UsageError, is_out_of_memory
 from etude.core.imports import describe
 from etude.core.trees import Tree
 from etude.runs import files
@@ -191,6 +191,8 @@ def fitting(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UsageError(
             f"{path} was saved by another version of Etude, or by something else: its {what} does "
             f"not fit this run ({describe(error)[:300]}). Resume it with that version, or start a "
