@@ -1,8 +1,7 @@
 """Absurd numbers in any field of any recipe: `etude plan` prints a plan or one sentence, in 2 s.
 
-Each runs in a process with the libraries loaded, under a limit of memory, and is ended after 60 s of
-the wall clock. Its seconds are those of the processor, beyond a plan of the recipe as it is: a busy
-machine makes no plan absurd.
+Each runs in a process with the libraries loaded, under a limit of memory, and is ended after 60 s
+of the wall clock. Its seconds are those of the processor, beyond a plan of the recipe as it is.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from toys import toy_dataset
 
 ROW = 31
 UNIT = "absurd sizes"
-FULL, IN_CI = 10_000, 2
-AT_ONCE = 25
+FULL, IN_CI = 10_000, 1
+AT_ONCE = 10
 """Tried by one case."""
-SECONDS = 600.0
+SECONDS = 300.0
 LATE = 2.0
 """Seconds that an absurd value may take beyond a plan without it."""
 MEMORY = 6 << 30
@@ -103,21 +102,30 @@ def value_of(stream: random.Random) -> str:
     return f"{sign}{stream.randint(1, 99)}e{exponent}"
 
 
+def wrong(recipe: str, field: str, value: str) -> str:
+    """What is wrong with how a plan with an absurd value ended, "" for nothing."""
+    option = "--" + field.replace("_", "-")
+    done = _plan(recipe, f"{option}={value}")
+    found = []
+    if done.seconds > _usual(recipe) + LATE:
+        found.append(f"took {done.seconds:.1f} s, and {_usual(recipe):.1f} s without it")
+    if done.code not in (0, 2, 3):  # A plan, or refused: no signal, and no traceback.
+        found.append(f"exit code {done.code}")
+    if "Traceback" in done.err or done.err.count("\n") != (done.code != 0):
+        found.append("not one sentence")
+    if len(done.err) > 2000:
+        found.append("a long sentence")
+    said = f"{recipe} {option} {value[:40]}: {', '.join(found)}: {done.err[-400:]}"
+    return said if found else ""
+
+
 def case(number: int, seed: int, folder: Path) -> int:
-    stream = random.Random(f"{seed}-{number}")
+    stream, found = random.Random(f"{seed}-{number}"), []
     for at in range(number * AT_ONCE, (number + 1) * AT_ONCE):
         recipe, field = fields()[at % len(fields())]
         value = value_of(stream)
         if field.endswith("every"):
             value += stream.choice((" steps", " epochs", ""))
-        option = "--" + field.replace("_", "-")
-        done = _plan(recipe, f"{option}={value}")
-        most = _usual(recipe) + LATE
-        told = f"{recipe} {option} {value[:40]}: {done.code} in {done.seconds:.1f} s: "
-        told += done.err[-400:]
-        assert done.seconds <= most, told
-        assert done.code in (0, 2, 3), told  # a plan, or refused: no signal, and no traceback
-        assert "Traceback" not in done.err, told
-        assert len(done.err) < 2000, told
-        assert done.err.count("\n") == (done.code != 0), told
+        found.append(wrong(recipe, field, value))
+    assert not any(found), "\n".join(filter(None, found))
     return AT_ONCE

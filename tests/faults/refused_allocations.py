@@ -1,9 +1,9 @@
 """One allocation of a save or of a resume is refused: no checkpoint is bad or lost for it.
 
-A library in C stands before malloc, mmap and their like and refuses the n-th call between two marks;
-Python allocates through malloc as well, so that every object counts. Whatever the process then says
-or dies of, the newest checkpoint must be whole, none may be taken for damaged, and a resume must
-end with the bits of a run that nothing happened to.
+A library in C stands before malloc, mmap and their like and refuses the n-th call between two
+marks; Python allocates through malloc as well, so that every object counts. Whatever the process
+then says or dies of, the newest checkpoint must be whole, none may be taken for damaged, and a
+resume must end with the bits of a run that nothing happened to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toys import changed, tiny_reach
 
 ROW = 39
 UNIT = "refused allocations"
-FULL, IN_CI = 1_000, 4
+FULL, IN_CI = 1_000, 2
 SECONDS = 300.0
 WHERE = {"save": "save_if_due", "resume": "restore"}
 HUNG = 120.0
@@ -117,32 +117,45 @@ def _folder() -> Path:
 
 
 @cache
-def _forks() -> Forks:
-    forks = Forks({**os.environ, "LD_PRELOAD": _library(), "PYTHONMALLOC": "malloc"})
-    atexit.register(forks.close)
-    done = forks.run("faults.refused_allocations:prepare", str(_folder()))
+def forks() -> Forks:
+    """A process to fork, with runs prepared."""
+    started = Forks({**os.environ, "LD_PRELOAD": _library(), "PYTHONMALLOC": "malloc"})
+    atexit.register(started.close)
+    done = started.run("faults.refused_allocations:prepare", str(_folder()))
     assert done.code == 0, done.err
-    return forks
+    return started
+
+
+def paused(kind: str) -> Path:
+    """A run of which two of four iterations are done; only to be copied."""
+    forks()
+    return _folder() / kind
+
+
+def bits_of(kind: str) -> dict[str, str]:
+    """The fingerprint of the whole run."""
+    found: dict[str, str] = json.loads((_folder() / f"{kind}.json").read_text())
+    return found
 
 
 @cache
 def _allocations(kind: str, where: str) -> int:
     """How many there are."""
     run = _folder() / f"{kind}-{where}"
-    shutil.copytree(_folder() / kind, run, symlinks=True)
-    done = _forks().run("faults.refused_allocations:attempt", str(run), where, 0)
+    shutil.copytree(paused(kind), run, symlinks=True)
+    done = forks().run("faults.refused_allocations:attempt", str(run), where, 0)
     assert done.code == 0, done.err
     return int(done.out.splitlines()[-1])
 
 
 def case(number: int, seed: int, folder: Path) -> None:
-    forks, stream = _forks(), random.Random(f"{seed}-{number}")
-    kind, where = ("ppo", "sac")[number % 2], ("save", "resume")[number // 2 % 2]
+    stream = random.Random(f"{seed}-{number}")
+    where, kind = ("save", "resume")[number % 2], ("ppo", "sac")[(number + 1) // 2 % 2]
     nth = stream.randint(1, _allocations(kind, where))
     run = folder / "run"
-    shutil.copytree(_folder() / kind, run, symlinks=True)
+    shutil.copytree(paused(kind), run, symlinks=True)
     before = checkpoint.steps(run / "checkpoints")
-    done = forks.run("faults.refused_allocations:attempt", str(run), where, nth, seconds=HUNG)
+    done = forks().run("faults.refused_allocations:attempt", str(run), where, nth, seconds=HUNG)
     told = f"allocation {nth:,} of a {where} of {kind}: {done.code}, {done.out}{done.err[-2000:]}"
     assert done.code != -14, f"hung: {told}"
     newest = checkpoint.newest_verified(run / "checkpoints", repair=False)
@@ -150,8 +163,7 @@ def case(number: int, seed: int, folder: Path) -> None:
     assert checkpoint.step_of(newest) >= max(before), told
     aside = [path.name for path in (run / "checkpoints").iterdir() if "." in path.name.lstrip(".")]
     assert not aside, f"{aside}: {told}"
-    ended = forks.run("faults.refused_allocations:finish", str(run))
+    ended = forks().run("faults.refused_allocations:finish", str(run))
     assert ended.code == 0, told + ended.err
-    found = json.loads(ended.out.splitlines()[-1])
-    assert found == json.loads((_folder() / f"{kind}.json").read_text()), told
+    assert json.loads(ended.out.splitlines()[-1]) == bits_of(kind), told
     assert Run(run).summary(), told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,17 @@ class Damaged(EtudeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is what numpy, torch or Python raise where there is no memory."""
+    """Whether this is what numpy, torch, Python or the system raise where there is no memory."""
     if isinstance(error, MemoryError):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, ImportError):  # A library is mapped into memory.
+        return "failed to map segment" in str(error) or "annot allocate memory" in str(error)
     # torch has a type of its own for the memory of a GPU, and none for that of a CPU.
-    says = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    return isinstance(error, RuntimeError) and says
+    says = ("can't allocate memory", "can't start new thread")
+    named = type(error).__name__ == "OutOfMemoryError" or any(text in str(error) for text in says)
+    return isinstance(error, RuntimeError) and named
 
 
 class NonFinite(EtudeError):
