@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _MOST_BLOCKS = 1 << 17
 """Files of a replay, of up to 1 GiB each: a checkpoint names each with its hash."""
-_PAGES = 1 << 16
 
 
 def _q_diverges(health: Health) -> Warning | None:
@@ -289,8 +288,7 @@ class OffPolicyConfig(DatasetConfig):
         since = min(waited * recipe.checkpoint.keep_last, loops.iterations)
         steps = [n * loops.steps_per_iteration // shards for n in (since, loops.iterations)]
         held, everything = map(shape.bytes_of, steps)
-        # The observation ahead of every lane, and pages of files that are partly filled.
-        everything += shape.lanes * shape.step_record.itemsize + _PAGES
+        everything += shape.lanes * shape.step_record.itemsize  # the observations ahead
         live = min(shape.num_bytes, everything)
         return {
             "replay": live * shards,

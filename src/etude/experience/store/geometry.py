@@ -33,6 +33,7 @@ _FIXED = {
 _POINTER = ArraySpec((2,), "int64")
 _KINDS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
 _NAME = re.compile(r"obs/[A-Za-z0-9_.-]{1,64}")
+_PAGE = 4096
 LANES = 1 << 20
 _MOST = {"lanes": LANES, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
 _MOST_RECORD, _MOST_BLOCK, _MOST_DIMENSIONS = 1 << 30, 1 << 40, 8
@@ -142,8 +143,10 @@ class StoreGeometry:
 
     def bytes_of(self, steps: int) -> int:
         """The most that so many steps of all lanes together take on disk: each may end an
-        episode."""
-        return steps * (self.step_record.itemsize + self.final_record.itemsize + INDEX.itemsize)
+        episode, and the last page of a file is taken whole."""
+        record = self.step_record.itemsize + self.final_record.itemsize + INDEX.itemsize
+        files = steps // self.block_slots + 2 * (steps // self.block_episodes) + 6
+        return steps * record + files * _PAGE
 
     def describe(self) -> Tree:
         """As JSON; `parse` reads it."""
