@@ -340,6 +340,31 @@ FAULTS = (
         "200",
         (Need("fault_cases", 200, "strikes of environments", "environments"),),
     ),
+    Fault(
+        31,
+        "absurd sizes in recipes and options: a plan or one sentence within 2 s of processor time",
+        "each field",
+        ("test_kinds.py", "test_fault_cases.py"),
+        "10,000 fuzzed",
+        (Need("fault_cases", 10_000, "absurd sizes", "absurd_sizes"),),
+    ),
+    Fault(
+        38,
+        "memory limit reached (address space), replay larger than the disk: one sentence, the last "
+        "good checkpoint kept",
+        "each",
+        ("app/test_out_of_memory.py", "test_fault_cases.py"),
+        "20",
+        (Need("fault_cases", 20, "memory or disk limits", "memory_limits"),),
+    ),
+    Fault(
+        39,
+        "every allocation of a save and of a resume refused once: no checkpoint is bad or lost",
+        "2",
+        ("test_fault_cases.py",),
+        "1,000 points",
+        (Need("fault_cases", 1_000, "refused allocations", "refused_allocations"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

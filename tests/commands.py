@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from forks import Forks
 
 
 def run_all(
     arguments: list[list[str]], folder: Path, environment: Mapping[str, str]
 ) -> list[tuple[int, str, str]]:
     """(exit code, output, errors) of commands of etude, run one after the other in a folder."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("command_driver.py"))],
-        input=json.dumps(arguments),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
+    with Forks(environment, folder) as forks:
+        done = [forks.run("etude.cli.main:main", command) for command in arguments]
+    return [(each.code, each.out, each.err) for each in done]

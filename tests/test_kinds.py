@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import importlib
 import re
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from etude.api import plan
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.registry import Registry
 from etude.envs.config import ENVS
+from etude.experience.segments import nearest_divisor
 from etude.logs.kinds import LOGS
 from etude.models.policies import POLICIES, make_policy
 from etude.planning.kinds import ALGORITHMS, REWARDS
+from etude.planning.recipes import Recipe, find
 from etude.rollout.local import COLLECTORS
 from test_layers import FILES, imports
 
@@ -130,3 +135,80 @@ def test_every_kind_says_its_name_and_what_it_is(registry: Registry[Any]) -> Non
         config = registry.load(name)
         assert config.__doc__
         assert registry.make(name).kind == name
+
+
+def _numbers(schema: Any, inside: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every number in a JSON schema, with where it is."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("integer", "number") and not {"enum", "const"} & schema.keys():
+            yield inside, schema
+        for name, part in schema.items():
+            if name != "default":
+                yield from _numbers(part, f"{inside}.{name}")
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _numbers(part, inside)
+
+
+def test_every_number_of_every_config_is_bounded() -> None:
+    """Absurd sizes are refused before anything is made of them."""
+    configs = [registry.load(name) for registry in REGISTRIES for name in registry.names()]
+    count = 0
+    for config in [Recipe, *configs]:
+        for where, number in _numbers(config.model_json_schema()):
+            assert number.keys() & {"maximum", "exclusiveMaximum"}, f"{config.__name__}{where}"
+            assert number.keys() & {"minimum", "exclusiveMinimum"}, f"{config.__name__}{where}"
+            count += 1
+    assert count > 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("collector.num_envs", 10**12, "collector.num_envs must be at most 16777216"),
+        ("clock.total_timesteps", 10**30, "must be at most 1000000000000000000"),
+        ("env.substeps", 10**9, "env.substeps must be at most 1000"),
+        ("evaluation.num_envs", 10**8, "evaluation.num_envs must be at most 65536"),
+        ("env.reward.hold", -1e30, "must be at least -1000000000000000000"),
+        ("env.min_distance", 0.3, "leaves no room for targets"),
+        ("checkpoint.every", f"{'9' * 400} steps", "is not an interval"),
+    ],
+)
+def test_an_absurd_size_is_refused_by_its_field(field: str, value: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find("reach").replace(field, value)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_absurd_arguments_of_an_environment() -> None:
+    """The number is what is wrong, and not that it is no text."""
+    with pytest.raises(UsageError, match=r"env\.kwargs must be at most"):
+        find("ppo").replace("env.kwargs", {"width": 10**30})
+
+
+GROUPS = {"collector.num_envs": 1 << 15, "algorithm.minibatch_size": 1 << 15}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"collector.num_envs": 4_000_000, "collector.envs_per_group": 1}, "4,000,000 groups"),
+        (
+            {**GROUPS, "collector.envs_per_group": 1, "clock.total_timesteps": 1 << 30},
+            "has room for",
+        ),
+        ({"clock.total_timesteps": 10**17}, "log rows, and at most"),
+        ({"policy.hidden": (65536, 65536, 65536, 65536)}, "make its layers"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_at_once(changes: dict[str, Any], says: str) -> None:
+    begin, fields = time.process_time(), {k.replace(".", "__"): v for k, v in changes.items()}
+    with pytest.raises(UsageError, match=says):
+        plan(find("reach").replace(**fields))
+    assert time.process_time() - begin < 2.0
+
+
+def test_divisors_of_large_numbers_are_not_searched_for_ever() -> None:
+    assert nearest_divisor(10**18, 7) == 8
+    assert nearest_divisor(12, 5) == 4

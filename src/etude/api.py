@@ -241,8 +241,8 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     recipe = run.recipe
     check(recipe.logs)
     plan = make_plan(run, ranks=ranks.size)
-    check_plan(plan, say)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
+    check_plan(plan, target, say)
     document, text = manifest_of(run, plan, ranks), recipes.dump(recipe)
     folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
     trusted.remember(folder.recipe, recipes.texts(recipe))

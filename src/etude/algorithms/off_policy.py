@@ -37,7 +37,7 @@ from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.experience.segments import Ratio, check_division, check_finite
 from etude.experience.store.episodes import StoreGeometry
-from etude.experience.store.geometry import store_specs
+from etude.experience.store.geometry import LANES, store_specs
 from etude.learning.base import PolicyAlgorithm
 from etude.learning.optimizer import NetworkOptimizer, TargetNetwork
 from etude.learning.sampling import Batch, Experience, Sample, ahead, fit_normaliser
@@ -70,6 +70,12 @@ class ReplayGeometry:
     def store(self, env: EnvSpec, capacity: int) -> StoreGeometry:
         """What one shard's store holds, when all of them together hold `capacity`."""
         lanes, share = self.num_envs // self.shards, capacity // self.shards
+        if lanes > LANES:
+            raise UsageError(
+                f"collector.num_envs {self.num_envs:,} over learner.shards {self.shards} is more "
+                f"than the {LANES:,} environments that a replay takes: use at most "
+                f"--collector.num-envs {LANES * self.shards}."
+            )
         # Where episodes have no limit, the longest that a store of this capacity takes.
         longest = env.max_episode_steps or max(1, share // (2 * lanes) - 1)
         least = 2 * self.num_envs * (longest + 1)

@@ -16,7 +16,7 @@ from etude.algorithms import from_dataset
 from etude.algorithms.held_out import DatasetConfig
 from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
 from etude.algorithms.rewards import RewardSource
-from etude.core.clock import Loops
+from etude.core.clock import Interval, Loops
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import Ranks
@@ -35,6 +35,9 @@ from etude.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from etude.metrics.health import Health
+
+_MOST_BLOCKS = 1 << 17
+"""Files of a replay, of up to 1 GiB each: a checkpoint names each with its hash."""
 
 
 def _q_diverges(health: Health) -> Warning | None:
@@ -101,6 +104,7 @@ class OffPolicyConfig(DatasetConfig):
     capacity: int = Field(
         1_000_000,
         ge=1,
+        le=1 << 50,
         description="Observations that the replay buffer holds; the oldest episodes are evicted.",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
@@ -269,9 +273,27 @@ class OffPolicyConfig(DatasetConfig):
                 **self.estimates(run, training),
             },
             training=training,
-            disk={"replay": shape.num_bytes * geometry.shards},
+            disk=self._disk(run, shape),
             notes=self._notes(run),
         )
+
+    def _disk(self, run: Resolved, shape: StoreGeometry) -> dict[str, int]:
+        """Bytes of the replay on disk: live data, and what the checkpoints that are kept hold back.
+
+        Just before a save, the oldest of them is `keep_last` saves old, and all that was collected
+        since is still there. Blocks are sparse files: what was not written takes no space.
+        """
+        recipe, loops, shards = run.recipe, run.loops, run.geometry.shards
+        waited = loops.longest_wait(Interval.parse(recipe.checkpoint.every))
+        since = min(waited * recipe.checkpoint.keep_last, loops.iterations)
+        steps = [n * loops.steps_per_iteration // shards for n in (since, loops.iterations)]
+        held, everything = map(shape.bytes_of, steps)
+        everything += shape.lanes * shape.step_record.itemsize  # the observations ahead
+        live = min(shape.num_bytes, everything)
+        return {
+            "replay": live * shards,
+            "replay_held": min(held, everything - live) * shards,
+        }
 
     def planned(self, run: Resolved, stores: Sequence[Experience]) -> tuple[Tree, RewardsSection]:
         """The shape of the learner's state in a checkpoint, and the reward source's plan."""
@@ -304,8 +326,9 @@ class OffPolicyConfig(DatasetConfig):
 
     def _notes(self, run: Resolved) -> list[str]:
         notes = [
-            "The replay is on disk and memory-mapped; kept checkpoints hold back what was evicted "
-            "since the oldest of them."
+            "The replay is on disk and memory-mapped. The checkpoints that are kept (--checkpoint."
+            "keep-last, --checkpoint.every) hold back what was evicted since the oldest of them: "
+            "replay held."
         ]
         if not run.recipe.task.exactness().exact:
             notes.append(
@@ -346,4 +369,10 @@ class PlannedStore:
 
 
 def _log_state(count: int, held: int, block: int) -> Tree:
-    return {"first": count - held, "count": count, "sha256": ["0" * 64] * (held // block + 1)}
+    blocks = held // block + 1
+    if blocks > _MOST_BLOCKS:
+        raise UsageError(
+            f"The replay would be {blocks:,} files, and a checkpoint can name at most "
+            f"{_MOST_BLOCKS:,}: lower algorithm.capacity."
+        )
+    return {"first": count - held, "count": count, "sha256": ["0" * 64] * blocks}

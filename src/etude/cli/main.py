@@ -84,7 +84,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     try:
         return run_verb("etude", USAGE, VERBS, arguments)
-    except (MemoryError, RuntimeError):
+    except (MemoryError, RuntimeError, ImportError, OSError):  # by which memory is refused
         from etude.planning.out_of_memory import explained
 
         with explained():

@@ -12,7 +12,9 @@ from etude.cli.options import Reporting, parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import UsageError
 from etude.planning import page
+from etude.planning.out_of_memory import misfits
 from etude.planning.recipe import Recipe
+from etude.runs.folder import default_path
 
 
 class PlanCommand(Trusting, Reporting):
@@ -50,6 +52,10 @@ def run(arguments: list[str]) -> None:
         limit_of(command.time)  # refused before anything is measured
     made = plan(command.recipe, command.measure)
     document, text = made.to_json(), page.render(made, width, color=sys.stdout.isatty())
+    refused, doubted = misfits(made, default_path(made.recipe, made.seed))
+    document["misfits"] = [*refused, *doubted]
+    text += "".join(f"`etude train` would refuse this here: {sentence}\n" for sentence in refused)
+    text += "".join(f"Warning: {sentence}\n" for sentence in doubted)
     if command.time is not None:
         document["slices"], sentence = in_slices(made.seconds["total"], command.time)
         text += f"That is {sentence}.\n"

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from etude.core.config import Config
+from etude.core.config import LARGEST, Config
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 
@@ -37,10 +37,10 @@ class Interval:
     def parse(cls, text: str) -> Interval:
         if text == "never":
             return cls(0, "timesteps")
-        match = re.fullmatch(r"(\d[\d_,]*)\s*([a-z]+?)s?", text.strip())
+        match = re.fullmatch(r"(\d[\d_,]{,30})\s*([a-z]+?)s?", text.strip())
         if match is None or match[2] not in _UNITS:
             raise ValueError(
-                f"'{text}' is not an interval; write a number and a unit, such as "
+                f"'{text[:60]}' is not an interval; write a number and a unit, such as "
                 "'50000 steps', '10 iterations', '1 cycle', '2 epochs', or 'never'"
             )
         count = int(re.sub("[_,]", "", match[1]))
@@ -54,6 +54,8 @@ def _checked(text: str) -> str:
     return text
 
 
+LOG_ROWS = 10_000_000
+"""Of a run, at most: some 10 GB of metrics.jsonl."""
 IntervalText = Annotated[str, AfterValidator(_checked)]
 """An interval as people write it; `Interval.parse` reads it."""
 
@@ -121,7 +123,7 @@ class Loops:
                 )
         else:
             iterations = (config.epochs or 0) * config.cycles * config.iterations
-        return cls(
+        loops = cls(
             iterations,
             config.iterations,
             config.cycles,
@@ -129,6 +131,20 @@ class Loops:
             batches_per_iteration,
             idle_iterations,
         )
+        loops._check_length()
+        return loops
+
+    def _check_length(self) -> None:
+        """Refuse a run that no machine ends: absurd sizes are typing errors."""
+        total = self.total
+        lengths = {
+            "log rows": (total.cycles, LOG_ROWS, "more clock.iterations make a log row"),
+            "environment steps": (total.timesteps, LARGEST, "shorten clock"),
+            "gradient steps": (total.updates, LARGEST, "shorten clock or the updates"),
+        }
+        for what, (count, most, fix) in lengths.items():
+            if count > most:
+                raise UsageError(f"The run has {count:,} {what}, and at most {most:,} fit: {fix}.")
 
     def at(self, iterations: int, updates: int | None = None) -> Counters:
         """All counters after so many iterations; the last cycle and epoch may be short."""
@@ -162,6 +178,19 @@ class Loops:
         times = min(int(getattr(total, interval.unit)) // interval.count, max(moving, 0))
         last_due = self.at(self.iterations - 1).is_due(interval, total)
         return times + int(also_last and not last_due)
+
+    def longest_wait(self, interval: Interval) -> int:
+        """The most iterations from one time that an interval comes due to the next, or to the
+        run's end."""
+        per_cycle = self.iterations_per_cycle
+        each = {"iterations": 1, "cycles": per_cycle, "epochs": per_cycle * self.cycles_per_epoch}
+        advance = {"timesteps": self.steps_per_iteration, "updates": self.batches_per_iteration}
+        if interval.unit in each:
+            waited = interval.count * each[interval.unit]
+        else:
+            waited = -(-interval.count // max(advance[interval.unit], 1))
+        idle = self.idle_iterations if interval.unit == "updates" else 0
+        return min(waited + idle, self.iterations) if interval.count else self.iterations
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
 
 from etude.core.errors import UsageError
+
+LARGEST = 10**18
+"""Of every number in a config, in both directions, where its field names no bound of its own:
+counters are 64-bit, and arrays float32."""
+
+
+SECONDS = 1e9
+"""Longest wait of a field: thirty years; systems refuse more."""
+_NO_SCHEMA = ("default", "metadata")
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema of pydantic's in which every number has a lower and an upper bound."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_bounded, schema))
+    if not isinstance(schema, dict):
+        return schema
+    found = {n: part if n in _NO_SCHEMA else _bounded(part) for n, part in schema.items()}
+    if found.get("type") in ("int", "float"):
+        if found.keys().isdisjoint({"le", "lt"}):
+            found["le"] = LARGEST
+        if found.keys().isdisjoint({"ge", "gt"}):
+            found["ge"] = -LARGEST
+    return found
 
 
 class Config(BaseModel):
@@ -19,6 +50,10 @@ class Config(BaseModel):
     """{earlier name: field}: recipes of earlier versions are read, and options are explained."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """{field: "its names in other libraries"}: who writes one of them is told the field's."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return _bounded(handler(source))
 
     @model_validator(mode="before")
     @classmethod

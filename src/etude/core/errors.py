@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,20 @@ class Damaged(EtudeError):
 
 class ProcessLost(EtudeError):
     """Environments are gone with the process they ran in; `restore` or `reset` restarts it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is what numpy, torch, Python or the system raise where there is no memory."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, ImportError):  # A library is mapped into memory.
+        return "failed to map segment" in str(error) or "annot allocate memory" in str(error)
+    # torch has a type of its own for the memory of a GPU, and none for that of a CPU.
+    says = ("can't allocate memory", "can't start new thread")
+    named = type(error).__name__ == "OutOfMemoryError" or any(text in str(error) for text in says)
+    return isinstance(error, RuntimeError) and named
 
 
 class NonFinite(EtudeError):

@@ -35,6 +35,7 @@ _WANTED = {
     "union_tag_not_found": "must say its kind, as in `kind: reach`",
 }
 """By pydantic's type of error, or by the word such a type begins with."""
+_BOUNDS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
 MOST, LONGEST = 8, 100
 """Problems that are told, and characters of a name: a file of a stranger may have any number."""
 
@@ -52,6 +53,7 @@ def explain(
     `option` fields are named as on the command line, --section.some-field.
     """
     sentences: dict[str, str] = {}
+    bounded: set[str] = set()
     problems = error.errors(include_url=False)
     for problem in problems[:MOST]:
         path, owner = _place(problem["loc"], model)
@@ -74,8 +76,12 @@ def explain(
                 hint = f"another kind of {prefix.rstrip('.')} has it"
             sentences[name] = f"there is no field {name} ({hint})"
         else:
-            # A union reports every member it is not: the last one is the widest.
-            sentences[name] = _sentence(dict(problem), name, _may_be_none(path, owner))
+            # A union reports every member it is not: the last one is the widest, unless one of
+            # them was only too large or too small.
+            if name not in bounded:
+                sentences[name] = _sentence(dict(problem), name, _may_be_none(path, owner))
+            if problem["type"] in _BOUNDS:
+                bounded.add(name)
     more = [f"and {len(problems) - MOST:,} more"] if len(problems) > MOST else []
     return "; ".join([*sentences.values(), *more]) + "."
 
@@ -120,7 +126,7 @@ def _sentence(problem: dict[str, Any], name: str, or_none: bool) -> str:
         name, value = f"{name}.kind", context["tag"]
     if not name:
         return f"this {said} such as `clock:`, and {_quoted(value)} is no valid one"
-    return f"{name} {said}, not {value if _is_number(value) else _quoted(value)}"
+    return f"{name} {said}, not {_short(str(value)) if _is_number(value) else _quoted(value)}"
 
 
 def _place(
@@ -210,5 +216,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _quoted(value: Any) -> str:
-    text = repr(value)
+    return _short(repr(value))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

@@ -42,7 +42,9 @@ class EnvConfig(Config):
         "", description="Sentence that tells the policy its task, as the observation 'task'."
     )
     task_vector: tuple[FiniteFloat, ...] = Field(
-        (), description="Vector that tells the task; that of the sentence, where there is one."
+        (),
+        max_length=4096,
+        description="Vector that tells the task; that of the sentence, where there is one.",
     )
     kind: str
 

@@ -6,6 +6,7 @@ An environment's steps are contiguous, so `[num_envs, steps, ...]` seen as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
@@ -343,6 +344,8 @@ def check_division(
 
 
 def nearest_divisor(whole: int, part: int) -> int:
-    """The divisor of `whole` nearest to `part`, the smaller one of two."""
-    divisors = {d for i in range(1, int(whole**0.5) + 1) if whole % i == 0 for d in (i, whole // i)}
+    """The divisor of `whole` nearest to `part`, the smaller one of two; of very large ones, among
+    those that are quickly found."""
+    least = min(math.isqrt(whole), _FARTHEST)
+    divisors = {d for i in range(1, least + 1) if whole % i == 0 for d in (i, whole // i)}
     return min(sorted(divisors), key=lambda d: abs(d - part))

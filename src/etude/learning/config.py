@@ -8,15 +8,17 @@ import torch
 from pydantic import Field
 
 from etude.core.clock import IntervalText
-from etude.core.config import Config
+from etude.core.config import SECONDS, Config
 from etude.core.errors import UsageError
 
 
 class LearnerConfig(Config):
     """How learning is spread out. Shards and threads are part of a run's geometry."""
 
-    shards: int = Field(1, ge=1, description="Buffer parts, whose gradients are summed in order.")
-    threads: int = Field(1, ge=1, description="Torch threads of a gradient step.")
+    shards: int = Field(
+        1, ge=1, le=1024, description="Buffer parts, whose gradients are summed in order."
+    )
+    threads: int = Field(1, ge=1, le=1024, description="Torch threads of a gradient step.")
     device: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",
         description="Device of the learner; auto is a GPU where torch finds one. Runs on a GPU are "
@@ -28,7 +30,10 @@ class LearnerConfig(Config):
         "ranks, or as fast as possible.",
     )
     timeout: float = Field(
-        120.0, gt=3, description="Seconds without a heartbeat after which a rank counts as lost."
+        120.0,
+        gt=3,
+        le=SECONDS,
+        description="Seconds without a heartbeat after which a rank counts as lost.",
     )
     compare_every: IntervalText = Field(
         "10 iterations",

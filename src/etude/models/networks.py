@@ -17,7 +17,7 @@ from etude.core.contracts import ArraySpec
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
-MOST_UNITS = 1 << 20
+MOST_UNITS = 1 << 16
 Units = Annotated[int, Field(ge=1, le=MOST_UNITS)]
 """Of one layer."""
 Layers = Annotated[tuple[Units, ...], Field(max_length=64)]

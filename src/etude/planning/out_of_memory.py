@@ -1,25 +1,36 @@
-"""Runs that need more memory than there is: refused or warned of before they begin.
+"""Runs that need more memory or disk than there is: refused or warned of before they begin.
 
 Where nothing else helps, the system ends a process that takes too much without a word. So a plan
-that cannot fit is refused, and one that may not is warned of.
+that cannot fit is refused, and one that may not is warned of. A replay is written as it is
+collected: without this, a disk would be found full days after the start.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from etude.core.errors import UsageError
 from etude.core.imports import attribute
 from etude.planning.page import size
-from etude.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from etude.planning.plan import Plan
 
 FIX = (
     "`etude plan` shows what takes it: fewer collector.num_envs, a shorter rollout, a smaller "
     "minibatch or network need less."
 )
+DISK_FIX = (
+    "Free some space or choose another folder; a smaller algorithm.capacity, fewer "
+    "checkpoint.keep_last or a shorter checkpoint.every need less."
+)
+_ERROR = 4
+"""Estimates are not off by more: a plan that expects so many times the memory cannot fit."""
 
 
 def machine_memory() -> tuple[int, int]:
@@ -32,16 +43,67 @@ def machine_memory() -> tuple[int, int]:
     return total, free
 
 
-def check_plan(plan: Plan, say: Callable[[str], None]) -> None:
-    """Refuse a plan whose buffer alone is more than all memory; warn of one that may not fit."""
+def check_plan(plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
+    """Refuse a plan that cannot fit this machine, or the disk that its folder is to be on; warn of
+    one that may not."""
+    refused, doubted = misfits(plan, folder)
+    for sentence in refused:
+        raise UsageError(sentence)
+    for sentence in doubted:
+        say(sentence)
+
+
+def check_policy_size(num_bytes: int) -> None:
+    """Refuse a policy that this machine cannot hold with its gradient and Adam's two moments,
+    before it is made."""
+    total, _ = machine_memory()
+    if total and 4 * num_bytes > total:
+        raise UsageError(
+            f"The policy has parameters of {size(num_bytes)}, {size(4 * num_bytes)} with gradient "
+            f"and optimizer, and this machine has {size(total)} of memory: make its layers "
+            "(policy.hidden, policy.units) smaller."
+        )
+
+
+def misfits(plan: Plan, folder: Path) -> tuple[list[str], list[str]]:
+    """What cannot fit, and what may not, a sentence each."""
+    refused, doubted = list[str](), list[str]()
     (total, free), peak = machine_memory(), plan.bytes["peak"]
-    if not total or peak <= free:
-        return
     there = f"this machine has {size(total)} of memory, {size(free)} of it free"
     buffer = plan.bytes.get("buffer", 0)
-    if buffer > total:
-        raise UsageError(f"The plan has a buffer of {size(buffer)}, and {there}. {FIX}")
-    say(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
+    if total and buffer > total:
+        refused.append(f"The plan has a buffer of {size(buffer)}, and {there}. {FIX}")
+    elif total and peak > _ERROR * total:
+        refused.append(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
+    elif total and peak > free:
+        doubted.append(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
+    space = free_space(folder)
+    live, kept = plan.bytes.get("replay", 0), plan.bytes["checkpoints_kept"]
+    whole = live + plan.bytes.get("replay_held", 0) + kept
+    on_disk = f"and {_existing(folder)} has {size(space)} of free space"
+    if max(live, plan.bytes["checkpoint"]) > space:
+        what = "a replay" if live > space else "a checkpoint"
+        least = size(max(live, plan.bytes["checkpoint"]))
+        refused.append(f"The plan has {what} of {least} on disk, {on_disk}. {DISK_FIX}")
+    elif whole > space:
+        held = f"{size(live)} of replay, {size(whole - live - kept)} that checkpoints hold back of "
+        held += "it and " if live else ""
+        doubted.append(
+            f"The plan expects up to {size(whole)} on disk ({held if live else ''}{size(kept)} of "
+            f"checkpoints), {on_disk}. {DISK_FIX}"
+        )
+    return refused, doubted
+
+
+def free_space(folder: Path) -> int:
+    """Bytes that can be written to the file system that a folder is on, or would be."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 @contextmanager

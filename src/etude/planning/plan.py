@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from etude.core.clock import Clock, Counters, Interval, Loops
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
-from etude.core.trees import Tree, num_bytes
+from etude.core.trees import Tree, leaves, num_bytes
 from etude.metrics.board import Board
 from etude.planning import memory
 from etude.planning.kinds import PlanSection, kinds_with
@@ -230,7 +230,10 @@ def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:
     arrays = dict(run.deployed.state_dict())
     normaliser = sum(b.nbytes for b in arrays.values()) - parameters
     training = _training(run) | {"algorithm": section.training}
-    saved = checkpoint.checkpoint_bytes((arrays, run.deployed.contract()), training)
+    try:
+        saved = checkpoint.checkpoint_bytes((arrays, run.deployed.contract()), training)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"No checkpoint can hold this run: {error}. Make it smaller.") from error
     exact = {**section.memory, "normaliser": normaliser}
     return {
         **exact,
@@ -245,6 +248,8 @@ def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:
 
 def _training(run: Resolved) -> Tree:
     """A tree of the shape of a checkpoint's `training/` at the run's end, but for the algorithm."""
+    if run.num_groups:
+        _check_groups(run)
     groups = {f"{g:06d}": run.snapshot for g in range(run.num_groups)}
     collector: Tree = {"groups": groups} if groups else {}
     recipe, loops = run.recipe, run.loops
@@ -268,6 +273,23 @@ def _training(run: Resolved) -> Tree:
         "saver": {"best": total.timesteps, "num_saved": total.epochs},
         RUN: {"recipe": dump(recipe), "manifest": "0" * 1570},  # About as long.
     }
+
+
+def _check_groups(run: Resolved) -> None:
+    """Refuse more groups than a checkpoint has room for, before something is made for each."""
+    one, two = (
+        checkpoint.header_bytes({f"{g:06d}": run.snapshot for g in range(n)}) for n in (1, 2)
+    )
+    digits = 24 * len(list(leaves(run.snapshot)))  # offsets in a large file are longer
+    most = int(0.95 * checkpoint.MAX_HEADER) // (two - one + digits)
+    if run.num_groups > most:
+        num_envs = run.recipe.collector.num_envs
+        raise UsageError(
+            f"collector.num_envs {num_envs:,} in groups of collector.envs_per_group "
+            f"{run.recipe.collector.envs_per_group:,} are {run.num_groups:,} groups, and a "
+            f"checkpoint has room for {most:,} of this environment: use "
+            f"--collector.envs-per-group {-(-num_envs // most)} or more."
+        )
 
 
 def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, is_out_of_memory
 from etude.planning.out_of_memory import FIX, machine_memory, read
 from etude.planning.page import size
 from etude.runs.folder import PLAN_JSON
@@ -19,7 +17,7 @@ class OutOfMemory(EtudeError):
 
 def told(error: BaseException, run: Path | None) -> OutOfMemory | None:
     """What to say of an error, with the figure of the run's plan; None if memory is not why."""
-    if not is_refusal(error):
+    if not is_out_of_memory(error):
         return None
     total, free = machine_memory()
     words = " ".join(str(error).split()) or "an allocation was refused"
@@ -28,14 +26,6 @@ def told(error: BaseException, run: Path | None) -> OutOfMemory | None:
         f"Out of memory: {words.rstrip('.')}. This machine has {size(total)}, {size(free)} of it "
         f"free. {peak}Nothing that was saved is lost."
     )
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether this is what numpy, torch or Python raise where there is no memory."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    # torch has no type of its own for the memory of a CPU.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _planned(run: Path) -> str:

@@ -18,8 +18,9 @@ from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.envs.config import ENVS
 from etude.experience.segments import BufferSpec, SegmentBuffer
-from etude.models.policies import POLICIES, make_policy
+from etude.models.policies import POLICIES, BasePolicy, make_policy
 from etude.planning.kinds import ALGORITHMS, REWARDS, Inputs
+from etude.planning.out_of_memory import check_policy_size
 from etude.planning.recipe import Recipe
 from etude.rollout.group import Group
 from etude.rollout.local import COLLECTORS
@@ -93,7 +94,7 @@ def exactness(recipe: Recipe) -> Exactness:
 def _from_environment(recipe: Recipe) -> Inputs:
     """One group of the recipe's environments is made, played for two steps, and closed."""
     recipe.collector.check()
-    spec, snapshot = supervised(partial(_looked_at, recipe), recipe.collector.deadline)
+    spec, policy, snapshot = supervised(partial(_looked_at, recipe), recipe.collector.deadline)
     if spec.max_episode_steps is None:
         raise UsageError(
             "This environment has no limit on an episode's steps, so an evaluation might never "
@@ -104,8 +105,6 @@ def _from_environment(recipe: Recipe) -> Inputs:
 
         check_motions(recipe, len(spec.motions))
     _check_discount(recipe)
-    with torch.device("meta"):
-        policy = make_policy(recipe.policy, spec, None)
     return Inputs(
         spec=spec,
         exactness=exactness(recipe),
@@ -116,10 +115,14 @@ def _from_environment(recipe: Recipe) -> Inputs:
     )
 
 
-def _looked_at(recipe: Recipe, supervisor: Supervisor) -> tuple[EnvSpec, Tree]:
-    """What a group's environments say of themselves, and a snapshot of them."""
+def _looked_at(recipe: Recipe, supervisor: Supervisor) -> tuple[EnvSpec, BasePolicy, Tree]:
+    """What a group's environments say of themselves, the policy for them on the meta device, and a
+    snapshot of them."""
     env = supervisor.guard(recipe.task.make(recipe.collector.envs_per_group), "the first look")
-    found = env.spec, _snapshot(env, recipe)
+    with torch.device("meta"):
+        policy = make_policy(recipe.policy, env.spec, None)
+    check_policy_size(sum(p.nbytes for p in policy.parameters()))
+    found = env.spec, policy, _snapshot(env, recipe)
     env.close()
     return found
 

@@ -10,13 +10,13 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch.nn import functional
 
-from etude.core.config import Config
+from etude.core.config import SECONDS, Config
 from etude.core.contracts import BatchEnv, Broadcast, Collector, Fragment, Policy, Snapshot
 from etude.core.errors import EtudeError, ProcessLost
 from etude.core.guard import DEADLINE, TICK, Supervisor, refuse_exits
@@ -28,6 +28,8 @@ from etude.rollout.group import Group
 from etude.rollout.schedule import MOST_FAILURES
 
 T = TypeVar("T")
+GROUP, GROUPS, THREADS = 1 << 16, 1 << 16, 1024
+"""Most environments of a group, groups of a run, and threads of a process."""
 
 
 class CollectorConfig(Config):
@@ -40,17 +42,27 @@ class CollectorConfig(Config):
         "local", description="Threads of this process, or actors on a Ray cluster."
     )
     num_envs: int = Field(
-        256, ge=1, description="Parallel environments; each agent of several counts as one."
+        256,
+        ge=1,
+        le=1 << 24,
+        description="Parallel environments; each agent of several counts as one.",
     )
     envs_per_group: int = Field(
-        64, ge=1, description="Environments that are stepped together; divides num_envs."
+        64,
+        ge=1,
+        le=GROUP,
+        description="Environments that are stepped together; divides num_envs.",
     )
     threads: int = Field(
-        2, ge=1, description="Threads that groups are spread over; with ray, in each actor."
+        2,
+        ge=1,
+        le=THREADS,
+        description="Threads that groups are spread over; with ray, in each actor.",
     )
     engine_threads: int = Field(
         1,
         ge=1,
+        le=THREADS,
         description="Threads of the physics engine in each group; of Gymnasium's environments, "
         "worker processes.",
     )
@@ -59,7 +71,10 @@ class CollectorConfig(Config):
     )
 
     actors: int | None = Field(
-        None, ge=1, description="Ray actors that groups are spread over; default one per machine."
+        None,
+        ge=1,
+        le=GROUPS,
+        description="Ray actors that groups are spread over; default one per machine.",
     )
     address: str = Field(
         "local", description="The Ray cluster: host:port, auto, or local to start one for the run."
@@ -67,6 +82,7 @@ class CollectorConfig(Config):
     deadline: float | None = Field(
         None,
         gt=0,
+        le=SECONDS,
         description="Seconds that one reset or step of an environment may take until it counts as "
         f"hung; default {DEADLINE:g}. With ray, seconds of a rollout until its actor is replaced; "
         "default 10 times the slowest so far, at least 30.",
@@ -75,6 +91,17 @@ class CollectorConfig(Config):
         False,
         description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",
     )
+
+    @model_validator(mode="after")
+    def _few_groups(self) -> Self:
+        if self.num_groups > GROUPS:
+            least = -(-self.num_envs // GROUPS)
+            raise ValueError(
+                f"collector.num_envs {self.num_envs:,} in groups of collector.envs_per_group "
+                f"{self.envs_per_group:,} are {self.num_groups:,} groups, and at most {GROUPS:,} "
+                f"fit: use --collector.envs-per-group {least:,} or more"
+            )
+        return self
 
     @property
     def num_groups(self) -> int:
@@ -118,12 +145,17 @@ class Placement(Config):
     kind: Literal["local", "ray"] | None = Field(
         None, description="Threads of this process, or actors on a Ray cluster."
     )
-    threads: int | None = Field(None, ge=1, description="Threads; with ray, in each actor.")
-    actors: int | None = Field(None, ge=1, description="Ray actors; default one per machine.")
+    threads: int | None = Field(
+        None, ge=1, le=THREADS, description="Threads; with ray, in each actor."
+    )
+    actors: int | None = Field(
+        None, ge=1, le=GROUPS, description="Ray actors; default one per machine."
+    )
     address: str | None = Field(None, description="The Ray cluster: host:port, auto or local.")
     deadline: float | None = Field(
         None,
         gt=0,
+        le=SECONDS,
         description="Seconds that one call of an environment may take; with ray, a rollout.",
     )
     allow_inexact: bool | None = Field(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from etude.core.errors import UsageError
+from etude.core.errors import UsageError, is_out_of_memory
 from etude.core.imports import describe
 from etude.core.trees import Tree
 from etude.runs import files
@@ -32,6 +32,7 @@ from etude.runs.parts import (
 )
 from etude.runs.parts import DamagedCheckpoint as DamagedCheckpoint
 from etude.runs.parts import UnknownFormat as UnknownFormat
+from etude.runs.tensors import MAX_HEADER as MAX_HEADER
 
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced"
@@ -126,6 +127,11 @@ def checkpoint_bytes(policy: tuple[Tree, Tree], training: Tree) -> int:
     return policy_part(*policy).num_bytes() + training_part(training).num_bytes()
 
 
+def header_bytes(tree: Tree) -> int:
+    """Bytes of the table of a tree's arrays, of which a checkpoint has `MAX_HEADER` at most."""
+    return len(training_part(tree).layout.header)
+
+
 def _existing(path: Path) -> Path:
     """The real folder behind a path a person gave; only here a symlink is followed."""
     path = Path(path)
@@ -185,6 +191,8 @@ def fitting(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UsageError(
             f"{path} was saved by another version of Etude, or by something else: its {what} does "
             f"not fit this run ({describe(error)[:300]}). Resume it with that version, or start a "

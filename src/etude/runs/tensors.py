@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
+from etude.core.errors import is_out_of_memory
 from etude.runs.documents import Malformed, decode_json
 from etude.runs.files import Chunk
 
@@ -184,6 +185,8 @@ def _array(stream: BinaryIO, entry: _Entry, as_tensor: bool) -> Any:
         else:
             array = np.empty(entry.shape, _NUMPY[entry.dtype])
     except (ValueError, OverflowError, TypeError, RuntimeError, MemoryError) as error:
+        if entry.begin != entry.end and is_out_of_memory(error):
+            raise  # The file has so many bytes: it is whole, and must not be taken for damaged.
         raise Malformed(f"gives array {entry.name!r} a shape that cannot be made") from error
     if entry.begin == entry.end:
         return array

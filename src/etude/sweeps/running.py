@@ -78,7 +78,7 @@ def plan(sweep: Sweep, trials: list[Trial], say: Say) -> None:
     for trial in trials:
         try:
             recipe = recipe_of(sweep, trial)
-            loops = resolved(recipe).loops
+            loops = resolved(recipe, sweep.folder).loops
             trial.pauses = pauses(recipe, loops, sweep.asked)
         except Untrusted:
             raise
@@ -97,10 +97,11 @@ def plan(sweep: Sweep, trials: list[Trial], say: Say) -> None:
         say(f"  {line}")
 
 
-def resolved(recipe: Recipe) -> Resolved:
-    """The recipe worked out, and held against this machine's memory; raises where it cannot run."""
+def resolved(recipe: Recipe, folder: Path) -> Resolved:
+    """The recipe worked out, and held against this machine's memory and disk; raises where it
+    cannot run."""
     made = resolve(recipe)
-    check_plan(make_plan(made), lambda text: None)
+    check_plan(make_plan(made), folder, lambda text: None)
     return made
 
 
@@ -159,7 +160,7 @@ class _Rung:
         if path.exists():
             wait_for_writer(path)
         else:
-            create(resolved(recipe_of(self.sweep, trial)), path)
+            create(resolved(recipe_of(self.sweep, trial), path), path)
         verb = ["resume", str(path), *(["--trust"] if self.trust else [])]
         if self.number + 1 < self.sweep.asked.rungs:
             verb += ["--pause-after", str(trial.pauses[self.number])]

@@ -21,7 +21,9 @@ class CurriculumConfig(Config):
     start: float = Field(0.25, gt=0, le=1, description="Level at the start; 1 is the whole task.")
     step: float = Field(0.25, gt=0, le=1, description="What is added to the level.")
     raise_at: float = Field(0.7, ge=0, le=1, description="Success rate that raises the level.")
-    episodes: int = Field(100, ge=1, description="Finished episodes that the success rate is of.")
+    episodes: int = Field(
+        100, ge=1, le=1_000_000, description="Finished episodes that the success rate is of."
+    )
 
 
 class MotionCurriculumConfig(Config):

@@ -18,7 +18,10 @@ from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.core.trees import Tree
 from etude.rollout.group import Watch, evaluate
-from etude.rollout.local import Tries, Workers
+from etude.rollout.local import GROUP, GROUPS, Tries, Workers
+
+EPISODES = 10_000_000
+"""Of one evaluation, at most: their statistics are in memory."""
 
 
 class EvaluationConfig(Config):
@@ -32,17 +35,25 @@ class EvaluationConfig(Config):
 
     every: IntervalText = Field("1 epoch", description="How often; the run's end always counts.")
     episodes: int = Field(
-        100, ge=1, description="Episodes of each evaluation; the same number in every environment."
+        100,
+        ge=1,
+        le=EPISODES,
+        description="Episodes of each evaluation; the same number in every environment.",
     )
-    num_envs: int = Field(100, ge=1, description="Parallel environments; divides episodes.")
+    num_envs: int = Field(
+        100, ge=1, le=GROUPS, description="Parallel environments; divides episodes."
+    )
     envs_per_group: int = Field(
-        50, ge=1, description="Environments that are stepped together; divides num_envs."
+        50, ge=1, le=GROUP, description="Environments that are stepped together; divides num_envs."
     )
     stop_at_success: float | None = Field(
         None, gt=0, le=1, description="End the run after an evaluation with this success rate."
     )
     final_episodes: int = Field(
-        100, ge=0, description="Episodes of the evaluation at the end of `etude train`; 0 for none."
+        100,
+        ge=0,
+        le=EPISODES,
+        description="Episodes of the evaluation at the end of `etude train`; 0 for none.",
     )
     final_video: bool = Field(
         False, description="Film that evaluation; logs such as TensorBoard get its pictures."

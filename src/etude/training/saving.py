@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.core.clock import Clock, Interval, IntervalText
-from etude.core.config import Config
+from etude.core.config import SECONDS, Config
 from etude.core.contracts import Algorithm, ReadsFiles, Stateful
 from etude.core.errors import Damaged, EtudeError, UsageError
 from etude.core.progress import waiting
@@ -32,15 +32,19 @@ class CheckpointConfig(Config):
 
     every: IntervalText = Field("1 epoch", description="How often; the run's end always counts.")
     seconds: float | None = Field(
-        None, gt=0, description="Also save when this much wall-clock time has passed."
+        None,
+        gt=0,
+        le=SECONDS,
+        description="Also save when this much wall-clock time has passed.",
     )
     grace: float | None = Field(
         None,
         gt=0,
+        le=SECONDS,
         description="Seconds from a signal (SIGTERM, SIGINT, SIGHUP, SIGUSR1) to the process's end "
         "if no iteration ends before; None: 3 times the longest iteration, at least 5.",
     )
-    keep_last: int = Field(3, ge=1, description="Resumable checkpoints that are kept.")
+    keep_last: int = Field(3, ge=1, le=10_000, description="Resumable checkpoints that are kept.")
     keep_every: int | None = Field(
         None, ge=1, description="Also keep one policy in so many timesteps."
     )

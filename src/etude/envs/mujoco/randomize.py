@@ -7,6 +7,7 @@ of the model, and are part of the snapshot; constants that MuJoCo derives from t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +18,8 @@ from etude.envs.mujoco.env import Draws, Part
 from etude.envs.mujoco.robot import Robot, matching, names_of
 
 Range = tuple[float, float]
+Late = Annotated[int, Field(ge=0, le=1000)]
+"""Control steps of a delay: all between are kept."""
 _CONSTANTS = {"body_mass", "body_inertia", "dof_armature"}
 """Fields from which MuJoCo derives constants."""
 
@@ -171,7 +174,7 @@ class Randomization(Config):
     joint_offset: float = Field(
         0.0, ge=0, description="How far joint encoders are off at most, rad or m."
     )
-    latency: tuple[int, int] = Field(
+    latency: tuple[Late, Late] = Field(
         (0, 0), description="Control steps until an action takes effect, at least and at most."
     )
     push: float = Field(0.0, ge=0, description="Change of the base's velocity by a push, m/s.")

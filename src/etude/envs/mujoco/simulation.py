@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,16 @@ _UP_TO_VELOCITY = (
 """Derived fields that MuJoCo computes before accelerations. Any other counts as one of the
 acceleration stage: where it is not, resets only take longer than they need."""
 _BY_THE_INTEGRATOR = ("qDeriv", "qH", "qHDiagInv", "qLU")
+
+
+def _warn(text: str) -> None:
+    """Print what MuJoCo remarks on a model. What it remarks on a step, of every environment, is an
+    error here, see `Simulation._check`."""
+    if "Time = " not in text:
+        print(f"MuJoCo: {text}", file=sys.stderr)
+
+
+mujoco.set_mju_user_warning(_warn)
 
 
 class Simulation:

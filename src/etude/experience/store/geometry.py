@@ -33,7 +33,9 @@ _FIXED = {
 _POINTER = ArraySpec((2,), "int64")
 _KINDS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
 _NAME = re.compile(r"obs/[A-Za-z0-9_.-]{1,64}")
-_MOST = {"lanes": 1 << 20, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
+_PAGE = 4096
+LANES = 1 << 20
+_MOST = {"lanes": LANES, "max_episode_steps": 1 << 40, "capacity": 1 << 50}
 _MOST_RECORD, _MOST_BLOCK, _MOST_DIMENSIONS = 1 << 30, 1 << 40, 8
 """Larger is a mistake or an attack: nothing is allocated for it."""
 
@@ -128,8 +130,9 @@ class StoreGeometry:
     def num_bytes(self) -> int:
         """The most that live data takes on disk, to within the rounding to whole blocks.
 
-        Kept checkpoints hold back, besides, what was evicted since the oldest of them. An open
-        or late episode can reach `max_episode_steps` further back than its neighbours.
+        Kept checkpoints hold back, besides, what was evicted since the oldest of them, see
+        `bytes_of`. An open or late episode can reach `max_episode_steps` further back than its
+        neighbours.
         """
         if self.capacity is None:
             raise UsageError("A store without a capacity has no size; see `disk_bytes`.")
@@ -137,6 +140,13 @@ class StoreGeometry:
         behind = self.lanes * (self.max_episode_steps + 1)
         rounding = 2 * self.block_slots * step + 2 * self.block_episodes * episode
         return self.capacity * max(step, episode) + behind * step + rounding
+
+    def bytes_of(self, steps: int) -> int:
+        """The most that so many steps of all lanes together take on disk: each may end an
+        episode, and the last page of a file is taken whole."""
+        record = self.step_record.itemsize + self.final_record.itemsize + INDEX.itemsize
+        files = steps // self.block_slots + 2 * (steps // self.block_episodes) + 6
+        return steps * record + files * _PAGE
 
     def describe(self) -> Tree:
         """As JSON; `parse` reads it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -13,6 +13,9 @@ from etude.metrics.declared import Curve, Metric, Metrics
 from etude.robots.humanoid import CAMERA, Physics, humanoid_spec, substeps
 from etude.tasks.imitation.imitator import Imitator
 from etude.tasks.imitation.terms import ErrorMeter, rewards
+
+FRAMES = 100_000
+"""Of an episode, at most: tables of clips are so long."""
 
 
 class ImitationReward(Config):
@@ -47,9 +50,12 @@ class ImitationConfig(TaskConfig):
         "residual", description="Actions turn joints from the clip's pose, or from the rest pose."
     )
     lead: float = Field(
-        0.1, ge=0, description="How far ahead the clip's pose is aimed at, s: the servos' own lag."
+        0.1,
+        ge=0,
+        le=10,
+        description="How far ahead the clip's pose is aimed at, s: the servos' own lag.",
     )
-    reach: float = Field(0.5, gt=0, description="How far a unit action turns a joint, rad.")
+    reach: float = Field(0.5, gt=0, le=6.3, description="How far a unit action turns a joint, rad.")
     terminate_at: float | None = Field(
         0.4, gt=0, description="An episode ends when any body is so far off, m; None: never."
     )
@@ -59,13 +65,22 @@ class ImitationConfig(TaskConfig):
     terminate_below: float | None = Field(
         None, description="An episode ends when the root is lower than this, m."
     )
-    max_episode_steps: int = Field(300, ge=1, description="Control steps of 1/30 s at most.")
-    evaluation_steps: int = Field(300, ge=1, description="Likewise when looping clips are judged.")
-    future: tuple[int, ...] = Field(
-        (1,), description="Frames of the clip that are observed, counted from now; () for none."
+    max_episode_steps: int = Field(
+        300, ge=1, le=FRAMES, description="Control steps of 1/30 s at most."
+    )
+    evaluation_steps: int = Field(
+        300, ge=1, le=FRAMES, description="Likewise when looping clips are judged."
+    )
+    future: tuple[Annotated[int, Field(ge=-1000, le=1000)], ...] = Field(
+        (1,),
+        max_length=1000,
+        description="Frames of the clip that are observed, counted from now; () for none.",
     )
     style_window: int = Field(
-        0, ge=0, description='Frames of the observation "style", for a discriminator; 0: none.'
+        0,
+        ge=0,
+        le=1000,
+        description='Frames of the observation "style", for a discriminator; 0: none.',
     )
     measure: bool = Field(False, description="Report the errors of each episode in mm.")
     physics: Physics = Field(

@@ -184,9 +184,7 @@ class PickPlaceArm(Action):
         """Start cubes and targets in a part of their areas, and cubes less turned."""
         self._level = float(curriculum.get("level", 1.0))
         config = self._config
-        sides = np.add(config.cube_area, config.target_area) / 2 * self._level
-        widest = np.abs(np.subtract(config.cube_center, config.target_center)) + sides
-        if float(np.linalg.norm(widest)) < 1.2 * config.min_distance:
+        if config.widest(self._level) < 1.2 * config.min_distance:
             raise UsageError(
                 f"At level {self._level:g} cube and target have no room to be "
                 f"{config.min_distance:g} m apart: raise curriculum.start."

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+import numpy as np
+from pydantic import Field, model_validator
 
 from etude.core.config import Config
 from etude.envs.mujoco.env import Task, TaskConfig
@@ -81,7 +82,7 @@ class PickPlaceConfig(TaskConfig):
     )
     target_area: tuple[float, float] = Field((0.02, 0.02), description="Sides of it, m.")
     min_distance: float = Field(0.06, ge=0.05, description="From cube to target at least, m.")
-    start_jitter: float = Field(0.02, ge=0, description="Of each joint at the start, rad.")
+    start_jitter: float = Field(0.02, ge=0, le=0.5, description="Of each joint at the start, rad.")
     radius: float = Field(0.03, gt=0, le=0.03, description="How close to the target counts, m.")
     control: Literal["hand", "hand-turn", "joint"] = Field(
         "hand", description="Actions move the hand, move and turn it, or move the joints."
@@ -91,7 +92,7 @@ class PickPlaceConfig(TaskConfig):
     )
     turn_step: float = Field(0.4, gt=0, description="Likewise for its turn, rad.")
     joint_speed: float = Field(0.5, gt=0, le=1, description="Joint control: share of the limit.")
-    substeps: int = Field(8, ge=4, description="Physics steps per control step of 0.1 s.")
+    substeps: int = Field(8, ge=4, le=1000, description="Physics steps per control step of 0.1 s.")
     cone: Cone = Field("pyramidal", description="Friction cones of the physics.")
     integrator: Integrator = Field("discrete", description="implicitfast needs 200 substeps.")
     max_episode_steps: int = Field(200, ge=1, le=200, description="Control steps at most.")
@@ -112,6 +113,22 @@ class PickPlaceConfig(TaskConfig):
     random: PickPlaceRandom = Field(
         PickPlaceRandom(), description="How much physics and senses differ between episodes."
     )
+
+    @model_validator(mode="after")
+    def _leaves_room(self) -> Self:
+        if self.widest() < 1.2 * self.min_distance:
+            raise ValueError(
+                f"env.min_distance {self.min_distance:g} leaves no room for cube and target, which "
+                f"are {self.widest():.3g} m apart at most: use {self.widest() / 1.2:.3g} or less, "
+                "or wider env.cube_area and env.target_area"
+            )
+        return self
+
+    def widest(self, level: float = 1.0) -> float:
+        """How far apart cube and target can be at a level of the curriculum, m."""
+        sides = np.add(self.cube_area, self.target_area) / 2 * level
+        apart = np.abs(np.subtract(self.cube_center, self.target_center)) + sides
+        return float(np.linalg.norm(apart))
 
     def shaping_discount(self) -> float | None:
         return None if self.episodic or not self.shaping else self.discount

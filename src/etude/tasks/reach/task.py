@@ -54,7 +54,7 @@ class ReachConfig(TaskConfig):
     speed: float = Field(
         0.4, gt=0, le=1, description="Largest joint speed an action asks for, share of the limit."
     )
-    substeps: int = Field(10, ge=1, description="Physics steps of 10 ms per control step.")
+    substeps: int = Field(10, ge=1, le=1000, description="Physics steps of 10 ms per control step.")
     max_episode_steps: int = Field(50, ge=1, description="Control steps before time runs out.")
     shown_steps: int | None = Field(
         None,
@@ -70,6 +70,16 @@ class ReachConfig(TaskConfig):
             raise ValueError(
                 f"env.shown_steps {self.shown_steps} must be less than env.max_episode_steps "
                 f"{self.max_episode_steps}: the arm is held still in them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_room_for_targets(self) -> ReachConfig:
+        most = 0.7 * self.box_side  # of a ball around any hand, the box has corners outside
+        if self.min_distance > most:
+            raise ValueError(
+                f"env.min_distance {self.min_distance:g} leaves no room for targets in a box of "
+                f"env.box_side {self.box_side:g}: use {most:g} or less"
             )
         return self
 

@@ -12,7 +12,7 @@ from etude.core.config import Config
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import Task, TaskConfig, Term
 from etude.envs.mujoco.observing import Observation
-from etude.envs.mujoco.randomize import Randomization
+from etude.envs.mujoco.randomize import Late, Randomization
 from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, load_spec
 from etude.envs.mujoco.terms import observations as obs
@@ -78,17 +78,17 @@ class WalkConfig(TaskConfig):
     observe_velocity: bool = Field(
         True, description="Whether the policy observes the trunk's velocity, as of an estimator."
     )
-    foot_height: float = Field(0.06, gt=0, description="How high feet swing, m.")
+    foot_height: float = Field(0.06, gt=0, le=0.2, description="How high feet swing, m.")
     ground: Literal["flat", "rough"] = Field(
         "flat", description="rough: slopes, blocks and stairs, harder by the curriculum's level."
     )
-    levels: int = Field(8, ge=1, description="Levels of rough ground.")
+    levels: int = Field(8, ge=1, le=256, description="Levels of rough ground.")
     in_turn: bool = Field(False, description="Environment i begins on tile i of rough ground.")
     success_error: float = Field(
         0.25, gt=0, description="A success does not fall, and is off by at most this, m/s."
     )
     max_episode_steps: int = Field(500, ge=1, description="Control steps of 20 ms.")
-    observation_delay: tuple[int, int] = Field(
+    observation_delay: tuple[Late, Late] = Field(
         (0, 0),
         description="Control steps that sensors are late, at least and at most; each its own.",
     )
