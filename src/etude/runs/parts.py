@@ -26,6 +26,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 ARRAYS = "arrays.safetensors"
 DOCUMENTS = {"policy": "contract.json", "training": "state.json"}
+FILES = {part: (ARRAYS, document, MANIFEST) for part, document in DOCUMENTS.items()}
+"""The files of each part."""
 MAX_MANIFEST = 1 << 16
 MAX_DOCUMENT = {"policy": 1 << 20, "training": 1 << 24}
 """Bytes of JSON: a thousand times what there is, and parsed within seconds."""
@@ -141,6 +143,14 @@ class CheckedPart:
             with self._verified(name):
                 pass
 
+    def has_sizes(self) -> bool:
+        """Whether every file is there and has its size."""
+        try:
+            found = {n: (self.folder / n).lstat().st_size for n in self.manifest["files"]}
+        except OSError:
+            return False
+        return all(size == self._size(name) for name, size in found.items())
+
     def examine(self) -> dict[Path, str]:
         """What is wrong with each file, "" for one that is whole."""
         found = {self.folder / MANIFEST: ""}
@@ -198,6 +208,26 @@ def check_part(folder: Path, part: PartName) -> CheckedPart:
         wrong = sorted(names - wanted) or sorted(wanted - names)
         verb = "should not be there" if names - wanted else "is missing"
         raise DamagedCheckpoint(folder / wrong[0], verb)
+    manifest, data = _sealed_manifest(path)
+    content = {name: value for name, value in manifest.items() if name != "seal"}
+    if content.get("format") != FORMAT:
+        version = content.get("format")
+        raise UnknownFormat(path, f"has format {version!r}; this Etude reads format {FORMAT}")
+    _check_content(path, content, part)
+    return CheckedPart(folder, manifest, hashlib.sha256(data).hexdigest())
+
+
+def has_seal(folder: Path) -> bool:
+    """Whether a part's manifest is one that a save has sealed, whatever became of its files."""
+    try:
+        manifest, _ = _sealed_manifest(folder / MANIFEST)
+    except EtudeError:
+        return False
+    return manifest.get("part") in DOCUMENTS
+
+
+def _sealed_manifest(path: Path) -> tuple[Tree, bytes]:
+    """A manifest whose seal is right, and its bytes."""
     with _open(path) as stream, _blamed(path):
         data = stream.read(MAX_MANIFEST + 1)
         if len(data) > MAX_MANIFEST:
@@ -206,11 +236,7 @@ def check_part(folder: Path, part: PartName) -> CheckedPart:
     content = {name: value for name, value in manifest.items() if name != "seal"}
     if manifest.get("seal") != _seal(content) or data != encode_json(manifest):
         raise DamagedCheckpoint(path, "was changed after it was written")
-    if content.get("format") != FORMAT:
-        version = content.get("format")
-        raise UnknownFormat(path, f"has format {version!r}; this Etude reads format {FORMAT}")
-    _check_content(path, content, part)
-    return CheckedPart(folder, manifest, hashlib.sha256(data).hexdigest())
+    return manifest, data
 
 
 def folder_names(folder: Path) -> set[str]:
