@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import math
-import os
 import platform
 import shutil
 import tempfile
@@ -41,6 +40,7 @@ from etude.planning.recipe import Recipe
 from etude.reports import fresh
 from etude.rollout.group import Inference, restart
 from etude.runs import tensors
+from etude.runs.files import move_folder
 
 FORMAT = 1
 """Of `policy.json`; the runtime refuses others."""
@@ -403,7 +403,7 @@ def _write(to: Path, files: dict[str, bytes]) -> None:
         for name, data in files.items():
             (scratch / name).write_bytes(data)
         scratch.chmod(0o755)
-        os.replace(scratch, to)  # over an empty folder, or none
+        move_folder(scratch, to)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

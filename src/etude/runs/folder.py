@@ -31,10 +31,11 @@ _OWN_FILES = re.compile(
     r"|\.lock|\.locked-[0-9]+|events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?"
     r"|failures/[0-9-]+/(error\.txt|context\.json|reproduction\.safetensors)"
     r"|replay/shard-[0-9]+/([a-z]+-[0-9]{12,}\.bin|(\.tmp-)?store\.json)"
+    r"|\.tmp-probe-[0-9-]+/((from/|to/)?[a-z]+)"
     r"|evaluations/[\w-]+/(\.tmp-)?[\w.-]+\.(csv|json|txt|png|mp4|webp)(-[0-9]+)?"
 )
 _OWN_FOLDERS = re.compile(
-    r"checkpoints|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
+    r"checkpoints|\.tmp-probe-[0-9-]+(/from|/to)?|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
     r"|evaluations(/([0-9]{12,}(-[a-z]+)?|checkpoints)(-[0-9]+)?)?"
 )
 """What Etude writes into a run's folder, besides its checkpoints."""

@@ -51,6 +51,15 @@ def is_locked(folder: Path) -> bool:
         os.close(fd)
 
 
+def has_locks(folder: Path) -> bool:
+    """Whether the file system of a folder that nobody else uses has locks."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _flock(fd)
+    finally:
+        os.close(fd)
+
+
 class Hold:
     """The right to write to a folder, for this process alone; raises `Held` where another has it.
 

@@ -117,7 +117,7 @@ def _free(run: Path, parts: list[Surplus], quiet: float) -> Iterator[tuple[Surpl
         else:
             for path in gone:
                 if path.parent == folder.path:
-                    files.remove_files(folder.path, [path.name])
+                    files.remove_files(folder.path, [*_inside(path, folder.path), path.name])
             checkpoint.drop(
                 folder.checkpoints, [path for path in gone if path.parent != folder.path]
             )
@@ -127,8 +127,12 @@ def _free(run: Path, parts: list[Surplus], quiet: float) -> Iterator[tuple[Surpl
 
 def _remove_run(gone: Path) -> None:
     """Delete what Etude writes of a run, its manifest last: it shows whose the rest is."""
-    names = [str(path.relative_to(gone)) for path in sorted(gone.rglob("*"), reverse=True)]
-    files.remove_files(gone, sorted(names, key=MANIFEST.__eq__))
+    files.remove_files(gone, sorted(_inside(gone, gone), key=MANIFEST.__eq__))
+
+
+def _inside(folder: Path, start: Path) -> list[str]:
+    """All that is in a folder, from another folder on."""
+    return [str(path.relative_to(start)) for path in sorted(folder.rglob("*"), reverse=True)]
 
 
 def _stranger(run: Path, whole: bool) -> str:
