@@ -22,6 +22,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -129,7 +130,7 @@ def _refusing(operations: Any, files: Path, refused: Mapping[str, int]) -> Any:
         setattr(operations, name, answer)
 
     def renamed(old: str, new: str, flags: int = 0) -> int:
-        if os.path.isdir(f"{files}{old}"):
+        if stat.S_ISDIR(os.lstat(f"{files}{old}").st_mode):
             over = os.path.isdir(f"{files}{new}")
             if code := refused.get("rename_folder") or (over and refused.get("rename_over_folder")):
                 raise OSError(code, os.strerror(code))

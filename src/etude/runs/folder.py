@@ -227,9 +227,8 @@ def foreign(folder: Path) -> Path | None:
                 return folder / path
             waiting += [f"{path}/"] if is_folder else []
     for name, _ in _entries(folder / "checkpoints"):
-        path = folder / "checkpoints" / name
-        if not checkpoint.is_of_save(path):
-            return path
+        if not checkpoint.is_of_save(folder / "checkpoints" / name):
+            return folder / "checkpoints" / name
     return None
 
 
