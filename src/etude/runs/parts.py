@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from etude.core.errors import Damaged, EtudeError
 from etude.core.trees import Tree, is_array, leaves
-from etude.runs import files, tensors
+from etude.runs import files
 from etude.runs.documents import Malformed, assemble, decode_json, encode_json, plain
+
+if TYPE_CHECKING:
+    from etude.runs import tensors
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -57,6 +60,8 @@ class Part:
 
     @cached_property
     def layout(self) -> tensors.Layout:
+        from etude.runs import tensors  # it loads torch, which who only looks does not need
+
         return tensors.layout(self.arrays)
 
     def num_bytes(self, step: int = 10**10) -> int:
@@ -69,6 +74,8 @@ class Part:
 
     def write(self, folder: Path, step: int, pins: str | None = None) -> str:
         """Write every file, the manifest last, all fsynced; returns the manifest's SHA-256."""
+        from etude.runs import tensors
+
         files.new_folder(folder)
         document = DOCUMENTS[self.name]
         listed = {
@@ -164,6 +171,8 @@ class CheckedPart:
 
     def read(self) -> tuple[dict[str, Any], Tree]:
         """({path: array}, document), parsed only after all hashes were found right."""
+        from etude.runs import tensors
+
         with self._verified(ARRAYS) as arrays_file:
             document = self.read_document()
             with _blamed(self.folder / ARRAYS):
