@@ -365,6 +365,24 @@ FAULTS = (
         "1,000 points",
         (Need("fault_cases", 1_000, "refused allocations", "refused_allocations"),),
     ),
+    Fault(
+        25,
+        "folders and files of other programs beside runs and inside of them: prune, fsck and the "
+        "cleaning of a resume delete and change none of them",
+        "20",
+        ("test_fault_cases.py", "app/test_runs.py"),
+        "1,000 foreign folders beside 2,000 runs, listed within 10 s of processor time",
+        (Need("fault_cases", 1000, "foreign folders", "foreign_folders"),),
+    ),
+    Fault(
+        33,
+        "file systems without links, flushed folders, locks or renamed folders, read-only, full "
+        "or in memory: a fallback with a note, or one sentence, before the first step",
+        "4",
+        ("test_fault_cases.py", "runs/test_run_folder.py"),
+        "each",
+        (Need("fault_cases", 9, "emulated file systems", "file_systems"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

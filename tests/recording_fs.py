@@ -8,7 +8,12 @@ was answered. Nothing is flushed: what a crash leaves is worked out from the rec
 `crash_model`. It runs as a process of its own, since a page fault of the process that trains would
 wait for a thread that cannot get Python's lock.
 
-    python recording_fs.py FOLDER
+    with recorded(folder, {"symlink": errno.EPERM}) as mount: ...   # a file system without links
+
+A file system that lacks something is emulated by operations that are refused: those of
+`Operations`, and "rename_folder", "rename_over_folder" and "read_only".
+
+    python recording_fs.py FOLDER ['{"symlink": 1}']
 """
 
 from __future__ import annotations
@@ -17,11 +22,13 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 _HIDDEN = ".fuse_hidden"
@@ -56,12 +63,15 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def recorded(folder: Path) -> Iterator[Path]:
-    """Mount at `folder / "mount"`; the recording is whole when this ends."""
+def recorded(folder: Path, refused: Mapping[str, int] = MappingProxyType({})) -> Iterator[Path]:
+    """Mount at `folder / "mount"`; the recording is whole when this ends.
+
+    refused: {operation: errno}.
+    """
     mount = folder / "mount"
     for path in (mount, folder / "files"):
         path.mkdir(parents=True)
-    server = subprocess.Popen([sys.executable, __file__, str(folder)])
+    server = subprocess.Popen([sys.executable, __file__, str(folder), json.dumps({**refused})])
     try:
         deadline = time.monotonic() + 20
         while not os.path.ismount(mount):
@@ -92,20 +102,46 @@ def entries(folder: Path) -> Iterator[Entry]:
             yield Entry(kind, path, other, stream.read(length))
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, refused: Mapping[str, int]) -> None:
     """Serve the mount until it is unmounted."""
     import mfusepy
 
     files, stream = folder / "files", (folder / "recording").open("wb")
     mfusepy.FUSE(
-        _operations(files, stream),
+        _refusing(_operations(files, stream), files, refused),
         str(folder / "mount"),
         foreground=True,
         nothreads=True,
         use_ino=True,
         fsname="recorded",
+        **({"ro": True} if "read_only" in refused else {}),
     )
     stream.close()
+
+
+def _refusing(operations: Any, files: Path, refused: Mapping[str, int]) -> Any:
+    """The operations, of which some answer with an error."""
+    rename = operations.rename
+
+    def refuse(name: str, code: int) -> None:
+        def answer(*_: Any, **__: Any) -> Any:
+            raise OSError(code, os.strerror(code))
+
+        setattr(operations, name, answer)
+
+    def renamed(old: str, new: str, flags: int = 0) -> int:
+        if stat.S_ISDIR(os.lstat(f"{files}{old}").st_mode):
+            over = os.path.isdir(f"{files}{new}")
+            if code := refused.get("rename_folder") or (over and refused.get("rename_over_folder")):
+                raise OSError(code, os.strerror(code))
+        return int(rename(old, new, flags))
+
+    for name, code in refused.items():
+        if hasattr(operations, name):
+            refuse(name, code)
+    if "rename" not in refused:
+        operations.rename = renamed
+    return operations
 
 
 def _operations(files: Path, stream: BinaryIO) -> Any:
@@ -221,4 +257,4 @@ def _operations(files: Path, stream: BinaryIO) -> Any:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})

@@ -35,7 +35,7 @@ from etude.planning.plan import Plan, make_plan, rank_notes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
-from etude.runs import checkpoint
+from etude.runs import checkpoint, file_system
 from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.callbacks import Callback
@@ -243,6 +243,7 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     plan = make_plan(run, ranks=ranks.size)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
     check_plan(plan, target, say)
+    file_system.check(target.parent, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
     document, text = manifest_of(run, plan, ranks), recipes.dump(recipe)
     folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
     trusted.remember(folder.recipe, recipes.texts(recipe))

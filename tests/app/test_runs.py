@@ -19,8 +19,9 @@ from etude.cli.main import main
 from etude.core.contracts import BatchMetrics
 from etude.reports.inventory import entry
 from etude.runs import checkpoint
-from etude.runs.finding import disk_bytes, find_runs, is_written
-from etude.runs.folder import Lock, RunFolder
+from etude.runs.finding import disk_bytes, find_runs
+from etude.runs.folder import RunFolder
+from etude.runs.lock import Lock, is_locked
 from etude.runs.pruning import free, surplus_of, unfinished
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
@@ -82,7 +83,7 @@ def test_states(folder: Path) -> None:
     assert all(each.age < 600 for each in found.values())
     with RunFolder.open(folder / "stopped"):
         assert entry(folder / "stopped").state == "running"
-    assert not is_written(folder / "stopped")
+    assert not is_locked(folder / "stopped")
 
 
 def test_a_failed_run_that_went_on_is_no_longer_failed(folder: Path) -> None:
@@ -198,15 +199,18 @@ def test_pruned_runs_go_on_and_are_evaluated(
     assert isinstance(json.loads(capsys.readouterr().out), list)
 
 
-def test_what_asks_is_answered(
+def test_nothing_is_removed_without_yes(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor is anybody asked, at a terminal either."""
     run = folder / "a" / "finished"
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    for answer, is_left in (("", True), ("no", True), ("y", False)):
-        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-        assert main(["prune", str(run)]) == 0
-        assert bool(surplus_of([run])) is is_left
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    before = names(run)
+    assert main(["prune", str(run)]) == 0
+    assert names(run) == before
+    assert main(["prune", str(run), "--yes"]) == 0
+    assert surplus_of([run]) == []
     assert "Freed " in capsys.readouterr().out
 
 
@@ -237,7 +241,11 @@ def test_leftovers_of_dead_saves_and_what_was_set_aside(folder: Path) -> None:
     for name in (".tmp-000000001024-99", "000000000512.damaged", "000000000256.aside-2"):
         shutil.copytree(newest, run / "checkpoints" / name)
     (run / ".tmp-manifest.json-99").write_text("{}")
-    (run / "checkpoints" / "notes.damaged").write_text("of a person")
+    notes, said = run / "checkpoints" / "notes.damaged", list[str]()
+    notes.write_text("of a person")
+    assert surplus_of([run], say=said.append) == []
+    assert said == [f"{run} is left: Etude has not written {notes}."]
+    notes.unlink()
     found = surplus_of([run])
     assert {each.path.name for each in found} == {
         *(".tmp-000000001024-99", ".tmp-manifest.json-99"),
@@ -262,7 +270,12 @@ def test_what_might_still_be_needed_is_left(folder: Path) -> None:
     (other / "recipe.yaml").write_text(text)
     damage = run / "checkpoints" / "000000001536" / "training" / "arrays.safetensors"
     damage.write_bytes(b"\0" + damage.read_bytes()[1:])
-    assert {each.path.name for each in surplus_of([run])}.isdisjoint({"000000001280"})
+    found = surplus_of([run])  # by sizes, of which all are right
+    assert {each.path.name: why for each, why in free(found)} == {
+        "000000001024": "",
+        "000000001280": f"{start} has changed and is left.",
+    }
+    assert checkpoint.verify(start) == 1280
     for path in run.glob("checkpoints/0*/training/arrays.safetensors"):
         path.write_bytes(b"")
     shutil.copytree(

@@ -247,6 +247,39 @@ def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
+def test_without_locks_one_of_many_processes_gets_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all of them overtake a writer that was killed."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / "one"
+    create(path).close()
+    if (dead := os.fork()) == 0:
+        RunFolder.open(path)
+        os._exit(0)
+    os.waitpid(dead, 0)
+    assert (path / ".locked-1").is_file()
+    children, start = list[int](), time.monotonic() + 0.3
+    for _ in range(8):
+        if (child := os.fork()) == 0:
+            time.sleep(max(start - time.monotonic(), 0))
+            try:
+                RunFolder.open(path)
+            except UsageError:
+                os._exit(1)
+            time.sleep(1)
+            os._exit(0)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sorted(codes) == [0] + [1] * 7
+    RunFolder.open(path).close()
+    assert not list(path.glob(".locked-*"))
+
+
 def test_metrics_are_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path)

@@ -26,6 +26,7 @@ from etude.planning.plan import make_plan, rank_notes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import Resolved, resolve
 from etude.rollout.local import Placement
+from etude.runs import file_system
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import START
 from etude.training.stop import starting
@@ -153,6 +154,7 @@ def _continued(
     if total_timesteps is not None:
         run = resuming.longer(run, total_timesteps, folder)
     plan = make_plan(run, begun=True, ranks=ranks.size)
+    file_system.check(folder.path, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
     now = manifest_of(run, plan, ranks)
     if saved is None:
         resuming.begin_anew(folder, now, say)

@@ -22,6 +22,7 @@ from etude.datasets.importing import (
     check_new,
     import_dataset,
     is_unfinished,
+    remove,
     validate_store,
 )
 from etude.datasets.opening import open_dataset, scan
@@ -32,7 +33,6 @@ from etude.experience.store.manifest import is_dataset, open_episodes
 from etude.planning import recipes
 from etude.reports.dataset import Facts, folder_size, render, source_facts, store_facts
 from etude.reports.progress import bar
-from etude.runs import files
 
 USAGE = """\
 etude data reads demonstrations of other systems, and records one's own.
@@ -284,7 +284,7 @@ def _add(arguments: list[str]) -> None:
     beside = out.resolve().with_name(f".{out.name}.added")
     _imported(command, names, beside)
     _edited(command, editing.take([Path(old), beside]), out, f"{', '.join(names)} added to")
-    files.remove_tree(beside)  # its blocks are in the new dataset now
+    remove(beside)  # its blocks are in the new dataset now
 
 
 def _merge(arguments: list[str]) -> None:

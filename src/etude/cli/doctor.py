@@ -28,7 +28,7 @@ from etude.core.keys import Key
 from etude.planning.out_of_memory import machine_memory
 from etude.planning.page import duration, size
 from etude.planning.recipes import reach
-from etude.runs import files
+from etude.runs import file_system, files
 
 RENDERERS = ("egl", "osmesa")
 RENDER_SECONDS = 4.0
@@ -77,7 +77,9 @@ def examine(folder: Path) -> list[Finding]:
     # The renderers start first and are waited for last: they are other processes.
     renderers = _start_renderers()
     findings = [_versions(), *_missing(), _cores(), _memory(), _gpu(), _threads(), *_extras()]
-    findings += [_guarded("disk", lambda: _disk(folder)), _guarded("physics", _physics)]
+    findings += [_guarded("disk", lambda: _disk(folder))]
+    findings += [_guarded("file system", lambda: _file_system(folder))]
+    findings += [_guarded("physics", _physics)]
     return [*findings, _rendering(renderers)]
 
 
@@ -198,6 +200,27 @@ def _disk(folder: Path) -> Finding:
         means = "saving is slow here: raise checkpoint.every, or choose another folder"
         return Finding("disk", found, means, "note")
     return Finding("disk", found, f"a checkpoint of 10 MB takes {10e6 / speed + 8 * flush:.2f} s")
+
+
+def _file_system(folder: Path) -> Finding:
+    """What the file system can do where the run would be."""
+    has = file_system.examine(folder)
+    abilities = {
+        "symbolic links": has.links,
+        "hard links": has.hard_links,
+        "flushed folders": has.flushes,
+        "locks": has.locks,
+        "renamed folders": has.renames,
+    }
+    lacks = [name for name, there in abilities.items() if not there]
+    found = f"{has.kind or 'unknown'}, " + (f"without {', '.join(lacks)}" if lacks else "complete")
+    if not has.renames:
+        means = "no run can be saved safely here: choose a folder on another one"
+        return Finding("file system", found, means, "bad")
+    means = " ".join(has.notes()) or "saves are safe from kills and power cuts"
+    if not has.hard_links:
+        means += "; `etude data add`, merge, filter and clip need hard links"
+    return Finding("file system", found, means, "note" if lacks or has.notes() else "good")
 
 
 def _physics() -> Finding:

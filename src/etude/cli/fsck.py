@@ -232,13 +232,15 @@ def _metrics(report: Report, folder: RunFolder) -> None:
 def _rest(report: Report, folder: RunFolder) -> None:
     """What a resume does not need, and links that lead nowhere."""
     known = {finding.path for finding in report.findings}
+    marks = checkpoint.marks(folder.checkpoints) if folder.checkpoints.is_dir() else {}
     for root, folders, names in os.walk(folder.path):
         folders.sort()
         links = [name for name in folders if (Path(root) / name).is_symlink()]
         for path in (Path(root) / name for name in [*sorted(names), *links]):
             name = str(path.relative_to(folder.path))
-            if path.is_symlink() and path.parent == folder.checkpoints:
-                report.add(path, "" if path.exists() else "leads nowhere")
+            if path.parent == folder.checkpoints and (path.is_symlink() or path.name in marks):
+                target = folder.checkpoints / marks.get(path.name, "none")
+                report.add(path, "" if target.exists() else "leads nowhere")
             elif name not in known:
                 report.findings.append(Finding(name, "not checked", "no resume needs it"))
 

@@ -1,4 +1,4 @@
-"""`etude prune`: frees what no run needs any more, and asks first."""
+"""`etude prune`: lists what no run needs any more, and with --yes frees it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from etude.runs.pruning import Surplus, free, surplus_of, unfinished
 
 
 class PruneCommand(Reporting):
-    """Frees what no run needs any more: older checkpoints besides the newest, the best, the final
-    one and those that `checkpoint.keep_every` keeps; what a save that was killed has left, and
-    checkpoints that were set aside; runs that ended an hour ago or earlier without having saved
-    anything. It lists them and asks first. Runs that are being written are left alone; every other
+    """Lists what no run needs any more, and with --yes deletes it: older checkpoints besides the
+    newest, the best, the final one and those that `checkpoint.keep_every` keeps; what a save that
+    was killed has left, and checkpoints that were set aside; runs that ended an hour ago or earlier
+    without having saved anything. Only files that Etude wrote are deleted: folders without its seal
+    and runs with other files in them are left, and so are runs that are being written. Every run
     can still be resumed and evaluated."""
 
     aliases = {"yes": "y force"}  # noqa: RUF012
@@ -26,14 +27,14 @@ class PruneCommand(Reporting):
     folders: Positional[tuple[str, ...]] = Field(
         description="Folders with runs, or runs; default: runs."
     )
-    yes: bool = Field(False, description="Do not ask.")
+    yes: bool = Field(False, description="Delete what is listed.")
 
 
 def run(arguments: list[str]) -> int:
-    """List what can go, ask, and take it away; 1 where something could not be."""
+    """List what can go, and with --yes take it away; 1 where something of that could not be."""
     command = parse("prune", PruneCommand, with_default(arguments))
     with waiting("reading checkpoints"):
-        found = surplus_of(runs_in(command.folders))
+        found = surplus_of(runs_in(command.folders), say=_say)
         found += [each for folder in command.folders for each in unfinished(Path(folder))]
     if command.json_output:
         command.show(to_json(found), "")
@@ -41,17 +42,24 @@ def run(arguments: list[str]) -> int:
         print("There is nothing to free.")
     else:
         print("\n".join(lines(found)))
-    if not found or not (command.yes or (not command.json_output and asked(found))):
+        if not command.yes:
+            total = size(sum(each.bytes for each in found))
+            print(f"{total} in all. Nothing was removed: --yes does it.")
+    if not found or not command.yes:
         return 0
     freed, left = 0, []
     for each, why in free(found):
         freed += 0 if why else each.bytes
         left += [why] if why else []
     for why in left:
-        print(why, file=sys.stderr)
+        _say(why)
     if not command.json_output:
         print(f"Freed {size(freed)}.")
     return int(bool(left))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def to_json(found: list[Surplus]) -> list[dict[str, object]]:
@@ -67,15 +75,3 @@ def lines(found: list[Surplus]) -> list[str]:
         line = f"  {each.bytes:>{width},} bytes  {each.path}"
         reasons.setdefault(each.why, []).append(line)
     return [line for why, under in reasons.items() for line in (f"{why}:", *under)]
-
-
-def asked(found: list[Surplus]) -> bool:
-    """Whether whoever sits there wants it; where nobody does, nothing is taken away."""
-    total = f"{size(sum(each.bytes for each in found))} in all"
-    if not sys.stdin.isatty():
-        print(f"{total}. Nothing was removed: --yes does it.")
-        return False
-    try:
-        return input(f"{total}. Free them? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False

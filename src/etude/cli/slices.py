@@ -157,7 +157,7 @@ if [ -e "$run" ]; then
 else
     set -- @TRAIN --folder "$run"
 fi
-saved() {{ readlink "$run/checkpoints/latest"; }}
+saved() {{ readlink "$run/checkpoints/latest" || cat "$run/checkpoints/latest" 2> /dev/null; }}
 before=$(saved)
 
 # Signals are passed on: the run saves itself at the end of its iteration and exits with {AGAIN}.

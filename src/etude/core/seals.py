@@ -15,10 +15,11 @@ def sealed(document: Tree) -> bytes:
     return _encode({**document, SEAL: _hash(document)})
 
 
-def unsealed(data: bytes) -> Tree:
+def unsealed(data: bytes, must: bool = False) -> Tree:
     """The document in `data`; raises `ValueError` with the end of the sentence "<file> ...".
 
-    One that never had a seal is taken as it is: files had none before.
+    One that never had a seal is taken as it is, since files had none before; with `must` it is
+    refused: a seal shows that the file is Etude's.
     """
     try:
         document = json.loads(data)
@@ -26,10 +27,10 @@ def unsealed(data: bytes) -> Tree:
         raise ValueError("is not valid JSON") from error
     if not isinstance(document, dict):
         raise ValueError("is not a JSON object")
-    if SEAL not in document and not any(map(_is_seal, document.items())):
+    if not must and SEAL not in document and not any(map(_is_seal, document.items())):
         return document
     seal = document.pop(SEAL, None)
-    if seal != _hash(document) or data != sealed(document):
+    if seal != _hash(document) or data != _encode({**document, SEAL: seal}):
         raise ValueError("was changed after it was written")
     return document
 

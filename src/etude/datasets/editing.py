@@ -37,7 +37,7 @@ from etude.experience.store.manifest import (
 )
 from etude.runs import files
 
-_APART = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}
+_APART = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 """What a file system says that cannot link a file to where it should be."""
 
 
@@ -206,9 +206,8 @@ def write(taken: Taken, out: Path, said: str) -> Dataset:
     said: what was done, for people.
     """
     check_new(out)
-    partial = out.resolve().with_name(f".{out.name}.partial")
+    partial = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
     files.make_folder(partial.parent)
-    files.remove_tree(partial)
     files.new_folder(partial)
     try:
         _fill(partial, taken, said)
@@ -255,6 +254,12 @@ def _link(shard: Path, folder: Path) -> None:
         except OSError as error:
             if error.errno not in _APART:
                 raise
+            if shard.stat().st_dev == folder.stat().st_dev and error.errno != errno.EMLINK:
+                raise UsageError(
+                    f"{folder.parent.parent.parent} is on a file system without hard links, by "
+                    "which datasets share their files: copy the old dataset to one that has them, "
+                    "and make the new one there."
+                ) from error
             raise UsageError(
                 f"{shard} cannot be linked to {folder.parent.parent.parent}: make the new dataset "
                 "on the same file system, where it takes no room, or copy the old one there first."

@@ -45,9 +45,8 @@ def export(
     fps: steps of a second, which only LeRobot's layout has. tick counts episodes.
     """
     check_new(out)
-    partial = out.resolve().with_name(f".{out.name}.partial")
+    partial = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
     files.make_folder(partial.parent)
-    files.remove_tree(partial)
     files.new_folder(partial)
     writers: dict[str, Callable[[], list[str]]] = {
         "lerobot": lambda: _LeRobotWriter(data, partial, fps, pictures).write(tick),

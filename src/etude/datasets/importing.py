@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,12 +35,17 @@ from etude.experience.store.geometry import OBS, is_picture
 from etude.experience.store.labels import Labels
 from etude.experience.store.manifest import Episodes, open_episodes
 from etude.runs import files
+from etude.runs.lock import Held, Hold
 
 _MOST_ABOUT = 1 << 28
 ABOUT = "about.json"
 """Where a dataset's files came from, for people; a dataset is whole without it."""
 PROGRESS = "import.json"
 """How far an import is; gone when it is finished."""
+_OWN = re.compile(
+    r"[a-z]+-[0-9]{12,}\.bin|(\.tmp-)?(store|sealed|labels|about|import)\.json(-[0-9]+)?"
+)
+"""Names of files that an import writes; others in its folder are somebody's."""
 SAVE_SECONDS = 5.0
 """Seconds of an import that a kill may cost."""
 _FLAGS = {
@@ -168,7 +173,7 @@ def import_dataset(
             done = finish(store, about, labels)
         except (DataError, UsageError):  # the same would happen again
             store.close()
-            files.remove_tree(out)
+            remove(out)
             raise
         files.remove_tree(out / PROGRESS)
     return done
@@ -231,6 +236,11 @@ def _hash_of(summaries: Sequence[Summary], options: dict[str, Any]) -> str:
     return sha.hexdigest()
 
 
+def remove(out: Path) -> None:
+    """Delete what an import has written to a folder, and the folder if nothing else is in it."""
+    files.remove_files(out, [*filter(_OWN.fullmatch, sorted(os.listdir(out)))])
+
+
 def is_unfinished(out: Path) -> bool:
     """Whether a folder holds an import that was broken off and can go on."""
     return os.path.lexists(out / PROGRESS) and not os.path.lexists(out / SEAL)
@@ -243,9 +253,8 @@ def _unfinished(out: Path, wanted: str) -> Iterator[None]:
     It is there with the note of what is imported, or not at all. Another import is refused.
     """
     if not is_unfinished(out):
-        partial = out.resolve().with_name(f".{out.name}.partial")
+        partial = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
         files.make_folder(partial.parent)
-        files.remove_tree(partial)
         files.new_folder(partial)
         write_json(partial / PROGRESS, {"of": wanted, "episodes": 0}, files.current())
         files.rename(partial, out)
@@ -255,16 +264,14 @@ def _unfinished(out: Path, wanted: str) -> Iterator[None]:
             f"{out} is an unfinished import of other files, or with other options: repeat that "
             "command to finish it, or delete the folder."
         )
-    held = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(held)
+        hold = Hold(out)
+    except Held as error:
         raise UsageError(f"Another process is importing to {out}: wait for it.") from error
     try:
         yield
     finally:
-        os.close(held)
+        hold.release()
 
 
 def _save(store: EpisodeStore, episodes: int, wanted: str) -> None:

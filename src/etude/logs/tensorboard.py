@@ -8,6 +8,7 @@ their own. Its EventFileWriter would load all of TensorFlow where that is instal
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from etude.core.imports import attribute
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import ELAPSED, charted, numbers, step_of
 from etude.runs import files
+
+_OWN = re.compile(r"events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?")
+"""Names of files that are written here; those of other writers have a host in them."""
 
 
 class TensorBoardConfig(LogConfig):
@@ -61,7 +65,8 @@ class TensorBoardLog:
         with self._clear_faults():
             self._folder.mkdir(parents=True, exist_ok=True)
             for old in self._folder.glob("events.out.tfevents.*"):
-                old.unlink()
+                if _OWN.fullmatch(old.name):
+                    old.unlink()
             self._open(self._begun - trained)
             # Tells a TensorBoard that is watching to drop what it read from the old file.
             start = SessionLog(status=SessionLog.START)

@@ -23,7 +23,7 @@ from etude.core.history import Row, history_of
 from etude.core.progress import waiting
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import charted, step_of
-from etude.runs import files
+from etude.runs import checkpoint, files
 from etude.training.callbacks import Callback, Context
 
 Mode = Literal["online", "offline"]
@@ -272,4 +272,5 @@ class FinalPolicy(Callback):
         self._log, self._policy = log, policy
 
     def run_end(self, context: Context) -> None:
-        self._log.finish(self._policy)
+        final = checkpoint.followed(self._policy.parent)  # a file where there are no links
+        self._log.finish(final / self._policy.name)

@@ -56,7 +56,7 @@ def write(shared: Shared, to: Path, say: Say) -> Examined:
             bundle.pack(scratch, to)
         else:
             scratch.chmod(0o755)
-            os.replace(scratch, to)  # over an empty folder, or none
+            files.move_folder(scratch, to)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return made

@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import math
-import os
 import platform
 import shutil
 import tempfile
@@ -43,6 +42,7 @@ from etude.reports import fresh
 from etude.reports.onnx_child import onnx_actions
 from etude.rollout.group import Inference, restart
 from etude.runs import onnx_files, tensors
+from etude.runs.files import move_folder
 from etude.runs.onnx_files import METADATA, OPSET
 
 FORMAT = 1
@@ -417,7 +417,7 @@ def _write(to: Path, files: dict[str, bytes]) -> None:
         for name, data in files.items():
             (scratch / name).write_bytes(data)
         scratch.chmod(0o755)
-        os.replace(scratch, to)  # over an empty folder, or none
+        move_folder(scratch, to)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

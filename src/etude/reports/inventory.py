@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from etude.metrics.rows import numbers, step_of
-from etude.runs.finding import changed_at, disk_bytes, is_written
+from etude.runs.finding import changed_at, disk_bytes
+from etude.runs.lock import is_locked
 
 State = Literal["running", "finished", "stopped", "failed"]
 _STEP = re.compile(r"[0-9]{12,}")
@@ -75,7 +76,7 @@ def entry(path: Path) -> RunEntry:
 
 
 def _state(path: Path, newest: int | None) -> State:
-    if is_written(path):
+    if is_locked(path):
         return "running"
     counts = _counts(path / "summary.json")
     if newest is not None and newest in (counts.get("timesteps"), counts.get("updates")):

@@ -2,7 +2,7 @@
 
     checkpoints/000000524288/policy/     arrays.safetensors  contract.json  manifest.json
                              training/   arrays.safetensors  state.json     manifest.json
-    checkpoints/latest -> 000000524288
+    checkpoints/latest -> 000000524288     a file with this name in it where there are no links
 
 The manifest of `training/` pins that of `policy/`: both verify, or the checkpoint cannot be
 resumed. `policy/` alone verifies anywhere it is copied to.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,9 +25,11 @@ from etude.runs.documents import Malformed, assemble
 from etude.runs.parts import (
     ARRAYS,
     DOCUMENTS,
+    FILES,
     CheckedPart,
     check_part,
     folder_names,
+    has_seal,
     policy_part,
     training_part,
 )
@@ -40,6 +43,12 @@ DAMAGED = ".damaged"
 ASIDE = ".aside"
 LATEST = "latest"
 _STEP = re.compile(r"[0-9]{12,}")
+_STEP_LIKE = re.compile(r"[0-9]{12,}(\.replaced|\.(damaged|aside)(-[0-9]+)?)?")
+_MARK = re.compile(r"[a-z][a-z0-9_]*")
+_SAVING = re.compile(r"\.tmp-(drop-)?[0-9]{12,}[\w.-]*-[0-9]+")
+_MARKING = re.compile(r"\.tmp-[a-z][a-z0-9_]*-[0-9]+")
+_WHOLE = tuple(f"{part}/{name}" for part, names in FILES.items() for name in names)
+"""The files of a checkpoint."""
 
 Say = Callable[[str], None]
 
@@ -51,7 +60,7 @@ def step_name(step: int) -> str:
 
 def step_of(path: Path) -> int:
     """The step of a checkpoint folder; a link such as `latest` is followed."""
-    name = Path(path).resolve().name
+    name = followed(Path(path)).resolve().name
     if not _STEP.fullmatch(name):
         raise UsageError(f"{path} is not a checkpoint; its name should be a step of 12 digits.")
     return int(name)
@@ -68,11 +77,10 @@ def save(folder: Path, step: int, policy: tuple[Tree, Tree], training: Tree | No
     target = folder / step_name(step)
     if training is None and os.path.lexists(target / "training"):
         return target
-    temporary = folder / f"{TEMPORARY}{target.name}-{os.getpid()}"
+    temporary = files.free_path(folder / f"{TEMPORARY}{target.name}-{os.getpid()}")
     try:
         if not folder.is_dir():
             files.make_folder(folder)
-        files.remove_tree(temporary)
         files.new_folder(temporary)
         pins = whole[0].write(temporary / "policy", step)
         if whole[1] is not None:
@@ -80,12 +88,12 @@ def save(folder: Path, step: int, policy: tuple[Tree, Tree], training: Tree | No
         files.fsync_folder(temporary)
         _put_in_place(temporary, target)
         if whole[1] is not None:
-            files.replace_symlink(folder / LATEST, target.name)
-        files.remove_tree(_replaced(target))
+            files.replace_link(folder / LATEST, target.name)
+        files.remove_files(_replaced(target), _WHOLE)
     except Exception as error:
         # Space taken by half a checkpoint would keep a full disk full.
         with suppress(files.DiskFault):
-            files.remove_tree(temporary)
+            files.remove_files(temporary, _WHOLE)
         if not isinstance(error, files.DiskFault):
             raise
         message = f"The checkpoint of step {step} was not saved; those before it are untouched."
@@ -102,7 +110,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     replaced = _replaced(target)
     try:
         if os.path.lexists(target):
-            files.remove_tree(replaced)
+            files.remove_files(replaced, _WHOLE)
             files.rename(target, replaced)
             files.fsync_folder(target.parent)
         files.rename(temporary, target)
@@ -134,7 +142,7 @@ def header_bytes(tree: Tree) -> int:
 
 def _existing(path: Path) -> Path:
     """The real folder behind a path a person gave; only here a symlink is followed."""
-    path = Path(path)
+    path = followed(Path(path))
     if not path.exists():
         raise UsageError(f"There is no checkpoint at {path}; check the path.")
     return path.resolve()
@@ -288,15 +296,17 @@ def _clean_up(folder: Path) -> None:
     """Remove what a killed writer left; a checkpoint it had put aside gets its name back."""
     for name in sorted(os.listdir(folder)):
         path, main = folder / name, folder / name.removesuffix(REPLACED)
-        if name.startswith(TEMPORARY):
-            files.remove_tree(path)
+        if is_leftover(path):
+            _remove_leftover(path)
         elif path == main or not _STEP.fullmatch(main.name):
             continue
         elif not os.path.lexists(main):
             files.rename(path, main)
             files.fsync_folder(folder)
         elif not os.path.lexists(path / "training"):
-            files.remove_tree(path)  # one that can be resumed stays until `main` has verified
+            files.remove_files(
+                path, _WHOLE
+            )  # one that can be resumed stays until `main` has verified
 
 
 def check_step(folder: Path, step: int) -> None:
@@ -317,9 +327,9 @@ def go_back(folder: Path, step: int, say: Say = print) -> None:
     later = [name for name, it in plain.items() if _STEP.fullmatch(it) and int(it) > step]
     for name in later:
         say(f"The checkpoint {name} is set aside as {_set_aside(folder / name, ASIDE)}.")
-    for link in folder.iterdir():
-        if link.is_symlink() and os.readlink(link) in later:
-            files.remove_tree(link)
+    for name, target in marks(folder).items():
+        if target in later:
+            files.remove_tree(folder / name)
 
 
 def _set_aside(path: Path, suffix: str = DAMAGED) -> str:
@@ -336,20 +346,39 @@ def _settle(path: Path, main: Path) -> Path:
             _set_aside(main)
         files.rename(path, main)
         files.fsync_folder(main.parent)
-    files.remove_tree(_replaced(main))
-    latest = main.parent / LATEST
-    if not latest.is_symlink() or os.readlink(latest) != main.name:
-        files.replace_symlink(latest, main.name)
+    files.remove_files(_replaced(main), _WHOLE)
+    if marks(main.parent).get(LATEST) != main.name:
+        files.replace_link(main.parent / LATEST, main.name)
     return main
 
 
 def mark(folder: Path, name: str, step: int) -> None:
     """Call the checkpoint of a step "best" or "final"; `retain` then keeps its policy."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+    if not _MARK.fullmatch(name):
         raise UsageError(f"A checkpoint cannot be called {name!r}; use lower-case letters.")
     if not (folder / step_name(step)).is_dir():
         raise UsageError(f"There is no checkpoint of step {step} in {folder} to call {name!r}.")
-    files.replace_symlink(folder / name, step_name(step))
+    files.replace_link(folder / name, step_name(step))
+
+
+def marks(folder: Path) -> dict[str, str]:
+    """{"best": the folder name of its checkpoint} of all marks, `latest` included."""
+    names = [name for name in sorted(os.listdir(folder)) if _MARK.fullmatch(name)]
+    found = {name: files.read_link(folder / name) for name in names}
+    return {name: target for name, target in found.items() if target and _STEP.fullmatch(target)}
+
+
+def marked(folder: Path, name: str) -> Path | None:
+    """The checkpoint that is called "best", "final" or "latest"; None where there is none."""
+    target = files.read_link(folder / name) or ""
+    path = folder / target
+    return path if _STEP.fullmatch(target) and path.is_dir() else None
+
+
+def followed(path: Path) -> Path:
+    """The checkpoint behind the path of a mark that is a file; any other path as it is."""
+    is_file = _MARK.fullmatch(path.name) and path.is_file()
+    return (marked(path.parent, path.name) or path) if is_file else path
 
 
 def resumable(folder: Path) -> list[Path]:
@@ -375,25 +404,93 @@ def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[P
 
 
 def surplus(
-    folder: Path, keep_last: int, every: int | None, also: Collection[int] = ()
+    folder: Path,
+    keep_last: int,
+    every: int | None,
+    also: Collection[int] = (),
+    verified: Path | None = None,
 ) -> tuple[list[Path], list[Path]]:
     """Checkpoints that `retain` gives up: those whose policy stays, and those that go whole.
 
-    also: steps whose policy stays besides those that are marked.
+    also: steps whose policy stays besides those that are marked. verified: the newest that is
+    known to be whole, where the caller has found it. What `is_own` does not hold of stays.
     """
     present = _folders(folder)
     resumable = [path for path in present if _looks_resumable(path)]
     whole = set(resumable[: max(keep_last, 1)])
-    anchor = next((path for path in resumable if _verifies(path)), None)
+    anchor = verified or next((path for path in resumable if _verifies(path)), None)
     if anchor is None:
         return [], []  # nothing is known to be good, so nothing is given up
     whole.add(anchor)
-    policies = {os.readlink(p) for p in folder.iterdir() if p.is_symlink() and p.name != LATEST}
+    policies = {target for name, target in marks(folder).items() if name != LATEST}
     policies.update(map(step_name, also))
     if every:  # The first of each stretch: those after it go, so that the choice stays the same.
         policies.update({step_of(path) // every: path.name for path in present}.values())
-    demoted = [p for p in resumable if p not in whole and p.name in policies]
-    return demoted, [p for p in present if p not in whole and p.name not in policies]
+    demoted = [p for p in resumable if p not in whole and p.name in policies and is_own(p)]
+    return demoted, [p for p in present if p not in whole and p.name not in policies and is_own(p)]
+
+
+def is_own(path: Path) -> bool:
+    """Whether a save has written all that is in a checkpoint's folder: its names, and a seal."""
+    return is_plain(path) and any(has_seal(path / part) for part in FILES)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether nothing but files of the names that a save writes is in a folder."""
+    return _holds_only(path, FILES)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a killed save has left this: by its name, and by those of all that is in it."""
+    if _MARKING.fullmatch(path.name):
+        return files.read_link(path) is not None
+    parts = {**FILES, **{name: None for names in FILES.values() for name in names}}
+    return bool(_SAVING.fullmatch(path.name)) and _holds_only(path, parts)
+
+
+def is_of_save(path: Path) -> bool:
+    """Whether saves write this into a folder of checkpoints: one, a mark, or half of one."""
+    if _STEP_LIKE.fullmatch(path.name):
+        return is_plain(path)
+    if _MARK.fullmatch(path.name):
+        return bool(_STEP.fullmatch(files.read_link(path) or ""))
+    return is_leftover(path)
+
+
+def looks_whole(path: Path) -> bool:
+    """Whether the seals and sizes of a resumable checkpoint are right; no hash is computed."""
+    try:
+        parts = _check_both(path)
+        return parts[0].step == step_of(path) and all(part.has_sizes() for part in parts)
+    except DamagedCheckpoint:
+        return False
+
+
+def _holds_only(folder: Path, names: Mapping[str, Collection[str] | None]) -> bool:
+    """Whether a real folder holds nothing else; {folder: its files, file: None}."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            return False
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name not in names:
+                    return False
+                if (inside := names[entry.name]) is None:
+                    if not entry.is_file(follow_symlinks=False):
+                        return False
+                elif not _holds_only(folder / entry.name, dict.fromkeys(inside)):
+                    return False
+    except OSError:  # gone by now, or not ours to read
+        return False
+    return True
+
+
+def _remove_leftover(path: Path) -> None:
+    """Delete what `is_leftover` holds of."""
+    if path.is_dir() and not path.is_symlink():
+        files.remove_files(path, (*_WHOLE, *(name for names in FILES.values() for name in names)))
+    else:
+        files.remove_tree(path)
 
 
 def _verifies(path: Path) -> bool:
@@ -404,15 +501,17 @@ def _verifies(path: Path) -> bool:
 
 
 def drop(folder: Path, paths: list[Path]) -> None:
-    """Take checkpoints, or parts of them, away by a rename, make that durable, and only then delete
-    their files. For the holder of the run's lock."""
+    """Take checkpoints, parts of them or leftovers away by a rename, make that durable, and only
+    then delete their files. For the holder of the run's lock."""
     gone = []
     for path in paths:
         label = path.name if path.parent == folder else f"{path.parent.name}-{path.name}"
-        gone.append(folder / f"{TEMPORARY}drop-{label}-{os.getpid()}")
-        files.remove_tree(gone[-1])
+        if label.startswith(TEMPORARY):
+            gone.append(path)
+            continue
+        gone.append(files.free_path(folder / f"{TEMPORARY}drop-{label}-{os.getpid()}"))
         files.rename(path, gone[-1])
     for parent in dict.fromkeys([path.parent for path in paths] + [folder]) if paths else ():
         files.fsync_folder(parent)
     for path in gone:
-        files.remove_tree(path)
+        _remove_leftover(path)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from etude.core.errors import EtudeError
 Chunk = bytes | bytearray | memoryview
 BLOCK = 1 << 20
 """Small chunks are gathered into blocks of this size: one system call instead of thousands."""
+
+_MOST_LINK = 256
+"""Bytes of a file that stands for a link."""
 
 _FIXES = {
     errno.ENOSPC: "the disk is full; free some space",
@@ -33,6 +37,11 @@ _FIXES = {
     errno.ELOOP: "a symbolic link is in its place, and nothing is written through one; remove it",
     errno.EFBIG: "it would be larger than this system allows; raise the limit (ulimit -f)",
 }
+
+NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What a file system without symbolic links answers to one."""
+NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What a file system answers that cannot flush folders."""
 
 
 class DiskFault(EtudeError):
@@ -57,7 +66,12 @@ class Disk:
         return os.write(fd, data)
 
     def fsync(self, fd: int) -> None:
-        os.fsync(fd)
+        """Flush a file, or a folder where the file system can: `file_system` says if it cannot."""
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in NO_FLUSH or not stat.S_ISDIR(os.fstat(fd).st_mode):
+                raise
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -157,8 +171,7 @@ def write_file(path: Path, chunks: Iterable[Chunk]) -> Written:
 
 def replace_file(path: Path, chunks: Iterable[Chunk]) -> Written:
     """Give a file new contents; whoever looks sees the old or the new, never a part."""
-    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    remove_tree(beside)
+    beside = _beside(path)
     written = write_file(beside, chunks)
     rename(beside, path)
     fsync_folder(path.parent)
@@ -205,7 +218,10 @@ def rename(old: Path, new: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a file, symlink or whole folder; symlinks are never followed, missing is fine."""
+    """Delete a file, symlink or whole folder that this process has made, whatever is in it.
+
+    Symlinks are never followed, missing is fine.
+    """
     with clear_faults("delete", path):
         _remove(path)
 
@@ -220,14 +236,68 @@ def _remove(path: Path) -> None:
     _disk.rmdir(path)
 
 
-def replace_symlink(path: Path, target: str) -> None:
-    """Point a symlink somewhere else; there is no moment without it."""
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Delete these files below a folder in this order, then the folders that are empty by then.
+
+    What is not named stays, with the folders it is in; so does what is not a regular file.
+    """
+    with clear_faults("delete", folder):
+        folders = {folder}
+        for path in (folder / name for name in names):
+            if path.is_dir() and not path.is_symlink():
+                folders.add(path)
+            elif path.is_file() and not path.is_symlink():
+                _disk.unlink(path)
+            folders.update(parent for parent in path.parents if folder in parent.parents)
+        for path in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+            if path.is_dir() and not path.is_symlink() and not os.listdir(path):
+                _disk.rmdir(path)
+
+
+def move_folder(made: Path, to: Path) -> None:
+    """Rename a folder to a name that is free or that of an empty folder."""
+    with suppress(OSError):  # not every file system renames over a folder, even an empty one
+        os.rmdir(to)
+    os.rename(made, to)
+
+
+def _beside(path: Path) -> Path:
+    """Where this process writes the next contents of a file; what a killed one left is removed."""
     beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    remove_tree(beside)
+    with clear_faults("delete", beside):
+        if os.path.lexists(beside):
+            _disk.unlink(beside)
+    return beside
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Let a name stand for another one beside it; there is no moment without it.
+
+    By a symlink or, where the file system has none, by a small file with the other name in it.
+    """
+    beside = _beside(path)
     with clear_faults("link", path):
-        _disk.symlink(target, beside)
+        try:
+            _disk.symlink(target, beside)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            replace_file(path, [f"{target}\n".encode()])
+            return
         _disk.rename(beside, path)
     fsync_folder(path.parent)
+
+
+def read_link(path: Path) -> str | None:
+    """What `replace_link` has made a name stand for; None of anything else."""
+    try:
+        if path.is_symlink():
+            return os.readlink(path)
+        if not path.is_file() or path.stat().st_size > _MOST_LINK:
+            return None
+        return path.read_text().removesuffix("\n")
+    except (OSError, ValueError):  # gone by now, not ours to read, or no text
+        return None
 
 
 def free_path(path: Path) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -48,21 +46,6 @@ def _folders(folder: Path) -> list[Path]:
     except OSError:  # not a folder, gone by now, or not ours to read
         return []
     return sorted(found)
-
-
-def is_written(folder: Path) -> bool:
-    """Whether a process is the writer of a run right now, on whichever machine."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
-    finally:
-        os.close(fd)
-    return False
 
 
 def disk_bytes(path: Path) -> int:

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import socket
-import time
-import weakref
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from etude.core.errors import Damaged, EtudeError, UsageError
+from etude.core.errors import Damaged, UsageError
 from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree
-from etude.runs import files
+from etude.runs import checkpoint, files
+from etude.runs.lock import Lock
 from etude.runs.metrics_log import MetricsLog, Say
 
-RECIPE, MANIFEST, METRICS, LOCK = "recipe.yaml", "manifest.json", "metrics.jsonl", ".lock"
+RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
 PLAN, PLAN_JSON = "plan.txt", "plan.json"
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """How a manifest's statement begins where a run is not."""
 _HASHES = "files"
 """Where the manifest names the SHA-256 of the other texts of a run."""
-_ASKED = 0.1
-"""Seconds after which a lock is tried again."""
+_TEXTS = r"(recipe\.yaml|manifest\.json|plan\.(txt|json)|summary\.json|wandb\.json|metrics\.jsonl)"
+_OWN_FILES = re.compile(
+    rf"{_TEXTS}|\.tmp-{_TEXTS}-[0-9]+|(recipe\.yaml|metrics\.jsonl)\.damaged(-[0-9]+)?"
+    r"|\.lock|\.locked-[0-9]+|events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?"
+    r"|failures/[0-9-]+/(error\.txt|context\.json|reproduction\.safetensors)"
+    r"|replay/shard-[0-9]+/([a-z]+-[0-9]{12,}\.bin|(\.tmp-)?store\.json)"
+    r"|\.tmp-probe-[0-9-]+/((from/|to/)?[a-z]+)"
+    r"|evaluations/[\w-]+/(\.tmp-)?[\w.-]+\.(csv|json|txt|png|mp4|webp)(-[0-9]+)?"
+)
+_OWN_FOLDERS = re.compile(
+    r"checkpoints|\.tmp-probe-[0-9-]+(/from|/to)?|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
+    r"|evaluations(/([0-9]{12,}(-[a-z]+)?|checkpoints)(-[0-9]+)?)?"
+)
+"""What Etude writes into a run's folder, besides its checkpoints."""
 _MOST_TEXT = 1 << 20
 """Bytes of a recipe, manifest or plan; those of runs have some thousands."""
 
@@ -61,14 +70,16 @@ class RunFolder:
         texts = {RECIPE: recipe, PLAN: plan, PLAN_JSON: pretty(plan_json)}
         texts[MANIFEST] = sealed({**manifest, _HASHES: _hashes_of(texts)}).decode()
         files.make_folder(path.parent)
-        temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-        files.remove_tree(temporary)
-        lock = None
+        temporary = files.free_path(path.with_name(f".tmp-{path.name}-{os.getpid()}"))
+        lock, made = None, False
         try:
-            for folder in (temporary, *(temporary / name for name in FOLDERS)):
-                files.new_folder(folder)
-            for name, text in texts.items():
-                files.write_file(temporary / name, [text.encode()])
+            files.new_folder(temporary)
+            made = True
+            # The sealed one first: by it `etude prune` knows what a kill has left of the folder.
+            for name in (MANIFEST, RECIPE, PLAN, PLAN_JSON):
+                files.write_file(temporary / name, [texts[name].encode()])
+            for name in FOLDERS:
+                files.new_folder(temporary / name)
             files.fsync_folder(temporary)
             lock = Lock(temporary)  # held before anyone else can see the folder
             files.rename(temporary, path)
@@ -78,7 +89,8 @@ class RunFolder:
                 lock.release()
             if isinstance(error, files.DiskFault):
                 with suppress(files.DiskFault):
-                    files.remove_tree(temporary)
+                    if made:
+                        files.remove_tree(temporary)
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     _refuse_existing(path)
             raise
@@ -191,107 +203,40 @@ class RunFolder:
         return self.path if self._lock is None else self._lock.find(self.path)
 
 
-class Lock:
-    """One writer per run. The operating system lets go of it when the process dies.
+def has_seal(folder: Path) -> bool:
+    """Whether a folder is a run that Etude has made, whole or begun: its manifest is sealed."""
+    try:
+        return _HASHES in unsealed(_read(folder / MANIFEST), must=True)
+    except ValueError:
+        return False
 
-    The folder itself is locked, which nobody can take away by removing a file. The file `.lock` in
-    it says who the writer is: host, process and inode. Some network file systems let two hosts
-    lock one folder; there the two see each other in that file, and the later one gives way.
+
+def foreign(folder: Path) -> Path | None:
+    """Something in a run's folder that Etude does not write, if there is anything.
+
+    W&B writes to its folder there on Etude's behalf; its files are neither Etude's nor foreign.
     """
-
-    def __init__(self, folder: Path) -> None:
-        file = folder / LOCK
-        with files.clear_faults("lock", folder):
-            self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with files.clear_faults("lock", folder):
-                try:
-                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:  # one who only asks, as `etude runs` does, has it briefly
-                    time.sleep(_ASKED)
-                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            inode = os.fstat(self._fd).st_ino
-            self._name = f"{os.getpid()} on {socket.gethostname()} (inode {inode})"
-            self._before = _holder(file)
-            _sign(file, self._name)
-        except files.DiskFault as error:
-            os.close(self._fd)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            raise UsageError(
-                f"{folder} is being written by process {_holder(file) or 'unknown'}; wait for it "
-                "to finish, or stop it first."
-            ) from error
-        # A forked worker would otherwise hold the lock beyond the death of the writer.
-        here = weakref.ref(self)
-
-        def forget() -> None:
-            if (lock := here()) is not None:
-                lock.release()
-
-        os.register_at_fork(after_in_child=forget)
-
-    def check(self, folder: Path) -> None:
-        """Refuse to go on where this process is not the one writer of the folder at this path."""
-        if not self._is_at(folder):
-            there = self._now_at()
-            fix = f"It is at {there} now: resume it there" if there else "It cannot be found"
-            raise EtudeError(
-                f"{folder} was moved, removed or replaced while this run was being written. {fix}; "
-                "nothing was written since."
-            )
-        named = _holder(folder / LOCK)
-        if named == self._name:
-            return
-        if named and named == self._before:  # It was there first, and has signed again since.
-            raise EtudeError(
-                f"{folder} is also being written by process {named}, which came first: this one "
-                "has stopped, and has saved nothing since."
-            )
-        _sign(folder / LOCK, self._name)
-
-    def find(self, folder: Path) -> Path:
-        """Where the locked folder is: at the path it was opened by, or wherever it was moved."""
-        if self._is_at(folder):
-            return folder
-        found = self._now_at()
-        if found is None:
-            raise EtudeError(f"{folder} is gone.")
-        return found
-
-    def _is_at(self, folder: Path) -> bool:
-        held = os.fstat(self._fd)
-        try:
-            found = os.stat(folder)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
-
-    def _now_at(self) -> Path | None:
-        """Where the folder was moved, as far as the system tells; None where it was removed."""
-        try:
-            found = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
-        except OSError:
-            return None
-        return found if self._is_at(found) else None
-
-    def release(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    waiting = [""]
+    while waiting:
+        inside = waiting.pop()
+        for name, is_folder in _entries(folder / inside):
+            path = f"{inside}{name}"
+            if is_folder and path in ("checkpoints", "wandb"):
+                continue
+            if not (_OWN_FOLDERS if is_folder else _OWN_FILES).fullmatch(path):
+                return folder / path
+            waiting += [f"{path}/"] if is_folder else []
+    for name, _ in _entries(folder / "checkpoints"):
+        if not checkpoint.is_of_save(folder / "checkpoints" / name):
+            return folder / "checkpoints" / name
+    return None
 
 
-def _sign(file: Path, name: str) -> None:
-    """Write into the lock's file who holds it."""
-    with files.clear_faults("write the lock", file):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(file, flags, 0o666), "w") as stream:
-            stream.write(f"{name}\n")
-
-
-def _holder(file: Path) -> str:
-    """Who the lock's file says is writing."""
-    return _read(file)[:256].decode(errors="replace").strip()
+def _entries(folder: Path) -> list[tuple[str, bool]]:
+    """[(name, whether it is a real folder)] of a folder, none where it is missing."""
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
+    return []
 
 
 def _refuse_links(folder: Path) -> None:

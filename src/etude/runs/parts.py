@@ -15,17 +15,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from etude.core.errors import Damaged, EtudeError
 from etude.core.trees import Tree, is_array, leaves
-from etude.runs import files, tensors
+from etude.runs import files
 from etude.runs.documents import Malformed, assemble, decode_json, encode_json, plain
+
+if TYPE_CHECKING:
+    from etude.runs import tensors
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 ARRAYS = "arrays.safetensors"
 DOCUMENTS = {"policy": "contract.json", "training": "state.json"}
+FILES = {part: (ARRAYS, document, MANIFEST) for part, document in DOCUMENTS.items()}
+"""The files of each part."""
 MAX_MANIFEST = 1 << 16
 MAX_DOCUMENT = {"policy": 1 << 20, "training": 1 << 24}
 """Bytes of JSON: a thousand times what there is, and parsed within seconds."""
@@ -55,6 +60,8 @@ class Part:
 
     @cached_property
     def layout(self) -> tensors.Layout:
+        from etude.runs import tensors  # it loads torch, which who only looks does not need
+
         return tensors.layout(self.arrays)
 
     def num_bytes(self, step: int = 10**10) -> int:
@@ -67,6 +74,8 @@ class Part:
 
     def write(self, folder: Path, step: int, pins: str | None = None) -> str:
         """Write every file, the manifest last, all fsynced; returns the manifest's SHA-256."""
+        from etude.runs import tensors
+
         files.new_folder(folder)
         document = DOCUMENTS[self.name]
         listed = {
@@ -141,6 +150,14 @@ class CheckedPart:
             with self._verified(name):
                 pass
 
+    def has_sizes(self) -> bool:
+        """Whether every file is there and has its size."""
+        try:
+            found = {n: (self.folder / n).lstat().st_size for n in self.manifest["files"]}
+        except OSError:
+            return False
+        return all(size == self._size(name) for name, size in found.items())
+
     def examine(self) -> dict[Path, str]:
         """What is wrong with each file, "" for one that is whole."""
         found = {self.folder / MANIFEST: ""}
@@ -154,6 +171,8 @@ class CheckedPart:
 
     def read(self) -> tuple[dict[str, Any], Tree]:
         """({path: array}, document), parsed only after all hashes were found right."""
+        from etude.runs import tensors
+
         with self._verified(ARRAYS) as arrays_file:
             document = self.read_document()
             with _blamed(self.folder / ARRAYS):
@@ -198,6 +217,26 @@ def check_part(folder: Path, part: PartName) -> CheckedPart:
         wrong = sorted(names - wanted) or sorted(wanted - names)
         verb = "should not be there" if names - wanted else "is missing"
         raise DamagedCheckpoint(folder / wrong[0], verb)
+    manifest, data = _sealed_manifest(path)
+    content = {name: value for name, value in manifest.items() if name != "seal"}
+    if content.get("format") != FORMAT:
+        version = content.get("format")
+        raise UnknownFormat(path, f"has format {version!r}; this Etude reads format {FORMAT}")
+    _check_content(path, content, part)
+    return CheckedPart(folder, manifest, hashlib.sha256(data).hexdigest())
+
+
+def has_seal(folder: Path) -> bool:
+    """Whether a part's manifest is one that a save has sealed, whatever became of its files."""
+    try:
+        manifest, _ = _sealed_manifest(folder / MANIFEST)
+    except EtudeError:
+        return False
+    return manifest.get("part") in DOCUMENTS
+
+
+def _sealed_manifest(path: Path) -> tuple[Tree, bytes]:
+    """A manifest whose seal is right, and its bytes."""
     with _open(path) as stream, _blamed(path):
         data = stream.read(MAX_MANIFEST + 1)
         if len(data) > MAX_MANIFEST:
@@ -206,11 +245,7 @@ def check_part(folder: Path, part: PartName) -> CheckedPart:
     content = {name: value for name, value in manifest.items() if name != "seal"}
     if manifest.get("seal") != _seal(content) or data != encode_json(manifest):
         raise DamagedCheckpoint(path, "was changed after it was written")
-    if content.get("format") != FORMAT:
-        version = content.get("format")
-        raise UnknownFormat(path, f"has format {version!r}; this Etude reads format {FORMAT}")
-    _check_content(path, content, part)
-    return CheckedPart(folder, manifest, hashlib.sha256(data).hexdigest())
+    return manifest, data
 
 
 def folder_names(folder: Path) -> set[str]:

@@ -1,0 +1,308 @@
+"""One writer per folder: the system's lock of it or, where there are no locks, a file in it.
+
+A lock (flock) of the folder goes with its process, however that ends. Some file systems refuse it,
+such as Lustre without `-o flock`. There the writer is who made a file `.locked-<n>`, which only one
+process can, and which says who that is. One whose process has ended on this machine is overtaken by
+`.locked-<n + 1>`; of another machine nobody can know, so a person has to delete the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from etude.core.errors import EtudeError, UsageError
+from etude.runs import files
+
+LOCK = ".lock"
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+"""What a file system without locks answers."""
+_ASKED = 0.1
+"""Seconds after which a lock is tried again."""
+_MOST_NAME = 1024
+"""Bytes of a file that says who writes."""
+_CLAIM = re.compile(r"\.locked-([0-9]{1,9})")
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is the writer of a folder right now, on whichever machine."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return True
+    else:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    try:
+        return any(_may_live(text) for text in _claims(fd).values())
+    finally:
+        os.close(fd)
+
+
+def has_locks(folder: Path) -> bool:
+    """Whether the file system of a folder that nobody else uses has locks."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _flock(fd)
+    finally:
+        os.close(fd)
+
+
+class Hold:
+    """The right to write to a folder, for this process alone; raises `Held` where another has it.
+
+    `fd` is the open folder, wherever it is moved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._claim, self._pid = "", os.getpid()
+        with files.clear_faults("lock", folder):
+            self.fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                has_locks = _flock(self.fd)
+                self._claim = _claimed(self.fd, make=not has_locks)
+            except BaseException:
+                os.close(self.fd)
+                raise
+        # A forked worker would otherwise hold the lock beyond the death of the writer.
+        here = weakref.ref(self)
+
+        def forget() -> None:
+            if (hold := here()) is not None:
+                hold.release()
+
+        os.register_at_fork(after_in_child=forget)
+
+    def release(self) -> None:
+        """Let go; a forked child closes its copy alone."""
+        if self.fd < 0:
+            return
+        if self._claim and self._pid == os.getpid():
+            with suppress(OSError):
+                os.unlink(self._claim, dir_fd=self.fd)
+        os.close(self.fd)
+        self.fd = -1
+
+
+class Held(EtudeError):
+    """Another process writes to the folder."""
+
+    def __init__(self, who: str = "", file: str = "") -> None:
+        super().__init__(who)
+        self.who, self.file = who, file
+        """The process, where it is known, and the file that stands for its lock."""
+
+
+def _flock(fd: int) -> bool:
+    """Lock an open folder; False where its file system has no locks."""
+    for last in (False, True):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return False
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            if last:
+                raise Held from error
+            time.sleep(_ASKED)  # one who only asks, as `etude runs` does, has it briefly
+        else:
+            break
+    return True
+
+
+def _claimed(fd: int, make: bool) -> str:
+    """The name of the file that this process has made to be the one writer, "" without `make`."""
+    there = _claims(fd)
+    for number, text in there.items():
+        if _may_live(text):
+            raise Held(_named(text), f".locked-{number}")
+    if not make:
+        return ""
+    number = max(there, default=0) + 1
+    name = f".locked-{number}"
+    try:
+        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=fd)
+    except FileExistsError:
+        raise Held(file=name) from None
+    with os.fdopen(made, "w") as stream:
+        stream.write(json.dumps(_self()))
+    # One that was slow may have come after others had overtaken each other, and gives way.
+    if later := [n for n in _claims(fd) if n > number]:
+        os.unlink(name, dir_fd=fd)
+        raise Held(file=f".locked-{max(later)}")
+    for old in there:
+        with suppress(FileNotFoundError):
+            os.unlink(f".locked-{old}", dir_fd=fd)
+    return name
+
+
+def _claims(fd: int) -> dict[int, str]:
+    """{number: contents} of the files in an open folder that stand for locks."""
+    found = {}
+    for name in os.listdir(fd):
+        if number := _CLAIM.fullmatch(name):
+            with suppress(FileNotFoundError):
+                found[int(number[1])] = _text(name, fd)
+    return found
+
+
+def _text(name: str, fd: int) -> str:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(name, flags, dir_fd=fd), "rb") as stream:
+        return stream.read(_MOST_NAME).decode(errors="replace")
+
+
+def _self() -> dict[str, object]:
+    """This process, so that it cannot be taken for another one of its number."""
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "boot": _line("/proc/sys/kernel/random/boot_id"),
+        "namespace": _namespace(),
+        "started": _started(os.getpid()),
+    }
+
+
+def _may_live(text: str) -> bool:
+    """Whether the process that a file names may still run: not if it ran here, and has ended."""
+    try:
+        them = json.loads(text)
+        here = _self()
+        if any(them[name] != here[name] for name in ("host", "boot", "namespace")):
+            return True
+        return here["boot"] == "" or _started(int(them["pid"])) == them["started"]
+    except (ValueError, KeyError, TypeError, RecursionError):  # being written, or damaged
+        return True
+
+
+def _named(text: str) -> str:
+    try:
+        them = json.loads(text)
+        return f"{int(them['pid'])} on {str(them['host'])[:64]}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When a process of this machine started, in ticks since its boot; "" where there is none."""
+    return (_line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""] * 20)[19]
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+class Lock:
+    """One writer per run: `Hold`, and a signature that shows a second one.
+
+    The folder itself is locked, which nobody can take away by removing a file. The file `.lock` in
+    it says who the writer is: host, process and inode. Some network file systems let two hosts
+    lock one folder; there the two see each other in that file, and the later one gives way.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / LOCK
+        try:
+            self._hold = Hold(folder)
+        except Held as held:
+            who = held.who or _holder(file) or "unknown"
+            fix = "wait for it to finish, or stop it first"
+            if held.file:
+                fix += f"; if its machine has gone down, delete {folder / held.file}"
+            raise UsageError(f"{folder} is being written by process {who}; {fix}.") from held
+        try:
+            inode = os.fstat(self._hold.fd).st_ino
+            self._name = f"{os.getpid()} on {socket.gethostname()} (inode {inode})"
+            self._before = _holder(file)
+            _sign(file, self._name)
+        except files.DiskFault:
+            self._hold.release()
+            raise
+
+    def check(self, folder: Path) -> None:
+        """Refuse to go on where this process is not the one writer of the folder at this path."""
+        if not self._is_at(folder):
+            there = self._now_at()
+            fix = f"It is at {there} now: resume it there" if there else "It cannot be found"
+            raise EtudeError(
+                f"{folder} was moved, removed or replaced while this run was being written. {fix}; "
+                "nothing was written since."
+            )
+        named = _holder(folder / LOCK)
+        if named == self._name:
+            return
+        if named and named == self._before:  # It was there first, and has signed again since.
+            raise EtudeError(
+                f"{folder} is also being written by process {named}, which came first: this one "
+                "has stopped, and has saved nothing since."
+            )
+        _sign(folder / LOCK, self._name)
+
+    def find(self, folder: Path) -> Path:
+        """Where the locked folder is: at the path it was opened by, or wherever it was moved."""
+        if self._is_at(folder):
+            return folder
+        found = self._now_at()
+        if found is None:
+            raise EtudeError(f"{folder} is gone.")
+        return found
+
+    def _is_at(self, folder: Path) -> bool:
+        held = os.fstat(self._hold.fd)
+        try:
+            found = os.stat(folder)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
+    def _now_at(self) -> Path | None:
+        """Where the folder was moved, as far as the system tells; None where it was removed."""
+        try:
+            found = Path(os.readlink(f"/proc/self/fd/{self._hold.fd}"))
+        except OSError:
+            return None
+        return found if self._is_at(found) else None
+
+    def release(self) -> None:
+        self._hold.release()
+
+
+def _sign(file: Path, name: str) -> None:
+    """Write into the lock's file who holds it."""
+    with files.clear_faults("write the lock", file):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(file, flags, 0o666), "w") as stream:
+            stream.write(f"{name}\n")
+
+
+def _holder(file: Path) -> str:
+    """Who the lock's file says is writing."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        with os.fdopen(os.open(file, flags), "rb") as stream:
+            return stream.read(256).decode(errors="replace").strip()
+    except OSError:
+        return ""
