@@ -11,8 +11,6 @@ from etude.core.trees import num_bytes
 from etude.models.networks import is_image
 from etude.planning.resolve import Resolved
 
-ESTIMATES = ("environments", "rollouts", "learner", "workspace", "best_episodes", "peak")
-"""Of a plan's bytes, those that are not exact."""
 _SIMULATOR = 6
 """A simulation's memory over that of its snapshot: state, last state, and all derived arrays."""
 _LEARNED_NUMBERS = 10

@@ -13,6 +13,8 @@ from rich.tree import Tree as RichTree
 if TYPE_CHECKING:
     from etude.planning.plan import Plan
 
+ESTIMATES = ("environments", "rollouts", "learner", "workspace", "best_episodes", "peak")
+"""Of a plan's bytes, those that are not exact."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -103,8 +105,6 @@ def _shapes(plan: Plan) -> Table:
 
 
 def _bytes(plan: Plan) -> Table:
-    from etude.planning.memory import ESTIMATES  # not by whoever only writes a size: it needs torch
-
     table = Table(title="Bytes", title_justify="left", box=None)
     table.add_column("what")
     table.add_column("size", justify="right")
