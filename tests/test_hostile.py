@@ -547,3 +547,11 @@ def test_trust_that_cannot_be_kept_still_holds(
     with pytest.raises(trust.Untrusted):
         resume("made")
     resume("made", trust=True)
+
+
+@pytest.mark.parametrize("number", ["9" * 4_000, "190" + ":59" * 10_000])
+def test_a_number_too_long_to_print_is_one_sentence(number: str, tmp_path: Path) -> None:
+    from etude.planning.recipe import parsed
+
+    with pytest.raises(UsageError, match="a whole number of more than 1024 bits"):
+        parsed(f"name: {number}\n".encode(), "recipe.yaml", tmp_path / "recipe.yaml")

@@ -155,7 +155,7 @@ def _among(name: str, fields: tuple[str, ...]) -> bool:
     return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
-MAX_BYTES, MAX_ITEMS = 1 << 18, 1 << 16
+MAX_BYTES, MAX_ITEMS, MAX_BITS = 1 << 18, 1 << 16, 1 << 10
 """Of a recipe's file, and of what it holds; those of people have some thousands."""
 
 
@@ -196,6 +196,8 @@ def _check_size(content: Any) -> None:
             raise ValueError(f"it holds more than {MAX_ITEMS:,} items")
         if isinstance(item, str):
             item.encode()
+        elif isinstance(item, int) and item.bit_length() > MAX_BITS:
+            raise ValueError(f"it holds a whole number of more than {MAX_BITS} bits")
 
 
 def code_roots(recipe: Recipe) -> tuple[str, ...]:
