@@ -118,5 +118,5 @@ def test_what_a_gymnasium_environment_may_not_give(act: str, tmp_path: Path) -> 
     kwargs: dict[str, Any] = {"act": act, "mark": str(tmp_path / "mark")}
     env = Guard(GymEnv(GymConfig(id="unruly_gym:Unruly-v0", kwargs=kwargs), 1))
     env.reset(Key(0))
-    with pytest.raises(EtudeError, match="'unruly_gym:Unruly-v0' gives .* is needed"):
+    with pytest.raises(EtudeError, match=r"'unruly_gym:Unruly-v0' gives .* is needed"):
         env.step(np.zeros((1, 1), np.float32))
