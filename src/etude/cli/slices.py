@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from etude.api import SUMMARY, plan
+from etude.api import plan
+from etude.building.executing import SUMMARY
 from etude.cli.options import parse
 from etude.cli.seeds import passed_on
 from etude.cli.target import Recipe_, Trusting, find_target
