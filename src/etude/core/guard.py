@@ -189,7 +189,9 @@ class Guard(EnvWrapper):
 
     def _refuse_result(self, result: StepResult) -> None:
         flags = {"terminated": result.terminated, "truncated": result.truncated}
-        arrays = {"the reward": (result.reward, np.dtype(np.float32))}
+        arrays: dict[str, tuple[Array, np.dtype[Any]]] = {
+            "the reward": (result.reward, np.dtype(np.float32))
+        }
         arrays |= {name: (array, np.dtype(np.bool_)) for name, array in flags.items()}
         for name, (array, dtype) in arrays.items():
             check_array(array, self._rows, dtype, f"{self._subject()} gives {name} in step")
@@ -238,7 +240,7 @@ def place_of(frame: FrameType) -> str:
 def check_array(given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> Array:
     """What an environment gave as an array of this shape that the type can hold, or an error."""
     if given.__class__ is np.ndarray and given.shape == shape and given.dtype == dtype:
-        return given  # type: ignore[no-any-return]
+        return given
     try:
         array = np.asarray(given)
     except ValueError:  # numpy's word for lists of unequal length

@@ -12,9 +12,9 @@ from etude.core.contracts import ActionSpec, Array, ArraySpec, Observations
 from etude.core.errors import UsageError
 from etude.core.guard import check_array
 
-NUMBERS = {float, int, bool, np.float64, np.float32}
+NUMBERS: set[Any] = {float, int, bool, np.float64, np.float32}
 """Types of rewards that need no further look."""
-FLAGS = {bool, np.bool_}
+FLAGS: set[Any] = {bool, np.bool_}
 
 
 class Spaces:
@@ -66,14 +66,16 @@ class Spaces:
     def number(self, value: Any, what: str) -> float:
         """A reward or the like as a number."""
         if value.__class__ in NUMBERS:
-            return value  # type: ignore[no-any-return]
+            number: float = value
+            return number
         what = f"'{self._env_id}' gives {what}"
         return float(check_array(value, (), np.dtype(np.float64), what))
 
     def flag(self, value: Any, what: str) -> bool:
         """Whether an episode ended, as a bool; 0 and 1 are as good."""
         if value.__class__ in FLAGS:
-            return value  # type: ignore[no-any-return]
+            flag: bool = value
+            return flag
         is_one = isinstance(value, int | np.integer) and value in (0, 1)
         what = f"'{self._env_id}' gives {what}"
         return bool(value if is_one else check_array(value, (), np.dtype(np.bool_), what))
@@ -111,7 +113,7 @@ def _observation_specs(
 
 def _bounds(space: spaces.Space[Any], single: str | None) -> dict[str, tuple[Array, Array]]:
     """{name: (low, high)} of the boxes of floats that have a finite bound."""
-    boxes = {single: space} if single is not None else dict(space.items())  # type: ignore[attr-defined]
+    boxes = {single: space} if single is not None else dict(space.items())
     return {
         str(name): (box.low, box.high)
         for name, box in boxes.items()
