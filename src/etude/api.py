@@ -24,6 +24,7 @@ from etude.core.errors import Damaged, UsageError
 from etude.core.ranks import ALONE, Ranks, joined, was_restarted
 from etude.core.seals import unsealed
 from etude.core.trees import digest
+from etude.logs.apart import apart
 from etude.logs.outputs import Outputs, check
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
@@ -180,7 +181,7 @@ def train(
     torchrun started together share the run's shards, and the first of them writes it; where
     torchrun has started them again, the run in the folder `path` goes on.
     """
-    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    asked = _asked(say, on_phase, logs, callbacks)
     trusted.vouch(recipes.texts(recipe))
     with joined() as ranks:
         if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
@@ -194,7 +195,7 @@ def train(
 
         def create() -> RunFolder:
             resolved.append(resolve(recipe))
-            return _create(resolved[0], path, ranks, say)
+            return _create(resolved[0], path, ranks, asked.say)
 
         with open_folder(ranks, create) as folder, explained(folder.path):
             run = resolved[0] if resolved else resolve(recipe)
@@ -206,6 +207,16 @@ def train(
             start_policy(recipe, parts.algorithm)
             execute(parts, folder, out.say)
         return Run(folder.path)
+
+
+def _asked(
+    say: Say,
+    on_phase: Callable[[str], None],
+    logs: Sequence[LogWriter],
+    callbacks: Sequence[Callback],
+) -> Outputs:
+    """Where a caller wants messages and metrics to go; messages only report."""
+    return Outputs(apart("say", say), apart("on_phase", on_phase), [*logs], [*callbacks])
 
 
 def create(run: Resolved, path: str | Path) -> Run:
@@ -275,7 +286,7 @@ def resume(
     """
     from etude.building.continuing import continue_run
 
-    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    asked = _asked(say, on_phase, logs, callbacks)
     how = (total_timesteps, collector, checkpoint, trust, pause_after)
     with joined() as ranks:
         path = continue_run(ranks, Path(path), asked, console, *how)
