@@ -280,6 +280,21 @@ FAULTS = (
         "all prefixes",
         (Need("crash_states", 70, "recordings"),),
     ),
+    Fault(
+        26,
+        "standard output closed, full, slow or a terminal that goes away; a log writer that raises "
+        "or whose disk is full; W&B's service or server dying, hanging or away: the run goes on "
+        "with the same bits, and says so once",
+        "each",
+        (
+            "test_fault_cases.py",
+            "core/test_outlets.py",
+            "logs/test_apart.py",
+            "logs/test_wandb.py",
+        ),
+        "100",
+        (Need("fault_cases", 100, "faults of what only reports", "reporting"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

@@ -11,6 +11,7 @@ from etude.building.executing import (
     SUMMARY,
     Say,
     compare,
+    device_line,
     execute,
     manifest_of,
     open_folder,
@@ -201,7 +202,8 @@ def train(
             run = resolved[0] if resolved else resolve(recipe)
             out = outputs_of(run, folder, console, asked, ranks)
             headline = (folder.path / PLAN).read_text().partition("\n")[0]
-            for note in (headline, f"Run folder: {folder.path}", *rank_notes(recipe, ranks.size)):
+            said = (headline, f"Run folder: {folder.path}", device_line(run))
+            for note in (*said, *rank_notes(recipe, ranks.size)):
                 out.say(note)
             parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
             start_policy(recipe, parts.algorithm)

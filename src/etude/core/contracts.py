@@ -355,10 +355,13 @@ class Algorithm(Stateful, Protocol):
 
 
 class LogWriter(Protocol):
-    """A place for metric rows."""
+    """A place for metric rows. One that raises ends no run."""
 
     def begin(self, history: list[dict[str, Any]]) -> None:
-        """The rows a resumed run keeps, [] for a new one; what was written after them is void."""
+        """The rows a resumed run keeps, [] for a new one; what was written after them is void.
+
+        Called again, with all rows so far, after an error.
+        """
 
     def write(self, row: dict[str, Any]) -> None: ...
 

@@ -21,7 +21,7 @@ from etude.runs.metrics_log import read_rows
 from etude.training.callbacks import Callback
 
 Say = Callable[[str], None]
-LOSS_BATCHES = 100
+LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES = 25, 100
 """Batches per line of `logs.losses batches`."""
 
 
@@ -46,7 +46,7 @@ class LogsConfig(Config):
     losses: Literal["cycle", "iteration", "batches"] = Field(
         "cycle",
         description="How often the loss of a learned reward is printed: per log row, also per "
-        "iteration, or also every 100 batches.",
+        "iteration, or also every 25 batches, of pictures every 100.",
     )
     writers: tuple[Annotated[SerializeAsAny[LogConfig], BeforeValidator(_by_name)], ...] = Field(
         (), description="Further log writers: kinds of other packages, or module:Class."
@@ -85,11 +85,13 @@ def open_logs(
     console: bool,
     outputs: Outputs,
     changed: Callable[[], str] = lambda: "",
+    loss_batches: int = LOSS_BATCHES,
 ) -> Outputs:
     """The logs a recipe asks for, before those in `outputs`; `console`: show it on the screen.
 
     `metrics`: the declarations of the run; `iterations`: how many it has in all; `changed`: says
-    which settings are not those of the recipe of that name.
+    which settings are not those of the recipe of that name; `loss_batches`: batches per line of
+    `logs.losses batches`.
     """
     notices.keep_in(folder / REPORTING)
     out = Outputs(outputs.say, outputs.on_phase)
@@ -119,7 +121,7 @@ def open_logs(
             screen = [table]
             shown.append(EpochLines(table.epoch))
         if config.losses != "cycle":
-            every = LOSS_BATCHES if config.losses == "batches" else None
+            every = loss_batches if config.losses == "batches" else None
             shown += [LossLines(out.say, m, every) for m in metrics if m.losses]
     out.callbacks = [*outputs.callbacks, *(ApartCallback(each, "The screen") for each in shown)]
 

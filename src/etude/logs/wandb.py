@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,6 +76,9 @@ class WandbConfig(LogConfig):
         return OpenLog(log, (FinalPolicy(log, policy),))
 
 
+_ENDING = threading.Lock()
+
+
 def _service() -> Any:
     """W&B's service process, a Popen; None where there is none, or W&B keeps it elsewhere."""
     from wandb.sdk import wandb_setup
@@ -83,17 +87,21 @@ def _service() -> Any:
     return getattr(getattr(connection, "_proc", None), "_process", None)
 
 
-def end_service() -> None:
+def end_service(service: Any = None) -> None:
     """End W&B's service process, which has died or hangs; the next start begins another one.
 
-    What still waits for it then fails, instead of holding up the end of this process.
+    What still waits for it then fails, instead of holding up the end of this process. `service`:
+    only this one, which another log's may have followed.
     """
     import wandb
 
-    if (service := _service()) is not None:
-        service.kill()
-    with suppress(Exception, SystemExit):  # it ends with the service's exit code
-        wandb.teardown()
+    with _ENDING:
+        current = _service()
+        if (ended := service or current) is not None:
+            ended.kill()
+        if ended is current:
+            with suppress(Exception, SystemExit):  # it ends with the service's exit code
+                wandb.teardown()
 
 
 class WandbLog:
@@ -112,6 +120,7 @@ class WandbLog:
         self._folder, self._project, self._name = folder, project, name
         self._mode, self._config, self._say = mode, config, say
         self._run: Any = None
+        self._service: Any = None
         self._state = _State(folder / "wandb.json")
         self._has = NOTHING
         self._finished = False
@@ -182,7 +191,7 @@ class WandbLog:
                 f"{self._folder}` sends what is missing."
             ) from error
         except Exception:  # of many types: the service has died
-            end_service()
+            end_service(self._service)
             raise
         # Only now has W&B let go of its buffers.
         self._state.save(confirmed=self._has, uploaded=self._finished)
@@ -204,7 +213,7 @@ class WandbLog:
             found = max((step for file in files for step in _steps(file)), default=NOTHING)
             self._run = self._joined()
         except Exception as error:  # of many types, some of them not public
-            end_service()
+            end_service(self._service)  # it would keep the run's id
             text = " ".join(str(error).split()) or type(error).__name__
             raise EtudeError(
                 f"W&B could not start ({text}). Check `wandb login` and the network, or "
@@ -225,7 +234,9 @@ class WandbLog:
 
         service = _service()
         if service is not None and service.poll() is not None:
-            end_service()
+            end_service(service)
+        wandb.setup()
+        self._service = _service()
         return wandb.init(
             project=self._project,
             name=self._name,
