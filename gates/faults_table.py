@@ -383,6 +383,21 @@ FAULTS = (
         "each",
         (Need("fault_cases", 9, "emulated file systems", "file_systems"),),
     ),
+    Fault(
+        26,
+        "standard output closed, full, slow or a terminal that goes away; a log writer that raises "
+        "or whose disk is full; W&B's service or server dying, hanging or away: the run goes on "
+        "with the same bits, and says so once",
+        "each",
+        (
+            "test_fault_cases.py",
+            "core/test_outlets.py",
+            "logs/test_apart.py",
+            "logs/test_wandb.py",
+        ),
+        "100",
+        (Need("fault_cases", 100, "faults of what only reports", "reporting"),),
+    ),
 )
 
 HEAD = """# Faults, and what has been counted

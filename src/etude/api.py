@@ -13,6 +13,7 @@ from etude.building.executing import (
     Say,
     compare,
     compare_code,
+    device_line,
     execute,
     manifest_of,
     open_folder,
@@ -27,6 +28,7 @@ from etude.core.history import History
 from etude.core.ranks import ALONE, Ranks, joined, was_restarted
 from etude.core.seals import unsealed
 from etude.core.trees import digest
+from etude.logs.apart import apart
 from etude.logs.outputs import Outputs, check
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
@@ -189,7 +191,7 @@ def train(
     torchrun started together share the run's shards, and the first of them writes it; where
     torchrun has started them again, the run in the folder `path` goes on.
     """
-    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    asked = _asked(say, on_phase, logs, callbacks)
     trusted.vouch(recipes.texts(recipe))
     with joined() as ranks:
         if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
@@ -203,16 +205,27 @@ def train(
         ranks.from_first(lambda: resolved.append(resolve(recipe)))
         run = resolved[0] if resolved else resolve(recipe)
         compare_code(ranks, run)
-        create = partial(_create, run, path, ranks, say)
+        create = partial(_create, run, path, ranks, asked.say)
         with open_folder(ranks, create) as folder, explained(folder.path):
             out = outputs_of(run, folder, console, asked, ranks)
             headline = (folder.path / PLAN).read_text().partition("\n")[0]
-            for note in (headline, f"Run folder: {folder.path}", *rank_notes(recipe, ranks.size)):
+            said = (headline, f"Run folder: {folder.path}", device_line(run))
+            for note in (*said, *rank_notes(recipe, ranks.size)):
                 out.say(note)
             parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
             start_policy(recipe, parts.algorithm)
             execute(parts, folder, out.say)
         return Run(folder.path)
+
+
+def _asked(
+    say: Say,
+    on_phase: Callable[[str], None],
+    logs: Sequence[LogWriter],
+    callbacks: Sequence[Callback],
+) -> Outputs:
+    """Where a caller wants messages and metrics to go; messages only report."""
+    return Outputs(apart("say", say), apart("on_phase", on_phase), [*logs], [*callbacks])
 
 
 def create(run: Resolved, path: str | Path) -> Run:
@@ -283,7 +296,7 @@ def resume(
     """
     from etude.building.continuing import continue_run
 
-    asked = Outputs(say, on_phase, [*logs], [*callbacks])
+    asked = _asked(say, on_phase, logs, callbacks)
     how = (total_timesteps, collector, checkpoint, trust, pause_after)
     with joined() as ranks:
         path = continue_run(ranks, Path(path), asked, console, *how)

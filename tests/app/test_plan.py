@@ -14,6 +14,7 @@ import short_recipes
 from etude.algorithms.amp import AMP
 from etude.api import train
 from etude.building.build import build
+from etude.building.executing import loss_batches
 from etude.core.errors import UsageError
 from etude.core.trees import num_bytes
 from etude.envs.mujoco import offscreen
@@ -508,3 +509,39 @@ def test_a_plan_says_where_groups_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install etude\[ray\]"):
         etude.plan(recipe)
+
+
+def test_bytes_of_what_is_gathered_and_of_what_a_level_reads() -> None:
+    """32 numbers a step: 25 of the observation, 7 of the action."""
+    made = etude.plan(tiny_reach(4, learner={"shards": 2}))
+    step = 32 * 4
+    assert made.sizes == {
+        "buffer": 256 * step,
+        "group": 8 * 8 * step,
+        "minibatch": 64 * step,
+        "shard": 32 * step,
+        "batch": 64 * step,
+        "iteration": 8 * 64 * step,
+        "cycle": 2 * 8 * 64 * step,
+        "epoch": 2 * 8 * 64 * step,
+    }
+    assert (
+        "in bytes: buffer 32.0 KiB, rollout of a group 8.0 KiB, minibatch 8.0 KiB, a shard's part "
+        "of it 4.0\nKiB\n"
+        "gradient steps read 8.0 KiB per batch, 64.0 KiB per iteration, 128.0 KiB per cycle, 128.0 "
+        "KiB per\nepoch\n"
+    ) in render(made)
+
+
+def test_a_replays_group_is_what_it_collects_in_an_iteration() -> None:
+    """25 + 7 numbers, 4 groups; the buffer holds 1,024 steps, an iteration is 16 x 8."""
+    sizes = etude.plan(short_recipes.find("episodic-short")).sizes
+    assert sizes["buffer"] == 1_024 * 32 * 4
+    assert sizes["group"] == 16 * 8 * 32 * 4 // 4
+
+
+@pytest.mark.parametrize(("name", "batches"), [("reach-short", 25), ("seek-pictures", 100)])
+def test_losses_of_pictures_are_printed_less_often(name: str, batches: int) -> None:
+    if name == "seek-pictures":
+        skip_without_pictures()
+    assert loss_batches(resolve(recipes.find(name))) == batches

@@ -65,7 +65,7 @@ def row_points(rows: list[dict[str, Any]], free: tuple[str, ...] = FREE) -> list
     return [
         (name.replace("epoch/", "per_epoch/"), row["timesteps"] or row["updates"], value)
         for row in rows
-        for name, value in row.items()
+        for name, value in (row | {"time/episodes": row.get("episodes")}).items()
         if value is not None and name not in COUNTED and not name.startswith(free)
     ]
 
@@ -87,6 +87,7 @@ def _rows(count: int) -> Iterator[dict[str, Any]]:
             "iterations": 2 * i,
             "timesteps": 512 * i,
             "updates": 16 * i,
+            "episodes": 3 * i,
             "rollout/ep_rew_mean": i / 3,
             "rollout/success_rate": min(i / count, 1.0),
             "reward/progress": i / 7,

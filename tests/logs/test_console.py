@@ -28,8 +28,8 @@ def test_an_epoch_ends_with_a_line_about_it() -> None:
     table.begin([])
     rows = rows_like_a_run(10)
     heading, first = shown(table, stream, rows[0])
-    assert heading.split()[:3] == ["steps", "cycle", "updates"]
-    assert first.split()[:2] == ["512", "1"]
+    assert heading.split()[:4] == ["steps", "episodes", "seconds", "fps"]
+    assert first.split()[:2] == ["512", "3"]
     assert len(shown(table, stream, rows[1])) == 1
     before = len(stream.getvalue())
     table.epoch(1, {"rollout/success_rate": 0.3, "train/R_loss": 0.25})
@@ -78,7 +78,7 @@ def test_a_warning_says_what_to_try_once() -> None:
 def test_numbers_that_are_none_leave_a_gap() -> None:
     stream = io.StringIO()
     table = make(stream)
-    row = {"timesteps": 512, "cycle": 1, "epoch": 1, "time/fps": math.nan, "train/std": None}
+    row = {"timesteps": 512, "episodes": 1, "epoch": 1, "time/fps": math.nan, "train/std": None}
     _, line = shown(table, stream, row)
     assert line.split() == ["512", "1"]
 

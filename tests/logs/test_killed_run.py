@@ -123,7 +123,8 @@ def test_a_pipe_gets_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert cli.main(["train", str(file), "--folder", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "environment steps" in lines[0]
-    assert lines[2].split()[:2] == ["steps", "cycle"]
+    assert lines[2].startswith("Device: learning on ")
+    assert lines[3].split()[:3] == ["steps", "episodes", "seconds"]
     assert any(line.startswith("  epoch 2: ") for line in lines)
     assert not any("\x1b" in line for line in lines)
 

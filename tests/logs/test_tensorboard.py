@@ -71,11 +71,27 @@ def test_time_goes_on_over_a_resume_and_readers_drop_the_old_file(tmp_path: Path
     assert times == pytest.approx([0.0, 1.0, 1.5, 4.0], abs=1e-3)
 
 
+def test_steps_episodes_and_seconds_are_curves_of_runs_that_collect(tmp_path: Path) -> None:
+    rows = [{**row, "time/total_timesteps": row["timesteps"]} for row in rows_like_a_run(3)]
+    write(tmp_path, [], rows)
+    points = tensorboard_points(tmp_path, free=())
+    for tag, column in (
+        ("time/episodes", "episodes"),
+        ("time/total_timesteps", "timesteps"),
+        ("time/time_elapsed", "time/time_elapsed"),
+    ):
+        expected = [(tag, row["timesteps"], float(row[column])) for row in rows]
+        assert [point for point in points if point[0] == tag] == expected
+    offline = [{**row, "timesteps": 0, "dataset/passes": 1.0} for row in rows]
+    write(tmp_path / "offline", [], offline)
+    assert not [p for p in tensorboard_points(tmp_path / "offline", ()) if "episodes" in p[0]]
+
+
 def test_other_files_stay_and_a_fault_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     write(tmp_path, [], rows_like_a_run(1))
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    with pytest.raises(EtudeError, match=r"Could not write .*metrics\.jsonl"):
+    with pytest.raises(EtudeError, match=r"Could not write curves to .*notes\.txt"):
         TensorBoardLog(tmp_path / "notes.txt").begin([])
 
 

@@ -1,11 +1,15 @@
-"""W&B in its offline mode: every row once, however often its process was lost."""
+"""W&B: every row once, however often its process, its service or its server was lost."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,10 @@ from log_points import row_points, rows_like_a_run, wandb_points
 from PIL import Image
 
 from etude.core.errors import EtudeError, UsageError
+from etude.core.outlets import notices
+from etude.logs import apart
+from etude.logs.apart import ApartLog, Background
+from wandb_server import WandbServer
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install etude[wandb]")
 
@@ -154,3 +162,83 @@ def test_the_final_evaluation_is_in_the_summary_once(tmp_path: Path) -> None:
     assert copied.read_bytes() == drawn.read_bytes()
     assert json.loads((folder / "wandb.json").read_text())["uploaded"]
     assert wandb_points(folder) == sorted(row_points(ROWS[:1]))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    server = WandbServer()
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(wandb_log, "START", 3.0)
+    monkeypatch.setattr(wandb_log, "END", 8.0)
+    monkeypatch.setattr(apart, "FIRST_PAUSE", 0.0)
+    yield server
+    server.stop()
+    wandb_log.end_service()
+
+
+def online(folder: Path, rows: list[dict[str, Any]]) -> ApartLog:
+    """As a run has it; rows: those of metrics.jsonl."""
+    folder.mkdir(exist_ok=True)
+    make = partial(WandbLog, folder, "etude", "a run", "online", {"seed": 0})
+    return ApartLog(Background(make, 8.0, wandb_log.end_service), "wandb", lambda: rows)
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 20.0
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def steps(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["timesteps"] for row in rows]
+
+
+@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_service_that_dies_or_hangs_is_started_again(
+    strike: signal.Signals, tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(notices, "tell", told.append)
+    written = list[dict[str, Any]]()
+    log = online(tmp_path / "run", written)
+    log.begin([])
+    sent = tmp_path / "run" / "wandb.json"
+    for row in ROWS:
+        written.append(row)
+        log.write(row)
+        if row is ROWS[2]:
+            until(lambda: sent.exists() and json.loads(sent.read_text())["sent"] >= 512)
+            wandb_log._service().send_signal(strike)
+    log.close()
+    # What it has not got by the end, a resume sends.
+    resumed = online(tmp_path / "run", written)
+    resumed.begin(written)
+    resumed.close()
+    assert sorted(set(server.steps)) == steps(ROWS)
+    assert told[0].startswith("The log wandb failed, and the run goes on without it: ")
+    assert len([line for line in told if "failed" in line]) == 1
+
+
+def test_a_server_that_is_away_costs_the_start_nothing(
+    tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(notices, "tell", told.append)
+    server.mood = "hangs"
+    log, begin = online(tmp_path / "run", ROWS), time.monotonic()
+    log.begin([])
+    for row in ROWS[:4]:
+        log.write(row)
+    assert time.monotonic() - begin < 1.0
+    log.close()
+    assert time.monotonic() - begin < 12.0
+    (sentence,) = told
+    assert "etude resume" in sentence or "It has not answered" in sentence
+    # It answers again by the time of a resume.
+    server.mood = "well"
+    resumed = online(tmp_path / "run", ROWS)
+    resumed.begin(ROWS)
+    resumed.close()
+    assert server.steps == steps(ROWS)
+    assert len(told) == 1

@@ -78,6 +78,10 @@ def test_the_window_is_all_since_the_last_reading_and_at_least_a_hundred(
     assert found["rollout/ep_rew_mean"] == pytest.approx(np.mean(everything))
     assert found["rollout/ep_len_mean"] == pytest.approx(2 * np.mean(everything))
     assert found["rollout/success_rate"] == pytest.approx(np.mean(np.mod(everything, 2)))
+    values = [value for part in parts for value in part]
+    assert found["rollout/ep_rew_mean_100"] == pytest.approx(np.mean(values[-FEWEST:]))
+    new = values[len(values) - since :]
+    assert found["rollout/success_count"] == pytest.approx(np.sum(np.mod(new, 2)))
 
 
 def test_every_group_counts_in_a_row() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ from etude.training import stop as module
 from etude.training.callbacks import Callback, Context
 from etude.training.stop import SIGNALS, StopRequest
 from toys import tiny_reach
+
+
+@pytest.fixture(autouse=True)
+def _hangups_arrive() -> Iterator[None]:
+    """Also where the tests are run by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 class Strike(Callback):
@@ -82,6 +91,12 @@ def test_a_signal_while_a_resume_starts_loses_nothing(place: str, tmp_path: Path
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert checkpoint.resumable(tmp_path / "run" / "checkpoints") != before or place == "start"
     assert resume(tmp_path / "run").fingerprint() == untouched.fingerprint()
+
+
+def test_a_run_under_nohup_goes_on_when_its_terminal_closes(tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    train(tiny_reach(4), tmp_path / "run", callbacks=[Strike(signal.SIGHUP)])
+    assert Run(tmp_path / "run").rows()[-1]["iterations"] == 4
 
 
 BUSY = """

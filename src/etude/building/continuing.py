@@ -12,6 +12,7 @@ from etude.building.executing import (
     Say,
     compare,
     compare_code,
+    device_line,
     execute,
     manifest_of,
     open_folder,
@@ -122,13 +123,14 @@ def _restore(
     if total_timesteps is not None:
         resuming.extend(run, clock, folder, ranks, say)
     if restored:
-        say(f"Resuming {folder.path} at step {clock.now.timesteps:,}.")
+        say(f"Resuming {folder.path} at step {clock.now.timesteps:,}. {device_line(run)}")
     else:
         # Nothing was saved yet: whatever was logged belongs to work that is done again.
         if parts.metrics is not None:
             parts.metrics.cut_back(START)
         start_policy(run.recipe, parts.algorithm)
         say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        say(device_line(run))
     if was_restarted():
         from etude.building.rank_checks import refuse_to_repeat
 

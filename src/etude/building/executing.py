@@ -15,8 +15,10 @@ from etude.core.history import History
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
 from etude.core.seals import sealed
 from etude.core.trees import Tree
-from etude.logs.outputs import Outputs, open_logs
+from etude.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
+from etude.models.networks import is_image
 from etude.planning import recipes
+from etude.planning.page import amount
 from etude.planning.plan import Plan, counted
 from etude.planning.recipe import Recipe, code_roots, metrics_of
 from etude.planning.resolve import Resolved
@@ -73,8 +75,28 @@ def outputs_of(
     if run.data is None and "is_success" not in run.spec.statistics:
         metrics = tuple(metric for metric in metrics if "success" not in metric.name)
     plain, changed = recipe.model_dump(mode="json"), lambda: recipes.changed(recipe)
-    path = folder.path
-    return open_logs(recipe.logs, path, plain, metrics, iterations, console, asked, changed)
+    path, every = folder.path, loss_batches(run)
+    return open_logs(recipe.logs, path, plain, metrics, iterations, console, asked, changed, every)
+
+
+def loss_batches(run: Resolved) -> int:
+    """Batches per line of `logs.losses batches`: those of pictures take longer."""
+    observations = run.deployed.observations  # type: ignore[attr-defined]
+    sees = any(is_image(spec) for spec in observations.values())
+    return LOSS_BATCHES_OF_PICTURES if sees else LOSS_BATCHES
+
+
+def device_line(run: Resolved) -> str:
+    """Where a run computes, in words."""
+    learner, device = run.recipe.learner, run.device
+    where = (
+        "the CPU" if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
+    )
+    line = f"Device: learning on {where} with {amount(learner.threads, 'thread')}"
+    if not run.num_groups:
+        return f"{line}."
+    config = run.recipe.collector
+    return f"{line}, rollouts on the CPU with {amount(config.threads, 'thread')}."
 
 
 class Interrupted(EtudeError):
@@ -91,7 +113,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     loop, ranks = parts.loop, parts.ranks
     try:
         with loop.stop:
-            finished = loop.run(DiskHistory(folder.metrics) if ranks.is_first else History())
+            finished = loop.run(DiskHistory.so_far(folder.metrics) if ranks.is_first else History())
     except (LostRank, ReportedElsewhere):
         raise  # It says nothing about this run that the next try should be warned of.
     except (Exception, SystemExit) as error:

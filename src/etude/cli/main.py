@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Verbs, later, run_verb
-from etude.core import progress
+from etude.core import outlets, progress
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
 
@@ -55,23 +55,36 @@ module:Class or a Gymnasium id. Your own: `etude train ppo` with `--env.id ID` f
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    arguments = [*(sys.argv[1:] if argv is None else argv)]
+    try:
+        with outlets.standing(strict=arguments[:1] not in _TRAINING):
+            return _code(arguments)
+    except outlets.OutputLost as error:  # only at the end of the command
+        if str(error):
+            print(error, file=sys.stderr)
+        return error.exit_code
+
+
+_TRAINING = (["train"], ["resume"], ["sweep"])
+"""Commands whose result is a run folder: what they print only reports."""
+
+
+def _code(arguments: list[str]) -> int:
+    """Run one command, with errors as sentences; the exit code."""
     # Of several ranks the first speaks.
     shown = progress.show_on(sys.stderr if os.environ.get("RANK", "0") == "0" else None)
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(arguments)
     except EtudeError as error:
         if str(error):  # The first of several ranks speaks for all; the others only leave.
             print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        verb = (sys.argv[1:] if argv is None else [*argv])[:1]
-        trains = verb in (["train"], ["resume"], ["sweep"])
+        trains = arguments[:1] in _TRAINING
         begun = "; a run that had begun goes on with `etude resume RUN`" if trains else ""
         print(f"Stopped{begun}.", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Whoever read the output has gone; Python would complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # where the output is not a file of the system's
         return 128 + signal.SIGPIPE
     finally:
         progress.show_on(shown)

@@ -366,12 +366,12 @@ class Algorithm(Stateful, Protocol):
 
 
 class LogWriter(Protocol):
-    """A place for metric rows."""
+    """A place for metric rows. One that raises ends no run."""
 
     def begin(self, history: Iterable[Row]) -> None:
         """The rows a resumed run keeps, none for a new one; what was written after them is void.
 
-        They are read from the disk as they are iterated, and may be millions: a log that needs each
+        Called again, with all rows so far, after an error. They are read from the disk as they are iterated, and may be millions: a log that needs each
         of them takes no list of them, and one that draws or summarises takes
         `history_of(history).thinned()`.
         """

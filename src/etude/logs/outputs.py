@@ -11,13 +11,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.core.config import Config
-from etude.core.contracts import LogWriter
+from etude.core.contracts import LogWriter, Stateful
+from etude.core.history import History
+from etude.core.outlets import notices
+from etude.logs.apart import FAULTS, ApartCallback, ApartLog, ApartScreen, apart, words
 from etude.logs.kinds import LOGS, LogConfig, LoggedRun
 from etude.metrics.declared import Metrics
+from etude.runs.folder import METRICS, REPORTING
+from etude.runs.metrics_log import DiskHistory
 from etude.training.callbacks import Callback
 
 Say = Callable[[str], None]
-LOSS_BATCHES = 100
+LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES = 25, 100
 """Batches per line of `logs.losses batches`."""
 
 
@@ -42,7 +47,7 @@ class LogsConfig(Config):
     losses: Literal["cycle", "iteration", "batches"] = Field(
         "cycle",
         description="How often the loss of a learned reward is printed: per log row, also per "
-        "iteration, or also every 100 batches.",
+        "iteration, or also every 25 batches, of pictures every 100.",
     )
     writers: tuple[Annotated[SerializeAsAny[LogConfig], BeforeValidator(_by_name)], ...] = Field(
         (), description="Further log writers: kinds of other packages, or module:Class."
@@ -81,14 +86,18 @@ def open_logs(
     console: bool,
     outputs: Outputs,
     changed: Callable[[], str] = lambda: "",
+    loss_batches: int = LOSS_BATCHES,
 ) -> Outputs:
     """The logs a recipe asks for, before those in `outputs`; `console`: show it on the screen.
 
     `metrics`: the declarations of the run; `iterations`: how many it has in all; `changed`: says
-    which settings are not those of the recipe of that name.
+    which settings are not those of the recipe of that name; `loss_batches`: batches per line of
+    `logs.losses batches`.
     """
+    notices.keep_in(folder / REPORTING)
     out = Outputs(outputs.say, outputs.on_phase)
     screen: list[LogWriter] = []
+    shown: list[Callback] = []
     if console and config.console != "none":
         from etude.logs.console import ConsoleTable
         from etude.logs.following import DashboardCallback, EpochLines, LossLines
@@ -106,23 +115,39 @@ def open_logs(
                 dashboard.activity(phase)
                 outputs.on_phase(phase)
 
-            out.say, out.on_phase = dashboard.say, on_phase
-            out.callbacks.append(DashboardCallback(dashboard))
+            out.say, out.on_phase = apart("The dashboard", dashboard.say), on_phase
+            shown.append(DashboardCallback(dashboard))
         else:
             table = ConsoleTable(health)
             screen = [table]
-            out.callbacks.append(EpochLines(table.epoch))
+            shown.append(EpochLines(table.epoch))
         if config.losses != "cycle":
-            every = LOSS_BATCHES if config.losses == "batches" else None
-            out.callbacks += [LossLines(out.say, m, every) for m in metrics if m.losses]
+            every = loss_batches if config.losses == "batches" else None
+            shown += [LossLines(out.say, m, every) for m in metrics if m.losses]
+    out.callbacks = [*outputs.callbacks, *(ApartCallback(each, "The screen") for each in shown)]
+
+    def rows() -> History:
+        return DiskHistory.so_far(folder / METRICS)
+
     for kind in config.kinds():
-        log = kind.open(LoggedRun(folder, recipe, out.say))
-        out.logs.append(log.writer)
-        out.callbacks += log.callbacks
+        try:
+            log = kind.open(LoggedRun(folder, recipe, out.say))
+        except FAULTS as error:
+            notices.tell(f"The log {kind.kind} cannot be opened, and is left out: {words(error)}")
+            continue
+        out.logs.append(ApartLog(log.writer, kind.kind, rows))
+        out.callbacks += [_reporting(each, kind.kind) for each in log.callbacks]
     # The screen last: whatever another log has to say at its start comes before the first picture.
-    out.logs += [*screen, *outputs.logs]
-    out.callbacks = [*outputs.callbacks, *out.callbacks]
+    out.logs += [ApartScreen(each) for each in screen]
+    out.logs += [ApartLog(each, type(each).__name__, rows) for each in outputs.logs]
     return out
+
+
+def _reporting(callback: Callback, log: str) -> Callback:
+    """A log's callback; one with memory is part of the run's state, and not only reports."""
+    if isinstance(callback, Stateful):
+        return callback
+    return ApartCallback(callback, f"A callback of the log {log}")
 
 
 def shows_dashboard() -> bool:

@@ -82,10 +82,10 @@ class TensorBoardLog:
             self._writer.flush()
 
     def close(self) -> None:
-        if self._writer is not None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
             with self._clear_faults():
-                self._writer.close()
-            self._writer = None
+                writer.close()
 
     def _open(self, wall_time: float, suffix: str = "") -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -112,8 +112,8 @@ class TensorBoardLog:
             yield
         except OSError as error:
             raise EtudeError(
-                f"Could not write {self._folder}: {error.strerror}. Make room or give access, then "
-                "resume the run; its curves are written again from metrics.jsonl."
+                f"Could not write curves to {self._folder}: {error.strerror}. Make room or give "
+                "access."
             ) from error
 
 

@@ -4,23 +4,29 @@ W&B cannot remove rows. Since a replayed row equals the one that was sent, rows 
 skipped, and rows that it lost in a kill are sent again. What it has is known online by its server;
 offline by the files it wrote (its process buffers rows, so those handed over may be missing);
 where the files were synced and removed, by wandb.json in the run's folder.
+
+All of it happens in a thread of its own, so that no service and no server holds up a run.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import secrets
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.history import Row, history_of
-from etude.core.progress import waiting
+from etude.logs.apart import Background
 from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.metrics.rows import charted, step_of
 from etude.runs import checkpoint, files
@@ -29,6 +35,8 @@ from etude.training.callbacks import Callback, Context
 Mode = Literal["online", "offline"]
 NOTHING = -1
 """The step before any row."""
+START, END = 10.0, 60.0
+"""Seconds that W&B has to begin a run, and to take what is left at its end."""
 
 
 def require() -> None:
@@ -50,19 +58,51 @@ class WandbConfig(LogConfig):
     def check(self) -> None:
         require()
 
-    def _log(self, run: LoggedRun) -> WandbLog:
+    def _log(self, run: LoggedRun) -> Background:
         name = f"{run.recipe['name']}-{run.folder.resolve().name}"
-        return WandbLog(run.folder, self.project, name, self.mode, run.recipe, run.say)
+        make = partial(WandbLog, run.folder, self.project, name, self.mode, run.recipe, run.say)
+        return Background(make, END, end_service)
 
     def add_final(
         self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
     ) -> None:
-        self._log(run._replace(say=lambda text: None)).add_final(step, metrics, pictures)
+        log = self._log(run._replace(say=lambda text: None))
+        log.start()
+        log.call("add_final", step, metrics, pictures)
+        log.close()
 
     def open(self, run: LoggedRun) -> OpenLog:
         log = self._log(run)
         policy = run.folder / "checkpoints" / "final" / "policy"
         return OpenLog(log, (FinalPolicy(log, policy),))
+
+
+_ENDING = threading.Lock()
+
+
+def _service() -> Any:
+    """W&B's service process, a Popen; None where there is none, or W&B keeps it elsewhere."""
+    from wandb.sdk import wandb_setup
+
+    connection = getattr(wandb_setup.singleton(), "_connection", None)
+    return getattr(getattr(connection, "_proc", None), "_process", None)
+
+
+def end_service(service: Any = None) -> None:
+    """End W&B's service process, which has died or hangs; the next start begins another one.
+
+    What still waits for it then fails, instead of holding up the end of this process. `service`:
+    only this one, which another log's may have followed.
+    """
+    import wandb
+
+    with _ENDING:
+        current = _service()
+        if (ended := service or current) is not None:
+            ended.kill()
+        if ended is current:
+            with suppress(Exception, SystemExit):  # it ends with the service's exit code
+                wandb.teardown()
 
 
 class WandbLog:
@@ -81,6 +121,7 @@ class WandbLog:
         self._folder, self._project, self._name = folder, project, name
         self._mode, self._config, self._say = mode, config, say
         self._run: Any = None
+        self._service: Any = None
         self._state = _State(folder / "wandb.json")
         self._has = NOTHING
         self._finished = False
@@ -131,8 +172,8 @@ class WandbLog:
         from wandb import Image
 
         self._state.load()
-        if self._state.final == step:
-            return
+        if self._state.final == step or not self._state.uploaded:
+            return  # What W&B has not got of the run, a resume sends first.
         self._open()
         images = {name: Image(str(file)) for name, file in pictures.items()}
         self._run.summary.update({**metrics, **images})
@@ -140,19 +181,27 @@ class WandbLog:
         self.close()
         self._state.save(final=step)
 
-    @waiting("waiting for W&B")
     def close(self) -> None:
-        if self._run is not None:
-            self._run.finish(exit_code=0 if self._finished else 1)
-            self._run = None
-            # Only now has W&B let go of its buffers.
-            self._state.save(confirmed=self._has, uploaded=self._finished)
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish(exit_code=0 if self._finished else 1)
+        except TimeoutError as error:
+            raise EtudeError(
+                f"W&B has not taken everything within {END / 2:.0f} s: `etude resume "
+                f"{self._folder}` sends what is missing."
+            ) from error
+        except Exception:  # of many types: the service has died
+            end_service(self._service)
+            raise
+        # Only now has W&B let go of its buffers.
+        self._state.save(confirmed=self._has, uploaded=self._finished)
 
-    @waiting("starting W&B")
     def _open(self) -> None:
         """Join the W&B run of this folder."""
-        import wandb
-
+        # Reports of its own errors would hold up the end of the process where no server answers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         settings = self._folder / "wandb" / "settings"
         if settings.exists():
             raise UsageError(
@@ -166,21 +215,14 @@ class WandbLog:
             # A file is of one process, and its rows come after those of the files before.
             each = (max(_steps(file), default=NOTHING) for file in reversed(files))
             found = next((step for step in each if step > NOTHING), NOTHING)
-            self._run = wandb.init(
-                project=self._project,
-                name=self._name,
-                id=self._state.id,
-                dir=str(self._folder),
-                mode=self._mode,
-                resume="allow",
-                config=self._config,
-                # Capturing the terminal would fight with the dashboard.
-                settings=wandb.Settings(console="off", silent=True),
-            )
+            self._run = self._joined()
         except Exception as error:  # of many types, some of them not public
+            end_service(self._service)  # it would keep the run's id
+            text = " ".join(str(error).split()) or type(error).__name__
             raise EtudeError(
-                f"W&B could not start: {error}. Check `wandb login` and the network, or use "
-                "--logs.wandb-mode offline."
+                f"W&B could not start ({text}). Check `wandb login` and the network, or "
+                f"use --logs.wandb-mode offline; `etude resume {self._folder}` sends what is "
+                "missing, after the run's end too."
             ) from error
         if self._mode == "online":
             self._has = int(self._run.starting_step) - 1
@@ -189,6 +231,32 @@ class WandbLog:
             self._has = max(found, self._state.confirmed) if files else self._state.sent
             self._say(f"W&B is offline: `wandb sync {self._folder}/wandb/offline-run-*` sends it.")
         self._state.save(confirmed=self._has, sent=self._has)
+
+    def _joined(self) -> Any:
+        """W&B's run, from a service that lives."""
+        import wandb
+
+        service = _service()
+        if service is not None and service.poll() is not None:
+            end_service(service)
+        wandb.setup()
+        self._service = _service()
+        return wandb.init(
+            project=self._project,
+            name=self._name,
+            id=self._state.id,
+            dir=str(self._folder),
+            mode=self._mode,
+            resume="allow",
+            config=self._config,
+            settings=wandb.Settings(
+                console="off",  # to capture the terminal would fight with the dashboard
+                silent=True,
+                init_timeout=START,
+                finish_timeout=END / 2,
+                finish_timeout_raises=True,
+            ),
+        )
 
 
 @dataclass
@@ -268,9 +336,9 @@ def read_records(file: Path) -> Iterator[Any]:
 class FinalPolicy(Callback):
     """Gives the policy of a finished run to W&B."""
 
-    def __init__(self, log: WandbLog, policy: Path) -> None:
+    def __init__(self, log: Background, policy: Path) -> None:
         self._log, self._policy = log, policy
 
     def run_end(self, context: Context) -> None:
         final = checkpoint.followed(self._policy.parent)  # a file where there are no links
-        self._log.finish(final / self._policy.name)
+        self._log.call("finish", final / self._policy.name)

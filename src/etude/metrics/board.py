@@ -63,8 +63,9 @@ class EpisodeWindow:
     """The episodes that finished since the last reading, and at least the last 100.
 
     All that finished count the same: with thousands of environments the last 100 alone would be
-    those of the last group. Arrays have their full size from the start, so that a checkpoint's
-    size does not drift.
+    those of the last group. Their mean return is given as well, since stable-baselines3 logs it,
+    and the number of successes since the last reading. Arrays have their full size from the start,
+    so that a checkpoint's size does not drift.
     """
 
     def __init__(self, statistics: Sequence[str] = ()) -> None:
@@ -91,7 +92,11 @@ class EpisodeWindow:
         else:
             means = self._last[:, -self._num_last :].mean(axis=1)
         named = zip(self._names, means.tolist(), strict=True)
-        return {metric_of(name): value for name, value in sorted(named) if name not in KINDS}
+        row = {metric_of(name): value for name, value in sorted(named) if name not in KINDS}
+        row[LAST_RETURNS] = float(self._last[0, -self._num_last :].mean())
+        if SUCCESS in self._names:
+            row[SUCCESSES] = float(self._sums[self._names.index(SUCCESS)])
+        return row
 
     def reset(self) -> None:
         """What has been read; the last 100 stay."""
@@ -110,10 +115,12 @@ class EpisodeWindow:
         self._num_last, self._count = int(state["num_last"]), int(state["count"])
 
 
+SUCCESS, SUCCESSES = "is_success", "rollout/success_count"
+LAST_RETURNS = f"rollout/ep_rew_mean_{FEWEST}"
 METRIC_OF = {
     "return": "rollout/ep_rew_mean",
     "length": "rollout/ep_len_mean",
-    "is_success": "rollout/success_rate",
+    SUCCESS: "rollout/success_rate",
 }
 """The names people have dashboards for."""
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from etude.metrics.rows import ELAPSED
+
 if TYPE_CHECKING:
     from etude.metrics.health import Health
 
@@ -100,9 +102,10 @@ def declares(metrics: Metrics) -> Callable[[str], bool]:
 COUNTERS: Metrics = (
     Metric("timesteps", "steps", ",.0f", Column(0, 11, "online")),
     Metric("updates", "updates", ",.0f", Column(0, 11, "offline")),
-    Metric("cycle", "cycle", ".0f", Column(1, 6)),
-    Metric("updates", "updates", ",.0f", Column(2, 9, "online")),
-    Metric("dataset/passes", "passes", ",.1f", Column(2, 9, "offline"), reduce="last"),
+    Metric("episodes", "episodes", ",.0f", Column(1, 9, "online")),
+    Metric("cycle", "cycle", ".0f", Column(1, 6, "offline")),
+    Metric(ELAPSED, "seconds", ",.0f", Column(2, 8)),
+    Metric("dataset/passes", "passes", ",.1f", Column(3, 9, "offline"), reduce="last"),
     Metric(
         "time/fps", "fps", ",.0f", Column(3, 8, "online"), Curve(60, "blue", (0, None), "steps/s")
     ),

@@ -36,11 +36,13 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+EPISODES_CHART, TIMESTEPS = "time/episodes", "time/total_timesteps"
 _COUNTERS = (
     *("epoch", "cycle", "iterations", "timesteps", "updates", "episodes"),
-    *("time/total_timesteps", "time/iterations", "train/n_updates", "eval/episodes"),
+    *(TIMESTEPS, "time/iterations", "train/n_updates", "eval/episodes"),
 )
-"""Columns that count what is done: straight lines, which no chart needs."""
+"""Columns that count what is done: nearly straight lines. Of them, episodes and steps of a run that
+collects are drawn, by the names that they have in stable-baselines3."""
 
 
 def charted(row: Mapping[str, Any]) -> dict[str, float]:
@@ -49,5 +51,9 @@ def charted(row: Mapping[str, Any]) -> dict[str, float]:
     These are finite numbers that are no counters. Charts are sorted by name, and what is known
     per epoch must not come first.
     """
-    chosen = {name: value for name, value in numbers(row).items() if name not in _COUNTERS}
+    known = numbers(row)
+    chosen = {name: value for name, value in known.items() if name not in _COUNTERS}
+    if not is_offline(row):
+        counted = ((EPISODES_CHART, "episodes"), (TIMESTEPS, TIMESTEPS))
+        chosen |= {chart: known[name] for chart, name in counted if name in known}
     return {f"per_{name}" if name.startswith("epoch/") else name: v for name, v in chosen.items()}

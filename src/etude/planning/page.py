@@ -45,7 +45,8 @@ def amount(count: int, what: str) -> str:
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
     """The whole plan as text."""
     exact = "Exact" if plan.exactness["exact"] else "NOT exact"
-    page: list[RenderableType] = [_loops(plan), "", _shapes(plan), f"[italic]{plan.usage}[/]", ""]
+    page: list[RenderableType] = [_loops(plan), "", _shapes(plan), f"[italic]{plan.usage}[/]"]
+    page += [*_sizes(plan), ""]
     page += [_bytes(plan), "[italic]peak: memory of the whole run beyond the imported libraries[/]"]
     page += ["", f"[bold]{exact}[/]: {plan.exactness['reason']}."]
     page += [f"Note: {note}" for note in plan.notes]
@@ -102,6 +103,22 @@ def _shapes(plan: Plan) -> Table:
     for name, shape in plan.shapes.items():
         table.add_row(name, shape["dtype"], f"{shape['buffer']}", f"{shape['minibatch']}")
     return table
+
+
+def _sizes(plan: Plan) -> list[str]:
+    """Bytes of these arrays in all."""
+    sizes = {name: size(count) for name, count in plan.sizes.items()}
+    group = f", rollout of a group {sizes['group']}" if "group" in sizes else ""
+    part = ", a shard's part of it" if plan.geometry["shards"] > 1 else ""
+    part = f"{part} {sizes['shard']}" if part else ""
+    levels = ", ".join(f"{sizes[name]} per {name}" for name in ("batch", *_LEVELS))
+    return [
+        f"in bytes: buffer {sizes['buffer']}{group}, minibatch {sizes['minibatch']}{part}",
+        f"gradient steps read {levels}",
+    ]
+
+
+_LEVELS = ("iteration", "cycle", "epoch")
 
 
 def _bytes(plan: Plan) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from etude.core.clock import Clock, Counters, Interval, Loops
-from etude.core.contracts import EnvSpec
+from etude.core.contracts import ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.trees import Tree, leaves, num_bytes
 from etude.metrics.board import Board
@@ -59,6 +59,8 @@ class Plan:
     shapes_title: str
     usage: str
     """How often a collected step is used, in words."""
+    sizes: dict[str, int]
+    """Bytes of the arrays of experience, by what they are gathered in."""
     bytes: dict[str, int]
     data: dict[str, float]
     notes: list[str]
@@ -107,6 +109,7 @@ def make_plan(
         shapes=section.shapes,
         shapes_title=section.title,
         usage=section.usage,
+        sizes=_sizes(run, section),
         bytes=_bytes(run, section),
         data=section.data,
         notes=[
@@ -222,6 +225,31 @@ def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Loops) -> list[str]:
     line = f"collect: {envs} ({groups}) x {amount(steps // config.num_envs, 'step')} = {steps:,}"
     placed = config.plan_text()
     return [f"{line}; {placed}" if placed else line]
+
+
+def _sizes(run: Resolved, section: PlanSection) -> dict[str, int]:
+    """Bytes of the arrays that are planned: in the buffer, in what fills it and in what is drawn
+    from it; and of all minibatches in each level of the clock."""
+    buffer, batch = (
+        sum(
+            ArraySpec(tuple(shape[part]), shape["dtype"]).num_bytes
+            for shape in section.shapes.values()
+        )
+        for part in ("buffer", "minibatch")
+    )
+    loops, sizes = run.loops, {"buffer": buffer}
+    if run.num_groups:
+        held = section.geometry.get("capacity", loops.steps_per_iteration)
+        sizes["group"] = buffer * loops.steps_per_iteration // held // run.num_groups
+    sizes |= {"minibatch": batch, "shard": batch // run.recipe.learner.shards}
+    iteration = batch * loops.batches_per_iteration
+    cycle = iteration * loops.iterations_per_cycle
+    return sizes | {
+        "batch": batch,
+        "iteration": iteration,
+        "cycle": cycle,
+        "epoch": cycle * loops.cycles_per_epoch,
+    }
 
 
 def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:

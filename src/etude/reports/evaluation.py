@@ -22,6 +22,7 @@ from rich.table import Table
 from etude.core import code
 from etude.core.contracts import KINDS, Array
 from etude.core.errors import EtudeError, UsageError
+from etude.logs.apart import apart
 from etude.logs.kinds import LoggedRun
 from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe, code_roots, metrics_of
@@ -350,7 +351,9 @@ def _log_final(recipe: Recipe, path: Path, folder: Path, say: Say) -> None:
     pictures = {f"final/{file.stem}": file for file in sorted(folder.glob("*.png"))}
     run = LoggedRun(path, recipe.model_dump(mode="json"), say)
     for kind in recipe.logs.kinds():
-        kind.add_final(run, int(found["policy_step"]), metrics, pictures)
+        apart(f"The log {kind.kind}", kind.add_final)(
+            run, int(found["policy_step"]), metrics, pictures
+        )
 
 
 def played(

@@ -20,6 +20,8 @@ from etude.runs.metrics_log import MetricsLog, Say
 
 RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
 PLAN, PLAN_JSON = "plan.txt", "plan.json"
+REPORTING = "reporting.log"
+"""What was told of logs and screens that failed; a run without such has no such file."""
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
 """How a manifest's statement begins where a run is not."""

@@ -385,6 +385,11 @@ class DiskHistory(History):
         self.path, self._end = path, sys.maxsize if end is None else end
         self._kept: Thinned[tuple[int, bytes]] | None = None
 
+    @classmethod
+    def so_far(cls, path: Path) -> DiskHistory:
+        """The rows that are there now, whatever is appended later."""
+        return cls(path, path.stat().st_size if path.exists() else 0)
+
     def lines(self, begin: int = 0) -> Iterator[tuple[int, bytes]]:
         """(number, line) of every line, from 1 on; nothing where there is no file.
 

@@ -89,6 +89,8 @@ class StopRequest:
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # It was started by nohup: to go on when its terminal closes.
             self._previous[number] = signal.signal(number, self._on_signal)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=[self._pipe[0]], daemon=True).start()
