@@ -24,7 +24,8 @@ from etude.planning.recipe import Recipe
 from etude.reports.comparison import METRICS as USUAL
 from etude.reports.comparison import RETURN, SUCCESS
 from etude.runs import files
-from etude.runs.folder import METRICS, RECIPE, Lock
+from etude.runs.folder import METRICS, RECIPE
+from etude.runs.lock import Lock
 from etude.runs.metrics_log import read_rows
 from etude.sweeps import values
 from etude.sweeps.values import Scored, Values, Vary
