@@ -263,19 +263,24 @@ def test_without_locks_one_of_many_processes_gets_in(
         os._exit(0)
     os.waitpid(dead, 0)
     assert (path / ".locked-1").is_file()
-    children, start = list[int](), time.monotonic() + 0.3
+    (said, say), (held, let_go) = os.pipe(), os.pipe()
+    children = list[int]()
     for _ in range(8):
         if (child := os.fork()) == 0:
-            time.sleep(max(start - time.monotonic(), 0))
+            os.close(let_go)
             try:
                 RunFolder.open(path)
+                os.write(say, b"1")
             except UsageError:
-                os._exit(1)
-            time.sleep(1)
+                os.write(say, b"0")
+            os.read(held, 1)  # until all have tried
             os._exit(0)
         children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert sorted(codes) == [0] + [1] * 7
+    answers = b"".join(os.read(said, 1) for _ in children)
+    os.close(let_go)
+    for child in children:
+        os.waitpid(child, 0)
+    assert answers.count(b"1") == 1
     RunFolder.open(path).close()
     assert not list(path.glob(".locked-*"))
 

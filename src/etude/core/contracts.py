@@ -371,9 +371,9 @@ class LogWriter(Protocol):
     def begin(self, history: Iterable[Row]) -> None:
         """The rows a resumed run keeps, none for a new one; what was written after them is void.
 
-        Called again, with all rows so far, after an error. They are read from the disk as they are iterated, and may be millions: a log that needs each
-        of them takes no list of them, and one that draws or summarises takes
-        `history_of(history).thinned()`.
+        Called again, with all rows so far, after an error. They are read from the disk as they are
+        iterated, and may be millions: a log that needs each of them takes no list of them, and one
+        that draws or summarises takes `history_of(history).thinned()`.
         """
 
     def write(self, row: Row) -> None: ...
