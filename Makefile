@@ -66,6 +66,7 @@ gate:  ## the measured promises at full size, one result each in gates/results; 
 	python gates/fuzz.py --inputs 1000000
 	python gates/damaged_data.py --cases 5000
 	python gates/crash_states.py --calls 70
+	python gates/fault_cases.py
 	python gates/damaged_runs.py --cases 5000 --by-command-line 50
 	python gates/exact_resume.py --recipe reach --kills 300
 	python gates/exact_resume.py --recipe episodic --kills 300

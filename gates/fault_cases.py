@@ -2,6 +2,7 @@
 
     python gates/fault_cases.py --fault foreign_folders --cases 1000
     python gates/fault_cases.py --list
+    python gates/fault_cases.py
 
 A module of tests/faults has
 
@@ -13,8 +14,8 @@ A module of tests/faults has
 
 `case` sets up and strikes case `number` in a folder of its own, and raises AssertionError where the
 promise does not hold. It may return how many it has tried, where one call tries several.
-`tests/test_fault_cases.py` tries the first IN_CI of each in CI; without --fault, this gate tries
-one of each.
+`tests/test_fault_cases.py` tries the first IN_CI of each in CI, and with --smallest this gate one of
+each. Without --fault it tries all of all.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def tried(gate: Gate, module: ModuleType, fault: str, cases: int, seed: int) -> 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fault", default="", help="a module of tests/faults; without, one each")
-    parser.add_argument("--cases", type=int, help="default: all, or 1 of each fault")
+    parser.add_argument("--fault", default="", help="a module of tests/faults; default all")
+    parser.add_argument("--cases", type=int, help="cases of each fault; default all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="print the faults and end")
     options = parse(parser, {}, arguments)
@@ -73,14 +74,22 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{name:<24}{load(name).FULL:>7,} {load(name).UNIT}" for name in faults()))
         return 0
     names = [options.fault] if options.fault else faults()
+    # In CI one result for all of them; otherwise each fault has its own.
+    together = [names] if options.smallest or not names else [[name] for name in names]
+    return max(measured(each, options) for each in together)
+
+
+def measured(names: list[str], options: argparse.Namespace) -> int:
+    """The exit code of the gate for some faults; at the smallest size with one case of each."""
     modules = {name: load(name) for name in names}
     size = {
-        name: options.cases or (module.FULL if options.fault else 1)
+        name: options.cases or (1 if options.smallest else module.FULL)
         for name, module in modules.items()
     }
     needs = {modules[name].UNIT: size[name] for name in names}
     rows = tuple(sorted({module.ROW for module in modules.values()}))
-    with Gate("fault_cases", options, needs=needs, rows=rows, variant=options.fault) as gate:
+    variant = "" if options.smallest else "-".join(names)
+    with Gate("fault_cases", options, needs=needs, rows=rows, variant=variant) as gate:
         for name, module in modules.items():
             slowest = tried(gate, module, name, size[name], options.seed)
             gate.figure(f"slowest case of {name} in seconds", slowest, at_most=module.SECONDS)

@@ -281,20 +281,46 @@ FAULTS = (
         (Need("crash_states", 70, "recordings"),),
     ),
     Fault(
+        25,
+        "folders and files of other programs beside runs and inside of them: prune, fsck and the "
+        "cleaning of a resume delete and change none of them",
+        "20",
+        ("test_fault_cases.py", "app/test_runs.py"),
+        "1,000 foreign folders beside 2,000 runs, listed within 10 s of processor time",
+        (Need("fault_cases", 1000, "foreign folders", "foreign_folders"),),
+    ),
+    Fault(
+        26,
+        "standard output closed, full, slow or a terminal that goes away; a log writer that raises "
+        "or whose disk is full; W&B's service or server dying, hanging or away: the run goes on "
+        "with the same bits, and says so once",
+        "each",
+        (
+            "test_fault_cases.py",
+            "core/test_outlets.py",
+            "logs/test_apart.py",
+            "logs/test_wandb.py",
+        ),
+        "100",
+        (Need("fault_cases", 100, "faults of what only reports", "reporting"),),
+    ),
+    Fault(
+        27,
+        "an environment that exits, hangs, crashes, forks, runs out of memory or gives another "
+        "shape, type or range, in process and in workers: named within 2 minutes, restarted where "
+        "it can be or ended with another exit code than 0, no orphan",
+        "4",
+        ("test_fault_cases.py", "envs/test_gym_workers.py", "rollout/test_guard.py"),
+        "200",
+        (Need("fault_cases", 200, "strikes of environments", "environments"),),
+    ),
+    Fault(
         28,
         "code that decides bits changed before a resume or on one of two ranks (Etude's, an "
         "environment's, a package's, the model): named, and never called exact",
         "each kind",
         ("core/test_code.py", "app/test_changed_task.py", "test_fault_cases.py"),
         "200",
-        (Need("fault_cases", 200, "changes of code", "changed_code"),),
-    ),
-    Fault(
-        40,
-        "ranks or actors with other code or models: refused or marked",
-        "each kind",
-        ("training/test_rank_faults.py", "rollout/test_elastic.py", "test_fault_cases.py"),
-        "those of row 28",
         (Need("fault_cases", 200, "changes of code", "changed_code"),),
     ),
     Fault(
@@ -305,18 +331,6 @@ FAULTS = (
         ("experience/test_episodes_resume.py", "test_fault_cases.py"),
         "500",
         (Need("fault_cases", 500, "changes of data in training", "changed_data"),),
-    ),
-    Fault(
-        32,
-        "hostile ONNX, tar, JSON, YAML and tables in bundles, foreign requests to the page of "
-        "`--web`: bounded time and memory, interrupts answered, nothing told",
-        "20",
-        ("test_fault_cases.py", "app/test_export.py", "app/test_view.py"),
-        "1,000 bundles and ONNX files, 100 requests",
-        (
-            Need("fault_cases", 1_000, "hostile bundles and ONNX files", "hostile_bundles"),
-            Need("fault_cases", 100, "foreign web requests", "foreign_requests"),
-        ),
     ),
     Fault(
         30,
@@ -331,22 +345,33 @@ FAULTS = (
         ),
     ),
     Fault(
-        27,
-        "an environment that exits, hangs, crashes, forks, runs out of memory or gives another "
-        "shape, type or range, in process and in workers: named within 2 minutes, restarted where "
-        "it can be or ended with another exit code than 0, no orphan",
-        "4",
-        ("test_fault_cases.py", "envs/test_gym_workers.py", "rollout/test_guard.py"),
-        "200",
-        (Need("fault_cases", 200, "strikes of environments", "environments"),),
-    ),
-    Fault(
         31,
         "absurd sizes in recipes and options: a plan or one sentence within 2 s of processor time",
         "each field",
         ("test_kinds.py", "test_fault_cases.py"),
         "10,000 fuzzed",
         (Need("fault_cases", 10_000, "absurd sizes", "absurd_sizes"),),
+    ),
+    Fault(
+        32,
+        "hostile ONNX, tar, JSON, YAML and tables in bundles, foreign requests to the page of "
+        "`--web`: bounded time and memory, interrupts answered, nothing told",
+        "20",
+        ("test_fault_cases.py", "app/test_export.py", "app/test_view.py"),
+        "1,000 bundles and ONNX files, 100 requests",
+        (
+            Need("fault_cases", 1_000, "hostile bundles and ONNX files", "hostile_bundles"),
+            Need("fault_cases", 100, "foreign web requests", "foreign_requests"),
+        ),
+    ),
+    Fault(
+        33,
+        "file systems without links, flushed folders, locks or renamed folders, read-only, full "
+        "or in memory: a fallback with a note, or one sentence, before the first step",
+        "4",
+        ("test_fault_cases.py", "runs/test_run_folder.py"),
+        "each",
+        (Need("fault_cases", 9, "emulated file systems", "file_systems"),),
     ),
     Fault(
         38,
@@ -366,37 +391,12 @@ FAULTS = (
         (Need("fault_cases", 1_000, "refused allocations", "refused_allocations"),),
     ),
     Fault(
-        25,
-        "folders and files of other programs beside runs and inside of them: prune, fsck and the "
-        "cleaning of a resume delete and change none of them",
-        "20",
-        ("test_fault_cases.py", "app/test_runs.py"),
-        "1,000 foreign folders beside 2,000 runs, listed within 10 s of processor time",
-        (Need("fault_cases", 1000, "foreign folders", "foreign_folders"),),
-    ),
-    Fault(
-        33,
-        "file systems without links, flushed folders, locks or renamed folders, read-only, full "
-        "or in memory: a fallback with a note, or one sentence, before the first step",
-        "4",
-        ("test_fault_cases.py", "runs/test_run_folder.py"),
-        "each",
-        (Need("fault_cases", 9, "emulated file systems", "file_systems"),),
-    ),
-    Fault(
-        26,
-        "standard output closed, full, slow or a terminal that goes away; a log writer that raises "
-        "or whose disk is full; W&B's service or server dying, hanging or away: the run goes on "
-        "with the same bits, and says so once",
-        "each",
-        (
-            "test_fault_cases.py",
-            "core/test_outlets.py",
-            "logs/test_apart.py",
-            "logs/test_wandb.py",
-        ),
-        "100",
-        (Need("fault_cases", 100, "faults of what only reports", "reporting"),),
+        40,
+        "ranks or actors with other code or models: refused or marked",
+        "each kind",
+        ("training/test_rank_faults.py", "rollout/test_elastic.py", "test_fault_cases.py"),
+        "those of row 28",
+        (Need("fault_cases", 200, "changes of code", "changed_code"),),
     ),
 )
 
