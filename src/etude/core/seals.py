@@ -30,6 +30,9 @@ def unsealed(data: bytes, must: bool = False) -> Tree:
     if not must and SEAL not in document and not any(map(_is_seal, document.items())):
         return document
     seal = document.pop(SEAL, None)
+    # The hash is that of the text without the line of the seal, which needs no slow encoding.
+    if hashlib.sha256(data.replace(f' "{SEAL}": "{seal}",\n'.encode(), b"", 1)).hexdigest() == seal:
+        return document
     if seal != _hash(document) or data != _encode({**document, SEAL: seal}):
         raise ValueError("was changed after it was written")
     return document
