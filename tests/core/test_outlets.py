@@ -67,7 +67,7 @@ def test_a_reader_that_stops_holds_up_nothing_and_misses_little(
     rows = 30_000
     for _ in range(rows):
         print(row, file=outlet)
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < 10.0  # nobody reads: to wait would be for ever
     assert "is not being read" in told[0]
     seen = b""
     for _ in range(200):  # the reader goes on, and takes what has waited

@@ -36,7 +36,7 @@ TESTS = Path(__file__).parents[1]
 
 ROW = 26
 UNIT = "faults of what only reports"
-FULL, IN_CI = 100, 2
+FULL, IN_CI = 100, 1
 SECONDS = 120.0
 ROWS = 8
 
