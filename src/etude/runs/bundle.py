@@ -236,8 +236,10 @@ def _described(path: Path, expected: str | None = None) -> tuple[int, str]:
         while block := stream.read(files.BLOCK):
             sha.update(block)
             if is_text and plain:
+                plain = b"\0" not in block
                 try:
-                    plain = "\0" not in text.decode(block)
+                    if not block.isascii() or text.getstate()[0]:
+                        text.decode(block)
                 except UnicodeDecodeError:
                     plain = False
         if expected is not None and sha.hexdigest() != expected:
