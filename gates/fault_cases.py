@@ -14,8 +14,8 @@ A module of tests/faults has
 
 `case` sets up and strikes case `number` in a folder of its own, and raises AssertionError where the
 promise does not hold. It may return how many it has tried, where one call tries several.
-`tests/test_fault_cases.py` tries the first IN_CI of each in CI, and with --smallest this gate one of
-each. Without --fault it tries all of all.
+`tests/test_fault_cases.py` tries the first IN_CI of each in CI, and this gate with --smallest one
+of each. Without --fault it tries all of all.
 """
 
 from __future__ import annotations

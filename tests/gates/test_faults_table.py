@@ -36,7 +36,7 @@ def test_make_gate_runs_what_the_table_asks_for() -> None:
         assert script in makefile
         if need.gate == "fault_cases":
             module = fault_cases.load(need.variant)
-            assert (module.FULL, module.UNIT) == (need.count, need.what)
+            assert (need.count, need.what) == (module.FULL, module.UNIT)
         elif need.variant not in faults_table.METHODS and need.count > 1:
             assert f" {need.count}" in makefile[makefile.index(script) :]
 
