@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.runs import checkpoint, files, metrics_log
 from etude.runs.failures import write_failure
-from etude.runs.folder import RunFolder, default_path
+from etude.runs.folder import REPORTING, RunFolder, default_path, foreign
 from etude.runs.metrics_log import (
     DiskHistory,
     MetricsLog,
@@ -67,6 +67,15 @@ def test_create_and_open(tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=r"manifest\.json"):
             RunFolder.open(path, write=False).manifest()
     assert run.manifest() == {"exactness": "exact"}  # as it was opened with
+
+
+def test_what_etude_writes_is_not_foreign(tmp_path: Path) -> None:
+    with create(tmp_path / "run") as folder:
+        (folder.path / REPORTING).write_text("The log tensorboard failed.\n")
+        write_failure(folder, ValueError("odd"), {}, {})
+        assert foreign(folder.path) is None
+        (folder.path / "notes.txt").write_text("mine")
+        assert foreign(folder.path) == folder.path / "notes.txt"
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _HASHES = "files"
 _TEXTS = r"(recipe\.yaml|manifest\.json|plan\.(txt|json)|summary\.json|wandb\.json|metrics\.jsonl)"
 _OWN_FILES = re.compile(
     rf"{_TEXTS}|\.tmp-{_TEXTS}-[0-9]+|(recipe\.yaml|metrics\.jsonl)\.damaged(-[0-9]+)?"
-    r"|\.lock|\.locked-[0-9]+|events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?"
+    r"|reporting\.log|\.lock|\.locked-[0-9]+|events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?"
     r"|failures/[0-9-]+/(error\.txt|context\.json|reproduction\.safetensors)"
     r"|replay/shard-[0-9]+/([a-z]+-[0-9]{12,}\.bin|(\.tmp-)?store\.json)"
     r"|\.tmp-probe-[0-9-]+/((from/|to/)?[a-z]+)"
