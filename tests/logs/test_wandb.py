@@ -167,9 +167,9 @@ def test_the_final_evaluation_is_in_the_summary_once(tmp_path: Path) -> None:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
     server = WandbServer()
+    wandb_log.end_service()  # W&B reads the variables once for as long as a service lives
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(wandb_log, "START", 3.0)
     monkeypatch.setattr(wandb_log, "END", 8.0)
     monkeypatch.setattr(apart, "FIRST_PAUSE", 0.0)
     yield server
@@ -185,8 +185,9 @@ def online(folder: Path, rows: list[dict[str, Any]]) -> ApartLog:
 
 
 def until(condition: Any) -> None:
-    end = time.monotonic() + 20.0
-    while not condition() and time.monotonic() < end:
+    end = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < end, "this did not come about within 30 s"
         time.sleep(0.02)
 
 
@@ -225,6 +226,7 @@ def test_a_server_that_is_away_costs_the_start_nothing(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(notices, "tell", told.append)
+    monkeypatch.setattr(wandb_log, "START", 3.0)
     server.mood = "hangs"
     log, begin = online(tmp_path / "run", ROWS), time.monotonic()
     log.begin([])
