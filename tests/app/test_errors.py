@@ -217,7 +217,7 @@ def test_damaged_checkpoints(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     best.write_bytes(best.read_bytes()[:-1])
     begun = ["train", "reach-short", "--folder", tmp_path / "new", "--from"]
     marked = path / "checkpoints" / "best"
-    fixes = f"Remove {marked} to use the next one.", "Use another one."
+    fixes = f"Remove {best.parents[1]} to use the next one.", "Use another one."
     for arguments, fix in zip((["eval", path], [*begun, marked]), fixes, strict=True):
         text = say(arguments, capsys, 1)
         assert best.name in text

@@ -170,7 +170,7 @@ def test_a_node_that_is_removed_changes_nothing(
     run = train(recipe, tmp_path / "run", callbacks=[strikes], say=said.append)
     assert hashes(run) == untouched(LSTM)
     assert strikes.done == 1
-    assert said[2].startswith("Collecting 4 groups on 2 workers")
+    assert any(text.startswith("Collecting 4 groups on 2 workers") for text in said)
     assert run.rows()[-1]["system/workers"] == 1.0
     assert run.rows()[-1]["system/restarts"] == 1.0
 

@@ -14,6 +14,7 @@ import pytest
 
 import etude
 import etude.api
+from etude.building.executing import SUMMARY
 from etude.cli.main import main
 from etude.core.clock import Loops
 from etude.core.errors import AGAIN, EtudeError, UsageError
@@ -137,6 +138,13 @@ def pretending(faults: dict[int, Callable[[], int]] | None = None, seed: int = 0
     return Fake(faults, seed, pretended)
 
 
+def iterations_pretended(path: Path) -> int:
+    """As many as a pretended run has rows for: it has no checkpoints."""
+    log = path / "metrics.jsonl"
+    rows = log.read_text().splitlines() if log.exists() else []
+    return int(json.loads(rows[-1])["iterations"]) if rows else 0
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("etude.sweeps.processes._LOOK", 0.001)
@@ -218,6 +226,14 @@ def test_killed_sweeps_and_workers_end_with_the_same_table(quiet: Sweep, tmp_pat
     assert not again.begun
 
 
+@pytest.fixture
+def _rows_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretended runs have no checkpoints and no evaluations: their rows say how far they are."""
+    monkeypatch.setattr(running, "iterations_of", iterations_pretended)
+    monkeypatch.setattr(running, "is_finished", lambda path, recipe: (path / SUMMARY).exists())
+
+
+@pytest.mark.usefixtures("_rows_count")
 def test_a_trial_that_diverges_is_left_behind(tmp_path: Path) -> None:
     sweep = done(tmp_path / "sweep", pretending({1: lambda: 3}))
     assert sweep.trials[0].failed.startswith("diverged")
@@ -225,6 +241,7 @@ def test_a_trial_that_diverges_is_left_behind(tmp_path: Path) -> None:
     assert sweep.best() is not None
 
 
+@pytest.mark.usefixtures("_rows_count")
 def test_failures_end_the_sweep_and_can_be_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,6 +287,7 @@ def test_nothing_is_left_where_no_trial_can_be_run(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.usefixtures("_rows_count")
 def test_brackets_learn_from_those_before(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     asked = Asked(("algorithm.learning_rate=1e-4..1e-2:log",), "tpe", trials=2, brackets=2)

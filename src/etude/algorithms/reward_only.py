@@ -59,14 +59,14 @@ class RewardOnlyConfig(DatasetConfig):
             "eval/rank_correlation",
             "rank",
             ".2f",
-            Column(94, 7),
+            Column(96, 7),
             about="rank correlation of running sums with progress",
         ),
         Metric(
             "eval/time_correlation",
             "of time",
             ".2f",
-            Column(95, 8),
+            Column(97, 8),
             about="rank correlation of time with progress",
         ),
         Metric(

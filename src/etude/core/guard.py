@@ -90,7 +90,10 @@ def raise_ending(error: BaseException, what: str) -> NoReturn:
     if not isinstance(error, SystemExit | _Exit):
         text = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-2 if isinstance(error, _Exit) and len(frames) > 1 else -1]
+    # Others put hooks in the place of sys.exit, as W&B does, and here is one for os._exit.
+    while len(frames) > 1 and frames[-1].name in ("exit", "_exit"):
+        del frames[-1]
+    last = frames[-1]
     place = f"{Path(last.filename).name}, line {last.lineno}"
     raise Exited(
         f"{what} called {text} ({place}), which would end the process: raise an exception for an "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,8 +97,10 @@ def misfits(plan: Plan, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def free_space(folder: Path) -> int:
-    """Bytes that can be written to the file system that a folder is on, or would be."""
-    return shutil.disk_usage(_existing(folder)).free
+    """Bytes that can be written to the file system that a folder is on, or would be; `sys.maxsize`
+    where it does not say, as some that are mounted by FUSE."""
+    total, _, free = shutil.disk_usage(_existing(folder))
+    return free if total else sys.maxsize
 
 
 def _existing(folder: Path) -> Path:

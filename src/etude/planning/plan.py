@@ -16,7 +16,7 @@ from etude.planning.kinds import PlanSection, kinds_with
 from etude.planning.page import amount
 from etude.planning.recipe import Recipe, dump
 from etude.planning.resolve import Resolved
-from etude.runs import checkpoint
+from etude.runs import checkpoint, tensors
 from etude.runs.metrics_log import planned_position
 from etude.training.curriculum import Curriculum, SuccessCurriculum
 from etude.training.saving import RUN
@@ -309,7 +309,7 @@ def _check_groups(run: Resolved) -> None:
         checkpoint.header_bytes({f"{g:06d}": run.snapshot for g in range(n)}) for n in (1, 2)
     )
     digits = 24 * len(list(leaves(run.snapshot)))  # offsets in a large file are longer
-    most = int(0.95 * checkpoint.MAX_HEADER) // (two - one + digits)
+    most = int(0.95 * tensors.MAX_HEADER) // (two - one + digits)
     if run.num_groups > most:
         num_envs = run.recipe.collector.num_envs
         raise UsageError(

@@ -35,7 +35,6 @@ from etude.runs.parts import (
 )
 from etude.runs.parts import DamagedCheckpoint as DamagedCheckpoint
 from etude.runs.parts import UnknownFormat as UnknownFormat
-from etude.runs.tensors import MAX_HEADER as MAX_HEADER
 
 TEMPORARY = ".tmp-"
 REPLACED = ".replaced"
@@ -136,7 +135,7 @@ def checkpoint_bytes(policy: tuple[Tree, Tree], training: Tree) -> int:
 
 
 def header_bytes(tree: Tree) -> int:
-    """Bytes of the table of a tree's arrays, of which a checkpoint has `MAX_HEADER` at most."""
+    """Bytes of the table of a tree's arrays: `tensors.MAX_HEADER` at most in a checkpoint."""
     return len(training_part(tree).layout.header)
 
 

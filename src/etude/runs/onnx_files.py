@@ -41,6 +41,7 @@ OPERATORS: dict[str, frozenset[str]] = {
         "Identity": "",
         "InstanceNormalization": "epsilon",
         "LayerNormalization": "axis epsilon stash_type",
+        "Less": "",
         "LogSoftmax": "axis",
         "MatMul": "",
         "MaxPool": "auto_pad ceil_mode dilations kernel_shape pads storage_order strides",
