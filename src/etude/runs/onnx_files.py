@@ -38,7 +38,6 @@ OPERATORS: dict[str, frozenset[str]] = {
         "Expand": "",
         "Gather": "axis",
         "Gemm": "alpha beta transA transB",
-        "Identity": "",
         "InstanceNormalization": "epsilon",
         "LayerNormalization": "axis epsilon stash_type",
         "Less": "",
