@@ -303,7 +303,7 @@ def test_every_collected_step_is_in_exactly_one_place(
     """From the environment through collector, buffer and shards into the minibatches."""
     trainer = counting_trainer(cut, kind, sampling=sampling, update_epochs=2)
     ppo, policy = trainer.ppo, trainer.ppo.policy
-    envs = [group.env for group in trainer.collector._groups]
+    envs = [group.env.inner for group in trainer.collector._groups]
     state = {n: torch.from_numpy(a) for n, a in policy.initial_state(cut.num_envs).items()}
     gradient, chosen_before = ppo._gradient, list[list[Minibatch]]()
     ppo._gradient = lambda chosen: chosen_before.append(chosen) or gradient(chosen)  # type: ignore[func-returns-value, method-assign]
