@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from etude.core.errors import EtudeError, UsageError
-from etude.core.guard import Exited, Guard, Hung, contained
+from etude.core.exits import Exited, contained
+from etude.core.guard import Guard, Hung
 from etude.core.keys import Key
 from etude.envs.adapters.gym import GymConfig, GymEnv
 from etude.rollout.local import Workers

@@ -10,7 +10,7 @@ import torch
 from etude.building.build import Parts
 from etude.core import code
 from etude.core.errors import AGAIN, EtudeError
-from etude.core.guard import raise_ending
+from etude.core.exits import raise_ending
 from etude.core.history import History
 from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
 from etude.core.seals import sealed

@@ -6,18 +6,16 @@ call guarded environments are waited for by a `Supervisor`, which ends the wait 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -25,6 +23,7 @@ import numpy as np
 from etude.core.abilities import EnvWrapper, Interruptible, Located, Restarts, ability
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
 from etude.core.errors import EtudeError, UsageError
+from etude.core.exits import Exit, raise_ending, refuse_exits
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
@@ -38,67 +37,6 @@ TICK = 0.5
 
 class Hung(EtudeError):
     """A call that does not come back, in this process, where nothing can end it."""
-
-
-class Exited(EtudeError):
-    """Foreign code was to end the process."""
-
-
-class _Exit(BaseException):
-    """`os._exit` was called where it must not end the process."""
-
-    def __str__(self) -> str:
-        return f"os._exit({self.args[0]})"
-
-
-_mine = threading.local()
-_leave = os._exit
-
-
-def _exit(status: int) -> NoReturn:
-    """`os._exit`, but for foreign code, which a thread of this process runs, not a child of it."""
-    if getattr(_mine, "process", None) == os.getpid():
-        raise _Exit(status)
-    _leave(status)
-
-
-def refuse_exits() -> None:
-    """From now on this thread runs foreign code alone, whose `os._exit` is an error."""
-    os._exit = _exit
-    _mine.process = os.getpid()
-
-
-@contextmanager
-def contained(what: Callable[[], str]) -> Iterator[None]:
-    """Foreign code that is to end the process raises an error instead; what: names that code."""
-    before = getattr(_mine, "process", None)
-    refuse_exits()
-    try:
-        yield
-    except (SystemExit, KeyboardInterrupt, _Exit) as error:
-        raise_ending(error, what())
-    finally:
-        _mine.process = before
-
-
-def raise_ending(error: BaseException, what: str) -> NoReturn:
-    """Raise what was to end the process as an error; an interrupt of the main thread stays one."""
-    main = threading.current_thread() is threading.main_thread()
-    if isinstance(error, KeyboardInterrupt) and main:
-        raise error
-    text = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
-    if not isinstance(error, SystemExit | _Exit):
-        text = type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    # Others put hooks in the place of sys.exit, as W&B does, and here is one for os._exit.
-    while len(frames) > 1 and frames[-1].name in ("exit", "_exit"):
-        del frames[-1]
-    last = frames[-1]
-    place = f"{Path(last.filename).name}, line {last.lineno}"
-    raise Exited(
-        f"{what} called {text} ({place}), which would end the process: raise an exception for an "
-        "error, or end the episode."
-    ) from error
 
 
 class Guard(EnvWrapper):
@@ -137,7 +75,7 @@ class Guard(EnvWrapper):
     def snapshot(self) -> Tree:
         try:  # Without a deadline: the first of them may probe for long.
             return self.inner.snapshot()
-        except (SystemExit, KeyboardInterrupt, GeneratorExit, _Exit) as error:
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, Exit) as error:
             raise_ending(error, self._subject())
 
     def restore(self, snapshot: Tree, key: Key) -> None:
@@ -151,7 +89,7 @@ class Guard(EnvWrapper):
         self.call, self.since = "step", perf_counter()
         try:
             result = self.inner.step(actions)
-        except (SystemExit, KeyboardInterrupt, GeneratorExit, _Exit) as error:
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, Exit) as error:
             raise_ending(error, self._subject())
         finally:
             self.call = ""
@@ -175,7 +113,7 @@ class Guard(EnvWrapper):
         self.call, self.since = call, perf_counter()
         try:
             return function()
-        except (SystemExit, KeyboardInterrupt, GeneratorExit, _Exit) as error:
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, Exit) as error:
             raise_ending(error, self._subject())
         finally:
             self.call = ""

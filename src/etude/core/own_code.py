@@ -19,7 +19,7 @@ from typing import Any
 
 from etude.core import trust
 from etude.core.errors import EtudeError, UsageError
-from etude.core.guard import contained
+from etude.core.exits import contained
 from etude.core.imports import describe
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from etude.core.abilities import AbsentAgents, ability
 from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
 from etude.core.errors import UsageError
-from etude.core.guard import Exited, Hung, Supervisor, supervised
+from etude.core.exits import Exited
+from etude.core.guard import Hung, Supervisor, supervised
 from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.progress import waiting

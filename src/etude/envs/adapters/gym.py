@@ -15,7 +15,7 @@ from pydantic import Field
 
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError
-from etude.core.guard import contained
+from etude.core.exits import contained
 from etude.core.keys import Key
 from etude.core.own_code import load_module, module_or_file, permit
 from etude.core.trees import Tree

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gymnasium import spaces
 
 from etude.core.errors import EtudeError, UsageError
-from etude.core.guard import contained
+from etude.core.exits import contained
 from etude.core.imports import describe
 from etude.core.own_code import load_object
 from etude.core.trust import Untrusted
