@@ -46,15 +46,17 @@ def little_memory(kind: str, memory: int, folder: Path) -> None:
     before = checkpoint.steps(run / "checkpoints")
     done = forks().run("etude.cli.main:main", ["resume", str(run)], seconds=HUNG, memory=memory)
     told = f"{memory >> 10:,} KiB more for a resume of {kind}: {done.code}, {done.err[-3000:]}"
-    assert done.code in (0, 1, 2), told
+    # Where not even a thread's own data fit, the C library ends the process, and says so.
+    ended = done.code == 127 and "annot allocate memory" in done.err
+    assert ended or done.code in (0, 1, 2), told
     assert "Traceback" not in done.err, told
     assert (done.code == 0) == ("memory" not in done.err), told
     newest = checkpoint.newest_verified(run / "checkpoints", repair=False)
     assert newest is not None, told
     assert checkpoint.step_of(newest) >= max(before), told
-    ended = forks().run("faults.refused_allocations:finish", str(run))
-    assert ended.code == 0, told + ended.err
-    assert json.loads(ended.out.splitlines()[-1]) == bits_of(kind), told
+    went_on = forks().run("faults.refused_allocations:finish", str(run))
+    assert went_on.code == 0, told + went_on.err
+    assert json.loads(went_on.out.splitlines()[-1]) == bits_of(kind), told
 
 
 def case(number: int, seed: int, folder: Path) -> None:

@@ -84,6 +84,9 @@ def _code(arguments: list[str]) -> int:
         begun = "; a run that had begun goes on with `etude resume RUN`" if trains else ""
         print(f"Stopped{begun}.", file=sys.stderr)
         return 128 + signal.SIGINT
+    except MemoryError:  # there was none left to say more
+        print("Out of memory. Nothing that was saved is lost.", file=sys.stderr)
+        return EtudeError.exit_code
     except BrokenPipeError:  # where the output is not a file of the system's
         return 128 + signal.SIGPIPE
     finally:
@@ -97,19 +100,18 @@ def _run(arguments: list[str]) -> int:
         return 0
     try:
         return run_verb("etude", USAGE, VERBS, arguments)
-    except (MemoryError, RuntimeError, ImportError, OSError):  # by which memory is refused
+    except EtudeError:
+        raise
+    except Exception as error:
+        from etude.core.explain import explain
         from etude.planning.out_of_memory import explained
 
         with explained():
-            raise
-    except ValueError as error:
-        from pydantic import ValidationError
+            from pydantic import ValidationError
 
-        from etude.core.explain import explain
-
-        if not isinstance(error, ValidationError):
-            raise
-        raise UsageError(explain(error, None)) from error
+            if not isinstance(error, ValidationError):
+                raise
+            raise UsageError(explain(error, None)) from error
 
 
 def _with_recipe(verb: str) -> Callable[[list[str]], int | None]:

@@ -51,18 +51,33 @@ class ProcessLost(EtudeError):
     """Environments are gone with the process they ran in; `restore` or `reset` restarts it."""
 
 
+def _has_room(num_bytes: int = 64 << 20) -> bool:
+    """Whether this process is given so much more memory."""
+    try:
+        bytearray(num_bytes)
+    except MemoryError:
+        return False
+    return True
+
+
+_REFUSED = (
+    *("can't allocate memory", "annot allocate memory", "ould not allocate memory"),
+    *("can't start new thread", "failed to map segment"),
+)
+"""What torch, MuJoCo, Python and the system's loader say in errors of their own types."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is what numpy, torch, Python or the system raise where there is no memory."""
-    if isinstance(error, MemoryError):
+    """Whether this is what numpy, torch, MuJoCo, Python or the system raise without memory."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    if isinstance(error, ImportError):  # A library is mapped into memory.
-        return "failed to map segment" in str(error) or "annot allocate memory" in str(error)
-    # torch has a type of its own for the memory of a GPU, and none for that of a CPU.
-    says = ("can't allocate memory", "can't start new thread")
-    named = type(error).__name__ == "OutOfMemoryError" or any(text in str(error) for text in says)
-    return isinstance(error, RuntimeError) and named
+    if isinstance(error, EtudeError):
+        return False
+    if "unknown exception" in str(error):  # pybind11 may have no memory left to say what it caught
+        return not _has_room()
+    return any(text in str(error) for text in _REFUSED)
 
 
 class NonFinite(EtudeError):
