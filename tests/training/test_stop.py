@@ -24,11 +24,13 @@ from toys import tiny_reach
 
 
 @pytest.fixture(autouse=True)
-def _hangups_arrive() -> Iterator[None]:
-    """Also where the tests are run by nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _signals_arrive() -> Iterator[None]:
+    """Also where the tests are run by nohup, or after Ray has left its own handler."""
+    numbers = signal.SIGTERM, signal.SIGHUP
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Strike(Callback):
