@@ -696,3 +696,23 @@ def test_tables_changed_in_use_are_noticed(tmp_path: Path, name: str) -> None:
     (at / name).write_bytes(content)
     with pytest.raises(DamagedStore, match=str(at)):
         data.check_unchanged()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_blocks_are_compared_whether_threads_begin_or_not(
+    begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that memory is refused to before its first item is not waited for."""
+    if not begins:
+        monkeypatch.setattr(log_module._thread, "start_new_thread", lambda work, arguments: 0)
+    monkeypatch.setattr(log_module.os, "cpu_count", lambda: 4)
+    seen: list[int] = []
+    log_module.side_by_side(seen.append, range(100))
+    assert sorted(seen) == list(range(100))
+
+    def refuse(item: int) -> None:
+        if item == 7:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        log_module.side_by_side(refuse, range(100))

@@ -14,16 +14,17 @@ stamps of all blocks in use before every save, and hashes again what has another
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from etude.core.errors import Damaged, EtudeError
 from etude.core.progress import waiting
 from etude.core.trees import Tree
 
+T = TypeVar("T")
 _CHUNK = 1 << 20
 _LARGE = 4096
 """Records from this size on take longer to copy than Python needs to handle one."""
@@ -81,6 +83,40 @@ def clear_faults(action: str, path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise StoreFault(f"Could not {action} {path}: {reason}.", error.errno) from error
+
+
+def side_by_side(function: Callable[[T], object], items: Sequence[T]) -> None:
+    """Call a function with every item, a thread for each core; raise the first error.
+
+    The calling thread takes items too and waits for no thread that has not begun: where memory is
+    refused to a thread of `concurrent.futures` between two items, its pool waits forever.
+    """
+    left, errors, busy = deque(items), list[BaseException](), list[Any]()
+
+    def work(ended: Any) -> None:
+        try:
+            busy.append(ended)
+            while not errors:
+                try:
+                    item = left.popleft()
+                except IndexError:
+                    break
+                function(item)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.release()
+
+    locks = [_thread.allocate_lock() for _ in range(min(len(items), os.cpu_count() or 1))]
+    for lock in locks:
+        lock.acquire()
+    for lock in locks[1:]:
+        _thread.start_new_thread(work, (lock,))
+    work(locks[0])
+    for lock in [*busy]:
+        lock.acquire()
+    if errors:
+        raise errors[0]
 
 
 class RecordLog:
@@ -297,11 +333,8 @@ class RecordLog:
         ]
         if not suspects:
             return
-        threads = min(len(suspects), os.cpu_count() or 1)
-        said = f"reading {len(suspects):,} files of {self.folder} again"
-        with waiting(said), ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(self._check_again, suspects):
-                pass
+        with waiting(f"reading {len(suspects):,} files of {self.folder} again"):
+            side_by_side(self._check_again, suspects)
 
     def _check_again(self, block: int) -> None:
         before, path = self._stamps[block], self.path(block)
