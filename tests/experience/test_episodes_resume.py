@@ -698,13 +698,17 @@ def test_tables_changed_in_use_are_noticed(tmp_path: Path, name: str) -> None:
         data.check_unchanged()
 
 
-@pytest.mark.parametrize("begins", [True, False])
+def refused_thread(work: object, arguments: object) -> int:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("start", [None, lambda work, arguments: 0, refused_thread])
 def test_blocks_are_compared_whether_threads_begin_or_not(
-    begins: bool, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that memory is refused to before its first item is not waited for."""
-    if not begins:
-        monkeypatch.setattr(log_module._thread, "start_new_thread", lambda work, arguments: 0)
+    """A thread that cannot start, or that memory is refused to at once, is not waited for."""
+    if start is not None:
+        monkeypatch.setattr(log_module._thread, "start_new_thread", start)
     monkeypatch.setattr(log_module.os, "cpu_count", lambda: 4)
     seen: list[int] = []
     log_module.side_by_side(seen.append, range(100))

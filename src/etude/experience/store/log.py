@@ -110,8 +110,9 @@ def side_by_side(function: Callable[[T], object], items: Sequence[T]) -> None:
     locks = [_thread.allocate_lock() for _ in range(min(len(items), os.cpu_count() or 1))]
     for lock in locks:
         lock.acquire()
-    for lock in locks[1:]:
-        _thread.start_new_thread(work, (lock,))
+    with suppress(RuntimeError):  # where no more threads can start, there are fewer
+        for lock in locks[1:]:
+            _thread.start_new_thread(work, (lock,))
     work(locks[0])
     for lock in [*busy]:
         lock.acquire()
