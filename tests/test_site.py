@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "docs/_site"))
 sys.path.insert(0, str(ROOT / "docs/images"))
 import draw_diagrams  # noqa: E402
 
+import decisions  # noqa: E402
 import gallery  # noqa: E402
 import repository  # noqa: E402
 import test_docs  # noqa: E402
@@ -111,6 +112,23 @@ def test_what_is_there_is_no_problem(tmp_path: Path) -> None:
 
 def test_the_gallery_is_that_of_its_table() -> None:
     assert gallery.PAGE.read_text() == gallery.page(), "run python docs/_site/gallery.py"
+
+
+def test_decisions_have_numbers_without_holes_and_stand_in_their_index() -> None:
+    assert decisions.problems() == []
+    assert decisions.INDEX.read_text() == decisions.page(), "run python docs/_site/decisions.py"
+
+
+def test_a_decision_with_a_hole_before_it_or_without_a_status_is_found(tmp_path: Path) -> None:
+    (tmp_path / "0001-a.md").write_text("# 1. A\n\nStatus: accepted (since 1.0)\n")
+    (tmp_path / "0003-b.md").write_text("# 2. B\n\nStatus: tried\n")
+    found = "rename 0003-b.md to 0002-b.md: numbers have no holes"
+    assert decisions.problems(tmp_path) == [found]
+    (tmp_path / "0003-b.md").rename(tmp_path / "0002-b.md")
+    assert decisions.problems(tmp_path) == []
+    assert decisions.row(tmp_path / "0001-a.md") == "| 1 | [A](0001-a.md) | accepted |"
+    with pytest.raises(ValueError, match=r"0002-b\.md must begin"):
+        decisions.row(tmp_path / "0002-b.md")
 
 
 def test_the_diagrams_are_those_of_their_script() -> None:

@@ -1,4 +1,4 @@
-"""What `mkdocs build` adds to the pages in docs/: reference, decisions, files of the repository.
+"""What `mkdocs build` adds to the pages in docs/: reference, files of the repository.
 
 MkDocs calls the functions named `on_...`; mkdocs.yml names this file under `hooks`.
 """
@@ -36,7 +36,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     texts = {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages()}
     texts |= {name: (repository.ROOT / name).read_text() for name in repository.HOME}
     made = reference.pages()
-    made["decisions/index.md"] = decisions()
     for name, uri in repository.HOME.items():
         made[uri] = repository.on_site(name, uri)
     made |= repository.pages(texts)
@@ -52,22 +51,6 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if uri not in MADE:
         markdown = repository.relinked(markdown, f"docs/{uri}", uri)
     return _FENCE.sub(_info, markdown)
-
-
-def decisions() -> str:
-    """The index: every decision with the first sentence of its context."""
-    rows = []
-    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
-        text = path.read_text()
-        about = re.search(r"^\*\*\w+[.:]?\*\*[.:]? *(.*?)(?:\.\s|:\s|\n\n|\Z)", text, re.M | re.S)
-        sentence = " ".join((about[1] if about else "").split()).rstrip(".")
-        number, _, name = _title(text).partition(". ")
-        rows.append(f"| {number} | [{name}]({path.name}) | {sentence.replace('|', '&#124;')} |")
-    return (
-        "# Decisions\n\nWhat was chosen where something else would have been possible, and what "
-        "was tried. A number that is missing has no record.\n\n"
-        "| # | decision | where it came from |\n|---|---|---|\n" + "\n".join(rows) + "\n"
-    )
 
 
 def _title(text: str) -> str:

@@ -59,15 +59,24 @@ TYPED = (
     r"\d(?: s| minutes?| hours?) on (?:one|two|a shared) core",
 )
 """What a measurement looks like in a page's text, and a setting or a limit does not."""
+TRIED = re.compile(r"^## Why these settings$.*?(?=^## |\Z)", FLAGS)
+"""What was tried once and is not measured again, with its date."""
 
 
 @pytest.mark.parametrize("page", list(figures.pages()), ids=lambda page: page.name)
 def test_pages_have_no_measurements_that_were_typed(page: Path) -> None:
     if page == figures.PAGE or "do not edit" in page.read_text() or page.stem == "corrections":
         return
-    shown = re.sub(r"^```.*?^```$|^    .*?$", "", figures.without(page.read_text()), flags=FLAGS)
+    text = TRIED.sub("", figures.without(page.read_text()))
+    shown = re.sub(r"^```.*?^```$|^    .*?$", "", text, flags=FLAGS)
     text = " ".join(shown.split())
     assert [found[0] for form in TYPED for found in re.finditer(form, text)] == []
+
+
+def test_what_was_tried_has_a_date() -> None:
+    sections = [text for page in figures.pages() for text in TRIED.findall(page.read_text())]
+    assert sections
+    assert [text for text in sections if not re.search(r"\b\d+ \w+ 20\d\d\b", text)] == []
 
 
 def result(**changes: object) -> dict[str, object]:
