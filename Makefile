@@ -1,8 +1,9 @@
-.PHONY: check test test-all gates-smallest format gate faults dist lock site
+.PHONY: check test test-all coverage gates-smallest format gate faults dist lock site site-version
 
-check:  ## lint and types
+check:  ## lint, spelling and types
 	ruff check .
 	ruff format --check .
+	codespell
 	mypy
 
 test:  ## the fast suite
@@ -36,6 +37,12 @@ lock:  ## the newest versions that fit, with hashes, into requirements-dev.txt a
 
 site:  ## all pages, a reference and a search in build/site, which open without a network
 	mkdocs build --strict
+
+VERSION = $(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\).*/\1/p' pyproject.toml)
+
+site-version:  ## the pages of this version (VERSION=0.2 names another) on the local branch gh-pages, beside those of others
+	mike deploy --update-aliases $(VERSION) latest
+	mike set-default latest
 
 faults:  ## docs/faults.md, docs/measured.md and the figures of all pages from what the gates have measured
 	python gates/faults_table.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -129,6 +130,14 @@ def test_a_decision_with_a_hole_before_it_or_without_a_status_is_found(tmp_path:
     assert decisions.row(tmp_path / "0001-a.md") == "| 1 | [A](0001-a.md) | accepted |"
     with pytest.raises(ValueError, match=r"0002-b\.md must begin"):
         decisions.row(tmp_path / "0002-b.md")
+
+
+def test_pages_are_published_under_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    command = ["make", "-n", "-C", ROOT, "site-version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"mike deploy --update-aliases {version.rpartition('.')[0]} latest" in said
+    assert "provider: mike" in (ROOT / "mkdocs.yml").read_text()
 
 
 def test_the_diagrams_are_those_of_their_script() -> None:
