@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
 from page_figures import OLDER  # isort: skip
-from etude.reports.charts import COLORS, FAINT, GRID, SvgCanvas, steps_text, ticks  # isort: skip
+from etude.compare.charts import COLORS, FAINT, GRID, SvgCanvas, steps_text, ticks
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"

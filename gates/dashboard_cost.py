@@ -21,13 +21,13 @@ from pathlib import Path
 from rich.console import Console
 
 import etude
-from etude.logs.dashboard import Dashboard
-from etude.logs.following import DashboardCallback
-from etude.metrics.health import Health
+from etude.core.metrics.declared import Health
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
+from etude.training.logs.dashboard import Dashboard
+from etude.training.logs.following import DashboardCallback
 from machine import report_load
 from report import Gate, parse
 

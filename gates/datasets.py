@@ -33,11 +33,11 @@ import torch
 
 from command import CommandFailed, started
 from etude.core.contracts import ArraySpec
-from etude.datasets.importing import finish, new_store
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.labels import Labels
-from etude.experience.store.views import EpisodesOf
-from etude.learning.sampling import ahead
+from etude.data.importing import finish, new_store
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.labels import Labels
+from etude.data.store.views import EpisodesOf
+from etude.rl.sampling import ahead
 from machine import report_load
 from report import Gate, parse
 

@@ -26,15 +26,15 @@ from toys import changed, tiny_reach, toy_dataset  # isort: skip
 import numpy as np
 
 import etude
-from etude.algorithms.ppo import PPO
 from etude.core.errors import NonFinite
 from etude.core.trees import leaves
+from etude.data.store.episodes import EpisodeStore
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.simulation import Simulation
-from etude.experience.store.episodes import EpisodeStore
 from etude.models.actor_critic import MlpPolicy
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
+from etude.rl.ppo import PPO
 from etude.runs import checkpoint
 from report import Gate, parse
 

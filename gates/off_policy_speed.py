@@ -27,15 +27,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
-from etude.algorithms.rewards import GIVEN
-from etude.algorithms.sac import SAC, SACConfig
-from etude.algorithms.td3 import TD3, TD3Config
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
-from etude.experience.store.episodes import EpisodeStore
+from etude.data.store.episodes import EpisodeStore
 from etude.models.policies import PolicyConfig, make_policy
+from etude.rl.off_policy import OffPolicy, ReplayGeometry
+from etude.rl.rewards.given import GIVEN
+from etude.rl.sac import SAC, SACConfig
+from etude.rl.td3 import TD3, TD3Config
 from etude.runs.files import Disk
 from machine import report_load
 from report import Gate, parse

@@ -30,8 +30,8 @@ import gymnasium
 import numpy as np
 
 import etude
-from etude.algorithms.replay import OffPolicyConfig
 from etude.core.clock import ClockConfig
+from etude.rl.replay import OffPolicyConfig
 from report import Gate, parse
 from results import lower_end
 from trainings import Act, Training, add_options, returns_of

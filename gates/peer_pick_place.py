@@ -43,8 +43,8 @@ import etude
 from etude.core.contracts import Array, Fragment
 from etude.core.keys import Key
 from etude.envs.adapters.as_gym import AsGymnasium
+from etude.evaluate.acting import LoadedPolicy
 from etude.planning.recipes import Recipe
-from etude.reports.acting import LoadedPolicy
 from etude.training.callbacks import Callback, Context
 from machine import report_load
 from report import Gate, parse

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
-from etude.algorithms.rrd import RRDConfig
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Subsets
-from etude.experience.store.geometry import store_specs
+from etude.data.store.episodes import EpisodeStore, StoreGeometry, Subsets
+from etude.data.store.geometry import store_specs
+from etude.rl.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
+from etude.rl.rewards.rrd import RRDConfig
 from etude.runs.files import Disk
 from machine import report_load
 from report import Gate, parse

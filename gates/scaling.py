@@ -29,13 +29,13 @@ import torch
 from mujoco.batch import Batch
 
 import etude
-from etude.algorithms.ppo import PPO
 from etude.core.contracts import Array, Broadcast
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays
+from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.envs.mujoco.env import MujocoEnv
-from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import make_policy
+from etude.rl.ppo import PPO
 from etude.rollout.local import LocalCollector, Workers
 from machine import report_load
 from report import Gate, parse

@@ -31,8 +31,8 @@ from rich.console import Console
 from command import etude
 from etude.api import Run
 from etude.core.contracts import Array
-from etude.reports import fresh
-from etude.reports.motion import MotionReport
+from etude.evaluate import fresh
+from etude.evaluate.motion import MotionReport
 from machine import report_load
 from report import Gate, parse
 

@@ -44,13 +44,13 @@ import numpy as np
 import torch
 
 from command import CommandFailed, etude, record, started
-from etude.algorithms.held_out import split_store
-from etude.algorithms.reward_only import make_reward_only
-from etude.algorithms.reward_scores import CHANCE, PAIRS, SUCCESS, evaluate
 from etude.api import Run
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.views import EpisodesOf
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.views import EpisodesOf
 from etude.planning.loading import policy_parts
+from etude.rl.offline import split_store
+from etude.rl.reward_only import make_reward_only
+from etude.rl.rewards.scores import CHANCE, PAIRS, SUCCESS, evaluate
 from machine import report_load
 from report import Gate, parse
 

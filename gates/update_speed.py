@@ -34,19 +34,19 @@ import torch
 from torch import nn
 
 import etude
-from etude.algorithms import ppo as ppo_module
-from etude.algorithms.ppo import PPO
 from etude.core.clock import Clock, ClockConfig, Loops
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Fragment, Observations, StepResult
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.experience import returns as returns_module
-from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
-from etude.learning.shard import Shard
+from etude.data import returns as returns_module
+from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.actor_critic import ActorCritic
 from etude.models.normalise import RewardScaler
 from etude.models.policies import make_policy
 from etude.planning.recipes import Recipe
+from etude.rl import ppo as ppo_module
+from etude.rl.ppo import PPO
+from etude.rl.shard import Shard
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from machine import report_load
 from report import Gate, parse

@@ -17,8 +17,8 @@ from crash_driver import RUN, content_hash
 from crash_model import DRAWN, FIXED, Folders, Model, State
 from etude.api import Run, resume, train
 from etude.core.errors import EtudeError, UsageError
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.files import read_geometry
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.files import read_geometry
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.runs import checkpoint, files

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.algorithms.ppo import PPO
 from etude.core import code
 from etude.core.errors import UsageError
 from etude.envs.mujoco.simulation import Simulation
 from etude.planning import recipes
+from etude.rl.ppo import PPO
 from etude.rollout.local import LocalCollector
 from etude.runs import standard
 from rank_driver import PATIENCE, attempt, wait

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from etude.algorithms.amp import AMPConfig
-from etude.algorithms.ppo import PPOConfig
-from etude.algorithms.rrd import RRDConfig
-from etude.algorithms.sac import SACConfig
 from etude.core.clock import ClockConfig
 from etude.envs.mujoco.randomize import Randomization
-from etude.learning.config import LearnerConfig
 from etude.models.policies import PolicyConfig
 from etude.planning import recipes
-from etude.planning.recipe import Recipe
+from etude.planning.recipe import LearnerConfig, Recipe
+from etude.rl.ppo import PPOConfig
+from etude.rl.rewards.amp import AMPConfig
+from etude.rl.rewards.rrd import RRDConfig
+from etude.rl.sac import SACConfig
 from etude.rollout.local import CollectorConfig
 from etude.tasks.imitation.task import ImitationConfig
 from etude.tasks.pick_place.task import PickPlaceConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from etude.core.contracts import ActionSpec, Array, ArraySpec, Observations
-from etude.datasets.importing import finish, new_store
+from etude.data.importing import finish, new_store
+from etude.data.store.geometry import OBS
+from etude.data.store.labels import Labels
 from etude.envs.array_task import ArrayTask, Outcome, State
-from etude.experience.store.geometry import OBS
-from etude.experience.store.labels import Labels
 
 LEFT, RIGHT = "go to the left", "go to the right"
 

@@ -20,7 +20,7 @@ from etude.cli.target import REGISTRIES, find_target
 from etude.core.errors import UsageError
 from etude.models import CLASSES
 from etude.planning import recipes
-from etude.planning.kinds import ALGORITHMS, REWARDS
+from etude.planning.recipe import ALGORITHMS, REWARDS
 from etude.runs.folder import RunFolder
 from toys import tiny_reach
 

@@ -15,13 +15,13 @@ from etude.api import plan
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.registry import Registry
+from etude.data.segments import nearest_divisor
 from etude.envs.config import ENVS
-from etude.experience.segments import nearest_divisor
-from etude.logs.kinds import LOGS
 from etude.models.policies import POLICIES, make_policy
-from etude.planning.kinds import ALGORITHMS, REWARDS
+from etude.planning.recipe import ALGORITHMS, REWARDS
 from etude.planning.recipes import Recipe, find
 from etude.rollout.local import COLLECTORS
+from etude.training.logs.kinds import LOGS
 from test_layers import FILES, imports
 
 REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, REWARDS, ENVS, POLICIES, LOGS, COLLECTORS)
@@ -32,8 +32,8 @@ RECIPES = {
 }
 """Modules of recipes: they choose kinds, and so import their configs."""
 EXCEPTIONS = {
-    ("etude.reports.rewards", "etude.algorithms.reward_only"): "the report that this kind names",
-    ("etude.sweeps.ray_tasks", "etude.rollout.ray"): "how a cluster is found and who may use it",
+    ("etude.evaluate.rewards", "etude.rl.reward_only"): "the report that this kind names",
+    ("etude.compare.sweeps.ray_tasks", "etude.rollout.ray"): "how to find a cluster",
 }
 """(importer, module of a kind): why it may."""
 
@@ -71,7 +71,7 @@ def test_only_its_folder_imports_a_kind(kind: str) -> None:
 
 def test_the_check_itself_notices() -> None:
     kind = "etude.tasks.reach.task"
-    assert {kind, "etude.algorithms.ppo", "etude.envs.adapters.gym"} <= modules_of_kinds()
+    assert {kind, "etude.rl.ppo", "etude.envs.adapters.gym"} <= modules_of_kinds()
     assert strangers(kind, {"etude.planning.plan": {kind}, "etude.tasks.pick_place.task": {kind}})
     assert not strangers(kind, {"etude.tasks.reach.expert": {kind}})
 
@@ -81,7 +81,7 @@ def test_every_exception_is_needed() -> None:
 
 
 UNFINISHED = """
-from etude.algorithms.on_policy import OnPolicyConfig
+from etude.rl.on_policy import OnPolicyConfig
 from etude.envs.config import EnvConfig
 from etude.models.module_policies import ModulePolicyConfig
 from etude.models.policies import PolicyConfig

@@ -13,18 +13,19 @@ import etude
 ROOT = Path(etude.__file__).parent
 LAYERS = (
     {"core"},
-    {"models", "experience", "motion", "metrics", "runs"},
-    {"envs", "learning", "datasets", "rollout"},
-    {"robots", "training", "mj"},
-    {"logs"},
+    {"models", "runs"},
+    {"data"},
+    {"envs"},
+    {"rollout", "mj"},
+    {"training"},
     {"planning"},
-    {"algorithms", "building"},
+    {"rl", "building"},
     {"tasks"},
     {"gym"},
-    {"reports"},
-    {"recording"},
+    {"evaluate"},
     {"api"},
-    {"sweeps"},
+    {"compare"},
+    {"share"},
     {"cli"},
 )
 LEVEL = {package: i for i, layer in enumerate(LAYERS) for package in layer}
@@ -98,7 +99,7 @@ def test_imports_go_down_only(module: str) -> None:
 
 def test_the_check_itself_notices() -> None:
     assert violations("etude.core.clock", {"etude.runs.files"})
-    assert violations("etude.models.policies", {"etude.experience.segments"})
+    assert violations("etude.models.policies", {"etude.data.segments"})
     assert violations("etude.rollout.group", {"etude"})
     assert not violations("etude.training.loop", {"etude.core.clock", "etude.training.stop"})
     assert "etude.core.clock" in imports("etude.training.loop")

@@ -9,29 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.rewards import GIVEN, RewardSource
 from etude.core.clock import Clock, Loops
-from etude.core.contracts import (
-    ActionSpec,
-    ArraySpec,
-    BatchMetrics,
-    EnvSpec,
-    Fragment,
-)
+from etude.core.contracts import ActionSpec, ArraySpec, BatchMetrics, EnvSpec, Fragment
 from etude.core.keys import Key
 from etude.core.ranks import Alone
 from etude.core.trees import digest
+from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.geometry import store_specs
 from etude.envs.mujoco.env import MujocoEnv
-from etude.experience.segments import BufferSpec, SegmentBuffer, SegmentGeometry
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.geometry import store_specs
-from etude.learning.sampling import Batch
-from etude.learning.shard import Minibatch
 from etude.models.actor_critic import ActorCritic
 from etude.models.policies import PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
+from etude.rl.ppo import PPO, PPOConfig
+from etude.rl.rewards.given import GIVEN, RewardSource
+from etude.rl.sampling import Batch
+from etude.rl.shard import Minibatch
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk
 from etude.tasks.reach.task import ReachConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from etude import mj
 from etude.envs.mujoco.env import MujocoEnv
-from etude.reports.export import _observation
+from etude.share.export import _observation
 from etude_runtime import Observation
 from etude_runtime.contract import _observation as parsed
 

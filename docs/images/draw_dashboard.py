@@ -17,13 +17,12 @@ from rich.text import Text
 
 from etude.api import Run
 from etude.core.clock import Clock
-from etude.logs.dashboard import Dashboard
-from etude.logs.dashboard_view import draw
-from etude.metrics.health import Health
-from etude.metrics.rows import ELAPSED
+from etude.core.metrics.declared import ELAPSED, Health
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.resolve import resolve
+from etude.training.logs.dashboard import Dashboard
+from etude.training.logs.dashboard_view import draw
 
 WIDTH, HEIGHT = 140, 44
 

@@ -28,8 +28,6 @@ from etude.core.history import History
 from etude.core.ranks import ALONE, Ranks, joined, was_restarted
 from etude.core.seals import unsealed
 from etude.core.trees import digest
-from etude.logs.apart import apart
-from etude.logs.outputs import Outputs, check
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
@@ -42,10 +40,12 @@ from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.callbacks import Callback
 from etude.training.evaluation import summarise
+from etude.training.logs.apart import apart
+from etude.training.logs.outputs import Outputs, check
 from etude.training.saving import RUN
 
 if TYPE_CHECKING:
-    from etude.reports.acting import LoadedPolicy
+    from etude.evaluate.acting import LoadedPolicy
 
 
 def plan(recipe: Recipe, measure: bool = False) -> Plan:
@@ -135,8 +135,8 @@ class Run:
 
     def policy(self, checkpoint: str | int = "best") -> LoadedPolicy:
         """A policy of the run, to act with: "best", "latest" or that of a step."""
+        from etude.evaluate.acting import load_policy
         from etude.planning.loading import chosen_path
-        from etude.reports.acting import load_policy
 
         return load_policy(chosen_path(self.path, str(checkpoint)))
 
@@ -154,8 +154,8 @@ class Run:
         "best", "latest" or a step. stochastic: actions are drawn, as in training. env: fields of
         the environment that are changed, such as tolerance=0.05.
         """
+        from etude.evaluate import fresh
         from etude.planning.loading import chosen_path
-        from etude.reports import fresh
 
         policy = chosen_path(self.path, str(checkpoint))
         recipe = self.recipe.replace(**{f"env__{name}": value for name, value in env.items()})
@@ -169,7 +169,7 @@ class Run:
         stochastic: bool = False,
     ) -> list[Path]:
         """Evaluates like `etude eval --video`, and gives the films and pictures that it made."""
-        from etude.reports.evaluation import examine
+        from etude.evaluate.evaluation import examine
 
         which = str(checkpoint)
         made = examine(self.recipe, self.path, episodes, seed, True, silent, which, stochastic)

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import (
-    Action,
-    Draws,
-    MujocoEnv,
-    Part,
-    Task,
-    TaskConfig,
-    Term,
-    derived,
-)
+from etude.envs.mujoco.env import Action, Draws, MujocoEnv, Part, Task, TaskConfig, Term, derived
 from etude.envs.mujoco.observing import Group, Observation, measured
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.amp import (
+from etude.core.contracts import Array, Fragment
+from etude.core.errors import NonFinite, UsageError
+from etude.core.keys import Key
+from etude.core.trees import copy_arrays, digest
+from etude.data.segments import StepWindows, WindowRing, join
+from etude.models.networks import generator_of
+from etude.models.policies import PolicyConfig
+from etude.models.reward_networks import Discriminator
+from etude.rl.rewards.amp import (
     AMP,
     LARGEST,
     STYLE,
@@ -19,15 +27,6 @@ from etude.algorithms.amp import (
     discriminator_loss,
     style_rewards,
 )
-from etude.core.contracts import Array, Fragment
-from etude.core.errors import NonFinite, UsageError
-from etude.core.keys import Key
-from etude.core.trees import copy_arrays, digest
-from etude.experience.segments import join
-from etude.experience.windows import StepWindows, WindowRing
-from etude.models.networks import generator_of
-from etude.models.policies import PolicyConfig
-from etude.models.reward_networks import Discriminator
 from etude.tasks.imitation.task import ImitationConfig
 from toy_envs import StyleEnv
 from toys import Trainer, TwoRanks, make_trainer

@@ -11,19 +11,19 @@ import pytest
 import torch
 
 import etude
-from etude.algorithms.bc import BCConfig
 from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.datasets.importing import finish, new_store
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.geometry import OBS
-from etude.experience.store.labels import Labels
-from etude.experience.store.views import EpisodesOf
+from etude.data.importing import finish, new_store
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.geometry import OBS
+from etude.data.store.labels import Labels
+from etude.data.store.views import EpisodesOf
 from etude.models.chunks import ChunkPolicy, ChunkPolicyConfig
 from etude.models.imitating import Demonstrated, imitation_loss, imitation_window
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
+from etude.rl.bc import BCConfig
 
 ACTION = ActionSpec("box", low=(-1.0, -1.0), high=(1.0, 1.0))
 SPEC = EnvSpec({"state": ArraySpec((4,)), "image": ArraySpec((16, 16, 3), "uint8")}, ACTION, 50)

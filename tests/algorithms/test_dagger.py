@@ -12,11 +12,11 @@ from test_bc import recipe_of as cloned
 from test_bc import seek_dataset
 
 import etude
-from etude.algorithms.dagger import DAgger, DAggerConfig, Teacher
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.experience.segments import SegmentGeometry
+from etude.data.segments import SegmentGeometry
 from etude.models.policies import PolicyConfig, make_policy
+from etude.rl.dagger import DAgger, DAggerConfig, Teacher
 from etude.tasks.seek import Seek
 from test_exact_resume import killed_runs
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.algorithms.held_out import split, split_store
-from etude.algorithms.reward_only import RewardOnlyConfig
 from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.core.seals import SEAL, sealed
-from etude.experience.store import files as episodes_files
-from etude.experience.store.episodes import DamagedStore, EpisodeStore
-from etude.experience.store.labels import Labels
-from etude.experience.store.views import EpisodesOf
+from etude.data.store import files as episodes_files
+from etude.data.store.episodes import DamagedStore, EpisodeStore
+from etude.data.store.labels import Labels
+from etude.data.store.views import EpisodesOf
+from etude.rl.offline import split, split_store
+from etude.rl.reward_only import RewardOnlyConfig
 from etude.runs.files import Disk
 from toys import toy_dataset
 

@@ -11,8 +11,8 @@ from test_off_policy import part_of, plain_agent, random_batch, random_noise
 
 import etude
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.geometry import store_specs
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.geometry import store_specs
 from etude.runs.files import Disk
 from test_exact_resume import killed_runs
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from test_off_policy import _copied, make_learner
 
-from etude.algorithms.ircr import IRCR, IRCRConfig, best_episodes
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.keys import Key
 from etude.core.trees import digest
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.geometry import store_specs
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.geometry import store_specs
+from etude.rl.rewards.ircr import IRCR, IRCRConfig, best_episodes
 from etude.runs import checkpoint
 from etude.runs.files import Disk
 from toys import replayed

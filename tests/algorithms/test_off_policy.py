@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.iql import IQL, IQLConfig
-from etude.algorithms.off_policy import OffPolicy, ReplayGeometry
-from etude.algorithms.rewards import GIVEN, RewardSource
-from etude.algorithms.sac import SAC, SACConfig
-from etude.algorithms.td3 import TD3, TD3Config
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, BatchMetrics, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import digest, without_arrays
-from etude.experience.store.episodes import EpisodeStore
-from etude.learning.sampling import Batch
+from etude.data.store.episodes import EpisodeStore
 from etude.models.policies import PolicyConfig, make_policy
+from etude.rl.iql import IQL, IQLConfig
+from etude.rl.off_policy import OffPolicy, ReplayGeometry
+from etude.rl.rewards.given import GIVEN, RewardSource
+from etude.rl.sac import SAC, SACConfig
+from etude.rl.sampling import Batch
+from etude.rl.td3 import TD3, TD3Config
 from etude.rollout.group import evaluate
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from etude.runs.files import Disk

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.ppo import LOSS_METRICS, PPO, PPOConfig
 from etude.core.contracts import ActionSpec
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
-from etude.learning.shard import Minibatch
 from etude.models.policies import PolicyConfig, make_policy
+from etude.rl.ppo import LOSS_METRICS, PPO, PPOConfig
+from etude.rl.shard import Minibatch
 from toy_envs import ACTIONS, DISCRETE
 from toys import Trainer, TwoRanks, make_trainer, toy_buffer
 

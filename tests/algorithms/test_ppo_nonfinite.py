@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.ppo import PPO
 from etude.core.errors import NonFinite
 from etude.core.trees import digest
+from etude.rl.ppo import PPO
 from toy_envs import ACTIONS, PoisonedEnv, ToyEnv
 from toys import Trainer, make_trainer
 

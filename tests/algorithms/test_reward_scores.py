@@ -10,8 +10,20 @@ import pytest
 import torch
 
 import etude
-from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
-from etude.algorithms.reward_scores import (
+from etude.core.contracts import ActionSpec, ArraySpec, Broadcast, EnvSpec
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.core.metrics.declared import Health
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.geometry import store_specs
+from etude.data.store.labels import Labels
+from etude.data.store.views import EpisodesOf
+from etude.models.reward_networks import RewardNetworkConfig
+from etude.planning import recipes
+from etude.planning.recipe import metrics_of
+from etude.rl.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
+from etude.rl.rewards.rrd import RRDConfig
+from etude.rl.rewards.scores import (
     MOST,
     Judged,
     evaluate,
@@ -24,18 +36,6 @@ from etude.algorithms.reward_scores import (
     tails,
     windows_share,
 )
-from etude.algorithms.rrd import RRDConfig
-from etude.core.contracts import ActionSpec, ArraySpec, Broadcast, EnvSpec
-from etude.core.errors import UsageError
-from etude.core.keys import Key
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.geometry import store_specs
-from etude.experience.store.labels import Labels
-from etude.experience.store.views import EpisodesOf
-from etude.metrics.health import Health
-from etude.models.reward_networks import RewardNetworkConfig
-from etude.planning import recipes
-from etude.planning.recipe import metrics_of
 from etude.runs.files import Disk
 from etude.training.evaluation import HeldOutEvaluator
 from toys import changed, toy_dataset

@@ -11,14 +11,14 @@ import torch
 from test_off_policy import DIMS, OBS, random_batch, random_noise
 
 import etude
-from etude.algorithms.rewards import GIVEN
-from etude.algorithms.rlpd import RLPD, RLPDConfig
 from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.geometry import store_specs
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.geometry import store_specs
 from etude.models.policies import PolicyConfig, make_policy
+from etude.rl.rewards.given import GIVEN
+from etude.rl.rlpd import RLPD, RLPDConfig
 from etude.runs.files import Disk
 from etude.tasks.seek import Seek
 from test_exact_resume import killed_runs

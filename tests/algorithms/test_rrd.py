@@ -11,35 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-from etude.algorithms.held_out import split
-from etude.algorithms.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
-from etude.algorithms.reward_scores import spearman
-from etude.algorithms.rrd import (
-    RRD,
-    RRDConfig,
-    num_bytes,
-    squared_errors,
-    variance_terms,
-)
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
-from etude.experience.store.episodes import (
-    EpisodeStore,
-    StoreGeometry,
-    Subsets,
-    Transitions,
-)
-from etude.experience.store.geometry import store_specs
-from etude.experience.store.views import EpisodesOf
+from etude.data.store.episodes import EpisodeStore, StoreGeometry, Subsets, Transitions
+from etude.data.store.geometry import store_specs
+from etude.data.store.views import EpisodesOf
 from etude.models.reward_networks import (
     RewardNetworkConfig,
     make_reward_network,
     reward_network_from_contract,
     rewards_of,
 )
+from etude.rl.offline import split
+from etude.rl.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
+from etude.rl.rewards.rrd import RRD, RRDConfig, num_bytes, squared_errors, variance_terms
+from etude.rl.rewards.scores import spearman
 from etude.runs.files import Disk
 from toys import replayed
 

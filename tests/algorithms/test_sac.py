@@ -11,8 +11,8 @@ import pytest
 import torch
 from test_off_policy import DIMS, OBS, plain_agent, random_batch, random_noise, weights
 
-from etude.algorithms.sac import SAC
-from etude.learning.sampling import Batch
+from etude.rl.sac import SAC
+from etude.rl.sampling import Batch
 
 SIZE = 256
 HIDDEN = (64, 64)

@@ -14,12 +14,12 @@ import telling
 from etude.api import Run
 from etude.cli import main as cli
 from etude.core.errors import UsageError
-from etude.datasets.embeddings import read_embeddings
-from etude.experience.store.labels import Labels
-from etude.experience.store.log import DamagedStore
-from etude.experience.store.manifest import open_episodes
-from etude.experience.store.tasks import geometry_with_task, open_with_task
-from etude.experience.store.views import EpisodesOf
+from etude.data.editing import read_embeddings
+from etude.data.store.labels import Labels
+from etude.data.store.log import DamagedStore
+from etude.data.store.manifest import open_episodes
+from etude.data.store.tasks import geometry_with_task, open_with_task
+from etude.data.store.views import EpisodesOf
 from etude.planning import recipes
 from telling import LEFT, RIGHT
 

@@ -13,8 +13,8 @@ import torch
 from test_off_policy import make_learner, plain_agent, random_batch, random_noise, weights
 from test_sac import HIDDEN, SIZE, blank_env, critic_pairs, feed, layers
 
-from etude.algorithms.td3 import TD3
-from etude.learning.sampling import Batch
+from etude.rl.sampling import Batch
+from etude.rl.td3 import TD3
 
 
 def peer(agent: TD3) -> Any:

@@ -11,8 +11,8 @@ import etude
 from etude.core.contracts import ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.evaluate.acting import LoadedPolicy
 from etude.models.policies import PolicyConfig, make_policy
-from etude.reports.acting import LoadedPolicy
 from toy_envs import BOX
 from toys import EnvSpec
 

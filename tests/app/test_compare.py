@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from etude.cli.main import main
+from etude.compare import reading
 from etude.planning import FREE
-from etude.reports import reading
 from etude.rollout.local import Placement
 from etude.runs.folder import RunFolder
 

@@ -14,13 +14,13 @@ import etude
 from etude.cli.data import run as data_main
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.datasets.opening import DataError
+from etude.data.contrast import draw_clips
+from etude.data.formats.opening import DataError
+from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.envs.mujoco import offscreen
-from etude.experience.contrast import draw_clips
-from etude.experience.store.episodes import DamagedStore, EpisodeStore
+from etude.evaluate import record as data_record
+from etude.evaluate.record import QuickCamera, RecordOptions, make_demonstrated, record
 from etude.planning import recipes
-from etude.recording import record as data_record
-from etude.recording.record import QuickCamera, RecordOptions, make_demonstrated, record
 
 REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 

@@ -11,13 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
-from etude.algorithms.held_out import split
 from etude.cli.data import run as data_main
 from etude.cli.main import main as cli
 from etude.core.errors import EtudeError, UsageError
-from etude.experience.store.episodes import DamagedStore, EpisodeStore
-from etude.experience.store.manifest import MANIFEST, TABLE, Dataset, open_episodes
-from etude.experience.store.views import EpisodesOf
+from etude.data.store.episodes import DamagedStore, EpisodeStore
+from etude.data.store.manifest import MANIFEST, TABLE, Dataset, open_episodes
+from etude.data.store.views import EpisodesOf
+from etude.rl.offline import split
 
 
 def write_demos(path: Path, lengths: tuple[int, ...], seed: int, task: str) -> Path:

@@ -14,8 +14,8 @@ from etude.cli import demo, watching
 from etude.cli import main as cli
 from etude.core.errors import EtudeError
 from etude.envs.mujoco import offscreen, windows
+from etude.evaluate import film, fresh
 from etude.planning import recipes
-from etude.reports import film, fresh
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 from etude.api import Run, train
 from etude.cli import main as cli
 from etude.core.errors import UsageError
-from etude.reports import fresh
-from etude.reports.comparing import Evaluated, table
+from etude.evaluate import fresh
+from etude.evaluate.comparing import Evaluated, table
 from etude.rollout.group import evaluate
 from etude.runs import checkpoint
 from toys import tiny_reach
@@ -180,7 +180,7 @@ def test_a_run_from_python(finished: Path) -> None:
 
 
 def test_films_from_python(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from etude.reports import film
+    from etude.evaluate import film
 
     asked: list[Path] = []
 

@@ -29,13 +29,13 @@ from etude.core.keys import Key
 from etude.envs.mujoco import offscreen, windows
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.studio import Studio
+from etude.evaluate import evaluation, film, fresh
+from etude.evaluate import footage as footages
+from etude.evaluate.evaluation import Report, kinds_of, new_folder, wilson
+from etude.evaluate.footage import Simulated, footage
+from etude.evaluate.fresh import FreshEpisodes
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
-from etude.reports import evaluation, film, fresh
-from etude.reports import footage as footages
-from etude.reports.evaluation import Report, kinds_of, new_folder, wilson
-from etude.reports.footage import Simulated, footage
-from etude.reports.fresh import FreshEpisodes
 from etude.rollout.group import evaluate
 from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.pick_place.terms import OUTCOMES

@@ -31,8 +31,8 @@ from etude.envs.mujoco.observing import Group, Observation
 from etude.models.policies import BasePolicy, PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
-from etude.reports import export as exporting
 from etude.runs import onnx_files
+from etude.share import export as exporting
 from etude.tasks.velocity.task import WalkConfig
 from etude_runtime import ContractError, JointTargets, Policy, Trot
 from etude_runtime.__main__ import main as run_runtime

@@ -14,7 +14,7 @@ from damage_cases import DamagedRuns, on_policy, replay
 from etude.api import Run, resume, train
 from etude.cli import main as cli
 from etude.core.errors import EtudeError, UsageError
-from etude.experience.store.log import DamagedStore
+from etude.data.store.log import DamagedStore
 from etude.training.callbacks import Callback, Context
 from toys import toy_dataset
 

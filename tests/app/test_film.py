@@ -21,11 +21,11 @@ from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.framing import floating_root, frame
 from etude.envs.mujoco.recorder import MujocoRecorder
 from etude.envs.mujoco.simulation import Camera
+from etude.evaluate import film
+from etude.evaluate.footage import Drawn, footage, recorder
+from etude.evaluate.playing import Player, RandomActor
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
-from etude.reports import film
-from etude.reports.footage import Drawn, footage, recorder
-from etude.reports.playing import Player, RandomActor
 from glide import Glide
 from toys import tiny_reach
 

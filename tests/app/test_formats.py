@@ -13,10 +13,10 @@ import pytest
 from etude.cli.data import run as data_main
 from etude.core.contracts import ArraySpec
 from etude.core.errors import EtudeError
-from etude.datasets.importing import finish, new_store
-from etude.datasets.opening import DataError, open_dataset, scan
-from etude.experience.store.episodes import DamagedStore, EpisodeStore
-from etude.experience.store.labels import Labels
+from etude.data.formats.opening import DataError, open_dataset, scan
+from etude.data.importing import finish, new_store
+from etude.data.store.episodes import DamagedStore, EpisodeStore
+from etude.data.store.labels import Labels
 
 TASKS = ("lift the bowl", "push the book")
 

@@ -15,9 +15,9 @@ import pytest
 from etude.cli.data import run as data_main
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
-from etude.datasets import importing
-from etude.datasets.summary import ReadOptions
-from etude.experience.store.episodes import EpisodeStore
+from etude.data import importing
+from etude.data.formats.summary import ReadOptions
+from etude.data.store.episodes import EpisodeStore
 
 
 def write(path: Path, num: int, seed: int) -> Path:

@@ -17,8 +17,8 @@ import short_recipes
 from etude import load_reward
 from etude.api import Run
 from etude.cli import main as cli
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.tasks import open_with_task
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.tasks import open_with_task
 
 TASKS = {
     "KITCHEN_SCENE1_open_the_drawer_demo.hdf5": "open the drawer of the cabinet",

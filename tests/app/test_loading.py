@@ -9,13 +9,13 @@ import pytest
 
 import etude
 import short_recipes
-from etude.algorithms.reward_only import make_reward_only
 from etude.api import train
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.experience.store.episodes import EpisodeStore
+from etude.data.store.episodes import EpisodeStore
 from etude.models.reward_networks import rewards_of
 from etude.planning import recipes
+from etude.rl.reward_only import make_reward_only
 from toys import changed, tiny_reach, toy_dataset
 
 

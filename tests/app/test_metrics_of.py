@@ -11,14 +11,13 @@ from rich.console import Console
 
 import etude
 import short_recipes
-from etude.algorithms.ppo import PPOConfig
-from etude.algorithms.rewards import GivenConfig
-from etude.logs.console import ConsoleTable
-from etude.logs.dashboard import Dashboard
-from etude.metrics.declared import Column, Curve, Metric, Metrics, Warning
-from etude.metrics.health import Health
+from etude.core.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
 from etude.planning import recipes
 from etude.planning.recipe import Recipe, metrics_of
+from etude.rl.ppo import PPOConfig
+from etude.rl.rewards.given import GivenConfig
+from etude.training.logs.console import ConsoleTable
+from etude.training.logs.dashboard import Dashboard
 
 
 def stale(health: Health) -> Warning | None:

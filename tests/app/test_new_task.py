@@ -10,7 +10,7 @@ import pytest
 from etude.cli import main as cli
 from etude.envs.adapters.gym_native import ASSETS
 from etude.envs.mujoco.model_files import model_file
-from etude.robots.go1 import MODEL
+from etude.envs.robots.go1 import MODEL
 
 SCENE = """<mujoco><include file="go1.xml"/><worldbody>
 <geom name="floor" type="plane" size="0 0 .05" contype="0" conaffinity="1"/></worldbody></mujoco>"""

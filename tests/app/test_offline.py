@@ -11,23 +11,22 @@ import pytest
 import torch
 
 import etude
-from etude.algorithms.held_out import split_store
-from etude.algorithms.off_policy import OffPolicy
-from etude.algorithms.rrd import RRDConfig
 from etude.api import Run, train
 from etude.building.build import build
 from etude.cli import main as cli
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.geometry import store_specs
 from etude.envs.adapters.gym import GymConfig
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.geometry import store_specs
+from etude.evaluate import evaluation
 from etude.models.reward_networks import RewardNetworkConfig
 from etude.planning import recipes
-from etude.planning.kinds import REWARDS
-from etude.planning.recipe import Recipe
+from etude.planning.recipe import REWARDS, Recipe
 from etude.planning.resolve import resolve
-from etude.reports import evaluation
+from etude.rl.off_policy import OffPolicy
+from etude.rl.offline import split_store
+from etude.rl.rewards.rrd import RRDConfig
 from etude.runs.files import Disk
 from etude.runs.folder import RunFolder
 from etude.tasks.reach.task import ReachConfig

@@ -12,13 +12,13 @@ import torch
 
 import etude
 import short_recipes
-from etude.algorithms import replay
 from etude.api import Run, resume, train
 from etude.cli import main as cli
 from etude.core.errors import UsageError
 from etude.planning import out_of_memory
+from etude.planning.out_of_memory import OutOfMemory
 from etude.planning.recipes import Recipe
-from etude.planning.refused_memory import OutOfMemory
+from etude.rl import replay
 from etude.runs import checkpoint, standard, tensors
 from etude.training.callbacks import Callback, Context
 from toys import changed, tiny_reach

@@ -19,11 +19,11 @@ from etude.core.contracts import Array, Observations, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.files import read_geometry
 from etude.envs import check
 from etude.envs.array_task import ArrayTask, Outcome
 from etude.envs.named_task import TaskConfig, make_task
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.files import read_geometry
 from etude.planning import recipes
 from etude.runs import checkpoint
 from etude.runs.files import Disk

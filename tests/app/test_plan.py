@@ -11,19 +11,19 @@ import torch
 
 import etude
 import short_recipes
-from etude.algorithms.amp import AMP
 from etude.api import train
 from etude.building.build import build
 from etude.building.executing import loss_batches
 from etude.core.errors import UsageError
 from etude.core.trees import num_bytes
 from etude.envs.mujoco import offscreen
+from etude.evaluate.record import RecordOptions, record
 from etude.planning import recipes
 from etude.planning.page import compare, duration, render, size
 from etude.planning.plan import Plan
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
-from etude.recording.record import RecordOptions, record
+from etude.rl.rewards.amp import AMP
 from etude.runs.folder import RunFolder
 from toys import changed, tiny_reach, toy_dataset
 

@@ -9,8 +9,8 @@ import pytest
 
 from etude.api import train
 from etude.cli.train import finish
+from etude.evaluate import evaluation
 from etude.planning import recipes
-from etude.reports import evaluation
 from toys import changed, tiny_reward_only, toy_dataset
 
 

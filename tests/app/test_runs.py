@@ -16,8 +16,8 @@ import pytest
 
 from etude.api import Interrupted, Run, resume, train
 from etude.cli.main import main
+from etude.compare.inventory import entry
 from etude.core.contracts import BatchMetrics
-from etude.reports.inventory import entry
 from etude.runs import checkpoint
 from etude.runs.finding import disk_bytes, find_runs
 from etude.runs.folder import RunFolder

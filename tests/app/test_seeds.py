@@ -14,8 +14,8 @@ import pytest
 from etude.api import Run, train
 from etude.cli.main import main
 from etude.cli.seeds import Seeds, Stopped, passed_on
+from etude.compare.sweeps.processes import jobs_for
 from etude.planning import recipes
-from etude.sweeps.processes import jobs_for
 
 SHORT = [
     "reach-short",
@@ -74,7 +74,7 @@ def test_finished_runs_are_not_done_again(
             (self.folder / "summary.json").write_text("{}")
             return 0
 
-    monkeypatch.setattr("etude.sweeps.processes.subprocess.Popen", Process)
+    monkeypatch.setattr("etude.compare.sweeps.processes.subprocess.Popen", Process)
     recipe = recipes.find("reach-short").replace(evaluation__final_episodes=0)
     runs = Seeds(recipe, tmp_path, range(3), 1, ["reach-short", "--lr", "1"])
     for number in (1, 2):
@@ -103,7 +103,7 @@ def test_a_signal_is_passed_on_and_nothing_more_is_started(
         def poll(self) -> int | None:
             return 75 if passed else None
 
-    monkeypatch.setattr("etude.sweeps.processes.subprocess.Popen", Process)
+    monkeypatch.setattr("etude.compare.sweeps.processes.subprocess.Popen", Process)
     before = signal.getsignal(signal.SIGTERM)
     runs = Seeds(recipes.find("reach-short"), tmp_path, range(3), 1, ["reach-short"])
     with pytest.raises(Stopped, match="0 of 3 runs are finished") as end:

@@ -32,14 +32,15 @@ from etude.cli.main import main
 from etude.core.clock import ClockConfig
 from etude.core.keys import Key
 from etude.core.seals import sealed, unsealed
+from etude.evaluate import film
 from etude.models.policies import make_policy
 from etude.planning import recipes
-from etude.reports import film, verifying
-from etude.reports.export import Replay, largest_difference, torch_actions
 from etude.runs import bundle, onnx_files
 from etude.runs.checkpoint import load_policy_parts
 from etude.runs.metrics_log import chain_of
 from etude.runs.parts import policy_part
+from etude.share import verify as verifying
+from etude.share.export import Replay, largest_difference, torch_actions
 
 CLOCK = ClockConfig(total_timesteps=4_096, cycles=1, iterations=2)
 

@@ -10,18 +10,18 @@ import pytest
 
 import etude
 import glide
-from etude.algorithms.amp import AMPConfig
-from etude.algorithms.ppo import PPOConfig
 from etude.api import train
 from etude.core.clock import ClockConfig
 from etude.core.errors import UsageError
 from etude.envs.named_task import TaskConfig
-from etude.learning.config import LearnerConfig
 from etude.models.policies import PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.loading import policy_parts
 from etude.planning.page import render
+from etude.planning.recipe import LearnerConfig
 from etude.planning.recipes import Recipe
+from etude.rl.ppo import PPOConfig
+from etude.rl.rewards.amp import AMPConfig
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
 from etude.training.saving import CheckpointConfig
@@ -116,7 +116,7 @@ def test_a_reference_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch
         (windows * np.float32(np.nan), "finite"),
     ):
         monkeypatch.setattr(
-            "etude.algorithms.amp._reference",
+            "etude.rl.rewards.amp._reference",
             lambda config, wrong=wrong: (wrong, None),
         )
         with pytest.raises(UsageError, match=why):

@@ -30,10 +30,10 @@ from etude.core.keys import Key
 from etude.envs.mujoco import browser, offscreen
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.decor import decorated
+from etude.evaluate import film
+from etude.evaluate import footage as footages
+from etude.evaluate.playing import Player, ZeroActor
 from etude.planning import recipes
-from etude.reports import film
-from etude.reports import footage as footages
-from etude.reports.playing import Player, ZeroActor
 from sockets import descendants, listening
 from toys import tiny_reach
 

@@ -124,8 +124,8 @@ def test_own_sources_count_where_they_compute(
     before = code.hashes([])
     for file, counts in (
         ("cli/plan.py", False),
-        ("reports/charts.py", False),
-        ("algorithms/ppo.py", True),
+        ("compare/charts.py", False),
+        ("rl/ppo.py", True),
         ("core/keys.py", True),
         ("robots/go1/go1.xml", True),
     ):

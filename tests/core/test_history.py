@@ -7,10 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from etude.core.history import KEPT, RECENT, History, Row, Thinned, history_of
-from etude.logs.curves import Curve
-from etude.metrics.declared import COUNTERS, EPISODES
-from etude.metrics.health import Health
+from etude.core.metrics.declared import COUNTERS, EPISODES, Health
 from etude.runs.metrics_log import DiskHistory
+from etude.training.logs.curves import Curve
 
 
 def rows_of(count: int) -> list[Row]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from etude.algorithms.sac import SACConfig
 from etude.core.config import Config
 from etude.core.errors import UsageError
 from etude.envs.adapters.gym import GymConfig
 from etude.planning import recipes
+from etude.rl.sac import SACConfig
 
 
 def test_fields_are_replaced_by_dotted_names() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 from etude.core.contracts import Array, BatchEnv
 from etude.core.keys import Key
 from etude.envs import probe
-from etude.envs.check import check_env
-from etude.envs.check_replay import KEY, MakeEnv
+from etude.envs.check import KEY, MakeEnv, check_env
 from etude.envs.probe import play
 
 __all__ = ["KEY", "assert_same_bits", "check_contract", "play", "random_actions"]

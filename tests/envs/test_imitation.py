@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from etude.core.contracts import Array
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
+from etude.data.motion.skeleton import NUM_BODIES
 from etude.envs.mujoco.env import MujocoEnv
-from etude.motion.skeleton import NUM_BODIES
 from etude.tasks.imitation.features import NUM_STYLE
 from etude.tasks.imitation.imitator import NUM_ACTIONS
 from etude.tasks.imitation.tables import style_windows

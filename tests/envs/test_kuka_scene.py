@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from etude.robots.kuka.scene import (
+from etude.envs.robots.kuka.scene import (
     FINGERS,
     HAND_SITE,
     OBJECT_COLLISION,
@@ -22,7 +22,7 @@ HOME = np.array([0.0, 0.38, 0.0, -1.28, 0.0, 1.48, 0.0])
 
 
 def raw_table() -> dict[str, Any]:
-    text = resources.files("etude.robots.kuka").joinpath("assets/iiwa14.json").read_text("utf-8")
+    text = (resources.files("etude.envs.robots.kuka") / "assets/iiwa14.json").read_text("utf-8")
     return dict(json.loads(text))
 
 

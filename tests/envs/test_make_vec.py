@@ -11,8 +11,7 @@ from gymnasium.utils.env_checker import check_env
 
 import etude
 from etude.core.keys import Key
-from etude.gym import TASKS
-from etude.tasks.gymnasium_api import task_config
+from etude.gym import TASKS, task_config
 
 
 def test_a_vector_environment_is_the_batch() -> None:

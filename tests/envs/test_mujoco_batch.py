@@ -13,7 +13,7 @@ from etude.core.trees import digest
 from etude.envs.mujoco.env import Task
 from etude.envs.mujoco.randomize import Vary
 from etude.envs.mujoco.simulation import Simulation
-from etude.robots.kuka.scene import kuka_spec
+from etude.envs.robots.kuka.scene import kuka_spec
 from etude.tasks.reach.task import ReachConfig
 
 

@@ -13,9 +13,8 @@ from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.robots.kuka.scene import FINGERS, HAND_SITE, PALM, RESPONSE, Clearance, arm_table
 from etude.planning import recipes
-from etude.robots.kuka.clearance import Clearance
-from etude.robots.kuka.scene import FINGERS, HAND_SITE, PALM, RESPONSE, arm_table
 from etude.tasks.pick_place.arm import GUESS, STAGES
 from etude.tasks.pick_place.expert import PickPlaceExpert
 from etude.tasks.pick_place.randomisation import PickPlaceRandom

@@ -13,7 +13,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.pictures import IMAGE
-from etude.reports import footage
+from etude.evaluate import footage
 from toys import tiny_reach
 
 
@@ -60,8 +60,8 @@ def test_cube_and_target_can_be_found_in_every_first_picture() -> None:
 
 def test_recorded_pictures_are_those_that_are_observed(tmp_path: Path) -> None:
     """A policy cloned from a recording sees the same pictures when it acts."""
-    from etude.experience.store.episodes import EpisodeStore
-    from etude.recording.record import RecordOptions, record
+    from etude.data.store.episodes import EpisodeStore
+    from etude.evaluate.record import RecordOptions, record
 
     recipe = etude.recipes.pick_place_bc().replace(env__max_episode_steps=40)
     options = RecordOptions(1, fail_share=0.0, noise=(0.0,), image_size=48, workers=1)

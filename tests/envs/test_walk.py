@@ -13,7 +13,7 @@ from etude.core.abilities import FollowsCurriculum, ability
 from etude.core.keys import Key
 from etude.envs.check import check_env
 from etude.envs.mujoco.randomize import Randomization
-from etude.robots.go1 import FEET, MODEL
+from etude.envs.robots.go1 import FEET, MODEL
 from etude.tasks.velocity.gait import Trot
 from etude.tasks.velocity.task import WalkConfig, WalkNoise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from etude.experience.contrast import contrast
+from etude.data.contrast import contrast
 
 RNG, LENGTHS = np.random.default_rng(0), np.arange(10, 60)
 

@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 
 from etude.core.limited import Limits
-from etude.datasets.opening import (
-    DataError,
-    Episode,
-    ReadOptions,
-    open_dataset,
-    scan,
-)
-from etude.experience.contrast import contrast
+from etude.data.contrast import contrast
+from etude.data.formats.opening import DataError, Episode, ReadOptions, open_dataset, scan
 
 REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 

@@ -17,8 +17,8 @@ from test_datasets import write_demos, write_minari
 from damage import damage
 from etude.core import limited
 from etude.core.limited import Limits
-from etude.datasets import opening as datasets
-from etude.datasets.opening import DataError, open_dataset, scan
+from etude.data.formats import opening as datasets
+from etude.data.formats.opening import DataError, open_dataset, scan
 
 QUICK = Limits(memory=1 << 30, seconds=10.0)
 

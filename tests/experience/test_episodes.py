@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, UsageError
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry, Transitions
-from etude.experience.store.geometry import store_specs
-from etude.experience.store.log import RecordLog
-from etude.experience.store.sampling import Guide
+from etude.data.store.episodes import EpisodeStore, StoreGeometry, Transitions
+from etude.data.store.geometry import store_specs
+from etude.data.store.log import RecordLog
+from etude.data.store.sampling import Guide
 from etude.runs.files import Disk
 
 OBSERVATIONS = {"state": ArraySpec((3,)), "image": ArraySpec((2, 2), "uint8")}

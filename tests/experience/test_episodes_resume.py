@@ -26,10 +26,10 @@ from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.seals import sealed
 from etude.core.trees import Tree, digest
-from etude.datasets.editing import take, write
-from etude.experience.store import log as log_module
-from etude.experience.store.episodes import DamagedStore, EpisodeStore
-from etude.experience.store.log import StoreFault
+from etude.data.editing import take, write
+from etude.data.store import log as log_module
+from etude.data.store.episodes import DamagedStore, EpisodeStore
+from etude.data.store.log import StoreFault
 from etude.runs import checkpoint
 from etude.runs.files import Disk
 from faults.changed_data import WAYS, Mapped
@@ -358,7 +358,7 @@ def test_the_episodes_in_a_damaged_block_are_named_and_others_can_be_read(tmp_pa
 CUT = """
 import sys
 from pathlib import Path
-from etude.experience.store.episodes import EpisodeStore
+from etude.data.store.episodes import EpisodeStore
 store = EpisodeStore.open(Path(sys.argv[1]))
 store.episode(0)
 print("mapped", flush=True)

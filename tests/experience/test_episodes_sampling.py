@@ -13,9 +13,9 @@ from test_episodes import World, geometry
 from etude.core.contracts import ArraySpec
 from etude.core.keys import Key
 from etude.core.trees import digest
-from etude.experience.store import log as episodes_log
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.sampling import choose
+from etude.data.store import log as episodes_log
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.sampling import choose
 from etude.runs.files import Disk
 
 KEY = Key(7)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.keys import Key
-from etude.experience.returns import (
+from etude.data.returns import (
     advantages_and_targets,
     explained_variance,
     importance_weights,

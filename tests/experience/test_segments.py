@@ -22,15 +22,9 @@ from etude.core.contracts import (
     StepResult,
 )
 from etude.core.errors import UsageError
-from etude.experience.segments import (
-    BufferSpec,
-    SegmentBuffer,
-    SegmentGeometry,
-    join,
-    nearest_divisor,
-)
-from etude.learning.shard import Minibatch
+from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry, join, nearest_divisor
 from etude.models.policies import PolicyConfig
+from etude.rl.shard import Minibatch
 from toy_envs import ACTIONS, DISCRETE, ToyEnv
 from toys import Trainer, make_trainer, toy_buffer
 

@@ -22,7 +22,7 @@ import etude
 import short_recipes
 from etude.core.contracts import Fragment
 from etude.core.errors import EtudeError
-from etude.datasets.editing import take, write
+from etude.data.editing import take, write
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import checkpoint

@@ -20,7 +20,7 @@ from etude.cli.doctor import _file_system
 from etude.cli.main import main
 from etude.core.contracts import BatchMetrics
 from etude.core.errors import EtudeError, UsageError
-from etude.datasets import editing
+from etude.data import editing
 from etude.planning.loading import policy_path
 from etude.runs import checkpoint, files
 from etude.training.callbacks import Callback, Context

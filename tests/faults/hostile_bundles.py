@@ -47,7 +47,7 @@ def good() -> Path:
     """A small bundle with everything but films, made once."""
     from etude.api import train
     from etude.cli.main import main
-    from etude.reports import export
+    from etude.share import export
     from toys import tiny_reach
 
     folder = Path(tempfile.mkdtemp(prefix="etude-hostile-"))

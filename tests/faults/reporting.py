@@ -23,11 +23,11 @@ from typing import Any
 
 import etude
 from etude.api import Run
-from etude.logs import apart
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs.folder import METRICS, REPORTING
 from etude.training.callbacks import Callback, Context
+from etude.training.logs import apart
 from logs.log_points import row_points, single, tensorboard_points
 from toys import tiny_reach
 from wandb_server import WandbServer
@@ -163,7 +163,7 @@ class Strike(Callback):
                 self._block.mkdir()
         self.raising = self._fault == "writer raises"
         if self._fault.startswith("service"):
-            from etude.logs.wandb import _service
+            from etude.training.logs.wandb import _service
 
             self._wait_for_rows()
             _service().send_signal(
@@ -208,7 +208,7 @@ def main(fault: str, row: int, run: Path) -> int:
     apart.FIRST_PAUSE = 0.2
     server = None
     if fault in SERVER:
-        from etude.logs import wandb
+        from etude.training.logs import wandb
 
         wandb.START, wandb.END = 5.0, 10.0
         server = WandbServer("hangs" if fault == "server hangs" else "well")

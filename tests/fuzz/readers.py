@@ -28,9 +28,11 @@ from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.limited import FrameWriter
 from etude.core.seals import SEAL, sealed
-from etude.datasets import child as datasets_child
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.geometry import StoreGeometry
+from etude.data.formats import child as datasets_child
+from etude.data.motion import clips
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.geometry import StoreGeometry
+from etude.evaluate.acting import LoadedPolicy
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.models.reward_networks import (
@@ -39,9 +41,7 @@ from etude.models.reward_networks import (
     make_reward_network,
     reward_network_from_contract,
 )
-from etude.motion import clips
 from etude.planning import recipes
-from etude.reports.acting import LoadedPolicy
 from etude.runs import checkpoint, documents, files, parts, tensors
 
 CUT = b"\n--8<--\n"

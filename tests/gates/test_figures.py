@@ -204,8 +204,8 @@ def test_all_that_a_training_loads_counts(recipe: str, tmp_path: Path) -> None:
 def test_what_a_training_does_not_import_does_not_count() -> None:
     reach = sources.imported(("etude.tasks.reach.recipes", *sources.LOOP))
     names = {file.relative_to(figures.ROOT / "src" / "etude").as_posix() for file in reach}
-    assert {"algorithms/ppo.py", "training/loop.py", "models/actor_critic.py"} <= names
-    assert not {"algorithms/sac.py", "tasks/velocity/task.py", "datasets/hdf5.py"} & names
+    assert {"rl/ppo.py", "training/loop.py", "models/actor_critic.py"} <= names
+    assert not {"rl/sac.py", "tasks/velocity/task.py", "data/formats/hdf5.py"} & names
 
 
 @pytest.mark.parametrize("gate", sorted({*sources.MEASURES, *sources.ONE_RECIPE}))

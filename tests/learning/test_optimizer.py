@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from etude.core.errors import NonFinite
-from etude.learning.optimizer import Finding, FlatParameters, NetworkOptimizer, TargetNetwork
 from etude.models.networks import Mlp
+from etude.rl.optimizer import Finding, FlatParameters, NetworkOptimizer, TargetNetwork
 
 
 def net(seed: int = 0) -> Mlp:

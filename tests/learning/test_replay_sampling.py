@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from etude.core.keys import Key
-from etude.experience.returns import td_targets
-from etude.experience.store.episodes import Transitions
-from etude.learning.sampling import Batch, Sample, Sampler, ahead, mixture
+from etude.data.returns import td_targets
+from etude.data.store.episodes import Transitions
+from etude.rl.sampling import Batch, Sample, Sampler, ahead, mixture
 
 STORE: Any = None
 

@@ -11,9 +11,9 @@ from typing import Any
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
-from etude.algorithms.ppo import PPOConfig
-from etude.algorithms.rrd import RRDConfig
-from etude.metrics.declared import COUNTERS, EPISODES
+from etude.core.metrics.declared import COUNTERS, EPISODES
+from etude.rl.ppo import PPOConfig
+from etude.rl.rewards.rrd import RRDConfig
 from run_hash import FREE
 
 COUNTED = {"epoch", "cycle", "iterations", "timesteps", "updates", "episodes", "eval/episodes"}
@@ -45,7 +45,7 @@ def tensorboard_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point
 
 def wandb_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point]:
     """(name, step, value) of the history in all .wandb files of a run folder, as W&B keeps it."""
-    from etude.logs.wandb import read_records
+    from etude.training.logs.wandb import read_records
 
     points = []
     for file in sorted(folder.glob("wandb/*run-*/*.wandb")):

@@ -16,12 +16,12 @@ from etude.api import Run, resume, train
 from etude.core.errors import EtudeError
 from etude.core.outlets import notices
 from etude.core.trees import Tree
-from etude.logs import apart as module
-from etude.logs.apart import ApartLog, Background, apart
-from etude.logs.kinds import LogConfig, LoggedRun, OpenLog
-from etude.logs.outputs import LogsConfig, Outputs, open_logs
 from etude.runs.folder import REPORTING
 from etude.training.callbacks import Callback, Context
+from etude.training.logs import apart as module
+from etude.training.logs.apart import ApartLog, Background, apart
+from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
+from etude.training.logs.outputs import LogsConfig, Outputs, open_logs
 from toys import tiny_reach
 
 ROWS = rows_like_a_run(6)

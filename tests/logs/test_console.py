@@ -7,9 +7,9 @@ import math
 
 from log_points import METRICS, rows_like_a_run
 
-from etude.logs.console import ConsoleTable
-from etude.metrics.health import Health
-from etude.metrics.usage import bottleneck, fleet
+from etude.core.metrics.declared import Health
+from etude.core.metrics.usage import bottleneck, fleet
+from etude.training.logs.console import ConsoleTable
 
 
 def make(stream: io.StringIO) -> ConsoleTable:

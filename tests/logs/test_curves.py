@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.logs.curves import (
+from etude.training.logs.curves import (
     MAX_POINTS,
     Axis,
     Curve,

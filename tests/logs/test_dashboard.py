@@ -13,10 +13,10 @@ from rich.console import Console
 
 from etude.core import progress
 from etude.core.clock import Clock, ClockConfig, Loops
-from etude.logs.dashboard import Dashboard
-from etude.logs.dashboard_view import draw
-from etude.logs.screen import Above, Screen
-from etude.metrics.health import Health
+from etude.core.metrics.declared import Health
+from etude.training.logs.dashboard import Dashboard
+from etude.training.logs.dashboard_view import draw
+from etude.training.logs.screen import Above, Screen
 
 SIZES = [(80, 24), (160, 50), (110, 30), (120, 24), (100, 60), (60, 15), (40, 10), (20, 5), (8, 3)]
 SIZES += [(1, 1), (0, 0), (250, 80), (109, 80)]

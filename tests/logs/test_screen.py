@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from terminal import Terminal
 
-from etude.logs.dashboard_view import Line, fit
-from etude.logs.screen import Redirect, Screen
+from etude.training.logs.dashboard_view import Line, fit
+from etude.training.logs.screen import Redirect, Screen
 
 
 class Tty(io.StringIO):

@@ -11,8 +11,7 @@ from PIL import Image
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from etude.core.errors import EtudeError
-from etude.logs.tensorboard import TensorBoardLog
-from etude.logs.tensorboard_final import FinalLog
+from etude.training.logs.tensorboard import FinalLog, TensorBoardLog
 
 
 def write(folder: Path, history: list[dict[str, float]], rows: list[dict[str, float]]) -> None:

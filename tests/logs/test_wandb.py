@@ -19,14 +19,14 @@ from PIL import Image
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.outlets import notices
-from etude.logs import apart
-from etude.logs.apart import ApartLog, Background
+from etude.training.logs import apart
+from etude.training.logs.apart import ApartLog, Background
 from wandb_server import WandbServer
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install etude[wandb]")
 
-from etude.logs import wandb as wandb_log
-from etude.logs.wandb import WandbLog, read_records
+from etude.training.logs import wandb as wandb_log
+from etude.training.logs.wandb import WandbLog, read_records
 
 ROWS = rows_like_a_run(8)
 
@@ -83,7 +83,7 @@ def test_what_a_killed_process_had_buffered_is_sent_again(tmp_path: Path) -> Non
     script = (
         "import os, sys; sys.path.insert(0, sys.argv[2])\n"
         "from pathlib import Path; from log_points import rows_like_a_run\n"
-        "from etude.logs.wandb import WandbLog\n"
+        "from etude.training.logs.wandb import WandbLog\n"
         "log = WandbLog(Path(sys.argv[1]), 'etude', 'a run', 'offline', {})\n"
         "log.begin([])\n"
         "for row in rows_like_a_run(8)[:5]: log.write(row)\n"

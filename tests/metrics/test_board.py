@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.core.metrics import board as module
+from etude.core.metrics.board import FEWEST, Aggregator, Board, EpisodeWindow, reducer_of
 from etude.core.trees import copy_arrays
-from etude.metrics import board as module
-from etude.metrics.board import FEWEST, Aggregator, Board, EpisodeWindow, reducer_of
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from etude.algorithms.amp import AMPConfig
-from etude.algorithms.ppo import PPOConfig
-from etude.algorithms.sac import SACConfig
-from etude.algorithms.td3 import TD3Config
-from etude.metrics.declared import COUNTERS, EPISODES, RECENT, Metrics
-from etude.metrics.health import Health
+from etude.core.metrics.declared import COUNTERS, EPISODES, RECENT, Health, Metrics
+from etude.rl.ppo import PPOConfig
+from etude.rl.rewards.amp import AMPConfig
+from etude.rl.sac import SACConfig
+from etude.rl.td3 import TD3Config
 from etude.tasks.imitation.task import ImitationConfig
 from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from record_runs import COMMANDS, FOLDER
 
-from etude.algorithms.ppo import PPOConfig
-from etude.algorithms.td3 import TD3Config
-from etude.metrics.declared import COUNTERS, EPISODES
-from etude.metrics.health import Health
+from etude.core.metrics.declared import COUNTERS, EPISODES, Health
+from etude.rl.ppo import PPOConfig
+from etude.rl.td3 import TD3Config
 
 VERDICTS: dict[str, tuple[str, set[str]]] = {
     "solved": ("level", set()),

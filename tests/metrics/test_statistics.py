@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.metrics.statistics import (
+from etude.core.metrics.statistics import (
     band,
     estimate,
     iqm,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import distributions as reference
 
 from etude.core.keys import Key
-from etude.models.choices import Categoricals
-from etude.models.distributions import DiagonalGaussian
+from etude.models.distributions import Categoricals, DiagonalGaussian
 
 JUST_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 

@@ -12,12 +12,12 @@ import torch
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.learning.optimizer import AdaptiveRate
 from etude.models.actor_critic import ActorCritic
 from etude.models.actors import Actor
+from etude.models.distributions import SquashedGaussian
 from etude.models.networks import Mlp, generator_of
 from etude.models.policies import PolicyConfig, make_policy
-from etude.models.squashed import SquashedGaussian
+from etude.rl.optimizer import AdaptiveRate
 
 SPEC = EnvSpec({"state": ArraySpec((3,))}, ActionSpec("box", low=(-1.0, -1.0), high=(1.0, 1.0)), 10)
 

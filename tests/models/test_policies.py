@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.learning.optimizer import Adam, FlatParameters
 from etude.models.actor_critic import ActorCritic
 from etude.models.distributions import DiagonalGaussian
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
+from etude.rl.optimizer import Adam, FlatParameters
 from etude.rollout.group import moments
 from toy_envs import ACTIONS, BOX, ToyEnv
 

@@ -12,12 +12,12 @@ from loops import jolt, loop, normal
 
 from etude.core.contracts import Action, ArraySpec, EnvSpec
 from etude.core.keys import Key
-from etude.learning.optimizer import FlatParameters
 from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.networks import ACTIVATIONS, Mlp
 from etude.models.policies import Features, PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.models.recurrent import CORES, Core
+from etude.rl.optimizer import FlatParameters
 from etude.rollout.group import moments
 from toy_envs import ACTIONS, BOX
 

@@ -11,10 +11,10 @@ from recorded import CLIPS, needs_clips
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
-from etude.motion import clips
-from etude.motion import rotations as rot
-from etude.motion.skeleton import BALL_COLUMNS, HINGE_COLUMNS, NAMES, forward
-from etude.robots.humanoid import humanoid
+from etude.data.motion import clips
+from etude.data.motion import rotations as rot
+from etude.data.motion.skeleton import BALL_COLUMNS, HINGE_COLUMNS, NAMES, forward
+from etude.envs.robots.humanoid import humanoid
 
 RATE = 30.0
 

@@ -5,10 +5,10 @@ import pytest
 from recorded import needs_clips
 
 from etude.core.contracts import Array
-from etude.motion import clips, library
-from etude.motion import rotations as rot
-from etude.motion.clips import Clip
-from etude.motion.skeleton import NUM_POSE, forward, lowest
+from etude.data.motion import clips, library
+from etude.data.motion import rotations as rot
+from etude.data.motion.clips import Clip
+from etude.data.motion.skeleton import NUM_POSE, forward, lowest
 
 RATE = 30.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from etude.core.contracts import Array
-from etude.motion.metrics import (
+from etude.data.motion.metrics import (
     acceleration_error,
     global_error,
     local_error,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.motion.metrics import by_motion, only_successes
-from etude.training.motion_curriculum import floor, motion_weights, remember
+from etude.data.motion.metrics import by_motion, only_successes
+from etude.training.curriculum import floor, motion_weights, remember
 
 
 @st.composite

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.contracts import Array
-from etude.motion import rotations as rot
+from etude.data.motion import rotations as rot
 
 
 def quaternions(seed: int, *shape: int) -> Array:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from etude.api import resume, train
+from etude.data.segments import SegmentGeometry
 from etude.envs.config import EnvConfig
-from etude.experience.segments import SegmentGeometry
 from etude.planning.resolve import resolve
 from etude.rollout.local import COLLECTORS
 from toys import tiny_reach

@@ -15,7 +15,7 @@ from etude.core.contracts import Broadcast, Fragment
 from etude.core.errors import EtudeError, NonFinite
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
-from etude.experience.segments import BufferSpec
+from etude.data.segments import BufferSpec
 from etude.rollout import elastic
 from etude.rollout.elastic import (
     Answered,

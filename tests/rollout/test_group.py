@@ -11,7 +11,7 @@ import torch
 from etude.core.contracts import Action, ActionSpec, Array, ArraySpec, Fragment, Snapshot
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest
-from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group, OpenEpisodes, evaluate, moments, restart
 from etude.tasks.reach.task import ReachConfig

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.core.errors import EtudeError, UsageError
-from etude.core.exits import Exited, contained
+from etude.core.errors import EtudeError, Exited, UsageError, contained
 from etude.core.guard import Guard, Hung
 from etude.core.keys import Key
 from etude.envs.adapters.gym import GymConfig, GymEnv

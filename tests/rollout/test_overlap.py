@@ -12,7 +12,7 @@ import pytest
 from etude.core.contracts import Array, Broadcast, Fragment, StepResult
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest
-from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.local import LocalCollector, Workers
 from etude.rollout.overlap import OverlappedCollector

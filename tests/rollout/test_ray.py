@@ -27,7 +27,7 @@ from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import Broadcast, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.experience.segments import BufferSpec
+from etude.data.segments import BufferSpec
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.rollout import ray as on_ray_module

@@ -12,10 +12,10 @@ from etude.core.contracts import Broadcast, Fragment, Snapshot
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest
-from etude.envs.episodic import Episodic
-from etude.experience.segments import BufferSpec, SegmentBuffer, fill
-from etude.experience.store.episodes import EpisodeStore, StoreGeometry
-from etude.experience.store.geometry import store_specs
+from etude.data.segments import BufferSpec, SegmentBuffer, fill
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.geometry import store_specs
+from etude.envs.wrappers import Episodic
 from etude.models.actor_critic import ActorCritic
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude.runs import manifest, manifest_changes, standard
+from etude.runs import manifest, standard
 
 
 def test_collect_is_json_and_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_collect_is_json_and_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made["cpu"]["model"]
     assert made["git"] == {}
     again = manifest.collect("exact on CPU", {"learner": 2}, tmp_path)
-    assert manifest_changes.differences(made, again) == ([], [])
+    assert manifest.differences(made, again) == ([], [])
 
 
 def test_git_commit_is_recorded(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_git_commit_is_recorded(tmp_path: Path) -> None:
     assert manifest.collect("", project=tmp_path / "tree")["git"] == before["git"]
     (tmp_path / "a").write_text("2")
     git("commit", "-qam", "b")
-    (said,) = manifest_changes.differences(before, manifest.collect("", project=tmp_path)).possible
+    (said,) = manifest.differences(before, manifest.collect("", project=tmp_path)).possible
     assert said.startswith("The git commit of the project was ")
 
 
@@ -84,7 +84,7 @@ def test_differences_are_sentences(tmp_path: Path) -> None:
     new["cpu"] |= {"model": "Abacus", "count": 999}
     new["threads"]["torch"] = 64
     new["environment"] = old["environment"] | {"MKL_CBWR": "COMPATIBLE"}
-    decisive, said = manifest_changes.differences(old, new)
+    decisive, said = manifest.differences(old, new)
     assert decisive == [f"The version of torch was {old['versions']['torch']} and is 9.9 now."]
     assert len(said) == 3
     assert "The environment variable MKL_CBWR was not set and is COMPATIBLE now." in said
@@ -107,7 +107,7 @@ def test_variables_that_move_bits_are_recorded(
     monkeypatch.setenv(name, "1")
     new = manifest.collect("exact", project=tmp_path)
     said = f"The environment variable {name} was not set and is 1 now."
-    assert manifest_changes.differences(old, new) == ([], [said])
+    assert manifest.differences(old, new) == ([], [said])
 
 
 @pytest.mark.parametrize(
@@ -119,20 +119,20 @@ def test_what_ends_exactness(group: str, name: str, tmp_path: Path) -> None:
     old[group][name] = "one"
     new = copy.deepcopy(old)
     new[group][name] = "other"
-    (said,), none = manifest_changes.differences(old, new)
+    (said,), none = manifest.differences(old, new)
     assert said.endswith("was one and is other now.")
     assert none == []
     del old[group][name]  # as in a manifest that did not record it yet
-    assert manifest_changes.differences(old, new).decisive == []
+    assert manifest.differences(old, new).decisive == []
 
 
 def test_code_in_a_file_of_any_folder_is_compared(tmp_path: Path) -> None:
     """Its name is a path: a "/" in it is not the separator of the manifest's groups."""
     name = "robots/pole.py"
     old = manifest.collect("exact", project=tmp_path, code={name: "one"})
-    assert manifest_changes.differences(old, copy.deepcopy(old)) == ([], [])
+    assert manifest.differences(old, copy.deepcopy(old)) == ([], [])
     new = manifest.collect("exact", project=tmp_path, code={name: "other"})
-    (said,), _ = manifest_changes.differences(old, new)
+    (said,), _ = manifest.differences(old, new)
     assert said == f"The hash of the code of {name} was one and is other now."
 
 
@@ -141,7 +141,7 @@ def test_required_packages_are_named_by_version(tmp_path: Path) -> None:
         manifest.collect("exact", project=tmp_path, code={"gripper (version)": version})
         for version in ("1.0", "1.1")
     )
-    (said,), _ = manifest_changes.differences(old, new)
+    (said,), _ = manifest.differences(old, new)
     assert said == "The version of gripper was 1.0 and is 1.1 now."
 
 
@@ -149,7 +149,7 @@ def test_the_standard_computation_decides(tmp_path: Path) -> None:
     old = manifest.collect("exact", project=tmp_path)
     assert old["computation"] == standard.digest()
     new = old | {"computation": "0" * 64}
-    (said,), _ = manifest_changes.differences(old, new)
+    (said,), _ = manifest.differences(old, new)
     assert said.startswith("The hash of the standard computation was ")
 
 

@@ -25,15 +25,8 @@ from safetensors.numpy import load_file
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.runs import checkpoint, files, metrics_log
-from etude.runs.failures import write_failure
-from etude.runs.folder import REPORTING, RunFolder, default_path, foreign
-from etude.runs.metrics_log import (
-    DiskHistory,
-    MetricsLog,
-    chain_of,
-    planned_position,
-    read_rows,
-)
+from etude.runs.folder import REPORTING, RunFolder, default_path, foreign, write_failure
+from etude.runs.metrics_log import DiskHistory, MetricsLog, chain_of, planned_position, read_rows
 
 NO_BYTES = hashlib.sha256().hexdigest()
 HOLD = """

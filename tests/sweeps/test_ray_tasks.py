@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from etude.cli.main import main
-from etude.sweeps import ray_tasks
-from etude.sweeps.ray_tasks import Task
+from etude.compare.sweeps import ray_tasks
+from etude.compare.sweeps.ray_tasks import Task
 
 
 class Gone(Exception):

@@ -16,12 +16,12 @@ import etude
 import etude.api
 from etude.building.executing import SUMMARY
 from etude.cli.main import main
+from etude.compare.sweeps import running
+from etude.compare.sweeps.halving import Asked, Sweep, Trial, fitting, most_rungs, pauses
+from etude.compare.sweeps.table import heads, to_csv, to_json, to_table
 from etude.core.clock import Loops
 from etude.core.errors import AGAIN, EtudeError, UsageError
 from etude.planning.resolve import resolve
-from etude.sweeps import running
-from etude.sweeps.halving import Asked, Sweep, Trial, fitting, most_rungs, pauses
-from etude.sweeps.table import heads, to_csv, to_json, to_table
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
 
@@ -147,7 +147,7 @@ def iterations_pretended(path: Path) -> int:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etude.sweeps.processes._LOOK", 0.001)
+    monkeypatch.setattr("etude.compare.sweeps.processes._LOOK", 0.001)
 
 
 def done(folder: Path, start: Fake, workers: int = 3) -> Sweep:
@@ -164,7 +164,7 @@ def done(folder: Path, start: Fake, workers: int = 3) -> Sweep:
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("etude.sweeps.processes._LOOK", 0.001)
+        patch.setattr("etude.compare.sweeps.processes._LOOK", 0.001)
         return done(tmp_path_factory.mktemp("sweep") / "quiet", Fake())
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from etude.compare.sweeps import values
+from etude.compare.sweeps.values import Vary, all_of, at_random, parse
 from etude.core.errors import UsageError
 from etude.planning import recipes
-from etude.sweeps import values
-from etude.sweeps.values import Vary, all_of, at_random, parse
 
 RECIPE = recipes.find("reach-short")
 

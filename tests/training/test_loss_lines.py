@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from etude.algorithms.rrd import METRICS
 from etude.core.clock import Clock, Loops
 from etude.core.contracts import BatchMetrics
-from etude.logs.following import LossLines
+from etude.rl.rewards.rrd import METRICS
 from etude.training.callbacks import Context
+from etude.training.logs.following import LossLines
 
 
 def lines(losses: list[list[float]], every: int | None) -> list[str]:

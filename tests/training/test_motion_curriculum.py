@@ -23,8 +23,7 @@ from etude.planning import recipes
 from etude.planning.plan import make_curriculum
 from etude.runs import checkpoint
 from etude.training.callbacks import Callback, Context
-from etude.training.curriculum import MotionCurriculumConfig
-from etude.training.motion_curriculum import MotionCurriculum
+from etude.training.curriculum import MotionCurriculum, MotionCurriculumConfig
 from run_hash import run_hash
 from toy_envs import BOX
 from toys import changed, tiny_motions

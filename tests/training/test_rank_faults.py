@@ -22,7 +22,7 @@ from etude.core.errors import NonFinite
 from etude.core.ranks import LostRank
 from etude.planning import recipes
 from etude.runs import checkpoint
-from etude.training.heartbeat import BEAT, Heartbeat
+from etude.training.distributed import BEAT, Heartbeat
 from rank_driver import free_port
 from rank_fault_driver import COLLECTED, NOT_FINITE, STOPPED
 from rank_runs import script

@@ -19,14 +19,13 @@ from etude.api import Run, train
 from etude.core.errors import UsageError
 from etude.core.ranks import ALONE
 from etude.core.trees import leaves
-from etude.experience.segments import SegmentBuffer
+from etude.data.segments import SegmentBuffer
 from etude.planning import recipes
 from etude.planning.plan import check_ranks, make_plan
 from etude.planning.resolve import resolve
 from etude.rollout.local import group_state
-from etude.runs import manifest_changes
-from etude.training.distributed import Distributed
-from etude.training.messages import decode, encode
+from etude.runs import manifest
+from etude.training.distributed import Distributed, decode, encode
 from etude.training.sharing import SharedCollector
 from rank_runs import script, shared_run
 from run_hash import run_hash
@@ -50,7 +49,7 @@ def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
     assert "4 ranks share 4 learner shards: 0 on rank 0" in (ranks.path / "plan.txt").read_text()
     assert not list((ranks.path / "failures").iterdir())
     lone = Run(tmp_path / "ranks-1").folder.manifest()
-    assert not any(manifest_changes.differences(lone, ranks.folder.manifest()))
+    assert not any(manifest.differences(lone, ranks.folder.manifest()))
 
 
 def test_an_mlp_without_collection_ahead_too(tmp_path: Path) -> None:

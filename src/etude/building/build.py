@@ -12,13 +12,12 @@ import torch
 from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, Collector, EnvSpec, LogWriter, Stateful
 from etude.core.keys import Key
+from etude.core.metrics.board import Board
 from etude.core.progress import waiting
 from etude.core.ranks import ALONE, Ranks
-from etude.metrics.board import Board
 from etude.models.policies import BasePolicy, make_policy
-from etude.planning.kinds import Learner
 from etude.planning.plan import make_curriculum
-from etude.planning.recipe import Recipe, code_roots, metrics_of
+from etude.planning.recipe import Learner, Recipe, code_roots, metrics_of
 from etude.planning.resolve import Resolved
 from etude.rollout.local import NoCollector, Workers
 from etude.runs.checkpoint import fitting

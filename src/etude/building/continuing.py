@@ -20,7 +20,6 @@ from etude.building.executing import (
 )
 from etude.core.ranks import Ranks, was_restarted
 from etude.core.trees import Tree
-from etude.logs.outputs import Outputs, check
 from etude.planning import recipes
 from etude.planning.out_of_memory import explained
 from etude.planning.plan import make_plan, rank_notes
@@ -30,6 +29,7 @@ from etude.rollout.local import Placement
 from etude.runs import file_system
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import START
+from etude.training.logs.outputs import Outputs, check
 from etude.training.stop import starting
 
 
@@ -132,7 +132,7 @@ def _restore(
         say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
         say(device_line(run))
     if was_restarted():
-        from etude.building.rank_checks import refuse_to_repeat
+        from etude.building.executing import refuse_to_repeat
 
         ranks.from_first(lambda: refuse_to_repeat(folder, clock))
 

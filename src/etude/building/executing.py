@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,22 +10,81 @@ import torch
 
 from etude.building.build import Parts
 from etude.core import code
-from etude.core.errors import AGAIN, EtudeError
-from etude.core.exits import raise_ending
+from etude.core.clock import Clock
+from etude.core.code import differing
+from etude.core.errors import AGAIN, EtudeError, NonFinite, UsageError, raise_ending
 from etude.core.history import History
-from etude.core.ranks import LostRank, Ranks, ReportedElsewhere
+from etude.core.ranks import LostRank, Ranks, ReportedElsewhere, named, was_restarted
 from etude.core.seals import sealed
 from etude.core.trees import Tree
-from etude.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
 from etude.models.networks import is_image
 from etude.planning import recipes
 from etude.planning.page import amount
 from etude.planning.plan import Plan, counted
 from etude.planning.recipe import Recipe, code_roots, metrics_of
 from etude.planning.resolve import Resolved
-from etude.runs import files, manifest
+from etude.runs import files, manifest, standard
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import DiskHistory
+from etude.training.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
+
+
+def compare_recipes(recipe: Recipe, ranks: Ranks) -> None:
+    """Refuse ranks that were asked for another run than the first."""
+    if not ranks.differing(lambda: recipes.digest(recipe)):
+        return
+    first = ranks.from_first(lambda: recipe.model_dump(mode="json"))
+    refused, said = recipes.changes(recipes.validated(first, "the recipe of rank 0"), recipe)
+    for rank, found in enumerate(ranks.gather(["; ".join([*refused, *said])])):
+        if found:
+            raise UsageError(
+                f"Rank {rank} was given another recipe than rank 0: {found} there. Start all ranks "
+                "with the same command and the same files."
+            )
+
+
+def compare_bits(ranks: Ranks) -> None:
+    """Refuse ranks that would not stay together: each applies the updates to weights of its own."""
+    if others := ranks.differing(standard.digest):
+        cpus = ranks.gather([manifest.cpu_name()])
+        raise UsageError(
+            f"Rank 0, on {cpus[0]}, computes other bits than {named(others)}, on "
+            f"{cpus[others[0]]}: start ranks on machines of one type, with the same versions of "
+            "all libraries and the same environment variables."
+        )
+
+
+def compare_hashes(mine: dict[str, str], ranks: Ranks) -> None:
+    """Refuse ranks whose code, by {name: hash}, is another than the first's."""
+    first = ranks.from_first(lambda: mine)
+    for rank, names in enumerate(ranks.gather([differing(first, mine)])):
+        if names:
+            raise UsageError(
+                f"Rank {rank} computes with other code than rank 0: {', '.join(names)}. Install "
+                "the same files and versions for all ranks."
+            )
+
+
+def refuse_to_repeat(folder: RunFolder, clock: Clock) -> None:
+    """torchrun starts ranks again whatever they ended with: not into the same NaN, though."""
+    found = folder.last_failure()
+    if not was_restarted() or found is None:
+        return
+    try:
+        context = json.loads((found / "context.json").read_text())
+        again = context["counters"]["now"]["iterations"] >= clock.now.iterations
+        refused = context["error"] == NonFinite.__name__ and again
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if refused:
+        fault = EtudeError(
+            f"torchrun has started this run again after a number that was not finite (see {found})."
+            f" A run is exact, so the same would come again: change what caused it, then "
+            f"`etude resume {folder.path}`."
+        )
+        fault.exit_code = NonFinite.exit_code
+        raise fault
+
 
 Say = Callable[[str], None]
 SUMMARY = "summary.json"
@@ -38,8 +98,6 @@ def silent(text: str) -> None:
 def compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
     """Refuse ranks that were given another recipe than the first, or compute other bits."""
     if ranks.size > 1:
-        from etude.building.rank_checks import compare_bits, compare_recipes
-
         if recipe is not None:
             compare_recipes(recipe, ranks)
         compare_bits(ranks)
@@ -48,8 +106,6 @@ def compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
 def compare_code(ranks: Ranks, run: Resolved) -> None:
     """Refuse ranks that compute with other code or another model than the first."""
     if ranks.size > 1:
-        from etude.building.rank_checks import compare_hashes
-
         compare_hashes({**code.hashes(code_roots(run.recipe)), MODEL: run.spec.model}, ranks)
 
 
@@ -118,7 +174,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
         raise  # It says nothing about this run that the next try should be warned of.
     except (Exception, SystemExit) as error:
         if ranks.is_first:  # where failures of other ranks are raised too
-            from etude.runs.failures import report_failure
+            from etude.runs.folder import report_failure
 
             report_failure(error, loop.clock.state_dict(), folder, say)
         if isinstance(error, SystemExit):

@@ -19,7 +19,7 @@ from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan
 from etude.planning.recipe import Recipe, changes, dump, load, parsed
 from etude.planning.resolve import Resolved
-from etude.runs import checkpoint, files, manifest_changes
+from etude.runs import checkpoint, files, manifest
 from etude.runs.documents import decode_json
 from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
 from etude.training.saving import RUN
@@ -69,7 +69,7 @@ def lost(folder: RunFolder, now: Tree, saved: Tree, say: Say) -> list[str]:
     `now` is the manifest of this process, `saved` the copies in the newest checkpoint.
     """
     before = folder.manifest()
-    found = manifest_changes.differences(before, now)
+    found = manifest.differences(before, now)
     for sentence in found.possible:
         say(f"Not as it was when the run started, so bits may differ: {sentence}")
     reasons = [f"resumed where {s[0].lower()}{s[1:].rstrip('.')}" for s in found.decisive]

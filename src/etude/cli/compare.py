@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import Field
 
 from etude.cli.options import Positional, Reporting, parse
+from etude.compare import comparison_text, reading
+from etude.compare.comparison import Comparison, compare
 from etude.core.errors import UsageError
-from etude.reports import comparison_text, reading
-from etude.reports.comparison import Comparison, compare
 from etude.runs import files
 
 
@@ -96,6 +96,6 @@ def written(found: Comparison, ending: str) -> bytes:
         return comparison_text.to_csv(found).encode()
     if ending == ".json":
         return (json.dumps(comparison_text.to_json(found), indent=2) + "\n").encode()
-    from etude.reports import charts
+    from etude.compare import charts
 
     return charts.png(found) if ending == ".png" else charts.svg(found)

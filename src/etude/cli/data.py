@@ -16,8 +16,10 @@ from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
-from etude.datasets import editing
-from etude.datasets.importing import (
+from etude.data import editing
+from etude.data.formats.opening import open_dataset, scan
+from etude.data.formats.summary import ReadOptions, shared_fields
+from etude.data.importing import (
     Pictures,
     check_new,
     import_dataset,
@@ -25,14 +27,12 @@ from etude.datasets.importing import (
     remove,
     validate_store,
 )
-from etude.datasets.opening import open_dataset, scan
-from etude.datasets.summary import ReadOptions, shared_fields
-from etude.experience.sentences import shown
-from etude.experience.store.episodes import EpisodeStore
-from etude.experience.store.manifest import is_dataset, open_episodes
+from etude.data.sentences import shown
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.manifest import is_dataset, open_episodes
+from etude.evaluate.dataset import Facts, folder_size, render, source_facts, store_facts
+from etude.evaluate.evaluation import bar
 from etude.planning import recipes
-from etude.reports.dataset import Facts, folder_size, render, source_facts, store_facts
-from etude.reports.progress import bar
 
 USAGE = """\
 etude data reads demonstrations of other systems, and records one's own.
@@ -314,7 +314,7 @@ def _clip(arguments: list[str]) -> None:
 
 def _embed(arguments: list[str]) -> None:
     command = parse("data add-embeddings", EmbedCommand, arguments)
-    from etude.datasets.embeddings import read_embeddings
+    from etude.data.editing import read_embeddings
 
     taken = editing.take([_dataset(command.path)])
     table = read_embeddings(Path(command.table))
@@ -329,7 +329,7 @@ def _embed(arguments: list[str]) -> None:
 
 def _export(arguments: list[str]) -> None:
     command = parse("data export", ExportCommand, arguments)
-    from etude.datasets.exporting import export
+    from etude.data.formats.exporting import export
 
     out, start = Path(command.out), time.perf_counter()
     data = open_episodes(_dataset(command.path))
@@ -379,7 +379,7 @@ def _validate(arguments: list[str]) -> None:
 def _record(arguments: list[str]) -> None:
     command = parse("data record", RecordCommand, arguments)
     # Where nothing is recorded, nothing that simulates is loaded.
-    from etude.recording.record import RecordOptions, kinds, record
+    from etude.evaluate.record import RecordOptions, kinds, record
 
     if not command.noise or min(command.noise) < 0:
         raise UsageError("--noise takes standard deviations that are not negative, such as 0 0.1.")

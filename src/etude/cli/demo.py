@@ -13,11 +13,11 @@ from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.envs.mujoco import windows
 from etude.envs.mujoco.offscreen import NoPictures
+from etude.evaluate import film, fresh
+from etude.evaluate.footage import footage
+from etude.evaluate.playing import Episode, Player, actor
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
-from etude.reports import film, fresh
-from etude.reports.footage import footage
-from etude.reports.playing import Episode, Player, actor
 from etude.runs import files
 
 FOLDER = Path(__file__).parents[1] / "demos"

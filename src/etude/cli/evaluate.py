@@ -15,10 +15,10 @@ from etude.building.executing import silent
 from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting, split_run
 from etude.cli.train import say
+from etude.compare.reading import find
 from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
-from etude.reports import evaluation
-from etude.reports.reading import find
+from etude.evaluate import evaluation
 
 
 class EvalCommand(Trusting, Reporting):
@@ -118,15 +118,15 @@ def _parsed(arguments: list[str], run: Run) -> EvalCommand:
 
 
 def _checkpoints(run: Path, which: str) -> list[str]:
-    from etude.reports.comparing import checkpoints
+    from etude.evaluate.comparing import checkpoints
 
     return checkpoints(run, which)
 
 
 def _compare(found: list[tuple[Path, dict[str, Any]]]) -> None:
     """Print all of them in one table, and keep the curve of every run with several checkpoints."""
-    from etude.reports.comparing import Evaluated, table, write_curve
-    from etude.reports.fresh import step_of
+    from etude.evaluate.comparing import Evaluated, table, write_curve
+    from etude.evaluate.fresh import step_of
 
     if not all("policy_step" in metrics for _, metrics in found):
         raise UsageError(

@@ -12,7 +12,7 @@ from etude.cli.target import Trusting, split_run
 from etude.core.errors import EtudeError
 from etude.core.trees import Tree
 from etude.planning.loading import chosen_path
-from etude.reports.export import Exported, export
+from etude.share.export import Exported, export
 
 
 class ExportCommand(Trusting, Reporting):

@@ -19,8 +19,8 @@ from etude.core.progress import waiting
 from etude.core.seals import unsealed
 from etude.core.trees import Tree
 from etude.core.trust import Untrusted
-from etude.experience.store import manifest
-from etude.experience.store.episodes import EpisodeStore
+from etude.data.store import manifest
+from etude.data.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, load
 from etude.runs import checkpoint
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder

@@ -12,7 +12,7 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.motion import clips
+from etude.data.motion import clips
 
 USAGE = """\
 etude motion shows the clips of recorded motion that a humanoid can imitate.
@@ -82,7 +82,7 @@ def _show(arguments: list[str]) -> None:
         raise UsageError("Clips are shown one at a time: name one that `etude motion list` has.")
     (clip,) = clips.load((command.clip,), command.folder, "--folder")
     # OpenGL is loaded only where something is drawn.
-    from etude.reports import film
+    from etude.evaluate import film
 
     path = Path(command.out or f"{clip.name}.{'mp4' if command.mp4 else 'png'}")
     if command.mp4:

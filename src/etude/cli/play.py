@@ -14,9 +14,9 @@ from etude.cli.watching import Watching, check_shown
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import windows
+from etude.evaluate.playing import Player, actor
 from etude.planning.recipe import Recipe
 from etude.planning.sentences import told
-from etude.reports.playing import Player, actor
 
 
 class PlayCommand(Watching, Trusting):
@@ -51,7 +51,7 @@ def play(recipe: Recipe, path: Path, command: PlayCommand) -> int:
 
 def films(recipe: Recipe, path: Path) -> str:
     """A sentence about how to film a run, or about what stands in the way."""
-    from etude.reports import film
+    from etude.evaluate import film
 
     try:
         film.check(recipe)

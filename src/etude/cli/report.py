@@ -13,14 +13,13 @@ from etude.api import Run
 from etude.cli.options import Positional, parse
 from etude.cli.target import Trusting, find_target
 from etude.cli.train import TrainCommand
+from etude.compare import reading
+from etude.compare.comparison import Comparison, compare
+from etude.compare.html_page import RunPage, page
 from etude.core.errors import EtudeError, UsageError
-from etude.metrics.declared import COUNTERS, EPISODES
-from etude.metrics.health import Health
+from etude.core.metrics.declared import COUNTERS, EPISODES, Health
 from etude.planning import FREE, recipes
 from etude.planning.recipe import Recipe, metrics_of
-from etude.reports import reading
-from etude.reports.comparison import Comparison, compare
-from etude.reports.html_page import RunPage, page
 from etude.runs import files
 from etude.runs.folder import PLAN_JSON, RECIPE
 

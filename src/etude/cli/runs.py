@@ -9,9 +9,9 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.cli.options import Positional, Reporting, parse
+from etude.compare.inventory import RunEntry, entry
 from etude.core.errors import UsageError
 from etude.planning.page import size
-from etude.reports.inventory import RunEntry, entry
 from etude.runs.finding import find_runs
 
 DEFAULT = "runs"

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from etude.core.errors import AGAIN, EtudeError, UsageError
-from etude.planning import recipes
-from etude.planning.recipe import Recipe
-from etude.runs import files
-from etude.runs.folder import RECIPE, RunFolder
-from etude.sweeps.processes import (
+from etude.compare.sweeps.processes import (
     Process,
     Processes,
     is_finished,
@@ -25,6 +20,11 @@ from etude.sweeps.processes import (
     start,
     wait_for_writer,
 )
+from etude.core.errors import AGAIN, EtudeError, UsageError
+from etude.planning import recipes
+from etude.planning.recipe import Recipe
+from etude.runs import files
+from etude.runs.folder import RECIPE, RunFolder
 
 say = partial(print, flush=True)
 _OWN = ("seeds", "jobs", "folder", "seed")
@@ -171,9 +171,9 @@ def train_seeds(
     )
     runs.check()
     runs.train()
-    from etude.reports.comparison import compare
-    from etude.reports.comparison_text import to_table
-    from etude.reports.reading import read
+    from etude.compare.comparison import compare
+    from etude.compare.comparison_text import to_table
+    from etude.compare.reading import read
 
     found = compare([read(runs.path(seed)) for seed in runs.seeds])
     width = shutil.get_terminal_size((100, 24)).columns

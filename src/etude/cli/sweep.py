@@ -20,15 +20,15 @@ from etude.api import pinned
 from etude.cli.options import Reporting, parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.cli.verbs import HELP
+from etude.compare.sweeps import processes, table, values
+from etude.compare.sweeps.halving import Asked, Sweep, fitting, most_rungs
+from etude.compare.sweeps.running import Start, prepare
+from etude.compare.sweeps.running import run as run_sweep
 from etude.core.errors import UsageError
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import resolve
 from etude.runs import files
-from etude.sweeps import processes, table, values
-from etude.sweeps.halving import Asked, Sweep, fitting, most_rungs
-from etude.sweeps.running import Start, prepare
-from etude.sweeps.running import run as run_sweep
 
 TABLE = "trials.csv"
 
@@ -266,7 +266,7 @@ def _run(sweep: Sweep, command: WorkerOptions) -> int:
 def _start(sweep: Sweep, command: WorkerOptions, workers: int) -> Start:
     if command.ray is None:
         return processes.start
-    from etude.sweeps.ray_tasks import connected
+    from etude.compare.sweeps.ray_tasks import connected
 
     threads = processes.threads_of(sweep.recipe)
     return connected(command.ray, workers * threads, threads)

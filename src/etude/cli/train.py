@@ -11,11 +11,11 @@ from etude.cli.options import parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import UsageError
 from etude.core.history import History
+from etude.core.metrics.declared import ELAPSED, is_offline, step_of
 from etude.core.ranks import writes
-from etude.metrics.rows import ELAPSED, is_offline, step_of
+from etude.evaluate import evaluation
+from etude.evaluate.fresh import step_of as policy_step
 from etude.planning.recipe import metrics_of
-from etude.reports import evaluation
-from etude.reports.fresh import step_of as policy_step
 from etude.runs.folder import NOT_EXACT
 
 

@@ -16,14 +16,14 @@ from etude.cli.train import say
 from etude.core.errors import UsageError
 from etude.core.progress import waiting
 from etude.core.trees import Tree
-from etude.logs.outputs import LogsConfig
 from etude.planning.page import size
 from etude.planning.recipe import Recipe, digest, parsed
-from etude.reports import verifying
-from etude.reports.verifying import Finding
 from etude.runs import bundle
 from etude.runs.folder import NOT_EXACT, default_path
-from etude.runs.manifest_changes import Differences
+from etude.runs.manifest import Differences
+from etude.share import verify as verifying
+from etude.share.verify import Finding
+from etude.training.logs.outputs import LogsConfig
 
 
 class VerifyCommand(Trusting, Reporting):

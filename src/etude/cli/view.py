@@ -17,11 +17,11 @@ from etude.core.catalogue import RECIPES
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.envs.config import ENVS, EnvConfig
+from etude.evaluate import film
+from etude.evaluate.footage import footage
+from etude.evaluate.playing import RANDOM, ZERO, Player, actor
 from etude.planning import recipes
 from etude.planning.sentences import telling
-from etude.reports import film
-from etude.reports.footage import footage
-from etude.reports.playing import RANDOM, ZERO, Player, actor
 from etude.runs import files
 
 

@@ -19,7 +19,7 @@ from etude.core.errors import UsageError
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.windows import ScreenWindow, browser_window
-from etude.reports.playing import Player, hold, watch
+from etude.evaluate.playing import Player, hold, watch
 
 
 class Watching(Config):

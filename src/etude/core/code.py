@@ -25,7 +25,7 @@ from typing import Any
 from etude.core.own_code import find_spec
 
 OWN = "etude"
-SHOWS = {"cli", "demos", "logs", "recording", "reports", "sweeps"}
+SHOWS = ("cli/", "compare/", "demos/", "evaluate/", "share/", "training/logs/")
 """Folders of Etude that only show or compare what a run has computed."""
 BY_VERSION = {"mujoco", "numpy", "torch"}
 """Large packages that the manifest lists by version, and the standard computation covers."""
@@ -60,9 +60,9 @@ def _own() -> str:
     root = Path(__file__).parents[1]
     return _of_files(
         {
-            str(file.relative_to(root)): file
+            name: file
             for file in _files(root)
-            if file.relative_to(root).parts[0] not in SHOWS
+            if not (name := file.relative_to(root).as_posix()).startswith(SHOWS)
         }
     )
 

@@ -22,8 +22,7 @@ import numpy as np
 
 from etude.core.abilities import EnvWrapper, Interruptible, Located, Restarts, ability
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
-from etude.core.errors import EtudeError, UsageError
-from etude.core.exits import Exit, raise_ending, refuse_exits
+from etude.core.errors import EtudeError, Exit, UsageError, raise_ending, refuse_exits
 from etude.core.keys import Key
 from etude.core.trees import Tree
 

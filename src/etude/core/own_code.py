@@ -18,8 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from etude.core import trust
-from etude.core.errors import EtudeError, UsageError
-from etude.core.exits import contained
+from etude.core.errors import EtudeError, UsageError, contained
 from etude.core.imports import describe
 
 

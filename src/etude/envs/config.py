@@ -12,8 +12,8 @@ from pydantic import Field, FiniteFloat
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Exactness
 from etude.core.imports import attribute
+from etude.core.metrics.declared import Metrics
 from etude.core.registry import Registry
-from etude.metrics.declared import Metrics
 
 
 class EnvConfig(Config):
@@ -64,12 +64,12 @@ class EnvConfig(Config):
             build = partial(attribute("etude.envs.mujoco.pictures:pictured"), self)
         env = build(num_envs, threads)
         if self.sentence or self.task_vector:
-            from etude.envs.sentences import Telling
+            from etude.envs.wrappers import Telling
 
             env = Telling(env, self.sentence, self.task_vector)
         if not self.episodic:
             return env
-        from etude.envs.episodic import Episodic
+        from etude.envs.wrappers import Episodic
 
         return Episodic(env)
 

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.abilities import EnvWrapper
 from etude.core.contracts import BatchEnv, Exactness
-from etude.core.errors import EtudeError, UsageError
-from etude.core.exits import contained
+from etude.core.errors import EtudeError, UsageError, contained
 from etude.core.explain import explain
 from etude.core.imports import describe
 from etude.core.keys import Key

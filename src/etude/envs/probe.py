@@ -15,8 +15,7 @@ import numpy as np
 
 from etude.core.abilities import AbsentAgents, ability
 from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
-from etude.core.errors import UsageError
-from etude.core.exits import Exited
+from etude.core.errors import Exited, UsageError
 from etude.core.guard import Hung, Supervisor, supervised
 from etude.core.imports import describe
 from etude.core.keys import Key

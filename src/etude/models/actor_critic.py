@@ -18,7 +18,7 @@ from etude.models.networks import Mlp
 from etude.models.policies import BasePolicy, Features, PolicyConfig
 
 if TYPE_CHECKING:
-    from etude.models.choices import Categoricals
+    from etude.models.distributions import Categoricals
 
 
 class EvaluatedActions(NamedTuple):
@@ -69,7 +69,7 @@ class ActorCritic(BasePolicy):
             self.std_of_state = config.std == "state"
             self._noise_decides = not (self.std_of_state or config.squash)
             if config.squash:
-                from etude.models.squashed import SquashedGaussian
+                from etude.models.distributions import SquashedGaussian
 
                 self._gaussian = SquashedGaussian
             if config.std_range is not None:
@@ -135,7 +135,7 @@ class ActorCritic(BasePolicy):
     ) -> DiagonalGaussian | Categoricals:
         """features: named tensors, of which an action mask [..., choices] is read."""
         if self.action.kind != "box":
-            from etude.models.choices import Categoricals
+            from etude.models.distributions import Categoricals
 
             name = self.config.action_mask
             return Categoricals(
@@ -154,7 +154,7 @@ class ActorCritic(BasePolicy):
     def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
         if self.action.kind == "box":
             return DiagonalGaussian.noise(generator, steps, num_envs, self.num_actions)
-        from etude.models.choices import Categoricals
+        from etude.models.distributions import Categoricals
 
         return Categoricals.noise(generator, steps, num_envs, self.num_actions)
 

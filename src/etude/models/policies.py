@@ -20,13 +20,7 @@ from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.models import CLASSES
-from etude.models.networks import (
-    EncoderConfig,
-    Layers,
-    Units,
-    generator_of,
-    is_image,
-)
+from etude.models.networks import EncoderConfig, Layers, Units, generator_of, is_image
 from etude.models.normalise import Normaliser
 
 if TYPE_CHECKING:
@@ -216,7 +210,7 @@ class BasePolicy(nn.Module, ABC):
         )
         _check_raw(config.raw, self.vectors)
         if config.action_mask is not None:
-            from etude.models.choices import mask_spec
+            from etude.models.distributions import mask_spec
 
             self.observations[config.action_mask] = mask_spec(
                 config.action_mask, observations, action

@@ -18,11 +18,7 @@ from etude.core.contracts import ActionSpec, Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.models.encoders import (
-    make_encoder,
-    observations_that_show_the_task,
-    stack_channels,
-)
+from etude.models.encoders import make_encoder, observations_that_show_the_task, stack_channels
 from etude.models.networks import EncoderConfig, Layers, Mlp, generator_of, is_image
 from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Contract, rebuild

@@ -12,8 +12,8 @@ import yaml
 
 from etude.core.config import Config
 from etude.core.errors import EtudeError, UsageError
+from etude.core.metrics.declared import numbers, step_of
 from etude.core.trees import Tree
-from etude.metrics.rows import numbers, step_of
 from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
 from etude.training.saving import RUN

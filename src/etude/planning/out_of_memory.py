@@ -7,6 +7,7 @@ collected: without this, a disk would be found full days after the start.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -15,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.core.errors import UsageError
-from etude.core.imports import attribute
+from etude.core.errors import EtudeError, UsageError, is_out_of_memory
 from etude.planning.page import size
+from etude.runs.folder import PLAN_JSON
 
 if TYPE_CHECKING:
     from etude.planning.plan import Plan
@@ -115,10 +116,10 @@ def explained(run: Path | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = attribute("etude.planning.refused_memory:told")(error, run)
-        if told is None:
+        explanation = told(error, run)
+        if explanation is None:
             raise
-        raise told from error
+        raise explanation from error
 
 
 def read(path: str) -> str:
@@ -126,3 +127,27 @@ def read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+class OutOfMemory(EtudeError):
+    """An allocation was refused."""
+
+
+def told(error: BaseException, run: Path | None) -> OutOfMemory | None:
+    """What to say of an error, with the figure of the run's plan; None if memory is not why."""
+    if not is_out_of_memory(error):
+        return None
+    total, free = machine_memory()
+    words = " ".join(str(error).split()) or "an allocation was refused"
+    peak = "" if run is None else f"The plan expects {_planned(run)} at the peak. {FIX} "
+    return OutOfMemory(
+        f"Out of memory: {words.rstrip('.')}. This machine has {size(total)}, {size(free)} of it "
+        f"free. {peak}Nothing that was saved is lost."
+    )
+
+
+def _planned(run: Path) -> str:
+    try:
+        return size(json.loads(read(str(run / PLAN_JSON)))["bytes"]["peak"])
+    except (ValueError, KeyError, TypeError):
+        return "an unknown size"

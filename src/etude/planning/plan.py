@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from etude.core.clock import Clock, Counters, Interval, Loops
 from etude.core.contracts import ArraySpec, EnvSpec
 from etude.core.errors import UsageError
+from etude.core.metrics.board import Board
 from etude.core.trees import Tree, leaves, num_bytes
-from etude.metrics.board import Board
 from etude.planning import memory
-from etude.planning.kinds import PlanSection, kinds_with
 from etude.planning.page import amount
-from etude.planning.recipe import Recipe, dump
+from etude.planning.recipe import PlanSection, Recipe, dump, kinds_with
 from etude.planning.resolve import Resolved
 from etude.runs import checkpoint, tensors
 from etude.runs.metrics_log import planned_position
@@ -163,7 +162,7 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
                 'This environment does not report "motion" and "is_success" of its episodes, which '
                 "--motions.enabled goes by: add them to its statistics."
             )
-        from etude.training.motion_curriculum import MotionCurriculum
+        from etude.training.curriculum import MotionCurriculum
 
         return MotionCurriculum(recipe.motions, len(spec.motions))
     if not recipe.curriculum.enabled:
@@ -340,7 +339,7 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
             f"{ease.raise_at:.0%} of {ease.episodes} episodes succeed; evaluation is at level 1."
         )
     if recipe.motions.enabled:
-        from etude.training.motion_curriculum import floor
+        from etude.training.curriculum import floor
 
         least = floor(len(spec.motions), recipe.motions.mix)
         notes.append(

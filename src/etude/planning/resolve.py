@@ -16,12 +16,11 @@ from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.core.registry import Registry
 from etude.core.trees import Tree
+from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.envs.config import ENVS
-from etude.experience.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import POLICIES, BasePolicy, make_policy
-from etude.planning.kinds import ALGORITHMS, REWARDS, Inputs
 from etude.planning.out_of_memory import check_policy_size
-from etude.planning.recipe import Recipe
+from etude.planning.recipe import ALGORITHMS, REWARDS, Inputs, Recipe
 from etude.rollout.group import Group
 from etude.rollout.local import COLLECTORS
 
@@ -101,8 +100,6 @@ def _from_environment(recipe: Recipe) -> Inputs:
             "end: give it one, for Gymnasium with --env.kwargs max_episode_steps 1000."
         )
     if spec.motions:
-        from etude.planning.motions import check_motions
-
         check_motions(recipe, len(spec.motions))
     _check_discount(recipe)
     return Inputs(
@@ -143,4 +140,26 @@ def _check_discount(recipe: Recipe) -> None:
             f"This environment rewards gains of a potential with env.discount {shaping:g}, and "
             f"algorithm.gamma is {gamma:g}: where they differ, lingering earns or costs. Use "
             f"--env.discount {gamma:g}."
+        )
+
+
+def check_motions(recipe: Recipe, num: int) -> None:
+    """Refuse evaluations in which some motions would be played more often than others."""
+    config = recipe.evaluation
+    if config.envs_per_group % num:
+        group = num * max(1, round(config.envs_per_group / num))
+        num_envs = group * max(1, round(config.num_envs / group))
+        episodes = num_envs * (config.episodes // config.num_envs)
+        raise UsageError(
+            f"Evaluation plays each of the {num} motions equally often, and "
+            f"evaluation.envs_per_group {config.envs_per_group} is no multiple of that: use "
+            f"--evaluation.envs-per-group {group} --evaluation.num-envs {num_envs} "
+            f"--evaluation.episodes {episodes}."
+        )
+    if config.final_episodes % num:
+        near = num * max(1, round(config.final_episodes / num))
+        raise UsageError(
+            f"The {num} motions are each played equally often, and evaluation.final_episodes "
+            f"{config.final_episodes} is no multiple of that: use --evaluation.final-episodes "
+            f"{near}, or 0 for none."
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from etude.data.sentences import vector_of
 from etude.envs.config import EnvConfig
-from etude.experience.sentences import vector_of
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
 

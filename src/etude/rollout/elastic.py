@@ -16,7 +16,7 @@ from etude.core.code import differing
 from etude.core.contracts import Broadcast, Fragment, Snapshot
 from etude.core.errors import EtudeError
 from etude.core.trees import Tree, copy_arrays, num_bytes
-from etude.experience.segments import fill
+from etude.data.segments import fill
 from etude.rollout.host import Answer, Failure, Hello, Task, packed
 from etude.rollout.local import Closed, group_snapshots, group_state
 from etude.rollout.schedule import Order, Schedule

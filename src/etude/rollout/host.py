@@ -21,7 +21,7 @@ from etude.core.errors import EtudeError, NonFinite
 from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest, map_arrays
-from etude.experience.segments import BufferSpec, SegmentBuffer
+from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.rollout.group import Group
 from etude.rollout.local import Workers
 from etude.runs import standard

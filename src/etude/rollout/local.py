@@ -18,13 +18,12 @@ from torch.nn import functional
 
 from etude.core.config import SECONDS, Config
 from etude.core.contracts import BatchEnv, Broadcast, Collector, Fragment, Policy, Snapshot
-from etude.core.errors import EtudeError, ProcessLost
-from etude.core.exits import refuse_exits
+from etude.core.errors import EtudeError, ProcessLost, refuse_exits
 from etude.core.guard import DEADLINE, TICK, Supervisor
 from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
-from etude.experience.segments import SegmentBuffer
+from etude.data.segments import SegmentBuffer
 from etude.rollout.group import Group
 from etude.rollout.schedule import MOST_FAILURES
 

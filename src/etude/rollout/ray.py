@@ -1,4 +1,4 @@
-"""Workers as Ray actors, and how a cluster is found. Besides, `sweeps/ray_tasks.py` knows Ray.
+"""Workers as Ray actors, and how a cluster is found.
 
 Ray serialises what travels between our own processes with pickle: that is transport, and nothing
 of it is kept. Whoever can reach a Ray cluster can run code on it, other users of this machine too,
@@ -23,16 +23,8 @@ from etude.core import trust
 from etude.core.contracts import BatchEnv, Broadcast, Collector, Policy
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.experience.segments import SegmentBuffer
-from etude.rollout.elastic import (
-    Answered,
-    ElasticCollector,
-    Event,
-    HeadLost,
-    Heard,
-    Joined,
-    Lost,
-)
+from etude.data.segments import SegmentBuffer
+from etude.rollout.elastic import Answered, ElasticCollector, Event, HeadLost, Heard, Joined, Lost
 from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
 from etude.rollout.knocking import answers, end_of, is_loopback, is_open, split
 from etude.rollout.local import CollectorConfig, Workers

@@ -7,14 +7,17 @@ import hashlib
 import json
 import os
 import re
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from etude.core.errors import Damaged, UsageError
+from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.seals import sealed, unsealed
-from etude.core.trees import Tree
-from etude.runs import checkpoint, files
+from etude.core.trees import Tree, is_array
+from etude.runs import checkpoint, files, tensors
 from etude.runs.lock import Lock
 from etude.runs.metrics_log import MetricsLog, Say
 
@@ -304,3 +307,46 @@ def _sha256(data: bytes) -> str:
 def pretty(document: Tree) -> str:
     """Indented JSON for people; a report must not fail over a value JSON does not know."""
     return json.dumps(document, indent=2, default=repr) + "\n"
+
+
+def report_failure(
+    error: BaseException, counters: Tree, run: RunFolder, say: Callable[[str], None]
+) -> None:
+    """Write a report of a failure; a full disk must not hide the failure itself."""
+    arrays = error.arrays if isinstance(error, NonFinite) else {}
+    context = {"counters": counters, "error": type(error).__name__}
+    try:
+        report = f"Report: {write_failure(run, error, arrays, context)}"
+    except EtudeError as fault:
+        report = f"No report: {fault}"
+    say(f"The run failed; the last good checkpoint is untouched. {report}")
+
+
+def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, context: Tree) -> Path:
+    """Keep what is needed to look into a failure: traceback, arrays and where it happened."""
+    moment = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    folder = files.free_path(run.current_path / "failures" / moment)
+    files.make_folder(folder)
+    report = "".join(traceback.format_exception(exception))
+    files.write_file(folder / "error.txt", [report.encode(errors="replace")])
+    files.write_file(folder / "context.json", [pretty(context).encode()])
+    storable = _storable(arrays)
+    layout = tensors.layout(storable)
+    files.write_file(folder / "reproduction.safetensors", tensors.chunks(storable, layout))
+    files.fsync_folder(folder)
+    return folder
+
+
+def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
+    """The arrays that can be kept, by path; whatever else is in a failing tree is left out."""
+    kept: dict[str, Any] = {}
+    for name, leaf in arrays.items():
+        if isinstance(leaf, dict):
+            kept |= _storable(leaf, f"{prefix}{name}/")
+        elif is_array(leaf):
+            try:
+                tensors.layout({f"{prefix}{name}": leaf})
+            except TypeError:
+                continue
+            kept[f"{prefix}{name}"] = leaf
+    return kept

@@ -60,7 +60,7 @@ class Part:
 
     @cached_property
     def layout(self) -> tensors.Layout:
-        from etude.runs import tensors  # it loads torch, which who only looks does not need
+        from etude.runs import tensors
 
         return tensors.layout(self.arrays)
 

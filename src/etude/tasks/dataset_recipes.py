@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from etude.algorithms.bc import BCConfig
-from etude.algorithms.iql import IQLConfig
-from etude.algorithms.reward_only import RewardOnlyConfig
-from etude.algorithms.rlpd import RLPDConfig
-from etude.algorithms.rrd import RRDConfig
-from etude.algorithms.td3 import TD3Config
 from etude.core.clock import ClockConfig
-from etude.logs.outputs import LogsConfig
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
+from etude.rl.bc import BCConfig
+from etude.rl.iql import IQLConfig
+from etude.rl.reward_only import RewardOnlyConfig
+from etude.rl.rewards.rrd import RRDConfig
+from etude.rl.rlpd import RLPDConfig
+from etude.rl.td3 import TD3Config
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
+from etude.training.logs.outputs import LogsConfig
 from etude.training.saving import CheckpointConfig
 
 

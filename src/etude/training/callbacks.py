@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from etude.core.clock import Clock
 from etude.core.contracts import Algorithm, BatchMetrics, Fragment
-from etude.metrics.board import Board
-from etude.metrics.rows import step_of
+from etude.core.metrics.board import Board
+from etude.core.metrics.declared import step_of
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,7 @@ def summarise(episodes: dict[str, Array]) -> dict[str, float]:
     """
     moving = "motion" in episodes
     if moving:
-        from etude.motion.metrics import ERRORS, by_motion, only_successes
+        from etude.data.motion.metrics import ERRORS, by_motion, only_successes
     means = _means(by_motion(episodes) if moving else episodes)
     metrics = {
         "eval/mean_reward": means.pop("return"),

@@ -13,9 +13,9 @@ from etude.core.clock import Clock, Interval
 from etude.core.contracts import Algorithm, BatchMetrics, Collector, LogWriter
 from etude.core.history import History
 from etude.core.keys import Key
+from etude.core.metrics.board import Board, epoch_means
+from etude.core.metrics.declared import ELAPSED
 from etude.core.ranks import ALONE, Ranks
-from etude.metrics.board import Board, epoch_means
-from etude.metrics.rows import ELAPSED
 from etude.training.callbacks import Callback, Context
 from etude.training.curriculum import Curriculum
 from etude.training.evaluation import AnyEvaluator

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from etude.algorithms.rewards import RewardSource
 from etude.core.contracts import Array, Fragment
 from etude.core.keys import Key
+from etude.core.metrics.declared import Curve, Metric, Metrics
 from etude.core.ranks import ALONE, Ranks
-from etude.metrics.declared import Curve, Metric, Metrics
-from etude.planning.kinds import RewardsConfig
+from etude.planning.recipe import RewardsConfig
 from etude.planning.resolve import Resolved
+from etude.rl.rewards.given import RewardSource
 
 JERK = "rollout/jerk"
 
@@ -33,7 +33,7 @@ class CalmConfig(RewardsConfig):
 
 
 class CalmRewards(RewardSource):
-    """It learns nothing and has no state; `etude.algorithms.amp` is a source that has both."""
+    """It learns nothing and has no state; `etude.rl.rewards.amp` is a source that has both."""
 
     def __init__(self, cost: float, ranks: Ranks) -> None:
         self.cost, self.ranks = cost, ranks

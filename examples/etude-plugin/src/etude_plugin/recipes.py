@@ -2,9 +2,9 @@
 
 from etude import Recipe
 from etude.core.clock import ClockConfig
-from etude.logs.outputs import LogsConfig
 from etude.rollout.local import CollectorConfig
 from etude.training.evaluation import EvaluationConfig
+from etude.training.logs.outputs import LogsConfig
 from etude_plugin.balance import BalanceConfig
 from etude_plugin.calm import CalmConfig
 from etude_plugin.csv_log import CsvConfig

@@ -16,22 +16,22 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from etude.algorithms.on_policy import OnPolicyConfig
-from etude.algorithms.rewards import RewardSource
 from etude.core.clock import Clock
 from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
+from etude.core.metrics.declared import Column, Curve, Metric, Metrics
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
-from etude.experience.returns import rollout_advantages
-from etude.experience.segments import SegmentBuffer, SegmentGeometry, check_finite, join
-from etude.learning.base import PolicyAlgorithm
-from etude.learning.optimizer import NetworkOptimizer
-from etude.metrics.declared import Column, Curve, Metric, Metrics
+from etude.data.returns import rollout_advantages
+from etude.data.segments import SegmentBuffer, SegmentGeometry, check_finite, join
 from etude.models.actor_critic import ActorCritic
 from etude.models.normalise import merge_all
 from etude.planning.recipe import Recipe
+from etude.rl.base import PolicyAlgorithm
+from etude.rl.on_policy import OnPolicyConfig
+from etude.rl.optimizer import NetworkOptimizer
+from etude.rl.rewards.given import RewardSource
 
 SPREAD = "train/advantage_std"
 

@@ -14,14 +14,12 @@ import numpy as np
 from pydantic import Field
 
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
-from etude.core.errors import NonFinite, UsageError
-from etude.core.exits import contained
+from etude.core.errors import NonFinite, UsageError, contained
 from etude.core.keys import Key
 from etude.core.own_code import load_module, module_or_file, permit
 from etude.core.trees import Tree
-from etude.envs.adapters import gym_state, object_state
-from etude.envs.adapters.drawing import FILM_RATE, rendered
-from etude.envs.adapters.gym_spaces import NUMBERS, Spaces
+from etude.envs.adapters import gym_spaces, object_state
+from etude.envs.adapters.gym_spaces import FILM_RATE, NUMBERS, Spaces, rendered
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.simulation import avoid_sparse, digest
 from etude.envs.probe import probe
@@ -168,7 +166,7 @@ class GymEnv:
         self._config = config
         self._exact = exact
         self._envs = [make_gym(config) for _ in range(num_envs)]
-        self._physics = [gym_state.physics(env) for env in self._envs]
+        self._physics = [gym_spaces.physics(env) for env in self._envs]
         models = [pair[0] for pair in self._physics if pair is not None]
         notes = [avoid_sparse(model) for model in models]
         self._row, self.call = 0, "reset"
@@ -293,7 +291,7 @@ class GymEnv:
         tree: Tree = {"episode": self._episode.copy(), "attributes": lines}
         pairs = [pair for pair in self._physics if pair is not None]
         if pairs:
-            tree["physics"] = np.stack([gym_state.save_physics(*pair) for pair in pairs])
+            tree["physics"] = np.stack([gym_spaces.save_physics(*pair) for pair in pairs])
         return tree
 
     def restore(self, snapshot: Tree, key: Key) -> None:
@@ -312,7 +310,7 @@ class GymEnv:
             object_state.load(env, snapshot["attributes"][row].tobytes().decode())
             pair = self._physics[row]
             if pair is not None and "physics" in snapshot:
-                gym_state.load_physics(*pair, snapshot["physics"][row])
+                gym_spaces.load_physics(*pair, snapshot["physics"][row])
         self._started = True
 
     def close(self) -> None:

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import gymnasium
+import mujoco
 import numpy as np
 from gymnasium import spaces
+from mujoco.batch import DATA_FIELDS
 
 from etude.core.contracts import ActionSpec, Array, ArraySpec, Observations
 from etude.core.errors import UsageError
 from etude.core.guard import check_array
+from etude.core.imports import describe
+
+FILM_RATE = 30.0
+"""Steps of a second, of an environment that does not say its `render_fps`."""
+
+
+def rendered(render: Callable[[], Any], name: str) -> Array:
+    """[height, width, 3] uint8 from a `render`, or one sentence about why there is none."""
+    # Pictures need no window: SDL, which many draw with, would look for a screen.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    try:
+        picture: Array = np.asarray(render())
+    except Exception as error:  # someone else's code may fail in any way
+        raise UsageError(f"'{name}' cannot be drawn: {describe(error)}.") from error
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise UsageError(
+            f"'{name}' cannot be drawn: its render gives no picture [height, width, 3] of bytes "
+            "in the mode rgb_array."
+        )
+    return picture
+
 
 NUMBERS: set[Any] = {float, int, bool, np.float64, np.float32}
 """Types of rewards that need no further look."""
@@ -136,3 +161,48 @@ def _action_spec(space: spaces.Space[Any], env_id: str) -> ActionSpec:
     raise UsageError(
         f"'{env_id}' acts in {space}; a bounded Box, Discrete or MultiDiscrete is needed."
     )
+
+
+_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+_FIELDS = sorted(DATA_FIELDS)
+
+
+def physics(env: gymnasium.Env[Any, Any]) -> tuple[mujoco.MjModel, mujoco.MjData] | None:
+    """Model and data of a MuJoCo environment."""
+    inner: Any = env.unwrapped
+    model, data = getattr(inner, "model", None), getattr(inner, "data", None)
+    if isinstance(model, mujoco.MjModel) and isinstance(data, mujoco.MjData):
+        return model, data
+    return None
+
+
+def _data_arrays(data: mujoco.MjData) -> Iterator[Array]:
+    for name in _FIELDS:
+        array = getattr(data, name)
+        if isinstance(array, np.ndarray) and array.size:
+            yield array
+
+
+def save_physics(model: mujoco.MjModel, data: mujoco.MjData) -> Array:
+    """[n] uint8: the integration state, then every derived array.
+
+    Derived arrays lag the state by a substep after `mj_step`, and some rewards read them before
+    the next one, so they cannot be recomputed.
+    """
+    state = np.empty(mujoco.mj_stateSize(model, _STATE))
+    mujoco.mj_getState(model, data, state, _STATE)
+    parts = [state.tobytes(), *(array.tobytes() for array in _data_arrays(data))]
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def load_physics(model: mujoco.MjModel, data: mujoco.MjData, saved: Array) -> None:
+    """Put back what `save_physics` gave."""
+    raw = saved.tobytes()
+    state = np.frombuffer(raw, np.float64, mujoco.mj_stateSize(model, _STATE))
+    mujoco.mj_setState(model, data, state, _STATE)
+    # Contacts live in MuJoCo's arena and are not saved; this finds them again.
+    mujoco.mj_forward(model, data)
+    offset = state.nbytes
+    for array in _data_arrays(data):
+        array[...] = np.frombuffer(raw, array.dtype, array.size, offset).reshape(array.shape)
+        offset += array.nbytes

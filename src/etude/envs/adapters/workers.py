@@ -33,8 +33,7 @@ import numpy as np
 from etude.core.abilities import Located, ability
 from etude.core.config import Config
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations, StepResult
-from etude.core.errors import EtudeError, NonFinite, ProcessLost, UsageError
-from etude.core.exits import contained
+from etude.core.errors import EtudeError, NonFinite, ProcessLost, UsageError, contained
 from etude.core.guard import place_of
 from etude.core.imports import describe
 from etude.core.keys import Key

@@ -345,7 +345,7 @@ class MujocoEnv:
 
     def describe(self) -> Tree:
         """What runs a policy of this task elsewhere; see `etude.core.abilities.Described`."""
-        from etude.envs.mujoco.describing import describe  # only for exports
+        from etude.envs.mujoco.describing import describe
 
         return describe(self)
 

@@ -29,7 +29,7 @@ def model_file(model: str | Path) -> Path:
     try:
         return Path(menagerie.get(robot).xml(entry or None))
     except menagerie.UnknownRobotError as error:
-        from etude.core.explain import nearest  # only where a name is wrong
+        from etude.core.explain import nearest
 
         near = nearest(robot, menagerie.names())
         raise UsageError(

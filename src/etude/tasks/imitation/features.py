@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.motion import rotations as rot
-from etude.motion.library import Figure, MotionLibrary
-from etude.motion.skeleton import BALL_COLUMNS, ENDS, HINGE_COLUMNS, NUM_BODIES
+from etude.data.motion import rotations as rot
+from etude.data.motion.library import Figure, MotionLibrary
+from etude.data.motion.skeleton import BALL_COLUMNS, ENDS, HINGE_COLUMNS, NUM_BODIES
 
 NUM_JOINT_SPEEDS = 28
 _OWN_VECTORS, _AHEAD_VECTORS = 2 + 1 + NUM_BODIES - 1, NUM_BODIES + 1

@@ -9,17 +9,10 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
+from etude.data.motion import rotations as rot
+from etude.data.motion.library import Figure
+from etude.data.motion.skeleton import BALLS, HINGES, NAMES, NUM_BODIES, NUM_POSE, NUM_SPEED
 from etude.envs.mujoco.env import Action, Draws
-from etude.motion import rotations as rot
-from etude.motion.library import Figure
-from etude.motion.skeleton import (
-    BALLS,
-    HINGES,
-    NAMES,
-    NUM_BODIES,
-    NUM_POSE,
-    NUM_SPEED,
-)
 from etude.tasks.imitation import features
 from etude.tasks.imitation.tables import (
     aims,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from etude.algorithms.amp import AMPConfig
-from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
+from etude.rl.ppo import PPOConfig
+from etude.rl.rewards.amp import AMPConfig
 from etude.rollout.local import CollectorConfig
 from etude.tasks.imitation.task import ImitationConfig
 from etude.training.curriculum import MotionCurriculumConfig

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.motion import clips, library
-from etude.motion import rotations as rot
-from etude.motion.library import Frames, MotionLibrary
-from etude.motion.skeleton import (
+from etude.data.motion import clips, library
+from etude.data.motion import rotations as rot
+from etude.data.motion.library import Frames, MotionLibrary
+from etude.data.motion.skeleton import (
     BALL_COLUMNS,
     BALL_SPEED_COLUMNS,
     HINGE_COLUMNS,
     HINGE_SPEED_COLUMNS,
 )
-from etude.robots.humanoid import CONTROL_RATE
+from etude.envs.robots.humanoid import CONTROL_RATE
 from etude.tasks.imitation import features
 
 if TYPE_CHECKING:

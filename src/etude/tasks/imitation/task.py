@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator
 
 from etude.core.config import Config
+from etude.core.metrics.declared import Curve, Metric, Metrics
 from etude.envs.mujoco.env import Part, Task, TaskConfig, Term
-from etude.metrics.declared import Curve, Metric, Metrics
-from etude.robots.humanoid import CAMERA, Physics, humanoid_spec, substeps
+from etude.envs.robots.humanoid import CAMERA, Physics, humanoid_spec, substeps
 from etude.tasks.imitation.imitator import Imitator
 from etude.tasks.imitation.terms import ErrorMeter, rewards
 

@@ -10,16 +10,16 @@ from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.envs.mujoco.env import Action, Draws
-from etude.robots.kuka.clearance import Clearance
-from etude.robots.kuka.hand_control import DAMPING, POSTURE, HandControl, solve_pose
-from etude.robots.kuka.scene import FINGERS, HAND_SITE, STROKE, arm_table, joint_names
-from etude.tasks.pick_place.scene import (
-    CONTROL_SECONDS,
-    CUBE,
-    CUBE_HALF,
-    REST_HEIGHT,
-    TABLE_CENTER,
+from etude.envs.robots.kuka.hand_control import DAMPING, POSTURE, HandControl, solve_pose
+from etude.envs.robots.kuka.scene import (
+    FINGERS,
+    HAND_SITE,
+    STROKE,
+    Clearance,
+    arm_table,
+    joint_names,
 )
+from etude.tasks.pick_place.scene import CONTROL_SECONDS, CUBE, CUBE_HALF, REST_HEIGHT, TABLE_CENTER
 
 if TYPE_CHECKING:
     from etude.tasks.pick_place.task import PickPlaceConfig

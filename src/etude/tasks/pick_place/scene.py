@@ -7,7 +7,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 
-from etude.robots.kuka.scene import FINGERS, OBJECT_COLLISION, kuka_spec
+from etude.envs.robots.kuka.scene import FINGERS, OBJECT_COLLISION, kuka_spec
 
 Cone = Literal["pyramidal", "elliptic"]
 Integrator = Literal["discrete", "implicitfast"]

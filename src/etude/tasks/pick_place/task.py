@@ -69,7 +69,7 @@ class PickPlaceReward(Config):
 class PickPlaceConfig(TaskConfig):
     """Pick up a cube by friction and put it down at a target."""
 
-    demonstration: ClassVar[str] = "etude.tasks.pick_place.demonstration:PickPlaceDemonstration"
+    demonstration: ClassVar[str] = "etude.tasks.pick_place.expert:PickPlaceDemonstration"
 
     kind: Literal["pick-place"] = "pick-place"
     cube_center: tuple[float, float] = Field(

@@ -7,7 +7,7 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.envs.mujoco.env import Term
 from etude.envs.mujoco.observing import measured
-from etude.robots.kuka.scene import STROKE
+from etude.envs.robots.kuka.scene import STROKE
 from etude.tasks.pick_place.arm import (
     DROPPED,
     LOW,

@@ -7,7 +7,7 @@ import numpy as np
 from etude.core.contracts import Array, Observations
 from etude.envs.mujoco.demonstration import Demonstration
 from etude.envs.mujoco.env import Draws
-from etude.robots.kuka.scene import HAND_SITE, arm_table
+from etude.envs.robots.kuka.scene import HAND_SITE, arm_table
 from etude.tasks.reach.task import TIMESTEP, ReachConfig, ReachingArm, success
 
 _DAMPING = 0.05

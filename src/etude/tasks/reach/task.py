@@ -14,7 +14,7 @@ from etude.core.trees import Tree
 from etude.envs.mujoco.env import Action, Draws, Task, TaskConfig, Term
 from etude.envs.mujoco.observing import measured
 from etude.envs.mujoco.simulation import Camera
-from etude.robots.kuka.scene import HAND_SITE, arm_table, joint_names, kuka_spec
+from etude.envs.robots.kuka.scene import HAND_SITE, arm_table, joint_names, kuka_spec
 
 TIMESTEP = 0.01
 HOME = (0.0, 0.38, 0.0, -1.28, 0.0, 1.48, 0.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from etude.algorithms.dagger import DAggerConfig
-from etude.algorithms.ppo import PPOConfig
 from etude.core.clock import ClockConfig
 from etude.envs.mujoco.randomize import Randomization
 from etude.models.policies import PolicyConfig
 from etude.planning.recipe import Recipe
+from etude.rl.dagger import DAggerConfig
+from etude.rl.ppo import PPOConfig
 from etude.rollout.local import CollectorConfig
 from etude.tasks.velocity.task import WalkConfig, WalkNoise
 from etude.training.curriculum import CurriculumConfig

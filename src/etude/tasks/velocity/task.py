@@ -18,7 +18,7 @@ from etude.envs.mujoco.simulation import Camera, load_spec
 from etude.envs.mujoco.terms import observations as obs
 from etude.envs.mujoco.terms import resets, rewards, terminations
 from etude.envs.mujoco.terrain import Terrain
-from etude.robots.go1 import MODEL
+from etude.envs.robots.go1 import MODEL
 from etude.tasks.velocity.gait import Trot
 
 TIMESTEP, SUBSTEPS = 0.004, 5

@@ -1,0 +1,327 @@
+"""Runs compared: groups of seeds, their curves and final scores, and which group is better."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from etude.compare.reading import RunRecord, key_of, printable, shown
+from etude.core.errors import UsageError
+from etude.core.metrics import statistics
+from etude.core.metrics.statistics import Estimate, Scores
+from etude.training.logs.curves import number
+
+SUCCESS, RETURN = "eval/success_rate", "eval/mean_reward"
+METRICS = (SUCCESS, RETURN, "rollout/ep_rew_mean")
+"""What runs are compared by: the first of these that all of them have."""
+USUAL_SUCCESS = 0.9
+_MOST_POINTS, _MOST_GROUPS = 200, 26
+_SAME_END = 0.99
+"""Runs end at the same step if the earliest of them gets this far of the latest: iterations of
+another size round the same budget to another number."""
+_MISSING = object()
+
+
+class Reached(NamedTuple):
+    """When a run first was as good as asked."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    letter: str
+    label: str
+    runs: tuple[RunRecord, ...]
+    steps: list[int]
+    values: Scores
+    """The metric of each run at those steps, [num_runs, num_points]."""
+    reached: tuple[Reached | None, ...]
+    """Of each run; all None where nothing was asked for."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.letter}  {self.label}"
+
+    @property
+    def final(self) -> Scores:
+        """The score of each run, [num_runs, 1]: its last value."""
+        return self.values[:, -1:]
+
+    def median(self, part: int) -> float:
+        """The median over runs of the step (0) or the seconds (1) at which they were good enough;
+        infinite where half of them never were."""
+        each = [math.inf if r is None else float(r[part]) for r in self.reached]
+        low, high = sorted(each)[(len(each) - 1) // 2], sorted(each)[len(each) // 2]
+        return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs of one task, at one budget."""
+
+    metric: str
+    end: int
+    unit: str
+    success: float | None
+    """The level of the metric that `Group.reached` is about."""
+    groups: tuple[Group, ...]
+    differences: dict[str, list[str]]
+    """{setting: its value in each group}, of the settings that differ; "" where there is none."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_share(self) -> bool:
+        return self.metric.endswith("success_rate")
+
+    def score(self, value: float) -> str:
+        """A value of the metric, as people read it."""
+        return f"{value:.1%}" if self.is_share else number(value)
+
+    def pairs(self) -> list[tuple[Group, Group, Estimate]]:
+        """(a, b, how likely a run of a scores higher than one of b) of every two groups."""
+        improvement = statistics.probability_of_improvement
+        return [
+            (a, b, statistics.estimate(improvement, a.final, b.final))
+            for a, b in combinations(self.groups, 2)
+        ]
+
+
+def compare(
+    records: Sequence[RunRecord],
+    metric: str | None = None,
+    at: int | None = None,
+    success: float | None = None,
+    any_task: bool = False,
+    by_folder: bool = False,
+) -> Comparison:
+    """Runs in groups; raises where they are not to be compared.
+
+    metric: a column of metrics.jsonl. at: a step to compare at, before the end. success: a level of
+    the metric; 0.9 of a success rate where nothing is said. any_task: compare although the
+    environments differ. by_folder: runs in one folder are a group, not those of one recipe.
+    """
+    for record in records:
+        if not record.rows:
+            raise UsageError(
+                f"{record.path} has no rows yet: leave it out, or `etude resume {record.path}`."
+            )
+    chosen = _metric(records, metric)
+    _check_tasks(records, chosen, any_task)
+    end = _end(records, at)
+    if success is None and chosen.endswith("success_rate"):
+        success = USUAL_SUCCESS
+    parts: dict[str, list[RunRecord]] = {}
+    for record in records:
+        key = str(record.path.parent) if by_folder else key_of(record.compared)
+        parts.setdefault(key, []).append(record)
+    if len(parts) > _MOST_GROUPS:
+        raise UsageError(
+            f"These are {len(parts)} groups, and a comparison has at most {_MOST_GROUPS}: name "
+            "fewer runs."
+        )
+    differences = _differences([*parts.values()])
+    labels = _labels([*parts.values()], differences, by_folder)
+    groups = []
+    for index, (runs, label) in enumerate(zip(parts.values(), labels, strict=True)):
+        runs.sort(key=lambda run: (str(run.seed).zfill(20), str(run.path)))
+        groups.append(_group(chr(ord("A") + index), label, runs, chosen, end, success))
+    return Comparison(
+        chosen, end, records[0].unit, success, tuple(groups), differences, _notes(groups)
+    )
+
+
+def _metric(records: Sequence[RunRecord], asked: str | None) -> str:
+    """The metric to compare by; refuses one that a run does not have."""
+    known = [{name for row in record.rows for name in row} for record in records]
+    common = set.intersection(*known)
+    if asked is None:
+        found = next((name for name in METRICS if name in common), None)
+        if found is None:
+            raise UsageError(
+                "These runs have no evaluation or return in common: name a column of their "
+                "metrics.jsonl with --metric."
+            )
+        return found
+    for record, names in zip(records, known, strict=True):
+        if asked not in names:
+            other = ", ".join(name for name in METRICS if name in common) or "none of the usual"
+            raise UsageError(f"{record.path} has no metric '{asked}'; all of them have {other}.")
+    return asked
+
+
+def _check_tasks(records: Sequence[RunRecord], metric: str, any_task: bool) -> None:
+    """Refuse runs whose scores mean different things.
+
+    Success means the same whatever reward a run learned from; returns do not.
+    """
+    first = records[0]
+    for record in records[1:]:
+        if record.unit != first.unit:
+            raise UsageError(
+                f"{first.path} is counted in {first.unit} and {record.path} in {record.unit}: "
+                "compare them apart."
+            )
+        both = [n for n in first.settings if n in record.settings and n.startswith("env.")]
+        apart = [
+            name
+            for name in ("env", "env.kind", *both)  # a version may have fields that another has not
+            if first.settings.get(name, _MISSING) != record.settings.get(name, _MISSING)
+            and not (metric.endswith("success_rate") and name.startswith("env.reward"))
+        ]
+        apart = [*dict.fromkeys(apart)]
+        if apart and not any_task:
+            name = next((n for n in apart if n in ("env.kind", "env.id", "env.task")), apart[0])
+            here, there = (shown(r.settings.get(name)) for r in (first, record))
+            more = f" and {len(apart) - 1} more fields" if len(apart) > 1 else ""
+            raise UsageError(
+                f"{first.path} and {record.path} have different tasks: {name} is {here} and "
+                f"{there}{more}. Compare them apart, or with --any-task."
+            )
+
+
+def _end(records: Sequence[RunRecord], at: int | None) -> int:
+    """The step to compare at; refuses runs that have not come as far."""
+    first, last = (pick(records, key=lambda r: r.last_step) for pick in (min, max))
+    unit = records[0].unit
+    if at is not None:
+        if first.last_step < at * _SAME_END:
+            raise UsageError(
+                f"{first.path} ends at {first.last_step:,} {unit}, before --at {at:,}: leave it "
+                "out, or compare at an earlier step."
+            )
+        return at
+    if first.last_step < last.last_step * _SAME_END:
+        raise UsageError(
+            f"The runs have different budgets: {first.path} ends at {first.last_step:,} {unit} and "
+            f"{last.path} at {last.last_step:,}. Compare all of them at one step with "
+            f"--at {first.last_step}."
+        )
+    return last.last_step
+
+
+def _differences(parts: Sequence[Sequence[RunRecord]]) -> dict[str, list[str]]:
+    """{setting: value in each group} of those that are not the same in all groups."""
+    names = dict.fromkeys(name for runs in parts for name in runs[0].compared)
+    found = {}
+    for name in names:
+        values = [
+            dict.fromkeys(shown(run.compared[name]) if name in run.compared else "" for run in runs)
+            for runs in parts
+        ]
+        if len({tuple(each) for each in values}) > 1:
+            found[name] = [" or ".join(each) for each in values]
+    return found
+
+
+def _labels(
+    parts: Sequence[Sequence[RunRecord]], differences: dict[str, list[str]], by_folder: bool
+) -> list[str]:
+    """What each group is called: what is its own, where that is short, or where its runs are."""
+    labels = []
+    for index, runs in enumerate(parts):
+        own = [f"{name.rpartition('.')[2]} {v[index] or '-'}" for name, v in differences.items()]
+        label = ", ".join(own) if 0 < len(own) <= 2 else ""
+        if by_folder:
+            label = runs[0].path.absolute().parent.name
+        elif not label or len(label) > 48:
+            names = [run.path.name for run in runs]
+            common = names[0] if len(names) == 1 else _common(names)
+            label = common or runs[0].path.absolute().parent.name
+        labels.append(label if len(parts) > 1 or by_folder else runs[0].name or label)
+    taken = Counter(labels)
+    return [
+        printable(f"{label} ({runs[0].path.parent})" if taken[label] > 1 else label)
+        for label, runs in zip(labels, parts, strict=True)
+    ]
+
+
+def _common(names: Sequence[str]) -> str:
+    """What names begin with in common, without the start of a seed's mark at the end."""
+    size = next(
+        (i for i, letters in enumerate(zip(*names, strict=False)) if len({*letters}) > 1),
+        min(map(len, names)),
+    )
+    text = names[0][:size].rstrip("-_. ")
+    for mark in ("-seed", "_seed", "-s", "_s"):
+        text = text.removesuffix(mark)
+    return text if len(text) > 1 else ""
+
+
+def _group(
+    letter: str,
+    label: str,
+    runs: Sequence[RunRecord],
+    metric: str,
+    end: int,
+    success: float | None,
+) -> Group:
+    series = [[point for point in run.series(metric) if point[0] <= end] for run in runs]
+    for run, points in zip(runs, series, strict=True):
+        if not points:
+            raise UsageError(f"{run.path} has no {metric} up to step {end:,}: compare later.")
+    _refuse_copies(runs, series)
+    start = max(points[0][0] for points in series)
+    steps = sorted({step for points in series for step, *_ in points if step >= start})
+    if len(steps) > _MOST_POINTS:
+        kept = np.linspace(0, len(steps) - 1, _MOST_POINTS).round().astype(int)
+        steps = [steps[k] for k in kept]
+    values = np.empty((len(runs), len(steps)))
+    for line, points in zip(values, series, strict=True):
+        index = np.searchsorted([step for step, *_ in points], steps, side="right") - 1
+        line[:] = [points[k][1] for k in index]
+    reached = tuple(
+        next(
+            (Reached(step, s) for step, v, s in points if success is not None and v >= success),
+            None,
+        )
+        for points in series
+    )
+    return Group(letter, label, tuple(runs), steps, values, reached)
+
+
+def _refuse_copies(
+    runs: Sequence[RunRecord], series: Sequence[list[tuple[int, float, float]]]
+) -> None:
+    """A run counts once: one that was copied or repeated bit for bit says nothing new."""
+    seen: dict[Any, Path] = {}
+    for run, points in zip(runs, series, strict=True):
+        key = (str(run.seed), tuple((step, value) for step, value, _ in points))
+        if key in seen:
+            raise UsageError(
+                f"{seen[key]} and {run.path} are the same run, of seed {run.seed}: leave one out."
+            )
+        seen[key] = run.path
+
+
+def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
+    """What else is not the same, and may be why scores or times differ."""
+    notes = []
+    every = [run for group in groups for run in group.runs]
+    for title, path in (("CPUs", ("cpu", "model")), ("versions of Etude", ("versions", "etude"))):
+        sections = [run.manifest.get(path[0]) for run in every]
+        each = {shown(s[path[1]]) for s in sections if isinstance(s, dict) and path[1] in s}
+        if len(each) > 1:
+            notes.append(f"the runs were made with different {title}: {', '.join(sorted(each))}.")
+    threads = {shown(run.settings.get("collector.threads")) for run in every}
+    if len(threads) > 1:
+        notes.append(
+            f"collector.threads is {' and '.join(sorted(threads))}: compare times with care."
+        )
+    few = [group.letter for group in groups if len(group.runs) < 5]
+    if few:
+        notes.append(
+            f"{', '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than five runs, too few "
+            "for an interval to mean much: etude train RECIPE --seeds 5."
+        )
+    return tuple(notes)

@@ -1,0 +1,201 @@
+"""A comparison as a table in the terminal, as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from etude.compare.comparison import Comparison, Group
+from etude.core.metrics import statistics
+from etude.core.metrics.statistics import Estimate
+from etude.training.logs.curves import EIGHTHS, duration, number
+
+_MOST_SHOWN = 12
+"""Lines of a part of the table."""
+_CURVE = 12
+"""Characters of a curve in it."""
+_WIDE = 100
+"""Characters of a terminal in which all columns have room."""
+
+
+def to_json(it: Comparison) -> dict[str, Any]:
+    """All of it, for programs."""
+    return {
+        "metric": it.metric,
+        "at": it.end,
+        "unit": it.unit,
+        "success": it.success,
+        "groups": [_group(it, group) for group in it.groups],
+        "probability_of_improvement": [
+            {"of": a.letter, "over": b.letter, **p._asdict()} for a, b, p in it.pairs()
+        ],
+        "differences": it.differences,
+        "notes": list(it.notes),
+    }
+
+
+def _group(it: Comparison, group: Group) -> dict[str, Any]:
+    middle, low, high = statistics.band(group.values)
+    runs = zip(group.runs, group.final[:, 0], group.reached, strict=True)
+    document: dict[str, Any] = {
+        "group": group.letter,
+        "label": group.label,
+        "iqm": statistics.estimate(statistics.iqm, group.final)._asdict(),
+        "mean": statistics.estimate(statistics.mean, group.final)._asdict(),
+        "standard_deviation": float(group.final.std(ddof=1)) if len(group.runs) > 1 else None,
+        "runs": [
+            {
+                "run": str(run.path),
+                "seed": run.seed,
+                "score": float(score),
+                "steps_to_success": None if reached is None else reached.step,
+                "seconds_to_success": None if reached is None else reached.seconds,
+            }
+            for run, score, reached in runs
+        ],
+        "curve": {
+            "steps": group.steps,
+            "iqm": middle.tolist(),
+            "low": low.tolist(),
+            "high": high.tolist(),
+        },
+    }
+    if it.success is not None:
+        document["reached"] = sum(reached is not None for reached in group.reached)
+        for part, name in enumerate(("steps_to_success", "seconds_to_success")):
+            value = group.median(part)
+            document[name] = value if math.isfinite(value) else None
+    return document
+
+
+def to_csv(it: Comparison) -> str:
+    """A line for each run and step: group, label, run, seed, step, value."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["group", "label", "run", "seed", it.unit, it.metric])
+    for group in it.groups:
+        for run, values in zip(group.runs, group.values, strict=True):
+            for step, value in zip(group.steps, values, strict=True):
+                seed, path = run.seed, str(run.path)
+                line = [group.letter, group.label, path, seed, step, f"{value:.9g}"]
+                writer.writerow([_cell(each) for each in line])
+    return stream.getvalue()
+
+
+def to_table(it: Comparison, width: int = 100, color: bool = False) -> str:
+    """What a person reads in a terminal."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    runs = sum(len(group.runs) for group in it.groups)
+    console.print(
+        f"{it.metric} at {it.end:,} {it.unit}: {runs} "
+        f"run{'s' if runs > 1 else ''}; IQM is the interquartile mean, with the 95 % interval "
+        "of a bootstrap over seeds"
+    )
+    console.print(_scores(it, width))
+    if len(it.groups) > 1:
+        console.print()
+        for a, b, p in it.pairs()[:_MOST_SHOWN]:
+            console.print(_better(a, b, p))
+        if len(it.groups) > 5:
+            console.print("--json has the probabilities of all pairs.")
+        console.print()
+        console.print(_differing(it))
+    for note in it.notes:
+        console.print(f"Note: {note}", markup=False)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def _scores(it: Comparison, width: int) -> Table:
+    """A line for each group; a narrow terminal gets neither curves nor means."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    table.add_column("group", overflow="fold", min_width=12)
+    best = max(it.groups, key=lambda group: float(statistics.iqm(group.final)))
+    for index, group in enumerate(it.groups):
+        iqm = statistics.estimate(statistics.iqm, group.final)
+        spread = f"{it.score(iqm.low)} to {it.score(iqm.high)}"
+        cells = {"runs": str(len(group.runs))}
+        if width >= _WIDE:
+            cells["mean"] = it.score(float(group.final.mean()))
+        cells |= {"IQM": it.score(iqm.value)}
+        cells |= {"95 % interval": spread if len(group.runs) > 1 else "one run"}
+        if it.success is not None:
+            names = (f"reach {_level(it)}", it.unit, "time")
+            cells |= dict(zip(names, _reached(group), strict=True))
+        for name in () if index else cells:
+            table.add_column(name, justify="right", no_wrap=True)
+        if width >= _WIDE:
+            cells["curve"] = _spark(it, group)
+            if not index:
+                table.add_column("curve", no_wrap=True)
+        style = "bold" if group is best and len(it.groups) > 1 else ""
+        table.add_row(group.letter, Text(group.label), *cells.values(), style=style)
+    return table
+
+
+def _level(it: Comparison) -> str:
+    assert it.success is not None
+    return f"{it.success:.0%}" if it.is_share else number(it.success)
+
+
+def _reached(group: Group) -> list[str]:
+    count = sum(reached is not None for reached in group.reached)
+    step, seconds = group.median(0), group.median(1)
+    words = [f"{step:,.0f}", duration(seconds)] if math.isfinite(step) else ["-", "-"]
+    return [f"{count} of {len(group.runs)}", *words]
+
+
+def _spark(it: Comparison, group: Group) -> str:
+    """The curve of a group in characters, on one scale with the other groups."""
+    curves = [statistics.iqm(each.values.T[..., None]) for each in it.groups]
+    low, high = (0.0, 1.0) if it.is_share else (min(map(min, curves)), max(map(max, curves)))
+    middle = curves[it.groups.index(group)]
+    at = np.linspace(group.steps[0], group.steps[-1], _CURVE)
+    index = np.searchsorted(group.steps, at + 1e-6, side="right") - 1
+    shares = (middle[index] - low) / ((high - low) or 1.0)
+    return "".join(EIGHTHS[max(1, round(8 * share))] for share in np.clip(shares, 0.0, 1.0))
+
+
+def _differing(it: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("what differs", overflow="fold")
+    for group in it.groups:
+        table.add_column(group.letter, overflow="fold")
+    for name, values in [*it.differences.items()][:_MOST_SHOWN]:
+        table.add_row(Text(name), *(Text(value) for value in values))
+    if not it.differences:
+        table.add_row("nothing in the recipes")
+    if len(it.differences) > _MOST_SHOWN:
+        table.add_row(f"and {len(it.differences) - _MOST_SHOWN} more: see --json")
+    return table
+
+
+def _cell(value: Any) -> Any:
+    """A cell that a spreadsheet does not take for a formula."""
+    is_formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@") and value[1:2]
+    return f"'{value}" if is_formula and not _is_number(value) else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _better(a: Group, b: Group, p: Estimate) -> str:
+    turned = Estimate(1 - p.value, 1 - p.high, 1 - p.low)
+    first, second, shown = (a, b, p) if p.value >= 0.5 else (b, a, turned)
+    return (
+        f"{first.letter} scores higher than {second.letter} with probability {shown.value:.2f} "
+        f"(95 % interval {shown.low:.2f} to {shown.high:.2f})"
+    )

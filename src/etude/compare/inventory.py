@@ -1,0 +1,161 @@
+"""Which runs there are: state, steps, success, age and size, from a few small reads of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from etude.core.metrics.declared import numbers, step_of
+from etude.runs.finding import changed_at, disk_bytes
+from etude.runs.lock import is_locked
+
+State = Literal["running", "finished", "stopped", "failed"]
+_STEP = re.compile(r"[0-9]{12,}")
+_BLOCK, _MOST = 1 << 16, 1 << 22
+"""Bytes of the end of metrics.jsonl that are read at first, and at most."""
+_SCORES = {
+    "eval/success_rate": "success",
+    "eval/mean_reward": "return",
+    "rollout/success_rate": "success",
+    "rollout/ep_rew_mean": "return",
+}
+"""Columns that say how good a policy is, the first that is there, and what they are."""
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A run at a glance."""
+
+    path: Path
+    recipe: str
+    seed: int | None
+    state: State
+    steps: int
+    """Environment steps, or updates where a run collects nothing, of its last row or checkpoint."""
+    total: int | None
+    """Steps that are planned."""
+    score: float | None
+    """The last evaluation's success rate or mean return; that of rollouts where there is none."""
+    score_name: str
+    age: float
+    """Seconds since it was last written."""
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def entry(path: Path) -> RunEntry:
+    """A run at a glance; what cannot be read is left out."""
+    rows = path / "metrics.jsonl"
+    newest = _newest_step(path / "checkpoints")
+    last, name, score = _read_end(rows)
+    head = _start(path / "recipe.yaml")
+    saved = path / "checkpoints" / f"{newest or 0:012d}"
+    changed = changed_at(rows, path / "recipe.yaml", saved, path / "summary.json")
+    return RunEntry(
+        path=path,
+        recipe=_field(head, "name") or "?",
+        seed=int(seed) if (seed := _field(head, "seed")).isdecimal() else None,
+        state=_state(path, newest),
+        steps=max(step_of(last), newest or 0),
+        total=_total(path / "plan.json"),
+        score=score,
+        score_name=name,
+        age=max(time.time() - changed, 0.0),
+        bytes=disk_bytes(path),
+    )
+
+
+def _state(path: Path, newest: int | None) -> State:
+    if is_locked(path):
+        return "running"
+    counts = _counts(path / "summary.json")
+    if newest is not None and newest in (counts.get("timesteps"), counts.get("updates")):
+        return "finished"
+    failed = changed_at(*_entries(path / "failures"))
+    saved = 0.0 if newest is None else changed_at(path / "checkpoints" / f"{newest:012d}")
+    return "failed" if failed > saved else "stopped"
+
+
+def _newest_step(folder: Path) -> int | None:
+    return max((int(p.name) for p in _entries(folder) if _STEP.fullmatch(p.name)), default=None)
+
+
+def _entries(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [folder / name for name in os.listdir(folder)]
+    return []
+
+
+def _counts(file: Path) -> dict[str, Any]:
+    """`counts` of a plan or a summary; {} where it cannot be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        document = json.loads(_start(file, 1 << 20))
+        counts = document.get("counts") if isinstance(document, dict) else None
+        return counts if isinstance(counts, dict) else {}
+    return {}
+
+
+def _total(plan: Path) -> int | None:
+    counts = _counts(plan)
+    total = counts.get("timesteps") or counts.get("updates")
+    return total if isinstance(total, int) else None
+
+
+def _start(file: Path, size: int = 4096) -> str:
+    """The start of a text; nothing is opened through a link."""
+    with suppress(OSError):
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(file, flags), "rb") as stream:
+            return stream.read(size).decode(errors="replace")
+    return ""
+
+
+def _field(text: str, name: str) -> str:
+    """A field at the top of a recipe, as it is written."""
+    found = re.search(rf"^{name}: *(.*)$", text, re.MULTILINE)
+    value = found[1].strip().strip("'\"") if found else ""
+    return "".join(letter for letter in value if letter.isprintable())[:80]
+
+
+def _read_end(file: Path) -> tuple[dict[str, Any], str, float | None]:
+    """The last row, and what the last evaluation came to: its name and value."""
+    last: dict[str, Any] = {}
+    other: tuple[str, float | None] = ("", None)
+    for row in _rows_from_end(file):
+        known = numbers(row)
+        last = last or row
+        found = next(((name, known[c]) for c, name in _SCORES.items() if c in known), None)
+        if found and any(column in known for column in [*_SCORES][:2]):
+            return last, *found
+        if found and other[1] is None:
+            other = found
+    return last, *other
+
+
+def _rows_from_end(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a metrics.jsonl, the last one first, of its last megabytes."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(OSError), os.fdopen(os.open(file, flags), "rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        start, rest = end, b""
+        while start > max(end - _MOST, 0):
+            size = min(_BLOCK, start)
+            start -= size
+            stream.seek(start)
+            *lines, _ = [*(stream.read(size) + rest).split(b"\n")[::-1], b""]
+            rest = lines.pop() if start else b""
+            for line in lines:
+                with suppress(ValueError, RecursionError):
+                    row = json.loads(line)
+                    if isinstance(row, dict):
+                        yield row

@@ -1,0 +1,166 @@
+"""Runs as they are on disk, for whoever puts several side by side: nothing of theirs is executed,
+and nothing that learns is imported.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from etude.core.errors import Damaged, UsageError
+from etude.core.history import Row, Thinned
+from etude.core.metrics.declared import ELAPSED, is_offline, numbers, step_of
+from etude.planning import FREE
+from etude.runs.folder import METRICS, RECIPE, RunFolder
+from etude.runs.metrics_log import DiskHistory
+
+_MOST_RECIPE, _MOST_ITEMS = 1 << 18, 1 << 16
+"""Bytes and items of a recipe: larger ones are not read."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run's folder says of it."""
+
+    path: Path
+    settings: dict[str, Any]
+    """The fields of its recipe, {section.key: value}, as they were written."""
+    history: Thinned[Row]
+    """Its log rows; an evenly spaced part of them where there are many."""
+    manifest: dict[str, Any]
+    """What it was made with; {} where that file is damaged."""
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return [*self.history]
+
+    @property
+    def name(self) -> str:
+        return str(self.settings.get("name", ""))
+
+    @property
+    def seed(self) -> Any:
+        return self.settings.get("seed")
+
+    @cached_property
+    def compared(self) -> dict[str, Any]:
+        """The settings that results and times follow from, but for the seed."""
+        chosen = {name: v for name, v in self.settings.items() if not among(name, FREE)}
+        return {name: v for name, v in chosen.items() if name != "seed"}
+
+    @property
+    def unit(self) -> str:
+        return "updates" if self.rows and is_offline(self.rows[-1]) else "steps"
+
+    @property
+    def last_step(self) -> int:
+        return step_of(self.rows[-1])
+
+    def series(self, metric: str) -> list[tuple[int, float, float]]:
+        """(step, value, seconds since the start) of every row that has the metric."""
+        found = []
+        for row in self.rows:
+            known = numbers(row)
+            if metric in known:
+                found.append((step_of(known), known[metric], known.get(ELAPSED, 0.0)))
+        return found
+
+
+def find(texts: Sequence[str]) -> list[Path]:
+    """The run folders that arguments name: a run, a folder of runs, or a pattern of either.
+
+    Files that a shell's pattern matched beside the runs are left out.
+    """
+    found: list[Path] = []
+    for text in texts:
+        is_pattern = glob.has_magic(text) and not Path(text).exists()
+        matches = sorted(map(Path, glob.glob(text, recursive=True))) if is_pattern else [Path(text)]
+        chosen = [run for path in matches for run in _runs_in(path)]
+        if not chosen and is_pattern:
+            raise UsageError(f"There is no run that matches '{text}'.")
+        if not chosen and not (len(texts) > 1 and matches[0].is_file()):
+            hint = "" if matches[0].exists() else " Check the path."
+            raise UsageError(f"{text} is not a run and holds none.{hint}")
+        found += chosen
+    if not found:
+        raise UsageError("There is no run among these: name folders of runs.")
+    unique = {path.resolve(): path for path in reversed(found)}
+    return [path for path in dict.fromkeys(found) if unique[path.resolve()] is path]
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if (path / RECIPE).is_file():
+        return [path]
+    return sorted(inside.parent for inside in path.glob(f"*/{RECIPE}")) if path.is_dir() else []
+
+
+def read(path: Path) -> RunRecord:
+    """The record of a run; raises where its recipe or its rows cannot be read."""
+    folder = RunFolder.open(path, write=False)
+    try:
+        manifest = folder.manifest()
+    except Damaged:
+        manifest = {}
+    settings = flat(_content(str(folder.copies()["recipe"]), path / RECIPE))
+    return RunRecord(path, settings, DiskHistory(path / METRICS).thinned(), manifest)
+
+
+def _content(text: str, path: Path) -> dict[str, Any]:
+    """A recipe as plain data, of any version: it is not validated."""
+    try:
+        if len(text) > _MOST_RECIPE:
+            raise ValueError(f"it has more than {_MOST_RECIPE:,} characters")
+        content = yaml.safe_load(text)
+        if not isinstance(content, dict):
+            raise ValueError("it holds no fields")
+    except Exception as error:  # the parser has many, some of them its own mistakes
+        words = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UsageError(f"{path} cannot be read: {words}.") from error
+    return content
+
+
+def flat(content: Mapping[Any, Any]) -> dict[str, Any]:
+    """{section.key: value} of a recipe's plain data."""
+    found: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [("", content)]
+    for _ in range(_MOST_ITEMS):
+        if not waiting:
+            return found
+        name, value = waiting.pop()
+        if isinstance(value, Mapping):
+            start = f"{name}." if name else ""
+            waiting += [(f"{start}{key}", each) for key, each in [*value.items()][::-1]]
+        else:
+            found[printable(name)] = value
+    raise UsageError(f"A recipe holds more than {_MOST_ITEMS:,} items.")
+
+
+def among(name: str, fields: Sequence[str]) -> bool:
+    """Whether a field is one of these, or in a section that is."""
+    return any(name == field or name.startswith(f"{field}.") for field in fields)
+
+
+def shown(value: Any) -> str:
+    """A setting as one would type it, short."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = "none" if value is None else printable(text)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def printable(text: object) -> str:
+    """A text of a stranger's without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """A text that is the same for the same settings."""
+    return json.dumps(settings, sort_keys=True, default=str)

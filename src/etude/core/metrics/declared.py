@@ -1,0 +1,486 @@
+"""Health: follows the log rows of a run for whoever shows it.
+
+Rules of single algorithms are theirs; those of every run are here. A run that nobody watches loads
+none of this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Real
+from statistics import fmean, median
+from typing import Any, Literal, NamedTuple
+
+from etude.core.history import Row as LogRow
+from etude.core.history import Thinned, history_of
+from etude.core.imports import attribute
+
+ITERATIONS, ELAPSED = "iterations", "time/time_elapsed"
+
+
+def step_of(row: Mapping[str, Any]) -> int:
+    """The x axis: environment steps, or gradient updates where a run collects nothing."""
+    return int((not is_offline(row) and row.get("timesteps")) or row.get("updates") or 0)
+
+
+def is_offline(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of a run that learns from a dataset and collects nothing.
+
+    Its columns `episodes` and `timesteps` are then those of the dataset, and do not move.
+    """
+    return "dataset/passes" in row
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The columns that are finite numbers."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+EPISODES_CHART, TIMESTEPS = "time/episodes", "time/total_timesteps"
+_COUNTERS = (
+    *("epoch", "cycle", "iterations", "timesteps", "updates", "episodes"),
+    *(TIMESTEPS, "time/iterations", "train/n_updates", "eval/episodes"),
+)
+"""Columns that count what is done: nearly straight lines. Of them, episodes and steps of a run that
+collects are drawn, by the names that they have in stable-baselines3."""
+
+
+def charted(row: Mapping[str, Any]) -> dict[str, float]:
+    """The columns that are drawn as curves, by the names of their charts.
+
+    These are finite numbers that are no counters. Charts are sorted by name, and what is known
+    per epoch must not come first.
+    """
+    known = numbers(row)
+    chosen = {name: value for name, value in known.items() if name not in _COUNTERS}
+    if not is_offline(row):
+        counted = ((EPISODES_CHART, "episodes"), (TIMESTEPS, TIMESTEPS))
+        chosen |= {chart: known[name] for chart, name in counted if name in known}
+    return {f"per_{name}" if name.startswith("epoch/") else name: v for name, v in chosen.items()}
+
+
+Row = Mapping[str, float]
+
+RETURN = "rollout/ep_rew_mean"
+RECENT = 3
+"""Consecutive log rows that must agree before a check gives a warning."""
+
+
+class Warning(NamedTuple):
+    """Something that looks wrong, and what to try."""
+
+    name: str
+    text: str
+
+
+class Column(NamedTuple):
+    """How a metric is shown in the table."""
+
+    place: int
+    """Columns are sorted by it: 0-9 progress and episodes, 10-89 learning, 90-99 evaluation."""
+    width: int = 9
+    """In characters; a longer label makes the column wider."""
+    runs: Literal["all", "online", "offline"] = "all"
+    """The runs whose table has the column; an offline run learns from a dataset."""
+
+
+class Curve(NamedTuple):
+    """How a metric is shown on the dashboard."""
+
+    place: int
+    """Curves are sorted by it; small terminals show the first ones only."""
+    style: str = "cyan"
+    """Its color, as `rich` names it."""
+    bounds: tuple[float | None, float | None] = (None, None)
+    """What the scale does not go beyond; without any, the value is shown with a precision that fits
+    its size."""
+    title: str = ""
+    """Its name, if that differs from the metric's label."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column of metrics.jsonl and how it is shown; checks read declared metrics only."""
+
+    name: str
+    """Such as "train/approx_kl"; a name that ends in "/" stands for all metrics that begin so."""
+    label: str
+    """Its heading in tables."""
+    format: str = ".3g"
+    """Of its values, as for Python's `format`."""
+    column: Column | None = None
+    curve: Curve | None = None
+    about: str = ""
+    """What it measures, for reports of evaluations."""
+    epoch: int | None = None
+    """Its place in the line that ends an epoch."""
+    losses: bool = False
+    """Whether `logs.losses` asks for lines of its mean in iterations and batches."""
+    summary: str = ""
+    """What a run's end says of the last evaluation, a format of `value`, of the whole `row`, and
+    of `best`, the pair of numbers that the evaluator compares policies by."""
+    score: bool = False
+    """Whether evaluations are compared by it, the higher the better; the first of several counts
+    most."""
+    check: Callable[[Health], Warning | None] | str | None = None
+    """Gives a warning when the run looks wrong by this metric; "module:function" is imported where
+    a run is watched."""
+    reduce: Literal["mean", "last", "sum", "max"] = "mean"
+    """How its values in a cycle, and in an epoch, become one."""
+    explored_by: str = ""
+    """The fields of the recipe that set how much the policy explores, for hints in warnings."""
+
+
+Metrics = tuple[Metric, ...]
+
+
+def declares(metrics: Metrics) -> Callable[[str], bool]:
+    """Whether a column of metrics.jsonl is declared, as a function of its name."""
+    names = {metric.name for metric in metrics}
+    prefixes = tuple(name for name in names if name.endswith("/"))
+    return lambda name: name in names or name.startswith(prefixes)
+
+
+COUNTERS: Metrics = (
+    Metric("timesteps", "steps", ",.0f", Column(0, 11, "online")),
+    Metric("updates", "updates", ",.0f", Column(0, 11, "offline")),
+    Metric("episodes", "episodes", ",.0f", Column(1, 9, "online")),
+    Metric("cycle", "cycle", ".0f", Column(1, 6, "offline")),
+    Metric(ELAPSED, "seconds", ",.0f", Column(2, 8)),
+    Metric("dataset/passes", "passes", ",.1f", Column(3, 9, "offline"), reduce="last"),
+    Metric(
+        "time/fps", "fps", ",.0f", Column(3, 8, "online"), Curve(60, "blue", (0, None), "steps/s")
+    ),
+    Metric("train/n_updates", "updates", ",.0f", reduce="last"),
+    Metric("train/learning_rate", "learning rate", curve=Curve(65, "white"), reduce="last"),
+    Metric("eval/", "evaluation", reduce="last"),
+    Metric("curriculum/", "curriculum", reduce="last"),
+)
+"""What every run logs."""
+
+EPISODES: Metrics = (
+    Metric(
+        "rollout/success_rate",
+        "success",
+        ".0%",
+        Column(6, 8, "online"),
+        Curve(1, "green", (0, 1)),
+        epoch=0,
+        check="etude.core.metrics.declared:success_stuck",
+    ),
+    Metric(
+        RETURN,
+        "return",
+        ".2f",
+        Column(4, 9, "online"),
+        Curve(0, "green"),
+        epoch=1,
+        check="etude.core.metrics.declared:no_progress",
+    ),
+    Metric(
+        "rollout/ep_len_mean",
+        "length",
+        ".1f",
+        Column(5, 8, "online"),
+        Curve(10, "blue", (0, None), "episode length"),
+    ),
+    Metric(
+        "eval/success_rate",
+        "eval success",
+        ".1%",
+        Column(90, 13),
+        Curve(2, "bright_green", (0, 1)),
+        summary="{value:.1%} success, mean reward {row[eval/mean_reward]:.2f}; best {best[0]:.1%}",
+        check="etude.core.metrics.declared:needs_noise",
+        score=True,
+    ),
+    Metric(
+        "eval/mean_reward",
+        "eval return",
+        ".2f",
+        Column(91, 12),
+        Curve(3, "bright_green"),
+        summary="mean reward {value:.2f}; best {best[1]:.2f}",
+        check="etude.core.metrics.declared:got_worse",
+        score=True,
+    ),
+    Metric(
+        "reward/",
+        "reward terms",
+        curve=Curve(100, "yellow"),
+        check="etude.core.metrics.declared:term_dominates",
+    ),
+)
+"""What runs with an environment log of their episodes, in training and in evaluation."""
+
+
+class Evaluated(NamedTuple):
+    """The last evaluation of a run and its best one: log rows that hold one."""
+
+    metric: Metric
+    """What evaluations are compared by first; the higher, the better."""
+    last: Row
+    best: Row
+
+    def words(self) -> str:
+        """Such as "eval return 12.00 (best 340.10 at 40,960)"."""
+        last, best = (format(row[self.metric.name], self.metric.format) for row in self[1:])
+        return f"{self.metric.label} {last} (best {best} at {step_of(self.best):,})"
+
+
+class Health:
+    """Follows the log rows of a run: its trend, its best evaluation, and what looks wrong.
+
+    It keeps nothing that the rows do not hold, so a resumed run, given the rows that were kept,
+    says the same as one that never stopped.
+    """
+
+    def __init__(self, metrics: Metrics, total_iterations: int) -> None:
+        self.metrics, self._total = metrics, max(total_iterations, 1)
+        self._kept = Thinned[Row]()
+        self._rows: list[Row] | None = None
+        self._evaluations: dict[str, tuple[Row, Row]] = {}
+        self.progress = 0.0
+        """The share of the run's iterations that is done, 0 to 1."""
+        self.explored_by = next((m.explored_by for m in metrics if m.explored_by), "")
+        self._declares = declares(metrics)
+        self._scores = [m for m in metrics if m.score]
+
+    def begin(self, history: Iterable[LogRow]) -> None:
+        """Take in the rows from before a resume."""
+        self.follow(history_of(history).thinned())
+
+    def follow(self, history: Thinned[LogRow]) -> None:
+        """Take in rows that were thinned already."""
+        self._kept, self._rows = history.mapped(self._declared), None
+        self._evaluations = {}
+        for row in self.rows:
+            self._compare(row)
+        for row in [*history][-1:]:
+            self.progress = (row.get(ITERATIONS) or 0.0) / self._total
+
+    def add(self, row: Row) -> None:
+        """Take in a log row."""
+        self.progress = row.get(ITERATIONS, 0.0) / self._total
+        declared = self._declared(row)
+        self._kept.add(declared, len(row))
+        self._rows = None
+        self._compare(declared)
+
+    def _declared(self, row: Mapping[str, Any]) -> Row:
+        return {name: value for name, value in numbers(row).items() if self._declares(name)}
+
+    def _compare(self, row: Row) -> None:
+        """Remember an evaluation that is the last one, and perhaps the best."""
+        for metric in self._scores:
+            if metric.name in row:
+                _, best = self._evaluations.get(metric.name, (row, row))
+                self._evaluations[metric.name] = row, max(row, best, key=self._score)
+
+    def _score(self, row: Row) -> list[float]:
+        return [row.get(m.name, -math.inf) for m in self._scores]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The counters and the declared metrics of every log row; of a long run, of an evenly
+        spaced part and of the last ones."""
+        if self._rows is None:
+            self._rows = [*self._kept]
+        return self._rows
+
+    def series(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
+        """All values of a metric, oldest first; of some rows only, if they are given."""
+        return [row[name] for row in (self.rows if rows is None else rows) if name in row]
+
+    def recent(self, name: str) -> list[float]:
+        """A metric's values in the last `RECENT` rows; [] if one of these rows has none."""
+        values = self.series(name, self.rows[-RECENT:])
+        return values if len(values) == RECENT else []
+
+    @property
+    def trend(self) -> str:
+        """Whether episodes of training get better: "rising", "level", "falling"; "" at first."""
+        return trend_of(self.series(episode_metric(self)))
+
+    @property
+    def evaluated(self) -> Evaluated | None:
+        """The last evaluation, and the one with the highest score; of equals, the later."""
+        metric = next((m for m in self._scores if m.name in self._evaluations), None)
+        return None if metric is None else Evaluated(metric, *self._evaluations[metric.name])
+
+    @property
+    def warnings(self) -> list[Warning]:
+        """What the checks of the run's metrics give, in the order of declaration."""
+        checks = [metric.check for metric in self.metrics if metric.check and self.rows]
+        made = [attribute(check) if isinstance(check, str) else check for check in checks]
+        return [warning for check in made if (warning := check(self)) is not None]
+
+
+def episode_metric(health: Health, prefix: str = "rollout") -> str:
+    """The metric that says how well episodes go: success, once there is some, or the return."""
+    success, returns = f"{prefix}/success_rate", ("ep_rew_mean", "mean_reward")[prefix == "eval"]
+    return success if max(health.series(success), default=0.0) >= 0.1 else f"{prefix}/{returns}"
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Means of `RECENT` consecutive values: [n] becomes [n - RECENT + 1]."""
+    return [fmean(values[i : i + RECENT]) for i in range(len(values) - RECENT + 1)]
+
+
+def trend_of(values: Sequence[float]) -> str:
+    """By how far an eighth of the values, the last one, is from the eighth before.
+
+    Less than a twentieth of their range is level, and so is what their noise may be: half more
+    than values next to each other differ by, or a range of less than a tenth of their size.
+    """
+    level = smooth(values)
+    size = max(len(level) // 8, RECENT)
+    if len(level) < 2 * size:
+        return ""
+    moved = fmean(level[-size:]) - fmean(level[-2 * size : -size])
+    extent = max(level) - min(level)
+    if abs(moved) <= max(0.05 * extent, 1.5 * noise_of(values)):
+        return "level"
+    if extent <= 0.1 * max(map(abs, level)):
+        return "level"
+    return "rising" if moved > 0 else "falling"
+
+
+def noise_of(values: Sequence[float]) -> float:
+    """How far values next to each other are apart, as a rule."""
+    return median(abs(b - a) for a, b in pairwise(values))
+
+
+def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
+    """Whether more than half of what was gained up to the best value is gone at the end.
+
+    `begun`: values from before. Where the first one is the best, half of its size was gained.
+    """
+    best = max(values)
+    gained = best - min([*begun, *values[: values.index(best) + 1]]) or 0.5 * abs(best)
+    return gained > 0.1 * abs(best) and best - values[-1] > 0.5 * gained
+
+
+def fell(health: Health) -> tuple[str, float, float] | None:
+    """Where the policy has become much worse than it was: by which metric, from what, to what.
+
+    Evaluations say so. Where the last one is not of late, episodes of training do, unless a
+    curriculum makes these harder.
+    """
+    name, in_training = episode_metric(health, "eval"), episode_metric(health)
+    begun, values = health.series(in_training)[:1], health.series(name)
+    if values and _lost(values, begun if _same_kind(name, in_training) else ()):
+        return name, max(values), values[-1]
+    hard = any(name.startswith("curriculum/") for name in health.rows[-1])
+    if hard or health.series(name, health.rows[-2 * RECENT :]):
+        return None
+    values = smooth(health.series(in_training))
+    return (in_training, max(values), values[-1]) if values and _lost(values) else None
+
+
+def _same_kind(name: str, other: str) -> bool:
+    return name.endswith("success_rate") == other.endswith("success_rate")
+
+
+def got_worse(health: Health) -> Warning | None:
+    found = fell(health)
+    if found is None:
+        return None
+    name, best, now = found
+    metric = next(metric for metric in health.metrics if metric.name == name)
+    return Warning(
+        f"{metric.label} fell",
+        f"from {format(best, metric.format)} to {format(now, metric.format)}: the best policy is "
+        "kept; to go further, train with smaller steps (algorithm.learning_rate)",
+    )
+
+
+def no_progress(health: Health) -> Warning | None:
+    """The return is where it began; that of episodes which are all the same may be the highest."""
+    returns = health.series(RETURN)
+    if health.progress < 0.5 or len(returns) < 3 * RECENT or fares_well(health):
+        return None
+    first, best = fmean(returns[:RECENT]), max(smooth(returns))
+    small = max(0.01 * abs(first), min(0.15 * abs(first), 4 * noise_of(returns)))
+    spread = health.series("eval/std_reward")
+    if best - first > small or (spread and not any(spread)):
+        return None
+    return Warning(
+        "no progress",
+        f"the return began at {first:.2f} and is {returns[-1]:.2f}: larger steps "
+        f"(algorithm.learning_rate), more exploration{_fields(health)}, or a denser reward",
+    )
+
+
+def fares_well(health: Health) -> bool:
+    """Nearly all episodes succeed, or the return is the highest so far."""
+    success, returns = (health.recent(f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
+    before = health.series(RETURN, health.rows[:-RECENT])
+    rises = bool(returns and before) and fmean(returns) > max(before)
+    return rises or (bool(success) and fmean(success) > 0.8)
+
+
+def success_stuck(health: Health) -> Warning | None:
+    success = health.series("rollout/success_rate")
+    trends = {trend_of(success), trend_of(health.series(RETURN))}
+    if health.progress < 0.5 or not trend_of(success) or "rising" in trends:
+        return None
+    now = fmean(success[-RECENT:])
+    if now > 0.8:
+        return None
+    return Warning(
+        "success stuck",
+        f"success stays at {now:.0%}: more exploration{_fields(health)}, a denser reward, or an "
+        "easier start",
+    )
+
+
+def needs_noise(health: Health) -> Warning | None:
+    """Compares evaluations, which take the most likely actions, with rollouts, which sample them.
+
+    The comparison says nothing about noise where rollouts also have an easier task, as with a
+    curriculum, or start from other states, as clips of motion do.
+    """
+    if any(name.startswith(("curriculum/", "eval/mpjpe")) for name in health.rows[-1]):
+        return None
+    evaluated = [row for row in health.rows if "eval/success_rate" in row][-RECENT:]
+    sampled = health.series("rollout/success_rate", evaluated)
+    likely = health.series("eval/success_rate", evaluated)
+    if len(sampled) < RECENT or fmean(likely) > 0.5 * fmean(sampled) or min(sampled) < 0.2:
+        return None
+    return Warning(
+        "success needs the noise",
+        f"{fmean(sampled):.0%} of episodes succeed with exploration noise and {fmean(likely):.0%} "
+        f"with the most likely actions: train on, or explore less{_fields(health)}",
+    )
+
+
+def _fields(health: Health) -> str:
+    return f" ({health.explored_by})" if health.explored_by else ""
+
+
+def term_dominates(health: Health) -> Warning | None:
+    shares = []
+    for row in health.rows[-RECENT:]:
+        terms = {name: abs(value) for name, value in row.items() if name.startswith("reward/")}
+        total = sum(terms.values())
+        if len(terms) < 2 or total == 0.0:
+            return None
+        largest = max(terms, key=lambda name: terms[name])
+        shares.append((largest, terms[largest] / total))
+    if len(shares) < RECENT or len({name for name, _ in shares}) > 1:
+        return None
+    name, share = shares[-1]
+    if min(value for _, value in shares) < 0.95 or fares_well(health):
+        return None
+    return Warning(
+        "one reward term dominates",
+        f"{name} is {share:.0%} of the reward, the others hardly count: lower its weight",
+    )

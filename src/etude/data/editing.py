@@ -1,0 +1,333 @@
+"""Datasets made of others: merged, filtered, clipped. Files are linked, and no step is copied.
+
+A dataset never changes, since runs name the one they learned from by its hash. An edit makes a new
+one beside it, which takes the room of its tables.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fnmatch
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.data.importing import ABOUT, check_new, read_about, success_of_clip
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.files import write_json
+from etude.data.store.labels import LABELS, MOST_NUMBERS, Labels
+from etude.data.store.manifest import (
+    FORMAT,
+    MANIFEST,
+    SHARDS,
+    TABLE,
+    VERSION,
+    Dataset,
+    open_episodes,
+    shards_of,
+    shared_geometry,
+    table_of,
+)
+from etude.runs import files
+
+_APART = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+"""What a file system says that cannot link a file to where it should be."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Episodes of shards, not yet written down: what an edit begins and ends with."""
+
+    shards: list[EpisodeStore]
+    table: Array
+    """[episodes] of `ENTRY`."""
+    labels: Labels
+    about: list[dict[str, Any]]
+    """Where the datasets came from."""
+    notes: tuple[str, ...] = ()
+
+    def only(self, numbers: Array) -> Taken:
+        """Some of the episodes [n], each in the group of what it was cut from."""
+        table, labels = self.table[numbers], Labels()
+        groups = np.stack([table["shard"], self._sources(table)])
+        _, first, place = np.unique(groups, axis=1, return_index=True, return_inverse=True)
+        labels.extend(self.labels, numbers.tolist(), first[place.reshape(-1)].tolist())
+        return replace(self, table=table, labels=labels)
+
+    def _sources(self, table: Array) -> Array:
+        """[episodes]: which episode of its shard each entry shares steps with."""
+        sources: Array = np.zeros(len(table), np.int64)
+        for s, shard in enumerate(self.shards):
+            rows = table["shard"] == s
+            sources[rows] = shard.labels.groups[table["episode"][rows]]
+        return sources
+
+    @property
+    def whole(self) -> Array:
+        """[episodes] int64: steps of the episodes in the shards."""
+        lengths: Array = np.zeros(len(self.table), np.int64)
+        for s, shard in enumerate(self.shards):
+            rows = self.table["shard"] == s
+            lengths[rows] = shard.lengths[self.table["episode"][rows]]
+        return lengths
+
+
+def take(paths: Sequence[Path]) -> Taken:
+    """All episodes of some datasets, one after the other; what several share comes once."""
+    shards: dict[str, EpisodeStore] = {}
+    tables, labels, about = [], Labels(), []
+    for path in paths:
+        data = open_episodes(path)
+        table = table_of(data)
+        places = [_place(shards, shard) for shard in shards_of(data)]
+        table["shard"] = np.array(places)[table["shard"]]
+        tables.append(table)
+        numbers = range(len(table))
+        labels.extend(data.labels, numbers, [len(labels) + n for n in numbers])
+        about.append({"path": str(path), **read_about(path)})
+    table = np.concatenate(tables)
+    shared_geometry([shard.geometry for shard in shards.values()], 1)  # refuses what cannot be one
+    keys = np.stack([table[name] for name in ("shard", "episode", "start", "length")])
+    _, first = np.unique(keys, axis=1, return_index=True)
+    gone = len(table) - len(first)
+    said = f"{gone:,} episodes are in more than one of the datasets and are taken once."
+    found = Taken([*shards.values()], table, labels, about, (said,) if gone else ())
+    return found.only(np.sort(first))
+
+
+def _place(shards: dict[str, EpisodeStore], shard: EpisodeStore) -> int:
+    """Which shard this is; the same one may be there from another dataset."""
+    shards.setdefault(shard.seal_sha256, shard)
+    return list(shards).index(shard.seal_sha256)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which episodes are kept: those that meet everything that is asked."""
+
+    task: str | None = None
+    """A pattern like *drawer* for the sentence of the task."""
+    name: str | None = None
+    """A pattern for the name of the episode."""
+    kind: str | None = None
+    success: Literal["yes", "no", "unknown"] | None = None
+    min_return: float | None = None
+    max_return: float | None = None
+    min_steps: int | None = None
+    max_steps: int | None = None
+    episodes: int | None = None
+    """At most so many, the first ones."""
+
+    def chosen(self, taken: Taken) -> Array:
+        """Numbers of the episodes that are kept, ascending int64."""
+        labels, table = taken.labels, taken.table
+        kept: Array = np.ones(len(table), bool)
+        for pattern, values in (
+            (self.task, labels.tasks),
+            (self.name, labels.names),
+            (self.kind, labels.kinds),
+        ):
+            if pattern is not None:
+                kept &= np.array([fnmatch.fnmatchcase(value, pattern) for value in values], bool)
+        if self.success is not None:
+            wanted = {"yes": True, "no": False, "unknown": None}[self.success]
+            kept &= np.array([success is wanted for success in labels.successes], bool)
+        for low, high, column in (
+            (self.min_return, self.max_return, "return"),
+            (self.min_steps, self.max_steps, "length"),
+        ):
+            kept &= (table[column] >= (-np.inf if low is None else low)) & (
+                table[column] <= (np.inf if high is None else high)
+            )
+        return np.flatnonzero(kept)[: self.episodes]
+
+
+def keep(taken: Taken, wanted: Filter) -> Taken:
+    """The episodes that a filter keeps."""
+    numbers = wanted.chosen(taken)
+    if not len(numbers):
+        tasks = list(dict.fromkeys(taken.labels.tasks))[:3]
+        some = f" (tasks are {'; '.join(map(repr, tasks))})" if wanted.task else ""
+        raise UsageError(
+            f"None of the {len(taken.table):,} episodes is like that{some}: ask for less, or see "
+            "`etude data inspect`."
+        )
+    return taken.only(numbers)
+
+
+def clip(taken: Taken, start: int = 0, stop: int | None = None) -> Taken:
+    """Steps `start` to `stop` of every episode, as in a slice of Python: negative ones count from
+    the end. Episodes in which nothing is left are dropped."""
+    lengths = taken.table["length"]
+    first = np.clip(start if start >= 0 else lengths + start, 0, lengths)
+    last = lengths if stop is None else np.clip(stop if stop >= 0 else lengths + stop, 0, lengths)
+    numbers = np.flatnonzero(last > first)
+    if not len(numbers):
+        raise UsageError(
+            f"No step of any episode is left: they have {lengths.min():,} to {lengths.max():,} "
+            "steps; choose another --start or --stop."
+        )
+    cut = taken.only(numbers)
+    first, last = first[numbers], last[numbers]
+    changed = np.flatnonzero((first > 0) | (last < lengths[numbers]))
+    for i in changed.tolist():
+        _cut(cut, i, int(first[i]), int(last[i]))
+    said = f"[{start}:{'' if stop is None else stop}]"
+    notes = [f"{len(changed):,} of {len(numbers):,} episodes were cut to their steps {said}."]
+    if gone := len(lengths) - len(numbers):
+        notes.append(f"{gone:,} episodes have no such step and were left out.")
+    return replace(cut, notes=(*taken.notes, *notes))
+
+
+def _cut(taken: Taken, i: int, first: int, last: int) -> None:
+    """Give entry `i` its steps `first` to `last` alone."""
+    entry, labels = taken.table[i], taken.labels
+    shard, length = taken.shards[int(entry["shard"])], int(entry["length"])
+    offsets = np.arange(length) + int(entry["start"])
+    rewards = shard.column("rewards", np.full(length, entry["episode"]), offsets)
+    entry["start"] += first
+    entry["length"] = last - first
+    entry["return"] = rewards[first:last].sum(dtype=np.float64)
+    labels.kinds[i], labels.names[i] = "clip", f"{labels.names[i]}[{first}:{last}]"
+    if last < length:
+        labels.successes[i] = success_of_clip(labels.successes[i], rewards, last)
+
+
+def write(taken: Taken, out: Path, said: str) -> Dataset:
+    """A dataset of these episodes in a new folder: whole, or not there at all.
+
+    said: what was done, for people.
+    """
+    check_new(out)
+    partial = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
+    files.make_folder(partial.parent)
+    files.new_folder(partial)
+    try:
+        _fill(partial, taken, said)
+        files.rename(partial, out)
+    except BaseException:
+        files.remove_tree(partial)
+        raise
+    files.fsync_folder(partial.parent)
+    return Dataset.open(out)
+
+
+def _fill(folder: Path, taken: Taken, said: str) -> None:
+    used = np.unique(taken.table["shard"])
+    table = taken.table.copy()
+    table["shard"] = used.searchsorted(table["shard"])
+    shards = [taken.shards[s] for s in used.tolist()]
+    files.new_folder(folder / SHARDS)
+    for shard in shards:
+        _link(shard.path, folder / SHARDS / shard.seal_sha256)
+    files.fsync_folder(folder / SHARDS)
+    source = " and ".join(str(about.get("path")) for about in taken.about)
+    about = {
+        "source": f"{said} {source}",
+        "format": "manifest",
+        "notes": list(taken.notes),
+        "of": taken.about,
+    }
+    files.write_file(folder / ABOUT, [json.dumps(about, indent=1).encode()])
+    written = files.write_file(folder / TABLE, [table.tobytes()])
+    labels = write_json(folder / LABELS, taken.labels.to_json(), files.current())
+    document = {"format": FORMAT, "version": VERSION, "shards": [s.seal_sha256 for s in shards]}
+    document |= {"episodes": written.sha256, "labels": labels}
+    write_json(folder / MANIFEST, document, files.current())
+
+
+def _link(shard: Path, folder: Path) -> None:
+    """The files of a sealed store in another folder."""
+    files.new_folder(folder)
+    for file in sorted(shard.iterdir()):
+        if file.suffix not in (".json", ".bin") or file.name == ABOUT or file.is_symlink():
+            continue
+        try:
+            os.link(file, folder / file.name)
+        except OSError as error:
+            if error.errno not in _APART:
+                raise
+            if shard.stat().st_dev == folder.stat().st_dev and error.errno != errno.EMLINK:
+                raise UsageError(
+                    f"{folder.parent.parent.parent} is on a file system without hard links, by "
+                    "which datasets share their files: copy the old dataset to one that has them, "
+                    "and make the new one there."
+                ) from error
+            raise UsageError(
+                f"{shard} cannot be linked to {folder.parent.parent.parent}: make the new dataset "
+                "on the same file system, where it takes no room, or copy the old one there first."
+            ) from error
+    files.fsync_folder(folder)
+
+
+_MOST_BYTES = 1 << 30
+
+
+def read_embeddings(path: Path) -> dict[str, list[float]]:
+    """{sentence: vector}, float32 numbers, of a file.
+
+    npz: arrays "sentences" [n] and "vectors" [n, size]. csv: a sentence, then its numbers, in every
+    row; a first row without numbers is a heading. parquet: columns "sentence" and "vector".
+    """
+    readers = {".npz": _from_npz, ".csv": _from_csv, ".parquet": _from_parquet}
+    if path.suffix not in readers:
+        raise UsageError(f"{path} is no table of embeddings: give a .npz, .csv or .parquet file.")
+    if not path.is_file():
+        raise UsageError(f"There is no file {path}; check the path.")
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageError(f"{path} is larger than 1 GiB, too large for a table of sentences.")
+    try:
+        sentences, vectors = readers[path.suffix](path)
+        return _checked([str(each) for each in sentences], np.asarray(vectors, np.float32))
+    except (ValueError, KeyError, OSError, TypeError, zipfile.BadZipFile) as error:
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} cannot be read as a table of embeddings: {said}.") from error
+
+
+def _checked(sentences: list[str], vectors: Array) -> dict[str, list[float]]:
+    if vectors.ndim != 2 or len(vectors) != len(sentences) or not len(sentences):
+        raise ValueError("it does not have one vector for every sentence, all of one size")
+    if not 1 <= vectors.shape[1] <= MOST_NUMBERS or not np.isfinite(vectors).all():
+        raise ValueError(f"vectors are 1 to {MOST_NUMBERS:,} finite numbers")
+    if len(set(sentences)) < len(sentences):
+        raise ValueError("it has a sentence twice")
+    return dict(zip(sentences, vectors.tolist(), strict=True))
+
+
+def _from_npz(path: Path) -> tuple[Iterable[Any], Any]:
+    with np.load(path) as arrays:
+        return arrays["sentences"], arrays["vectors"]
+
+
+def _from_csv(path: Path) -> tuple[Iterable[Any], Any]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        rows = [row for row in csv.reader(stream) if row]
+    if rows and not _is_number(rows[0][-1]):
+        del rows[0]
+    return [row[0] for row in rows], [[float(x) for x in row[1:]] for row in rows]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _from_parquet(path: Path) -> tuple[Iterable[Any], Any]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UsageError(f"{path} needs pyarrow to be read: pip install 'etude[data]'.") from error
+    table = pyarrow.parquet.read_table(path, columns=["sentence", "vector"])
+    return table["sentence"].to_pylist(), table["vector"].to_pylist()

@@ -1,0 +1,347 @@
+"""Datasets into and out of the episode store: import, and validation of what is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from etude.core.contracts import Array, ArraySpec
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.core.limited import Limits
+from etude.data.contrast import draw_clips
+from etude.data.formats.opening import notes_of, open_dataset, scan
+from etude.data.formats.summary import (
+    DataError,
+    Described,
+    Episode,
+    ReadOptions,
+    Summary,
+    shared_fields,
+)
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.files import SEAL, read_json, write_json
+from etude.data.store.geometry import OBS, is_picture
+from etude.data.store.labels import Labels
+from etude.data.store.manifest import Episodes, open_episodes
+from etude.runs import files
+from etude.runs.lock import Held, Hold
+
+_MOST_ABOUT = 1 << 28
+ABOUT = "about.json"
+"""Where a dataset's files came from, for people; a dataset is whole without it."""
+PROGRESS = "import.json"
+"""How far an import is; gone when it is finished."""
+_OWN = re.compile(
+    r"[a-z]+-[0-9]{12,}\.bin|(\.tmp-)?(store|sealed|labels|about|import)\.json(-[0-9]+)?"
+)
+"""Names of files that an import writes; others in its folder are somebody's."""
+SAVE_SECONDS = 5.0
+"""Seconds of an import that a kill may cost."""
+_FLAGS = {
+    "rewards": ArraySpec((), "float32"),
+    "terminated": ArraySpec((), "bool"),
+    "truncated": ArraySpec((), "bool"),
+}
+
+Pictures = Literal["raw", "png", "jpeg"]
+"""How pictures are kept: as they are, or compressed without or with a little loss."""
+Tick = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+
+@contextmanager
+def new_store(
+    path: Path, fields: dict[str, ArraySpec], max_steps: int, pictures: Pictures = "raw"
+) -> Iterator[EpisodeStore]:
+    """A store of whole episodes in a new folder; it is removed again where something fails.
+
+    fields: observations as "obs/<name>", and "actions".
+    """
+    check_new(path)
+    files.make_folder(path.resolve().parent)
+    geometry = _geometry(fields, max_steps, pictures)
+    store = EpisodeStore.create(path, geometry, files.current())
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        files.remove_tree(path)
+        raise
+
+
+def _geometry(fields: dict[str, ArraySpec], max_steps: int, pictures: Pictures) -> StoreGeometry:
+    encoded = {n: pictures for n, s in fields.items() if n.startswith(OBS) and is_picture(s)}
+    return StoreGeometry(
+        {**fields, **_FLAGS},
+        lanes=1,
+        max_episode_steps=max_steps,
+        encoded={} if pictures == "raw" else encoded,
+    )
+
+
+def check_new(path: Path) -> None:
+    """Refuse a folder to make that is there already."""
+    if path.is_dir():
+        raise UsageError(f"{path} exists already; choose another folder, or delete it first.")
+    if os.path.lexists(path):
+        raise UsageError(f"{path} is a file: the folder to make is named last.")
+
+
+def finish(store: EpisodeStore, about: dict[str, Any], labels: Labels) -> EpisodeStore:
+    """Seal a store with what is known of its episodes, and say beside it where they are from."""
+    files.replace_file(store.path / ABOUT, [json.dumps(about, indent=1).encode()])
+    return store.seal(labels)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What `about.json` in a store's folder says, {} without one."""
+    about = path / ABOUT
+    if not about.is_file() or about.is_symlink() or about.stat().st_size > _MOST_ABOUT:
+        return {}
+    try:
+        document = json.loads(about.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def import_dataset(
+    paths: Sequence[Path],
+    out: Path,
+    options: ReadOptions,
+    limits: Limits,
+    add_truncated: int = 0,
+    seed: int = 0,
+    tick: Tick = lambda done, total: None,
+    pictures: Pictures = "raw",
+) -> EpisodeStore:
+    """The episodes of all files, and clips of them, in one sealed store.
+
+    One that was killed goes on where it was when it is called again with the same files and
+    options, and ends with the same bytes.
+    """
+    if not is_unfinished(out):
+        check_new(out)
+    summaries = [scan(path, options, limits) for path in paths]
+    shared, left_out = shared_fields(summaries, options.obs)
+    lengths = np.concatenate([summary.lengths for summary in summaries])
+    ends: list[list[int]] = [[] for _ in lengths]  # of the clips of each episode
+    if add_truncated and (lengths < 2).all():
+        raise UsageError("No episode is long enough to be cut; leave out --add-truncated.")
+    for number, end in zip(*draw_clips(lengths, add_truncated, Key(seed)), strict=True):
+        ends[number].append(int(end))
+    fields = {
+        name if name == "actions" else OBS + name: ArraySpec(field.shape, field.dtype)
+        for name, field in shared.items()
+    }
+    notes = notes_of([e for summary in summaries for e in summary.episodes], options)
+    if left_out:
+        names = ", ".join(f"'{name}'" for name in left_out)
+        notes.append(f"Not every episode has {names} in the same size: that is left out.")
+    if add_truncated:
+        notes.append(
+            f"{add_truncated:,} clips that end before their episode does are added, with the "
+            f"rewards until then (seed {seed}); each follows its original."
+        )
+    chosen_options = asdict(options) | {"add_truncated": add_truncated, "seed": seed}
+    chosen_options |= {} if pictures == "raw" else {"pictures": pictures}
+    about = {
+        "source": str(paths[0]) + (f" and {len(paths) - 1:,} more" if paths[1:] else ""),
+        "files": [str(path) for path in paths],
+        "format": ", ".join(dict.fromkeys(summary.format for summary in summaries)),
+        "notes": notes,
+        "options": chosen_options,
+    }
+    chosen = replace(options, obs=tuple(name for name in shared if name != "actions"))
+    wanted = _hash_of(summaries, chosen_options)
+    geometry = _geometry(fields, int(lengths.max(initial=1)), pictures)
+    with _unfinished(out, wanted):
+        store = EpisodeStore.create(out, geometry, files.current())
+        try:
+            labels = _fill(store, summaries, chosen, limits, ends, wanted, tick)
+            done = finish(store, about, labels)
+        except (DataError, UsageError):  # the same would happen again
+            store.close()
+            remove(out)
+            raise
+        files.remove_tree(out / PROGRESS)
+    return done
+
+
+def _fill(
+    store: EpisodeStore,
+    summaries: Sequence[Summary],
+    options: ReadOptions,
+    limits: Limits,
+    ends: list[list[int]],
+    wanted: str,
+    tick: Tick,
+) -> Labels:
+    """Append every episode and its clips, from where an earlier import was; their labels.
+
+    ends: of the clips of each episode. wanted: the hash of what is imported.
+    """
+    labels, clips, total = Labels(), iter(ends), sum(int(s.lengths.sum()) for s in summaries)
+    skip, saved = _go_on(store), time.monotonic()
+    done = 0
+    for summary in summaries:
+        prefix = f"{summary.path.stem}/" if len(summaries) > 1 else ""
+        skipped = min(max(skip - done, 0), len(summary.episodes))
+        for known in summary.episodes[:skipped]:
+            cuts = next(clips)
+            rewards = store.episode(len(labels))[0].rewards if cuts else np.empty(0)
+            _label(labels, known, prefix, known.task or summary.task, rewards, cuts)
+        done += len(summary.episodes)
+        if skipped == len(summary.episodes):
+            continue
+        with open_dataset(summary.path, "read", options, limits, skipped) as dataset:
+            if dataset.summary.lengths.tolist() != summary.lengths.tolist():
+                raise DataError(
+                    summary.path, "changed while it was being imported; import it again"
+                )
+            left = summary.episodes[skipped:]
+            for number, (known, episode) in enumerate(zip(left, dataset.episodes(), strict=True)):
+                cuts = next(clips)
+                _append(store, episode, cuts)
+                task = known.task or summary.task
+                _label(labels, known, prefix, task, episode.rewards, cuts)
+                tick(store.num_transitions, total)
+                if time.monotonic() - saved > SAVE_SECONDS:
+                    before = done - len(left) + number + 1
+                    _save(store, before, wanted)
+                    saved = time.monotonic()
+    return labels
+
+
+def _hash_of(summaries: Sequence[Summary], options: dict[str, Any]) -> str:
+    """What is imported, and how, in one number; files that were changed have another."""
+    sha = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    for summary in summaries:
+        file = summary.path.stat()
+        changed = [file.st_size, file.st_mtime_ns] if summary.path.is_file() else []
+        sha.update(json.dumps([summary.path.stem, changed]).encode())
+        for episode in summary.episodes:
+            sha.update(json.dumps(asdict(episode), sort_keys=True).encode())
+    return sha.hexdigest()
+
+
+def remove(out: Path) -> None:
+    """Delete what an import has written to a folder, and the folder if nothing else is in it."""
+    files.remove_files(out, [*filter(_OWN.fullmatch, sorted(os.listdir(out)))])
+
+
+def is_unfinished(out: Path) -> bool:
+    """Whether a folder holds an import that was broken off and can go on."""
+    return os.path.lexists(out / PROGRESS) and not os.path.lexists(out / SEAL)
+
+
+@contextmanager
+def _unfinished(out: Path, wanted: str) -> Iterator[None]:
+    """The folder of an import, new or broken off, for this process alone.
+
+    It is there with the note of what is imported, or not at all. Another import is refused.
+    """
+    if not is_unfinished(out):
+        partial = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
+        files.make_folder(partial.parent)
+        files.new_folder(partial)
+        write_json(partial / PROGRESS, {"of": wanted, "episodes": 0}, files.current())
+        files.rename(partial, out)
+        files.fsync_folder(partial.parent)
+    if read_json(out / PROGRESS).get("of") != wanted:
+        raise UsageError(
+            f"{out} is an unfinished import of other files, or with other options: repeat that "
+            "command to finish it, or delete the folder."
+        )
+    try:
+        hold = Hold(out)
+    except Held as error:
+        raise UsageError(f"Another process is importing to {out}: wait for it.") from error
+    try:
+        yield
+    finally:
+        hold.release()
+
+
+def _save(store: EpisodeStore, episodes: int, wanted: str) -> None:
+    """Note how far an import is; everything it names is on the disk first."""
+    state = store.state_dict()
+    logs = {name: state[name] for name in store.log_names}
+    document = {"of": wanted, "episodes": episodes, "logs": logs}
+    write_json(store.path / PROGRESS, document, files.current())
+
+
+def _go_on(store: EpisodeStore) -> int:
+    """Cut a store back to what was noted; how many episodes of the files it has then."""
+    document = read_json(store.path / PROGRESS)
+    if "logs" not in document:
+        return 0
+    store.verify = False  # whoever reads a block later checks its hash
+    steps = document["logs"]["steps"]["count"]
+    opened = {"open_starts": [steps], "open_returns": [0.0], "ahead": {}}
+    store.load_state_dict({**document["logs"], **opened})
+    return int(document["episodes"])
+
+
+def _append(store: EpisodeStore, episode: Episode, ends: list[int]) -> None:
+    """An episode, then its clips: its first steps, up to each of the `ends`."""
+    rewards = episode.rewards
+    store.append_episode(episode.obs, episode.actions, rewards, episode.terminated)
+    for end in ends:
+        obs = {key: array[: end + 1] for key, array in episode.obs.items()}
+        store.append_episode(obs, episode.actions[:end], rewards[:end], False)
+
+
+def _label(
+    labels: Labels, known: Described, prefix: str, task: str, rewards: Array, ends: list[int]
+) -> None:
+    """What is known of an episode and of its clips."""
+    number, name = len(labels), prefix + known.name
+    labels.add(name, "whole", None, known.success, known.rewarded, task)
+    for end in ends:
+        success = success_of_clip(known.success, rewards, end)
+        labels.add(f"{name}[:{end}]", "clip", number, success, known.rewarded, task)
+
+
+def success_of_clip(success: bool | None, rewards: Array, end: int) -> bool | None:
+    """Whether the first `end` steps of an episode succeeded: they fail where the episode does, or
+    is rewarded only later; else nobody knows."""
+    fails = success is False or bool(success and rewards[end:].any() and not rewards[:end].any())
+    return False if fails else None
+
+
+def validate_store(path: Path, tick: Tick = lambda done, total: None) -> Episodes:
+    """Read all of a store: hashes, finite numbers, flags and returns; raises at the first fault."""
+    store = open_episodes(path)
+    store.check_blocks()
+    done = 0
+    for number in range(store.num_episodes):
+        steps, total = store.episode(number)
+        name = f"episode {number:,}"
+        arrays = {**steps.obs, "actions": steps.actions, "rewards": steps.rewards}
+        arrays |= {f"next {n}": a[-1:] for n, a in steps.next_obs.items()}
+        for label, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                step = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
+                what = f"'{label}' is not a finite number at step {step:,}; "
+                what += "import or record it again"
+                raise DataError(path, what, name)
+        ends = steps.terminated | steps.truncated
+        if not ends[-1] or ends[:-1].any() or (steps.terminated & steps.truncated).any():
+            raise DataError(path, "does not end once, at its last step; import it again", name)
+        if not np.isclose(steps.rewards.sum(dtype=np.float64), total, rtol=1e-5, atol=1e-5):
+            raise DataError(path, "has rewards that do not add up to its return", name)
+        done += len(ends)
+        tick(done, store.num_transitions)
+    return store

@@ -1,0 +1,292 @@
+"""Clips of recorded motion: DeepMimic's JSON text, read onto our humanoid and made playable.
+
+A file has "Loop" ("wrap" or "none") and "Frames" of 44 numbers: seconds, the root's position and
+quaternion, then the joints in `_COLUMNS`; y up, x forward, z right. Poses here are z up, as
+`etude.data.motion.skeleton` has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.data.motion import rotations as rot
+from etude.data.motion.skeleton import (
+    BALL_COLUMNS,
+    BALLS,
+    HINGE_COLUMNS,
+    HINGES,
+    NAMES,
+    NUM_POSE,
+    forward,
+    lowest,
+)
+
+PREFIX = "humanoid3d_"
+NUM_NUMBERS = 44
+_COLUMNS = {
+    "chest": 8,
+    "neck": 12,
+    "right_hip": 16,
+    "right_knee": 20,
+    "right_ankle": 21,
+    "right_shoulder": 25,
+    "right_elbow": 29,
+    "left_hip": 30,
+    "left_knee": 34,
+    "left_ankle": 35,
+    "left_shoulder": 39,
+    "left_elbow": 43,
+}
+"""Where a frame keeps each joint."""
+_MOST_FRAMES, _MOST_BYTES = 100_000, 2**28
+_FAR, _LONG = 1e3, 10.0
+"""m and s: beyond them a number is damage, not motion."""
+_UNIT_ERROR = 0.5
+"""How far from 1 a quaternion's length may be; published clips have up to 0.42."""
+_MOST_SHIFT = 0.05
+"""m: how far a root's path may be moved to close its speed."""
+_TURNING = np.pi / 4
+"""A cycle that ends turned by more than this goes on turning; by less, it was meant straight."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One motion as it was recorded."""
+
+    name: str
+    times: Array
+    """[frames] s, from 0."""
+    poses: Array
+    """[frames, 43]."""
+    loops: bool
+    """Whether it goes on from its end as from its start."""
+
+    @property
+    def seconds(self) -> float:
+        return float(self.times[-1])
+
+    @property
+    def lowest(self) -> float:
+        """m: how low any part of the figure comes; below 0 it is in the floor."""
+        return float(lowest(*forward(self.poses)).min())
+
+    @property
+    def travel(self) -> Array:
+        """[2] m: where it ends, from where it began."""
+        travelled: Array = self.poses[-1, :2] - self.poses[0, :2]
+        return travelled
+
+    @property
+    def turn(self) -> float:
+        """rad: by how much the next cycle is turned, 0 for most."""
+        start, end = rot.heading(self.poses[[0, -1], 3:7])
+        turned = float((end - start + np.pi) % (2 * np.pi) - np.pi)
+        return turned if self.loops and abs(turned) > _TURNING else 0.0
+
+
+def find(folder: str | None = None, option: str = "--env.folder") -> dict[str, Path]:
+    """{name: file} of the clips in a folder, or of those that come with `pybullet_data`.
+
+    `option` is how a person who has no pybullet names a folder.
+    """
+    if folder is not None:
+        place = Path(folder).expanduser()
+    else:
+        try:
+            package: Any = importlib.import_module("pybullet_data")
+        except ImportError as error:
+            raise UsageError(
+                "The motion clips come with pybullet, which is not installed: pip install "
+                f"'etude[mocap]', or name a folder of clips ({option} FOLDER)."
+            ) from error
+        place = Path(package.getDataPath()) / "data" / "motions"
+    if not place.is_dir():
+        raise UsageError(f"There is no folder {place} with motion clips; check the path.")
+    files = sorted([*place.glob("*.txt"), *place.glob("*.json")])
+    # The published folder has clips of other figures too.
+    named = [file for file in files if folder is not None or file.stem.startswith(PREFIX)]
+    if not named:
+        raise UsageError(f"There are no motion clips (.txt or .json) in {place}.")
+    return {file.stem.removeprefix(PREFIX): file for file in named}
+
+
+def load(
+    names: tuple[str, ...], folder: str | None = None, option: str = "--env.folder"
+) -> tuple[Clip, ...]:
+    """The named clips, or all for ("all",), in the order named; the rest as for `find`."""
+    known = find(folder, option)
+    wanted = tuple(known) if names == ("all",) else names
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"There is no clip '{name}'; there are {', '.join(known)}, and all.")
+    return tuple(read(known[name]) for name in wanted)
+
+
+def read(path: Path) -> Clip:
+    """A clip from its file; a damaged one is refused with a sentence that says what is wrong."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{path} is no motion clip: it has more than {_MOST_BYTES} bytes.")
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as a motion clip: {error}.") from error
+    loop = data.get("Loop") if isinstance(data, dict) else None
+    if loop not in ("wrap", "none"):
+        raise UsageError(
+            f'{path} is no motion clip: "Loop" must be "wrap" or "none", not {loop!r:.40}.'
+        )
+    frames = _frames(path, data.get("Frames"))
+    times = np.concatenate([[0.0], np.cumsum(frames[:-1, 0])])
+    return Clip(path.stem.removeprefix(PREFIX), times, _convert(frames), loop == "wrap")
+
+
+def _frames(path: Path, rows: Any) -> Array:
+    """[frames, 44] float64, each one checked."""
+    if not isinstance(rows, list) or not 2 <= len(rows) <= _MOST_FRAMES:
+        raise UsageError(f'{path} is no motion clip: "Frames" must be a list of 2 frames or more.')
+    for index, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != NUM_NUMBERS:
+            found = f"{len(row)}" if isinstance(row, list) else "no list"
+            raise UsageError(
+                f"{path}, frame {index}: {NUM_NUMBERS} numbers are needed, not {found}."
+            )
+        for number in row:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise UsageError(f"{path}, frame {index}: {number!r:.40} is no number.")
+    try:
+        frames = np.array(rows, np.float64)
+    except OverflowError as error:
+        raise UsageError(f"{path}: a number is too large.") from error
+    with np.errstate(over="ignore"):
+        quaternions = [frames[:, 4:8], *(_joint(frames, NAMES[body]) for body in BALLS)]
+        off = np.max([np.abs(np.linalg.norm(q, axis=1) - 1.0) for q in quaternions], axis=0)
+    for wrong, problem in (
+        (~np.isfinite(frames).all(axis=1), "a number is not finite"),
+        (np.abs(frames).max(axis=1) > _FAR, f"a number is beyond {_FAR:g}"),
+        (off > _UNIT_ERROR, "a quaternion's length is not 1"),
+        ((frames[:, 0] < 0) | (frames[:, 0] > _LONG), "its seconds are negative or many"),
+        ((frames[:, 0] == 0) & (np.arange(len(frames)) < len(frames) - 1), "it lasts 0 seconds"),
+    ):
+        if wrong.any():
+            raise UsageError(f"{path}, frame {int(np.argmax(wrong))}: {problem}.")
+    return frames
+
+
+def _joint(frames: Array, name: str) -> Array:
+    """[frames, 4]: the quaternions of a ball joint, as the file has them."""
+    return frames[:, _COLUMNS[name] : _COLUMNS[name] + 4]
+
+
+def _z_up(quaternion: Array) -> Array:
+    """Unit quaternions [..., 4] from y up to z up."""
+    w, x, y, z = (quaternion[..., i] for i in range(4))
+    return rot.normalise(np.stack([w, x, -z, y], axis=-1))
+
+
+def _convert(frames: Array) -> Array:
+    """Poses [frames, 43] of a file's numbers [frames, 44]."""
+    poses = np.empty((len(frames), NUM_POSE))
+    x, y, z = frames[:, 1], frames[:, 2], frames[:, 3]
+    poses[:, :3] = np.stack([x, -z, y], axis=1)
+    poses[:, 3:7] = _z_up(frames[:, 4:8])
+    for body, columns in zip(BALLS, BALL_COLUMNS, strict=True):
+        poses[:, columns] = _z_up(_joint(frames, NAMES[body]))
+    for body, column in zip(HINGES, HINGE_COLUMNS, strict=True):
+        poses[:, column] = frames[:, _COLUMNS[NAMES[body]]]
+    return poses
+
+
+def close(clip: Clip) -> Clip:
+    """A looping clip whose end meets its start.
+
+    Recorded cycles do not close: a walk's shoulder is 28 degrees off. Half of each gap is taken
+    from either end and less towards the middle, at an even rate, so that no joint's speed changes
+    by more than its gap over the length of the clip. Nor does the speed of the root close: a walk
+    sways to the left at its end and to the right at its start, and a figure put there with the
+    mean of both, which is none, falls over.
+    """
+    if not clip.loops:
+        return clip
+    poses, share = clip.poses.copy(), 0.5 - clip.times / clip.seconds
+    for columns in ([3, 4, 5, 6], *BALL_COLUMNS.tolist()):
+        first, last = poses[0, columns], poses[-1, columns]
+        if columns[0] == 3:
+            last = rot.multiply(rot.about_z(np.array(-clip.turn)), last)
+        gap = rot.log(rot.multiply(rot.conjugate(first), last))
+        poses[:, columns] = rot.multiply(poses[:, columns], rot.exp(share[:, None] * gap))
+    for column in (2, *HINGE_COLUMNS.tolist()):
+        poses[:, column] += share * (poses[-1, column] - poses[0, column])
+    if not clip.turn:
+        poses[:, :3] += _close_speed(clip, poses[:, :3])
+    return replace(clip, poses=poses)
+
+
+def _close_speed(clip: Clip, path: Array) -> Array:
+    """[frames, 3] m: what, added to a root's path, makes it end as fast as it began.
+
+    Speed is taken from one end and given to the other, less with the time from either, over as
+    long as it takes for a shift of `_MOST_SHIFT` at most.
+    """
+    times = clip.times
+    first = (path[1] - path[0]) / (times[1] - times[0])
+    last = (path[-1] - path[-2]) / (times[-1] - times[-2])
+    gap = last - first
+    size = float(np.linalg.norm(gap))
+    if size == 0.0:
+        return np.zeros_like(path)
+    ramp = min(clip.seconds / 2, 4 * _MOST_SHIFT / size)
+    near = np.minimum(np.minimum(times, clip.seconds - times), ramp)
+    shift: Array = (near - near * near / (2 * ramp))[:, None] * gap / 2
+    return shift
+
+
+def sample(clip: Clip, times: Array) -> Array:
+    """Poses [n, 43] at times [n] s within the clip, turned the shorter way between frames."""
+    after = np.clip(np.searchsorted(clip.times, times, side="right"), 1, len(clip.times) - 1)
+    start, end = clip.times[after - 1], clip.times[after]
+    share = np.clip((times - start) / (end - start), 0.0, 1.0)
+    one, two = clip.poses[after - 1], clip.poses[after]
+    poses: Array = one + share[:, None] * (two - one)
+    for columns in ([3, 4, 5, 6], *BALL_COLUMNS.tolist()):
+        poses[:, columns] = rot.slerp(one[:, columns], two[:, columns], share)
+    return poses
+
+
+def resample(clip: Clip, rate: float, first: int, frames: int) -> Array:
+    """`frames` poses [frames, 43] at a rate per second; frame 0 is the clip's start.
+
+    A looping clip goes on before and after, its root travelling; its length is stretched or
+    squeezed to a whole number of frames. Another clip ends: fewer poses are given.
+    """
+    period = cycle_frames(clip, rate)
+    if not clip.loops:
+        return sample(clip, np.arange(first, min(first + frames, period)) / rate)
+    index = np.arange(first, first + frames)
+    cycle = sample(clip, np.arange(period) * (clip.seconds / period))
+    poses, cycles = cycle[index % period], index // period
+    # Each cycle begins where the last one ended, and is turned about that point.
+    numbers = np.arange(cycles[0], cycles[-1] + 1)
+    step = np.append(clip.travel, 0.0)
+    steps = rot.rotate(rot.about_z(clip.turn * numbers), np.broadcast_to(step, (len(numbers), 3)))
+    travelled = np.cumsum(steps, axis=0) - steps
+    travelled -= travelled[-cycles[0]]
+    turned = rot.about_z(clip.turn * cycles)
+    start = np.append(clip.poses[0, :2], 0.0)
+    poses[:, :3] = start + rot.rotate(turned, poses[:, :3] - start) + travelled[cycles - cycles[0]]
+    poses[:, 3:7] = rot.multiply(turned, poses[:, 3:7])
+    return poses
+
+
+def cycle_frames(clip: Clip, rate: float) -> int:
+    """How many frames a looping clip has before it begins again; of another, all it has."""
+    if clip.loops:
+        return max(2, round(clip.seconds * rate))
+    return int(clip.seconds * rate + 1e-6) + 1

@@ -1,0 +1,110 @@
+"""The small files beside a store's blocks: JSON from a stranger is read with limits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.core.seals import sealed, unsealed
+from etude.core.trees import Tree
+from etude.data.store.geometry import StoreGeometry
+from etude.data.store.log import DamagedStore, Disk, Stamp, clear_faults, file_size, fsync, stamp_of
+
+DESCRIPTION, SEAL = "store.json", "sealed.json"
+_MOST_JSON = 64 << 20
+
+
+def create_folder(path: Path, disk: Disk) -> None:
+    """Make a folder whose parent exists; one that is there already is fine."""
+    with clear_faults("create the folder", path), suppress(FileExistsError):
+        disk.mkdir(path)
+    fsync_folder(path.parent, disk)
+
+
+def fsync_folder(path: Path, disk: Disk) -> None:
+    """Make the names in a folder durable."""
+    fsync(disk, path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def write_json(path: Path, document: Tree, disk: Disk) -> str:
+    """Durable, sealed, and whole or not there at all; returns the SHA-256 of the file."""
+    beside = path.with_name(f".tmp-{path.name}")
+    text = sealed(document)
+    data = memoryview(text)
+    with clear_faults("write", path):
+        fd = disk.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            while len(data):
+                data = data[disk.write(fd, data) :]
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(beside, path)
+    fsync_folder(path.parent, disk)
+    return hashlib.sha256(text).hexdigest()
+
+
+def read_json(path: Path, sha256: str | None = None) -> Tree:
+    """The JSON object in a file; one that is named by its SHA-256 may have any size."""
+    if file_size(path) > _MOST_JSON and sha256 is None:
+        raise DamagedStore(path, "is absurdly large")
+    with clear_faults("read", path):
+        text = path.read_bytes()
+    if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256:
+        raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")
+    try:
+        return unsealed(text)
+    except ValueError as error:
+        raise DamagedStore(path, str(error)) from error
+
+
+class Described:
+    """The small files that describe a dataset: read when it is opened, and compared later."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...], seal: str) -> None:
+        """seal: the hash of the dataset that they describe."""
+        self._paths = [folder / name for name in names if os.path.lexists(folder / name)]
+        self._seal, self._stamps = seal, self._look()
+
+    def check_unchanged(self, read: Callable[[], str]) -> None:
+        """Raise where they describe another dataset now; `read` opens it again for its hash."""
+        if (now := self._look()) == self._stamps:
+            return
+        if read() != self._seal:
+            raise DamagedStore(self._paths[0].parent, "was changed while it was in use")
+        self._stamps = now
+
+    def _look(self) -> list[Stamp]:
+        return [stamp_of(path) for path in self._paths]
+
+
+def read_geometry(path: Path) -> StoreGeometry:
+    """What the store in a folder says of itself."""
+    if not path.is_dir():
+        raise UsageError(f"There is no episode store at {path}; check the path.")
+    document = read_json(path / DESCRIPTION)
+    try:
+        return StoreGeometry.parse(document)
+    except (ValueError, UsageError) as error:
+        raise DamagedStore(path / DESCRIPTION, f"cannot be used: {error}") from error
+
+
+def check_table(table: Array, first: int, count: int, geometry: StoreGeometry, path: Path) -> None:
+    """Refuse an index that points outside the steps, before anything is looked up through it."""
+    starts, lengths = table["start"], table["length"]
+    sane = (lengths >= 1) & (lengths <= geometry.max_episode_steps)
+    sane &= (starts >= first) & (starts < count)
+    ends = starts + (np.where(sane, lengths, 1) - 1) * geometry.lanes
+    sane &= (ends < count) & np.isfinite(table["return"])
+    # They come in the order of time, those of one time in any order of lanes, and each once.
+    sane[1:] &= np.diff(ends // geometry.lanes) >= 0
+    sane &= np.isin(np.arange(len(ends)), np.unique(ends, return_index=True)[1])
+    if not sane.all():
+        raise DamagedStore(path, f"has an index that is wrong at episode {np.argmin(sane):,}")

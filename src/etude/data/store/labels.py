@@ -1,0 +1,174 @@
+"""What a dataset says of its episodes besides their steps: a table that is part of the dataset.
+
+`labels.json` holds one value per episode in every column. `sealed.json` holds its SHA-256, so a
+table that is missing or was changed is an error like any other damage. What the split into
+training and tests depends on must not be lost without notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.core.trees import Tree
+from etude.data.store.log import DamagedStore
+
+LABELS = "labels.json"
+MOST_NUMBERS = 1 << 14
+"""Of the vector of a sentence."""
+_LARGEST = float(np.finfo(np.float32).max)
+_COLUMNS: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: type(value) is str,
+    "kind": lambda value: type(value) is str,
+    "group": lambda value: type(value) is int,
+    "success": lambda value: value is None or type(value) is bool,
+    "rewarded": lambda value: type(value) is bool,
+    "task": lambda value: type(value) is int,
+}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The columns of the table, one value per episode in each."""
+
+    names: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    """"whole", "clip", or how a recorded episode came about."""
+    sources: list[int] = field(default_factory=list)
+    """The number of the episode a clip was cut from; of any other episode its own number."""
+    successes: list[bool | None] = field(default_factory=list)
+    """None where nothing says whether the episode succeeded."""
+    rewarded: list[bool] = field(default_factory=list)
+    """False where the rewards are unknown; they are stored as zeros then."""
+    tasks: list[str] = field(default_factory=list)
+    """What the episode was to do, in words; "" where nothing says it."""
+    embeddings: dict[str, list[float]] = field(default_factory=dict)
+    """{sentence: vector}, all of one size: what a frozen text encoder makes of the tasks, and maybe
+    of other sentences; {} where nobody gave one."""
+
+    def add(
+        self,
+        name: str,
+        kind: str = "whole",
+        source: int | None = None,
+        success: bool | None = None,
+        rewarded: bool = True,
+        task: str = "",
+    ) -> None:
+        """Append the next episode; without a source it is its own."""
+        self.sources.append(len(self.names) if source is None else source)
+        self.names.append(name)
+        self.kinds.append(kind)
+        self.successes.append(success)
+        self.rewarded.append(rewarded)
+        self.tasks.append(task)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def unknown(cls, num_episodes: int) -> Labels:
+        """Labels of episodes of which nothing is known."""
+        labels = cls()
+        for number in range(num_episodes):
+            labels.add(f"episode {number}")
+        return labels
+
+    def extend(self, other: Labels, numbers: Sequence[int], groups: Sequence[int]) -> None:
+        """Append some episodes of another table, by their `numbers` there and `groups` here; and
+        its embeddings."""
+        self.embed(other.embeddings)
+        for number, group in zip(numbers, groups, strict=True):
+            self.add(
+                other.names[number],
+                other.kinds[number],
+                group,
+                other.successes[number],
+                other.rewarded[number],
+                other.tasks[number],
+            )
+
+    def embed(self, embeddings: Mapping[str, list[float]]) -> None:
+        """Add vectors of sentences; refuses those that differ from what is here."""
+        size = {len(vector) for vector in {**self.embeddings, **embeddings}.values()}
+        if len(size) > 1:
+            raise UsageError(
+                f"The embeddings of tasks have {' and '.join(map(str, sorted(size)))} numbers: one "
+                "encoder has to have made them all."
+            )
+        for sentence, vector in embeddings.items():
+            if self.embeddings.setdefault(sentence, vector) != vector:
+                raise UsageError(
+                    f"The task '{sentence}' has two different embeddings: one encoder has to have "
+                    "made them all."
+                )
+
+    @property
+    def groups(self) -> Array:
+        """[episodes] int64: episodes with the same number share steps."""
+        return np.array(self.sources, np.int64)
+
+    @property
+    def num_unrewarded(self) -> int:
+        return len(self) - sum(self.rewarded)
+
+    @property
+    def num_successes(self) -> int | None:
+        """None where it is not known of every episode."""
+        return None if None in self.successes else sum(map(bool, self.successes))
+
+    def to_json(self) -> Tree:
+        """Each sentence is written once, and episodes hold its number."""
+        sentences = {task: number for number, task in enumerate(dict.fromkeys(self.tasks))}
+        return {
+            "format": 1,
+            "sentences": list(sentences),
+            "name": self.names,
+            "kind": self.kinds,
+            "group": self.sources,
+            "success": self.successes,
+            "rewarded": self.rewarded,
+            "task": [sentences[task] for task in self.tasks],
+            **({"embeddings": self.embeddings} if self.embeddings else {}),
+        }
+
+    @classmethod
+    def parse(cls, document: Any, num_episodes: int, path: Path) -> Labels:
+        """The labels in a stranger's file at `path`; raises `DamagedStore`."""
+        sentences = document.get("sentences")
+        if document.get("format") != 1 or not isinstance(sentences, list):
+            raise DamagedStore(path, "does not describe the episodes of a dataset")
+        if not all(type(sentence) is str for sentence in sentences):
+            raise DamagedStore(path, "has tasks that are not sentences")
+        columns = {name: document.get(name) for name in _COLUMNS}
+        for name, column in columns.items():
+            if not isinstance(column, list) or len(column) != num_episodes:
+                raise DamagedStore(path, f"does not have one '{name}' for every episode")
+            if not all(map(_COLUMNS[name], column)):
+                raise DamagedStore(path, f"has a '{name}' of the wrong type")
+        groups, tasks = columns["group"], columns["task"]
+        if not all(0 <= g <= i and groups[g] == g for i, g in enumerate(groups)):
+            raise DamagedStore(path, "has a group that does not begin with its own episode")
+        if not all(0 <= task < len(sentences) for task in tasks):
+            raise DamagedStore(path, "names a task that is not in it")
+        columns["task"] = [sentences[task] for task in tasks]
+        embeddings = document.get("embeddings", {})
+        if not isinstance(embeddings, dict) or not all(map(_is_vector, embeddings.values())):
+            raise DamagedStore(path, "has embeddings that are not vectors")
+        if len({len(vector) for vector in embeddings.values()}) > 1:
+            raise DamagedStore(path, "has embeddings of different sizes")
+        labels = cls(*columns.values())
+        labels.embeddings.update(embeddings)
+        return labels
+
+
+def _is_vector(value: Any) -> bool:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_NUMBERS:
+        return False
+    return all(type(x) in (int, float) and abs(x) <= _LARGEST for x in value)

@@ -1,0 +1,338 @@
+"""Datasets that share files: a manifest of shards, and a table of what is taken of them.
+
+    dataset.json       the shards by hash, and the hashes of the two tables
+    episodes.bin       one `ENTRY` per episode: shard, episode in it, first step, length, return
+    labels.json        what is known of each episode, see `Labels`
+    shards/<hash>/     a sealed `EpisodeStore` each, by hard links that datasets share
+
+A shard never changes, so to add, merge, filter or clip is to write another table: no step is
+copied. A dataset that was imported or recorded is a sealed store by itself, which is one shard with
+all of its episodes. `open_episodes` opens either; both are drawn from alike. All that a dataset
+consists of is in its folder: a manifest names no path, so a stranger's reads nothing but itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from etude.core.contracts import Array
+from etude.core.errors import EtudeError, UsageError
+from etude.core.trees import Tree
+from etude.data.store.episodes import EpisodeStore, StoreGeometry
+from etude.data.store.files import DESCRIPTION, Described, read_geometry, read_json
+from etude.data.store.labels import LABELS, Labels
+from etude.data.store.log import DamagedStore, clear_faults, file_size
+from etude.data.store.sampling import Transitions
+
+MANIFEST, TABLE, SHARDS = "dataset.json", "episodes.bin", "shards"
+FORMAT, VERSION = "etude-dataset", 1
+ENTRY = np.dtype(
+    [("shard", "<i8"), ("episode", "<i8"), ("start", "<i8"), ("length", "<i8"), ("return", "<f8")]
+)
+"""One episode: steps `start` to `start + length` of an episode of a shard, and their return."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+_MOST_SHARDS = 100_000
+
+
+class Dataset:
+    """Episodes of several sealed stores in one order; see the module's text."""
+
+    lanes = 1
+
+    def __init__(
+        self, path: Path, shards: Sequence[EpisodeStore], table: Array, labels: Labels, seal: str
+    ) -> None:
+        """table: [episodes] of `ENTRY`, checked; seal: the hash of all of it."""
+        self.path, self.shards, self.table, self.labels = path, shards, table, labels
+        self._seal = seal
+        self._described = Described(path, (MANIFEST, TABLE, LABELS), seal)
+        whole = [shard.lengths for shard in shards]
+        lengths = np.zeros(len(table), np.int64)
+        for s, rows in _by_shard(table["shard"]):
+            lengths[rows] = whole[s][table["episode"][rows]]
+        self._cut: Array = table["start"] + table["length"] < lengths
+        """[episodes] bool: ends before the episode in the shard does."""
+
+    @classmethod
+    def open(cls, path: Path, reads: Collection[str] | None = None) -> Dataset:
+        """As `EpisodeStore.open`: blocks are checked when they are first read, all else now."""
+        path = Path(path)
+        document, names = _read_manifest(path)
+        geometries = [read_geometry(path / SHARDS / name) for name in names]
+        shared = shared_observations([geometry.observations for geometry in geometries])
+        wanted = shared if reads is None else [name for name in shared if name in reads]
+        shards = [EpisodeStore.open(path / SHARDS / name, wanted) for name in names]
+        for name, shard in zip(names, shards, strict=True):
+            if shard.seal_sha256 != name:
+                raise DamagedStore(shard.path, "is not the shard that the dataset names")
+        table = _read_table(path / TABLE, document["episodes"])
+        _check_table(table, shards, path / TABLE)
+        known = read_json(path / LABELS, document["labels"])
+        labels = Labels.parse(known, len(table), path / LABELS)
+        text = json.dumps(document, sort_keys=True)
+        return cls(path, shards, table, labels, hashlib.sha256(text.encode()).hexdigest())
+
+    @cached_property
+    def geometry(self) -> StoreGeometry:
+        """What a step has in all shards, and the longest episode."""
+        return shared_geometry([s.geometry for s in self.shards], int(self.lengths.max(initial=1)))
+
+    @property
+    def lengths(self) -> Array:
+        """[episodes] int64."""
+        return self.table["length"].copy()
+
+    @property
+    def returns(self) -> Array:
+        """[episodes] float64."""
+        return self.table["return"].copy()
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.table)
+
+    @property
+    def num_transitions(self) -> int:
+        return int(self.table["length"].sum())
+
+    @property
+    def time(self) -> int:
+        """Steps in all, as of a store with one lane."""
+        return self.num_transitions
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the blocks of all shards take on disk; other datasets may share them."""
+        return sum(shard.disk_bytes for shard in self.shards)
+
+    def transitions(self, places: Array, offsets: Array) -> Transitions:
+        """Steps `offsets` [n] of the episodes `places` [n], and what followed."""
+        entries = self.table[places]
+        steps = self._joined(
+            entries, lambda shard, rows: _flat(shard.transitions(*_located(entries, offsets, rows)))
+        )
+        found = Transitions(*(_nested(steps, field) for field in Transitions._fields))
+        found.truncated[self._cut[places] & (offsets == entries["length"] - 1)] = True
+        return found
+
+    def columns(self, names: Collection[str], places: Array, offsets: Array) -> dict[str, Array]:
+        """Some fields of steps `offsets` [n] of the episodes `places` [n], {name: [n, ...]}."""
+        entries = self.table[places]
+        return self._joined(
+            entries, lambda shard, rows: shard.columns(names, *_located(entries, offsets, rows))
+        )
+
+    def column(self, name: str, places: Array, offsets: Array) -> Array:
+        """One field, read alone."""
+        return self.columns((name,), places, offsets)[name]
+
+    def _joined(
+        self, entries: Array, read: Callable[[EpisodeStore, Any], dict[str, Array]]
+    ) -> dict[str, Array]:
+        """What is `read` of each shard for its rows of `entries`, in the order of the entries."""
+        parts = [(rows, read(self.shards[s], rows)) for s, rows in _by_shard(entries["shard"])]
+        if len(parts) == 1:
+            return parts[0][1]
+        joined = {name: aligned(len(entries), array) for name, array in parts[0][1].items()}
+        for rows, arrays in parts:
+            for name, array in arrays.items():
+                joined[name][rows] = array
+        return joined
+
+    def episode(self, number: int) -> tuple[Transitions, float]:
+        """One episode: its T transitions, its return."""
+        if not 0 <= number < self.num_episodes:
+            raise UsageError(f"{self.path} holds {self.num_episodes:,} episodes, not {number:,}.")
+        length = int(self.table["length"][number])
+        steps = self.transitions(np.full(length, number), np.arange(length))
+        return steps, float(self.table["return"][number])
+
+    def check_blocks(self) -> None:
+        """Read every block of every shard; raises `DamagedStore` at the first bad one."""
+        for shard in self.shards:
+            shard.check_blocks()
+
+    def check_unchanged(self) -> None:
+        """Raise where a file of it that is in use was changed."""
+        for shard in self.shards:
+            shard.check_unchanged()
+        self._described.check_unchanged(lambda: open_episodes(self.path, ()).seal_sha256)
+
+    @property
+    def seal_sha256(self) -> str:
+        """The hash that a dataset is known by: of all that it holds."""
+        return self._seal
+
+    def state_dict(self) -> Tree:
+        """A dataset has no state but its own hash."""
+        return {"sealed_sha256": self._seal}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Refuses a state that was learned from other data."""
+        if state.get("sealed_sha256") != self._seal:
+            raise EtudeError(f"{self.path} is not the data this run was started with.")
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.close()
+
+
+Episodes = EpisodeStore | Dataset
+"""A finished dataset of either kind."""
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a folder has an episode store or a manifest of several, whole or not."""
+    found = any(os.path.lexists(path / name) for name in (DESCRIPTION, MANIFEST))
+    return path.is_dir() and found
+
+
+def open_episodes(path: Path, reads: Collection[str] | None = None) -> Episodes:
+    """A finished dataset to read. reads: the observations that steps come with, None for all."""
+    kind = Dataset if os.path.lexists(Path(path) / MANIFEST) else EpisodeStore
+    return kind.open(Path(path), reads)
+
+
+def shards_of(data: Episodes) -> Sequence[EpisodeStore]:
+    """The sealed stores that a dataset consists of."""
+    return data.shards if isinstance(data, Dataset) else [data]
+
+
+def table_of(data: Episodes) -> Array:
+    """[episodes] of `ENTRY`: what a dataset takes of its shards."""
+    if isinstance(data, Dataset):
+        return data.table.copy()
+    table: Array = np.zeros(data.num_episodes, ENTRY)
+    table["episode"] = np.arange(len(table))
+    table["length"], table["return"] = data.lengths, data.returns
+    return table
+
+
+def geometry_of(path: Path) -> StoreGeometry:
+    """What the steps of a dataset have, from its small files alone."""
+    if not os.path.lexists(path / MANIFEST):
+        return read_geometry(path)
+    geometries = [read_geometry(path / SHARDS / name) for name in _read_manifest(path)[1]]
+    return shared_geometry(geometries, max(g.max_episode_steps for g in geometries))
+
+
+def examine(path: Path) -> dict[Path, str]:
+    """What is wrong with each file of a dataset, "" for one that is whole."""
+    if not os.path.lexists(path / MANIFEST):
+        return EpisodeStore.examine(path)
+    found: dict[Path, str] = {}
+    try:
+        _, names = _read_manifest(path)
+        for name in names:
+            found |= EpisodeStore.examine(path / SHARDS / name)
+        if not any(found.values()):
+            Dataset.open(path)
+            found |= dict.fromkeys((path / name for name in (MANIFEST, TABLE, LABELS)), "")
+    except DamagedStore as error:
+        found[error.path] = error.what
+    return found
+
+
+def shared_observations(all_of_them: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The observations that are the same in all, in the order of the first."""
+    first = all_of_them[0]
+    return [n for n, spec in first.items() if all(o.get(n) == spec for o in all_of_them)]
+
+
+def shared_geometry(geometries: Sequence[StoreGeometry], longest: int) -> StoreGeometry:
+    """Of the fields that all have in the same size; refuses data that shares too little."""
+    specs = [geometry.specs for geometry in geometries]
+    if any(s["actions"] != specs[0]["actions"] for s in specs):
+        raise UsageError("The datasets have actions of different sizes: keep them apart.")
+    names = set(shared_observations(specs))
+    kept = {name: spec for name, spec in specs[0].items() if name in names}
+    if not shared_observations([g.observations for g in geometries]):
+        raise UsageError("The datasets have no observation in common: keep them apart.")
+    return StoreGeometry(kept, lanes=1, max_episode_steps=longest)
+
+
+def _by_shard(shards: Array) -> list[tuple[int, Any]]:
+    """(shard, its rows) of a column of shards; a slice of everything where there is one."""
+    if not len(shards):
+        return []
+    if (shards == shards[0]).all():
+        return [(int(shards[0]), slice(None))]
+    return [(int(s), np.flatnonzero(shards == s)) for s in np.unique(shards)]
+
+
+def _located(entries: Array, offsets: Array, rows: Any) -> tuple[Array, Array]:
+    """Episodes and offsets of steps as their shard counts them."""
+    return entries["episode"][rows], entries["start"][rows] + offsets[rows]
+
+
+def _flat(steps: Transitions) -> dict[str, Array]:
+    """{"obs/<name>": ..., "actions": ...}."""
+    flat: dict[str, Array] = {}
+    for name, value in steps._asdict().items():
+        nested = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{name}/{key}": array for key, array in nested.items()}
+    return flat
+
+
+def _nested(flat: dict[str, Array], field: str) -> Any:
+    """One field of `Transitions` again."""
+    if (array := flat.get(f"{field}/")) is not None:
+        return array
+    prefix = f"{field}/"
+    return {n.removeprefix(prefix): a for n, a in flat.items() if n.startswith(prefix)}
+
+
+def aligned(num: int, like: Array) -> Array:
+    """[num, ...] at an address of 64 bytes, see `Columns`."""
+    shape = (num, *like.shape[1:])
+    size = int(np.prod(shape)) * like.dtype.itemsize
+    return torch.empty(size, dtype=torch.uint8).numpy().view(like.dtype).reshape(shape)
+
+
+def _read_manifest(path: Path) -> tuple[Tree, list[str]]:
+    """The manifest of a dataset, and the names of its shards; a stranger's, so it is checked."""
+    document = read_json(path / MANIFEST)
+    if document.get("format") != FORMAT or document.get("version") != VERSION:
+        raise DamagedStore(path / MANIFEST, "does not describe a dataset of this version")
+    names = document.get("shards")
+    names = names if isinstance(names, list) and 0 < len(names) <= _MOST_SHARDS else [None]
+    hashes = [*names, document.get("episodes"), document.get("labels")]
+    if not all(isinstance(h, str) and _HASH.fullmatch(h) for h in hashes):
+        raise DamagedStore(path / MANIFEST, "does not name its shards and tables by their hashes")
+    return document, names
+
+
+def _read_table(path: Path, sha256: str) -> Array:
+    size = file_size(path)
+    with clear_faults("read", path):
+        data = path.read_bytes()
+    if size % ENTRY.itemsize or hashlib.sha256(data).hexdigest() != sha256:
+        raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")
+    return np.frombuffer(data, ENTRY)
+
+
+def _check_table(table: Array, shards: Sequence[EpisodeStore], path: Path) -> None:
+    """Refuse entries that point outside of their shards."""
+    sane = (table["shard"] >= 0) & (table["shard"] < len(shards))
+    sane &= (table["start"] >= 0) & (table["length"] >= 1) & np.isfinite(table["return"])
+    for s, rows in _by_shard(np.where(sane, table["shard"], -1)):
+        if s < 0:
+            continue
+        lengths, episodes = shards[s].lengths, table["episode"][rows]
+        inside = (episodes >= 0) & (episodes < len(lengths))
+        whole = lengths[np.where(inside, episodes, 0)]
+        # Not a sum, which could wrap around.
+        inside &= table["start"][rows] <= whole - table["length"][rows]
+        sane[rows] &= inside
+    if not sane.all():
+        raise DamagedStore(path, f"is wrong at episode {np.argmin(sane):,}")

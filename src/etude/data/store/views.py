@@ -1,0 +1,234 @@
+"""Chosen episodes of a sealed store, drawn from as the store draws from all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from etude.core.contracts import ActionSpec, Array, Fragment, Observations
+from etude.core.errors import EtudeError
+from etude.core.trees import Tree
+from etude.data.store.geometry import OBS
+from etude.data.store.manifest import Episodes
+from etude.data.store.sampling import Guide, Subsets, Transitions, choose
+
+
+class Windows(NamedTuple):
+    """Observations around steps, and the actions from there on."""
+
+    obs: Observations
+    """{name: [n, past + 1 + ahead, ...]}: up to a step and beyond it; before an episode's first
+    step its first observation, after its last step its last."""
+    actions: Array
+    """[n, actions, dims]: from the step on; after an episode's last action, that action."""
+    valid: Array
+    """[n, actions] bool: the action belongs to the episode."""
+
+
+class EpisodesOf:
+    """Episodes of a sealed store, whole ones before clips of them."""
+
+    def __init__(
+        self,
+        store: Episodes,
+        numbers: Array,
+        action: ActionSpec | None = None,
+        lengths: Array | None = None,
+    ) -> None:
+        """numbers: [n] int64, counted from the oldest held; the store no longer changes.
+
+        action: what the stored actions are for. Those drawn are then a policy's, in [-1, 1].
+        lengths: [n] int64, how many of its first steps each has; None for all of them.
+        """
+        self._store, self.numbers, self._action = store, numbers, action
+        self.path, self.time, self.lanes = store.path, store.time, store.lanes
+        whole = store.lengths[numbers]
+        self.lengths: Array = whole if lengths is None else lengths
+        """[n]: steps of each episode or clip."""
+        self._is_clip = self.lengths < whole
+        clips = np.flatnonzero(self._is_clip)
+        self.returns: Array = store.returns[numbers]
+        self.returns[clips] = _sums(store, numbers[clips], self.lengths[clips])
+        self.num_episodes, self.num_clips = len(numbers), len(clips)
+        self.num_evicted = 0  # as a store that still grows counts them
+        self._ends: Array = np.cumsum(self.lengths)
+        self._whole = np.flatnonzero(~self._is_clip)
+        edges = np.append(0, np.cumsum(self.lengths[self._whole]))
+        self._whole_starts: Array = edges[:-1]
+        self._find, self._find_whole = Guide(self._ends), Guide(edges[1:])
+        self.num_transitions = int(self.lengths[self._whole].sum())
+
+    @property
+    def num_whole(self) -> int:
+        """Episodes that are not clips."""
+        return self.num_episodes - self.num_clips
+
+    @property
+    def groups(self) -> Array:
+        """[n] int64: those that share steps have the same number."""
+        found: Array = self._store.labels.groups[self.numbers]
+        return found
+
+    @property
+    def successes(self) -> list[bool | None]:
+        """[n]: None where nothing says it, and of clips: they lack the end that would."""
+        labels = self._store.labels
+        known = [
+            None if kind == "clip" else success
+            for kind, success in zip(labels.kinds, labels.successes, strict=True)
+        ]
+        pairs = zip(self.numbers.tolist(), self._is_clip.tolist(), strict=True)
+        return [None if is_clip else known[number] for number, is_clip in pairs]
+
+    def rewards(self, number: int) -> Array:
+        """The stored rewards of one of these episodes, [T] float64."""
+        length = int(self.lengths[number])
+        places = np.full(length, self.numbers[number])
+        return self._store.column("rewards", places, np.arange(length)).astype(np.float64)
+
+    def part(self, chosen: slice) -> EpisodesOf:
+        """Some of these."""
+        return EpisodesOf(self._store, self.numbers[chosen], self._action, self.lengths[chosen])
+
+    def sample_transitions(self, generator: np.random.Generator, num: int) -> Transitions:
+        """`num` transitions, uniform and with replacement; a clip adds none to its episode's."""
+        return self._steps(*self._draw(generator, num))
+
+    def _draw(self, generator: np.random.Generator, num: int) -> tuple[Array, Array]:
+        """Places [num] and offsets [num] of steps of whole episodes."""
+        drawn = generator.integers(0, self.num_transitions, num)
+        among = self._find_whole.find(drawn)
+        return self._whole[among] if self.num_clips else among, drawn - self._whole_starts[among]
+
+    def sample_windows(
+        self,
+        generator: np.random.Generator,
+        num: int,
+        names: Collection[str],
+        past: int,
+        ahead: int,
+        actions: int,
+    ) -> Windows:
+        """Windows around `num` steps of whole episodes, uniform and with replacement.
+
+        names: observations that are read. past, ahead: observations before and after that of the
+        step. actions: how many, from the step's own on.
+        """
+        return self.windows(*self._draw(generator, num), names, past, ahead, actions)
+
+    def windows(
+        self,
+        places: Array,
+        offsets: Array,
+        names: Collection[str],
+        past: int,
+        ahead: int,
+        actions: int,
+    ) -> Windows:
+        """Windows around the steps `offsets` [n] of the episodes `places` [n]."""
+        last = self.lengths[places][:, None] - 1
+
+        def columns(fields: Collection[str], steps: Array) -> dict[str, Array]:
+            at = np.clip(steps, 0, last)
+            of = self.numbers[places].repeat(at.shape[1])
+            found = self._store.columns(fields, of, at.reshape(-1))
+            return {name: x.reshape(*at.shape, *x.shape[1:]) for name, x in found.items()}
+
+        seen = columns(
+            [OBS + name for name in names], offsets[:, None] + np.arange(-past, ahead + 1)
+        )
+        steps = offsets[:, None] + np.arange(actions)
+        taken = np.ascontiguousarray(columns(["actions"], steps)["actions"])
+        if self._action is not None:
+            self._action.from_env(taken.reshape(-1, *taken.shape[2:]))
+        obs = {name: np.ascontiguousarray(seen[OBS + name]) for name in names}
+        return Windows(obs, taken, steps <= last)
+
+    def sample_subsets(
+        self, generator: np.random.Generator, num_subsets: int, num_steps: int
+    ) -> Subsets:
+        drawn = generator.integers(0, self._ends[-1], num_subsets)
+        return self.subsets_of(generator, self._find.find(drawn), num_steps)
+
+    def subsets_of(
+        self, generator: np.random.Generator, episodes: Array, num_steps: int
+    ) -> Subsets:
+        """The same from given ones of these episodes [subsets], counted among them."""
+        lengths = self.lengths[episodes]
+        offsets = choose(generator, lengths, num_steps)
+        steps = self._steps(episodes.repeat(num_steps), offsets.reshape(-1))
+        return Subsets(steps.folded(offsets.shape), self.returns[episodes], lengths)
+
+    def episode(self, number: int) -> tuple[Transitions, float]:
+        """One of these episodes, counted among them: its T transitions, its return."""
+        length = int(self.lengths[number])
+        steps = self._steps(np.full(length, number), np.arange(length))
+        return steps, float(self.returns[number])
+
+    def _steps(self, places: Array, offsets: Array) -> Transitions:
+        """Steps `offsets` [n] of the episodes `places` [n], counted among these."""
+        steps = self._store.transitions(self.numbers[places], offsets)
+        if self.num_clips:
+            steps.truncated[self._is_clip[places] & (offsets == self.lengths[places] - 1)] = True
+        if self._action is not None:
+            self._action.from_env(steps.actions)
+        return steps
+
+    def sample_observations(
+        self, generator: np.random.Generator, num: int, names: Collection[str]
+    ) -> Observations:
+        """{name: [num, ...]} of the transitions that `sample_transitions` would draw, and nothing
+        else of them."""
+        places, offsets = self._draw(generator, num)
+        fields = [OBS + name for name in names]
+        found = self._store.columns(fields, self.numbers[places], offsets)
+        return {name: np.ascontiguousarray(found[OBS + name]) for name in names}
+
+    def sample_actions(self, generator: np.random.Generator, num: int) -> Array:
+        """Stored actions of `num` transitions, [num, n]; nothing else is read of them."""
+        places, offsets = self._draw(generator, num)
+        return self._store.column("actions", self.numbers[places], offsets)
+
+    def append(self, fragments: Sequence[Fragment]) -> None:
+        """Refused: a dataset is finished."""
+        raise EtudeError(f"{self.path} cannot be appended to: it is sealed.")
+
+    def delete_garbage(self, needed_by: Sequence[Tree]) -> list[Path]:
+        """A finished dataset is nobody's to delete."""
+        return []
+
+    def check_unchanged(self) -> None:
+        """Raise where a file of the dataset that is in use was changed."""
+        self._store.check_unchanged()
+
+    def state_dict(self) -> Tree:
+        """The dataset's hash, and that of the choice of its episodes: neither grows with it."""
+        chosen = hashlib.sha256(self.numbers.astype("<i8").tobytes())
+        if self.num_clips:
+            chosen.update(self.lengths.astype("<i8").tobytes())
+        return {**self._store.state_dict(), "episodes_sha256": chosen.hexdigest()}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Refuses a state that was learned from other data, or from other episodes of it."""
+        self._store.load_state_dict(state)
+        if state.get("episodes_sha256") != self.state_dict()["episodes_sha256"]:
+            raise EtudeError(
+                f"This run held out other episodes of {self.path}: resume it with its own "
+                "held_out and add_truncated."
+            )
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _sums(store: Episodes, episodes: Array, steps: Array) -> Array:
+    """[n] float64: what the first `steps` [n] of `episodes` [n] earn, added in their order."""
+    if not len(episodes):
+        return np.empty(0)
+    ends, of = np.cumsum(steps), np.arange(len(episodes)).repeat(steps)
+    offsets = np.arange(ends[-1]) - (ends - steps)[of]
+    return np.bincount(of, store.column("rewards", episodes[of], offsets))

@@ -1,0 +1,192 @@
+"""Loaded policies, to act with in a loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from etude.core.contracts import Array
+from etude.core.errors import UsageError
+from etude.evaluate import fresh
+from etude.models.policies import BasePolicy
+from etude.rollout.group import Inference, restart
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode of a policy in an environment."""
+
+    observations: list[Any]
+    """As the environment gave them; one more than there are actions."""
+    actions: Array
+    """[length, ...]"""
+    rewards: Array
+    """[length] float64"""
+    terminated: bool
+    """Whether the task ended it, rather than a limit of time or of steps."""
+    info: dict[str, Any]
+    """That of the last step; Etude's own tasks put their statistics here, such as is_success."""
+
+    @property
+    def total_reward(self) -> float:
+        """Its return: the sum of its rewards."""
+        return float(self.rewards.sum())
+
+    @property
+    def length(self) -> int:
+        """Its number of steps."""
+        return len(self.rewards)
+
+
+class LoadedPolicy:
+    """A policy that acts: `load_policy(path).act(obs)`, or a whole `episode(env)`.
+
+    A recurrent policy keeps its state from call to call: `reset` it where an episode begins.
+    """
+
+    def __init__(self, policy: BasePolicy) -> None:
+        self.policy = policy
+        self._state: dict[str, Array] = {}
+        self._infer = Inference(policy)
+        self._num_envs = 0
+
+    def __repr__(self) -> str:
+        reads = ", ".join(f"{n} {s.shape}" for n, s in self.policy.actor_observations.items())
+        kind = getattr(self.policy.config, "kind", type(self.policy).__name__)
+        memory = ", with memory" if self.is_recurrent else ""
+        return f"<policy {kind}{memory}: reads {reads}; acts {self.policy.action.kind}>"
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it remembers: then `reset` belongs to the start of every episode."""
+        return bool(self.policy.state_specs)
+
+    def reset(self, env_ids: Array | Sequence[int] | None = None) -> None:
+        """An episode begins: in the given environments, or in all of them.
+
+        env_ids: numbers of environments, or a mask [num_envs] bool such as terminated | truncated.
+        """
+        if env_ids is None:
+            self._state = {}
+            return
+        chosen = np.asarray(env_ids)
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)
+        restart(self._state, self.policy, chosen.astype(np.int64))
+
+    def act(
+        self, obs: Any, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> Array:
+        """The most likely action, as the environment takes it.
+
+        `obs`: {name: array} with what the actor reads (what only a critic reads may be left out),
+        or the array alone where the actor reads one observation. Arrays are of one environment,
+        or [num_envs, ...]. deterministic: False draws the action as in training, from `rng`.
+        """
+        arrays, single = self._batch(obs)
+        num_envs = len(next(iter(arrays.values())))
+        if any(len(array) != num_envs for array in self._state.values()):
+            raise UsageError(
+                "This policy is recurrent and its state is of another number of environments than "
+                f"the {num_envs} it is given: call reset() where episodes begin."
+            )
+        state = self._state or self.policy.initial_state(num_envs)
+        noise = None
+        if not deterministic:
+            drawn = self.policy.noise(rng or np.random.default_rng(), 1, num_envs)
+            noise = torch.from_numpy(drawn)[0]
+        if num_envs != self._num_envs:  # Inference keeps arrays of one size.
+            self._infer, self._num_envs = Inference(self.policy), num_envs
+        answer, _, self._state = self._infer(arrays, state, noise)
+        actions = self.policy.action.to_env(answer)
+        return np.asarray(actions[0]) if single else actions
+
+    def episode(
+        self,
+        env: Any,
+        seed: int | None = None,
+        deterministic: bool = True,
+        max_steps: int | None = None,
+    ) -> Episode:
+        """Plays one episode in a `gymnasium.Env`, such as `etude.make("reach")`.
+
+        seed: of the environment's reset, and of actions that are drawn. max_steps: the episode is
+        cut after so many, for environments without a limit of their own.
+        """
+        if hasattr(env, "single_action_space"):
+            raise UsageError(
+                "An episode is played in one environment: make it with etude.make or "
+                "gymnasium.make, not with make_vec."
+            )
+        rng = np.random.default_rng(seed)
+        self.reset()
+        obs, info = env.reset(seed=seed)
+        observations: list[Any] = [obs]
+        actions: list[Array] = []
+        rewards: list[float] = []
+        terminated = truncated = False
+        while not (terminated or truncated) and (max_steps is None or len(actions) < max_steps):
+            actions.append(self.act(obs, deterministic, rng))
+            obs, reward, terminated, truncated, info = env.step(actions[-1])
+            observations.append(obs)
+            rewards.append(float(reward))
+        self.reset()
+        return Episode(observations, np.stack(actions), np.array(rewards), bool(terminated), info)
+
+    def _batch(self, obs: Any) -> tuple[dict[str, Array], bool]:
+        """{name: [num_envs, n] float32} of what the actor reads; and whether it had no num_envs."""
+        specs = self.policy.actor_observations
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
+            raise UsageError(
+                "act() takes the observation alone, and this is what env.reset() returns, "
+                "(observation, info): write obs, info = env.reset()."
+            )
+        if not isinstance(obs, dict):
+            if len(specs) > 1:
+                raise UsageError(
+                    f"This policy acts on {len(specs)} observations: give "
+                    f"{{{', '.join(f'{name!r}: ...' for name in specs)}}} instead of one array."
+                )
+            obs = dict.fromkeys(specs, obs)
+        if missing := [name for name in specs if name not in obs]:
+            raise UsageError(
+                f"This policy acts on {', '.join(map(repr, specs))}; '{missing[0]}' is missing "
+                f"from {', '.join(map(repr, obs)) or 'an empty observation'}."
+            )
+        arrays = {name: _array(name, obs[name]) for name in specs}
+        single = all(array.shape == specs[name].shape for name, array in arrays.items())
+        if single:
+            arrays = {name: array[None] for name, array in arrays.items()}
+        lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
+        for name, array in arrays.items():
+            if array.shape[1:] != specs[name].shape or len(lengths) > 1:
+                raise UsageError(
+                    f"This policy reads '{name}' as {specs[name].shape}, or as [num_envs, ...] of "
+                    f"that with the same num_envs for every observation; it was given "
+                    f"{', '.join(f'{n!r} {a.shape}' for n, a in arrays.items())}."
+                )
+        return arrays, single
+
+
+def _array(name: str, value: Any) -> Array:
+    """An observation as float32; refuses what holds no numbers."""
+    try:
+        return np.asarray(value, np.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"The observation '{name}' must be an array of numbers, not {type(value).__name__}: "
+            f"{' '.join(str(error).split()).rstrip('.')}."
+        ) from error
+
+
+def load_policy(path: str | Path, trust: bool = False) -> LoadedPolicy:
+    """The policy of a run (its best), of a checkpoint, or of a copied `policy/` folder.
+
+    trust: code that the policy names, such as a kind `module:Class`, may run, now and later.
+    """
+    return LoadedPolicy(fresh.load(Path(path), trust))

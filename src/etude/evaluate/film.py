@@ -1,0 +1,376 @@
+"""Films and picture strips: of clips of motion, and of evaluation episodes, one success and one
+failure of each kind.
+
+Where a motion is imitated, it is shown beside the policy: on the left in a film, above in a strip.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, features
+
+from etude.core.abilities import Pictured, ability
+from etude.core.contracts import Array, BatchEnv
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.core.progress import waiting
+from etude.data.motion import library
+from etude.data.motion.clips import Clip
+from etude.envs.mujoco import offscreen
+from etude.envs.mujoco.decor import dressed
+from etude.envs.mujoco.recorder import Recording
+from etude.envs.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
+from etude.evaluate.footage import Footage, Simulated, Size, can_film, footage, recorder
+from etude.evaluate.fresh import FreshEpisodes, load
+from etude.planning.recipe import Recipe
+from etude.rollout.group import evaluate
+
+SIZE, SMALL = (1280, 720), (640, 360)
+"""Width and height of a film, and of one for a web page."""
+CAPTION = 34
+"""Height of the line under a strip's pictures."""
+GAP = 4
+_LINGER = 1.0
+"""Seconds that a film shows the end."""
+_LONGEST = 15.0
+"""Seconds: of a longer episode, a film shows the last of them."""
+_ENOUGH, _MOST = 6.0, 5
+"""Seconds that a film lasts at least, if so many episodes of its kind suffice."""
+_MOVING_RATE, _MOVING_SECONDS = 15.0, 10.0
+"""Pictures of a second, and seconds, of the moving picture beside a film."""
+_MOVING = (".webp", ".gif")
+INK, PAPER = (30, 34, 40), (255, 255, 255)
+_PANEL, _FAINT = (24, 28, 36, 190), (200, 206, 214)
+_GOOD, _BAD, _PLAIN = (34, 150, 84), (205, 62, 52), (84, 96, 112)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An episode with what is written on its film."""
+
+    footage: Footage
+    title: str
+    detail: str = ""
+    """Such as the episode's number."""
+    outcome: str = ""
+    """Written at the end."""
+    success: bool | None = None
+    """Decides the colour of that."""
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot be filmed, before any episode is played."""
+    check_tools()
+    env = recipe.task.for_film().build(recipe.task.num_agents)
+    try:
+        check_env(env, recipe.task.kind)
+    finally:
+        env.close()
+
+
+def check_env(env: BatchEnv, kind: str) -> None:
+    """Refuse an environment that cannot be drawn."""
+    if not can_film(env):
+        raise UsageError(
+            f"An environment of the kind '{kind}' cannot be filmed, because nothing draws it: give "
+            "the task a method picture(env_id) that returns a picture [height, width, 3] of bytes."
+        )
+    drawing = ability(env, Pictured)
+    if drawing is not None:
+        env.reset(Key(0))
+        drawing.picture(0)  # raises where a package that draws is missing
+
+
+def check_tools(mp4: bool = True) -> None:
+    """Refuse to film where that is not possible, before any episode is played."""
+    if mp4:
+        _ffmpeg()
+    # Read by Gymnasium, whose own choice is a screen.
+    os.environ.setdefault("MUJOCO_GL", offscreen.backend())
+
+
+def check_file(path: Path) -> None:
+    """Refuse a film that `write_file` could not write, before any episode is played."""
+    if path.suffix not in (".mp4", *_MOVING):
+        raise UsageError(f"{path} is no film's name: let it end with .mp4, .webp or .gif.")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name the file that the film is to become.")
+    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise UsageError(
+            "An .mp4 needs imageio-ffmpeg, which is not installed: `pip install etude[video]`, or "
+            "let the film's name end with .webp or .gif."
+        )
+    check_tools(path.suffix == ".mp4")
+
+
+def _ffmpeg() -> Any:
+    try:
+        return importlib.import_module("imageio_ffmpeg")
+    except ImportError as error:
+        raise UsageError(
+            "Films need imageio-ffmpeg, which is not installed: `pip install etude[video]`."
+        ) from error
+
+
+def _writer(path: Path, rate: float, size: Size) -> Any:
+    """Its `send` takes the pictures [height, width, 3] of a film, one by one."""
+    made = _ffmpeg().write_frames(
+        str(path),
+        size,
+        fps=rate,
+        codec="libx264",
+        quality=7,
+        macro_block_size=2,
+        ffmpeg_log_level="error",
+    )
+    made.send(None)
+    return made
+
+
+def typical(fresh: FreshEpisodes, kinds: list[str]) -> dict[str, list[int]]:
+    """{kind: numbers of episodes}: of each kind some of middle length, the most typical first."""
+    chosen = {}
+    for kind in dict.fromkeys(kinds) if kinds else ("episode",):
+        where = np.flatnonzero(np.array(kinds) == kind) if kinds else np.arange(fresh.num_episodes)
+        order = where[np.argsort(fresh.episodes["length"][where], kind="stable")]
+        middle = (len(order) - 1) // 2
+        near = np.argsort(np.abs(np.arange(len(order)) - middle), kind="stable")[:_MOST]
+        chosen[kind] = [int(number) for number in order[near]]
+    return chosen
+
+
+def film(
+    recipe: Recipe,
+    path: Path,
+    fresh: FreshEpisodes,
+    kinds: list[str],
+    folder: Path,
+    size: Size = SIZE,
+    title: str = "",
+) -> list[Path]:
+    """<kind>.png, .mp4 and .webp in a folder of a run's evaluations, for each kind of episode that
+    occurred; path: the policy; title: by default the names of recipe and run."""
+    chosen, made = typical(fresh, kinds), []
+    env, recordings = replay(recipe, path, fresh, [n for group in chosen.values() for n in group])
+    succeeded = fresh.episodes.get("is_success")
+    title = title or ", ".join(dict.fromkeys((recipe.name, folder.parent.parent.name)))
+    for kind, numbers in chosen.items():
+        scenes, seconds = list[Scene](), 0.0
+        for number in numbers:
+            if scenes and seconds >= _ENOUGH:
+                break
+            shown = footage(env, recordings[number])
+            good = None if succeeded is None else bool(succeeded[number])
+            outcome = kind if kinds else ""
+            scenes.append(Scene(shown, title, f"episode {number}", outcome, good))
+            seconds += shown.seconds + _LINGER
+        made += write(scenes, folder, re.sub(r"\W+", "-", kind), size)
+    return made
+
+
+def write(scenes: Sequence[Scene], folder: Path, name: str, size: Size = SIZE) -> list[Path]:
+    """<name>.png, a strip of pictures, <name>.mp4 and <name>.webp, a moving picture for a page, in
+    a folder: episodes one after the other; the strip is of the first."""
+    moving = folder / f"{name}.{'webp' if features.check('webp') else 'gif'}"
+    picture, film = folder / f"{name}.png", folder / f"{name}.mp4"
+    strip(scenes[0]).save(picture, optimize=True)
+    _write_films(scenes, film, moving, size)
+    return [picture, film, moving]
+
+
+def replay(
+    recipe: Recipe, path: Path, fresh: FreshEpisodes, numbers: list[int]
+) -> tuple[BatchEnv, dict[int, Any]]:
+    """Play episodes again, each with the environments of its group, and record them."""
+    policy, places = load(path), {number: fresh.place(number) for number in numbers}
+    task = recipe.task.for_evaluation().for_film()
+    env = task.make(fresh.envs_per_group, recipe.collector.engine_threads)
+    recordings: dict[int, Any] = {}
+    for group in sorted({place[0] for place in places.values()}):
+        wanted = {n: (env_id, episode) for n, (g, env_id, episode) in places.items() if g == group}
+        recording = recorder(env, wanted.values())
+        last = max(episode for _, episode in wanted.values())
+        evaluate(recording, policy, last + 1, fresh.group_key(group), fresh.stochastic)
+        recordings |= {n: recording.recordings[place] for n, place in wanted.items()}
+    env.close()
+    return env, recordings
+
+
+def strip(scene: Scene) -> Image.Image:
+    """Pictures side by side over the whole episode, each with its step; the title above."""
+    steps, columns = scene.footage.strip()
+    title = ", ".join(filter(None, (scene.title, scene.outcome, scene.detail)))
+    title += "; above the motion that it imitates" if scene.footage.figures > 1 else ""
+    return _sheet(columns, [f"step {step}" for step in steps], title)
+
+
+def _sheet(columns: list[list[Array]], captions: list[str], title: str) -> Image.Image:
+    """Columns of pictures [height, width, 3] side by side, a caption below each, a title above."""
+    height, width, _ = columns[0][0].shape
+    tall = height * len(columns[0])
+    sheet = Image.new("RGB", (len(columns) * (width + GAP) - GAP, tall + 2 * CAPTION), color=PAPER)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=CAPTION - 10)
+    pen.text((8, CAPTION // 2), title, INK, font, anchor="lm")
+    for index, (column, caption) in enumerate(zip(columns, captions, strict=True)):
+        left = index * (width + GAP)
+        for line, picture in enumerate(column):
+            sheet.paste(Image.fromarray(picture), (left, CAPTION + line * height))
+        middle = (left + width // 2, CAPTION + tall + CAPTION // 2)
+        pen.text(middle, caption, INK, font, anchor="mm")
+    return sheet
+
+
+def _write_films(scenes: Sequence[Scene], film: Path, moving: Path, size: Size) -> None:
+    """An mp4 in the speed of the simulation, and its first seconds smaller, for a page."""
+    rate, every = _rates(scenes[0].footage)
+    most = round(_MOVING_SECONDS * rate / every)
+    writer, kept = _writer(film, rate, size), list[Image.Image]()
+    total = sum(len(range(0, scene.footage.moments, scene.footage.stride)) for scene in scenes)
+    pictures = chain.from_iterable(_frames(scene, size) for scene in scenes)
+    try:
+        with waiting("drawing", total, "pictures") as wait:
+            for number, picture in enumerate(pictures):
+                writer.send(np.asarray(picture))
+                if number % every == 0 and len(kept) < most:
+                    kept.append(picture.resize(SMALL, Image.Resampling.BOX))
+                wait.done = min(number + 1, total)
+        writer.close()
+    except BaseException:
+        with suppress(Exception):  # ffmpeg may not have had a picture
+            writer.close()
+        film.unlink(missing_ok=True)
+        raise
+    _save_moving(kept, moving, rate / every)
+
+
+def write_file(scenes: Sequence[Scene], path: Path) -> None:
+    """Episodes one after the other in one file: an mp4, or a smaller webp or gif."""
+    rate, every = _rates(scenes[0].footage)
+    if path.suffix in _MOVING:
+        kept = [picture for scene in scenes for picture in _frames(scene, SMALL, every)]
+        _save_moving(kept, path, rate / every)
+        return
+    writer = _writer(path, rate, SIZE)
+    for picture in chain.from_iterable(_frames(scene, SIZE) for scene in scenes):
+        writer.send(np.asarray(picture))
+    writer.close()
+
+
+def _rates(footage: Footage) -> tuple[float, int]:
+    """Pictures of a second in a film, and how many of these a moving picture goes on by."""
+    rate = footage.moment_rate / footage.stride
+    return rate, max(1, round(rate / _MOVING_RATE))
+
+
+def _save_moving(pictures: list[Image.Image], path: Path, rate: float) -> None:
+    """A webp or gif with so many pictures of a second."""
+    options: dict[str, Any] = {"quality": 70, "method": 3} if path.suffix == ".webp" else {}
+    options |= {"append_images": pictures[1:], "duration": round(1000 / rate), "loop": 0}
+    pictures[0].save(path, save_all=True, **options)
+
+
+def _frames(scene: Scene, size: Size, every: int = 1) -> Iterator[Image.Image]:
+    """Every so many of the pictures of a film of one episode, which stays a while at its end."""
+    shown, wide = scene.footage, scene.footage.figures
+    begin, stride = max(0, shown.moments - 1 - round(_LONGEST * shown.moment_rate)), shown.stride
+    moments = [*range(begin, shown.moments - 1, stride * every), shown.moments - 1]
+    each = (size[0] // wide, size[1])
+    for moment, figures in zip(moments, shown.draw(moments, each), strict=True):
+        picture = Image.fromarray(np.concatenate(figures, axis=1))
+        pen, end = Pen(picture), moment == moments[-1]
+        if wide > 1:
+            pen.panel(0, "reference")
+        line, longest = _line(scene, moment), _line(scene, moments[-1])
+        right = pen.panel(each[0] * (wide - 1), scene.title, line, longest)
+        if end and scene.outcome:
+            color = {True: _GOOD, False: _BAD, None: _PLAIN}[scene.success]
+            pen.badge(right, scene.outcome, color)
+        stay = round(_LINGER * shown.moment_rate / (stride * every)) if end else 0
+        yield from repeat(picture, 1 + stay)
+
+
+def _line(scene: Scene, moment: int) -> str:
+    shown = scene.footage
+    step = f"step {moment // shown.substeps} of {shown.steps}"
+    return ", ".join(filter(None, (scene.detail, step, f"{moment / shown.moment_rate:.1f} s")))
+
+
+class Pen:
+    """Writes on a picture, in place, in sizes that suit its height."""
+
+    def __init__(self, picture: Image.Image) -> None:
+        self._unit, self._height = picture.height / 720, picture.height
+        self._draw = ImageDraw.Draw(picture, "RGBA")
+
+    def panel(self, left: float, title: str, line: str = "", longest: str = "") -> float:
+        """A title and a line below it, which may become as long as the longest, at the lower edge
+        of a figure that begins at `left`; the right end."""
+        unit, large, small = self._unit, self._font(27), self._font(20)
+        wide: float = max(large.getlength(title), small.getlength(longest)) + 32 * unit
+        tall, left = (76 if line else 50) * unit, left + 20 * unit
+        top = self._height - tall - 20 * unit
+        self._box(left, top, wide, tall, _PANEL)
+        self._draw.text((left + 16 * unit, top + 25 * unit), title, PAPER, large, anchor="lm")
+        self._draw.text((left + 16 * unit, top + 54 * unit), line, _FAINT, small, anchor="lm")
+        return left + wide
+
+    def badge(self, left: float, text: str, color: tuple[int, int, int]) -> None:
+        """A word in a colour, beside a panel that ends at `left`."""
+        unit, font = self._unit, self._font(27)
+        wide, left = font.getlength(text) + 36 * unit, left + 12 * unit
+        top = self._height - 96 * unit
+        self._box(left, top, wide, 76 * unit, (*color, 235))
+        self._draw.text((left + 18 * unit, top + 38 * unit), text, PAPER, font, anchor="lm")
+
+    def _font(self, size: float) -> Any:
+        return ImageFont.load_default(size=size * self._unit)
+
+    def _box(self, left: float, top: float, wide: float, tall: float, color: Any) -> None:
+        corner = 10 * self._unit
+        self._draw.rounded_rectangle((left, top, left + wide, top + tall), corner, color)
+
+
+def clip_strip(clip: Clip, seconds: float) -> Image.Image:
+    """Pictures of a clip side by side, even in time, each with its moment; the name above."""
+    shown = _clip_footage(clip, seconds)
+    steps, columns = Footage.strip(shown)
+    return _sheet(columns, [f"{step / CONTROL_RATE:.2f} s" for step in steps], _clip_title(clip))
+
+
+def clip_film(clip: Clip, seconds: float, path: Path) -> None:
+    """An mp4 of a clip in real time."""
+    scene = Scene(_clip_footage(clip, seconds), _clip_title(clip))
+    writer = _writer(path, CONTROL_RATE, SIZE)
+    for picture in _frames(scene, SIZE):
+        writer.send(np.asarray(picture))
+    writer.close()
+
+
+def _clip_title(clip: Clip) -> str:
+    return f"{clip.name}: {clip.seconds:.2f} s, {'loops' if clip.loops else 'plays once'}"
+
+
+def _clip_footage(clip: Clip, seconds: float) -> Simulated:
+    """The clip at the control rate."""
+    model = dressed(humanoid_spec())
+    count = max(2, round(seconds * CONTROL_RATE) + 1)
+    poses = library.build((clip,), CONTROL_RATE, count).frames.pose[:count]
+    kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+    data, states = mujoco.MjData(model), np.empty((len(poses), mujoco.mj_stateSize(model, kind)))
+    for pose, state in zip(poses, states, strict=True):
+        data.qpos[:] = pose
+        mujoco.mj_getState(model, data, state, kind)
+    recording = Recording(list(states), list(states), [None] * len(states))
+    return Simulated(model, CAMERA, recording, 1, 1.0 / CONTROL_RATE)

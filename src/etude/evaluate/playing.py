@@ -1,0 +1,248 @@
+"""One environment, played step by step: to be filmed, or shown as it happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from etude.core.abilities import Pictured, ability
+from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations
+from etude.core.errors import UsageError
+from etude.core.keys import Key
+from etude.envs.mujoco.commands import VelocityCommand
+from etude.envs.mujoco.env import MujocoEnv
+from etude.evaluate import fresh
+from etude.evaluate.footage import FRAME_RATE, recorder
+from etude.models.policies import BasePolicy
+from etude.rollout.group import Inference, restart
+
+ZERO, RANDOM = "zero", "random"
+_OWN, _LIMIT = "environment", "time limit"
+"""What ends an episode where no termination has a name."""
+_LATE = 0.25
+"""Seconds behind real time after which the time that was lost is not caught up."""
+
+
+class Actor(Protocol):
+    """What chooses the actions of one environment, or of all its agents."""
+
+    def act(self, obs: Observations) -> Array:
+        """[num_envs, n], as a policy acts: -1 to 1."""
+        ...
+
+    def restart(self) -> None:
+        """The next observation begins an episode."""
+        ...
+
+
+class ZeroActor:
+    """The middle of every range; of choices the first."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int = 1) -> None:
+        array = spec.action.array
+        self._action = np.zeros((num_envs, *array.shape), array.dtype)
+
+    def act(self, obs: Observations) -> Array:
+        return self._action
+
+    def restart(self) -> None:
+        """Nothing is remembered."""
+
+
+class RandomActor:
+    """Uniform in every range, a new action in every step."""
+
+    def __init__(self, spec: EnvSpec, key: Key, num_envs: int = 1) -> None:
+        self._shape, self._sizes = (num_envs, *spec.action.array.shape), spec.action.sizes
+        self._generator = key.generator()
+
+    def act(self, obs: Observations) -> Array:
+        if self._sizes:
+            return self._generator.integers(0, self._sizes, self._shape)
+        return self._generator.uniform(-1.0, 1.0, self._shape).astype(np.float32)
+
+    def restart(self) -> None:
+        """Nothing is remembered."""
+
+
+class PolicyActor:
+    """A policy's most likely actions."""
+
+    def __init__(self, policy: BasePolicy, num_envs: int = 1) -> None:
+        self._policy, self._infer, self._num_envs = policy, Inference(policy), num_envs
+        self._state = policy.initial_state(num_envs)
+
+    def act(self, obs: Observations) -> Array:
+        actions, _, self._state = self._infer(obs, self._state, None)
+        return actions
+
+    def restart(self) -> None:
+        restart(self._state, self._policy, np.arange(self._num_envs))
+
+
+def actor(name: str, env: BatchEnv, key: Key, trust: bool = False) -> Actor:
+    """zero, random, or the best policy of a run; trust: code that the run names may be used."""
+    spec, num_envs = env.spec, env.num_envs
+    if name == ZERO:
+        return ZeroActor(spec, num_envs)
+    if name == RANDOM:
+        return RandomActor(spec, key, num_envs)
+    path = Path(name)
+    if not path.exists():
+        raise UsageError(
+            f"There is no run {name}: the policy is zero, random, or the path of a run's folder."
+        )
+    policy = fresh.load(path, trust)
+    fresh.check_fits(policy, spec, path)
+    return PolicyActor(policy, num_envs)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode so far."""
+
+    number: int
+    """Counted from 0."""
+    length: int
+    """Control steps."""
+    seconds: float
+    total: float
+    """The return."""
+    terms: dict[str, float]
+    """What each term of the reward has added to the return."""
+    ending: str = ""
+    """The terminations that ended it, "environment" or "time limit"; "" while it goes on."""
+    success: bool | None = None
+    """Whether it ended in success; None while it goes on, and where the task does not say."""
+
+    def lines(self) -> list[str]:
+        """For a person: how far it is and its return, then a line for every term."""
+        now = f"episode {self.number}, step {self.length}, {self.seconds:.1f} s"
+        return [now, f"return {self.total:.2f}", *self._terms()]
+
+    def sentence(self) -> str:
+        """The same in one line."""
+        end = {"": "cut there", **{name: f"ended by the {name}" for name in (_OWN, _LIMIT)}}
+        how = end.get(self.ending, f"ended by '{self.ending}'")
+        terms = f" Terms of the reward: {', '.join(self._terms())}." if self.terms else ""
+        return (
+            f"The episode has a return of {self.total:.2f} in {self.length} steps "
+            f"({self.seconds:.1f} s), {how}.{terms}"
+        )
+
+    def _terms(self) -> list[str]:
+        return [f"{name} {value:.2f}" for name, value in self.terms.items()]
+
+
+class Player:
+    """Episode after episode of one environment, step by step; of several agents the first is
+    told of."""
+
+    def __init__(self, env: BatchEnv, actor: Actor, key: Key) -> None:
+        self.env = env
+        self._actor, self._key = actor, key
+        self._stepped: BatchEnv = env
+        self._number, self._length, self._total = 0, 0, 0.0
+        self.dt = 1.0 / FRAME_RATE
+        """Seconds of a step."""
+        drawing = ability(env, Pictured)
+        if drawing is not None:
+            self.dt = 1.0 / drawing.step_rate
+        self.simulated = simulated = ability(env, MujocoEnv)
+        """The simulation inside of the environment, if there is one."""
+        if simulated is not None:
+            self.dt = simulated.dt
+
+    def begin(self) -> None:
+        """The start of the first episode."""
+        self._obs = self._stepped.reset(self._key)
+
+    @property
+    def episode(self) -> Episode:
+        """The episode that is being played."""
+        sums = self.simulated.reward_sums if self.simulated else {}
+        return self._episode({name: float(values[0]) for name, values in sums.items()})
+
+    def _episode(self, terms: dict[str, float], ending: str = "") -> Episode:
+        seconds = self._length * self.dt
+        return Episode(self._number, self._length, seconds, self._total, terms, ending)
+
+    def step(self) -> Episode | None:
+        """One control step; the episode, if it ended with this."""
+        actions = self._actor.act(self._obs)
+        result = self._stepped.step(self.env.spec.action.to_env(actions))
+        self._obs = result.obs
+        self._length += 1
+        self._total += float(result.reward[0])
+        if 0 not in result.final_envs:
+            return None
+        sums = {n.removeprefix("reward/"): v for n, v in result.episodes.items() if "reward/" in n}
+        ended_by = self.simulated.ended_by.items() if self.simulated else ()
+        fired = [name for name, ended in ended_by if ended[0]]
+        ending = ", ".join(fired) or (_OWN if result.terminated[0] else _LIMIT)
+        ended = self._episode({name: float(values[0]) for name, values in sums.items()}, ending)
+        if "is_success" in result.episodes:
+            ended = replace(ended, success=bool(result.episodes["is_success"][0]))
+        self._number, self._length, self._total = self._number + 1, 0, 0.0
+        self._actor.restart()
+        return ended
+
+    def record(self, seconds: float, episodes: int = 1) -> list[tuple[Episode, Any]]:
+        """The first episodes with their recordings, at most so many, cut after so many seconds."""
+        self._stepped = recording = recorder(self.env, [(0, n) for n in range(episodes)])
+        self.begin()
+        played: list[Episode] = []
+        for _ in range(max(1, round(seconds / self.dt))):
+            ended = self.step()
+            if ended is not None:
+                played.append(ended)
+            if len(played) == episodes:
+                break
+        if self._length:
+            played.append(self.episode)
+        recording.close()
+        return [(episode, recording.recordings[0, episode.number]) for episode in played]
+
+
+class Window(Protocol):
+    """Shows a simulation."""
+
+    def is_running(self) -> bool:
+        """Whether it has not been closed."""
+        ...
+
+    def show(self, env: MujocoEnv, lines: Sequence[str]) -> None:
+        """The state of the environment, and lines about it where the window has a place."""
+        ...
+
+
+def watch(player: Player, window: Window, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Episode after episode in real time, until the window is closed or it is stopped."""
+    player.begin()
+    simulated, begin, seconds = player.simulated, time.monotonic(), player.dt
+    assert simulated is not None, "a window shows simulations"
+    for step in count(1):
+        if stopped() or not window.is_running():
+            return
+        window.show(simulated, player.episode.lines())
+        player.step()
+        ahead = begin + step * seconds - time.monotonic()
+        time.sleep(max(0.0, ahead))
+        if ahead < -_LATE:
+            begin -= ahead
+
+
+def hold(env: BatchEnv, command: Sequence[float] | None) -> None:
+    """Give a task that follows velocity commands this one, if any: x, y in m/s, yaw in rad/s."""
+    if command is None:
+        return
+    part = ability(env, VelocityCommand)
+    if part is None:
+        raise UsageError("This task follows no velocity commands: leave out --command.")
+    part.hold(command)

@@ -1,0 +1,351 @@
+"""Demonstrations of a task: by its scripted expert or a trained policy, a share of them failures.
+
+The same recipe, options and seed give the same episodes, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from etude.core.contracts import Array, ArraySpec, Observations, StepResult
+from etude.core.errors import EtudeError
+from etude.core.keys import Key
+from etude.data.importing import Pictures, Tick, finish, new_store
+from etude.data.store.episodes import EpisodeStore
+from etude.data.store.geometry import OBS
+from etude.data.store.labels import Labels
+from etude.envs.mujoco import offscreen
+from etude.envs.mujoco.demonstration import PROGRESS, SIMULATION, TARGET, Actor, Demonstration
+from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.pictures import IMAGE, QuickCamera, demonstrated_env
+from etude.evaluate import fresh
+from etude.planning.recipe import Recipe
+from etude.rollout.group import Inference, restart
+
+NUM_ENVS = 32
+"""Environments that are stepped together."""
+_FAILURES = ("clumsy", "stops", "lets go")
+"""How an episode is made to fail: too much noise, or from a random progress on no more motion, with
+the gripper left as it is or opened."""
+_LINGER = (3, 20)
+"""Steps recorded after the demonstrator has stopped, at least and at most."""
+_PATIENCE = 40
+"""Episodes played for each one that is asked for, before recording is given up."""
+_camera: QuickCamera | None = None
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What to record."""
+
+    episodes: int
+    fail_share: float = 0.5
+    noise: tuple[float, ...] = (0.0, 0.1, 0.2)
+    """Standard deviations of the action noise of successes; each episode draws one."""
+    fail_noise: float = 2.0
+    image_size: int = 128
+    labels: Literal["taken", "intended"] = "taken"
+    reward: Literal["success", "task"] = "success"
+    policy: Path | None = None
+    seed: int = 0
+    workers: int = 2
+    pictures: Pictures = "raw"
+    """How pictures are kept."""
+
+
+def make_demonstrated(recipe: Recipe, num_envs: int) -> tuple[MujocoEnv, Demonstration]:
+    """The environments of a recipe, for recording, and their part that demonstrates."""
+    config = recipe.task
+    # What is learned from demonstrations is the sum of an episode's rewards, which has no discount
+    # for which shaping would cancel.
+    return demonstrated_env(config.model_copy(update={"episodic": True}), num_envs)
+
+
+class PolicyActor:
+    """The most likely actions of a trained policy."""
+
+    def __init__(self, path: Path, env: MujocoEnv) -> None:
+        self._policy = fresh.load(path)
+        fresh.check_fits(self._policy, env.spec, path)
+        self._infer = Inference(self._policy)
+        self._state = self._policy.initial_state(env.num_envs)
+
+    def reset(self, rows: Array) -> None:
+        restart(self._state, self._policy, rows)
+
+    def act(self, obs: Observations) -> Array:
+        read = {name: obs[name] for name in self._policy.actor_observations}
+        actions, _, self._state = self._infer(read, self._state, None)
+        return actions
+
+
+class Perturbations:
+    """What is done to the demonstrator's actions, in each environment for one episode."""
+
+    def __init__(
+        self, options: RecordOptions, key: Key, num_envs: int, max_steps: int, has_gripper: bool
+    ) -> None:
+        """`has_gripper`: the last action is a gripper's, open where positive."""
+        self._options, self._key = options, key
+        self._max_steps, self._has_gripper = max_steps, has_gripper
+        self.kind = np.full(num_envs, -1)
+        """[num_envs]: -1 for a success, else an index into the ways to fail."""
+        self._sigma, self._level = np.zeros(num_envs), np.ones(num_envs)
+        self._linger = np.zeros(num_envs, np.int64)
+        self._last, self._stopped = np.zeros(num_envs, np.int64), np.full(num_envs, -1)
+        self._draws = [np.random.default_rng(0)] * num_envs
+
+    def begin(self, env: int, episode: int, fail: bool) -> None:
+        """Draw the perturbation of a new episode, which is meant to fail or not."""
+        options, draw = self._options, self._key.episode(env, episode)
+        kinds = len(_FAILURES) if self._has_gripper else len(_FAILURES) - 1
+        self.kind[env] = int(draw.integers(kinds)) if fail else -1
+        clumsy = fail and _FAILURES[self.kind[env]] == "clumsy"
+        fail_noise = options.fail_noise * (0.5 + 0.5 * draw.random())
+        self._sigma[env] = fail_noise if clumsy else draw.choice(options.noise)
+        self._level[env] = draw.random() * 0.95 if fail and not clumsy else np.inf
+        self._linger[env] = draw.integers(*_LINGER, endpoint=True)
+        share = 0.25 + 0.75 * draw.random() if clumsy else 1.0
+        self._last[env] = max(2, int(share * self._max_steps))
+        self._stopped[env] = -1
+        self._draws[env] = draw
+
+    def apply(self, wanted: Array, before: Array, progress: Array, elapsed: Array) -> Array:
+        """The actions [num_envs, n] that are taken; before: those of the last step."""
+        stops = (self._stopped < 0) & (progress >= self._level)
+        self._stopped[stops] = elapsed[stops]
+        noise = np.array([draw.standard_normal(wanted.shape[1]) for draw in self._draws])
+        actions = np.clip(wanted + self._sigma[:, None] * noise, -1.0, 1.0).astype(np.float32)
+        idle = np.zeros_like(actions)
+        if self._has_gripper:
+            opens = self.kind == _FAILURES.index("lets go")
+            idle[:, -1] = np.where(opens, 1.0, np.where(before[:, -1] > 0.0, 1.0, -1.0))
+            # Noise would open and close the gripper at random: only clumsy episodes have it there.
+            clumsy = self.kind == _FAILURES.index("clumsy")
+            actions[:, -1] = np.where(clumsy, actions[:, -1], wanted[:, -1])
+        taken: Array = np.where((self._stopped >= 0)[:, None], idle, actions)
+        return taken
+
+    def ending(self, elapsed: Array) -> Array:
+        """[k]: environments whose next step is the last of an episode that is made to fail."""
+        over = (self._stopped >= 0) & (elapsed + 1 >= self._stopped + self._linger)
+        over |= (self.kind >= 0) & (elapsed + 1 >= self._last)
+        return np.flatnonzero(over)
+
+
+@dataclass
+class Recorded:
+    """One recorded episode, still without pictures: obs {name: [T + 1, ...]}."""
+
+    obs: Observations
+    actions: Array
+    rewards: Array
+    terminated: bool
+    success: bool
+    kind: str
+
+
+class Recording:
+    """Steps a task in `NUM_ENVS` environments and gives episodes in the order they end."""
+
+    def __init__(self, recipe: Recipe, options: RecordOptions) -> None:
+        self.env, shown = make_demonstrated(recipe, NUM_ENVS)
+        self.spec, self._options = self.env.spec, options
+        self._actor: Actor = (
+            shown.expert() if options.policy is None else PolicyActor(options.policy, self.env)
+        )
+        assert self.spec.max_episode_steps is not None
+        self.max_steps = self.spec.max_episode_steps
+        key = Key(options.seed).child("record")
+        self._env_key, script = key.child("env"), key.child("script")
+        gripper = shown.has_gripper
+        self._perturbed = Perturbations(options, script, NUM_ENVS, self.max_steps, gripper)
+        self._fails = key.child("fails").generator()
+
+    def episodes(self) -> Iterator[Recorded]:
+        """Episodes without end."""
+        options, batch, env_ids = self._options, self.env, np.arange(NUM_ENVS)
+        elapsed, episodes = np.zeros(NUM_ENVS, np.int64), np.zeros(NUM_ENVS, np.int64)
+        obs = batch.reset(self._env_key)
+        observed = self._buffers(obs)
+        actions: Array = np.ones((NUM_ENVS, *self.spec.action.array.shape), np.float32)
+        done = self._buffers({"actions": actions, "rewards": np.zeros(NUM_ENVS, np.float32)})
+        self._begin(env_ids, episodes)
+        while True:
+            for name, buffer in observed.items():
+                buffer[env_ids, elapsed] = obs[name]
+            wanted = self._actor.act(obs)
+            actions = self._perturbed.apply(wanted, actions, obs[PROGRESS][:, 0], elapsed)
+            batch.elapsed[self._perturbed.ending(elapsed)] = self.max_steps - 1
+            result = batch.step(self.spec.action.to_env(actions))
+            reward = result.reward if options.reward == "task" else _success_reward(result)
+            kept = wanted if options.labels == "intended" else actions
+            done["actions"][env_ids, elapsed], done["rewards"][env_ids, elapsed] = kept, reward
+            elapsed += 1
+            for i, env in enumerate(result.final_envs.tolist()):
+                steps, kind = int(elapsed[env]), self._perturbed.kind[env]
+                yield Recorded(
+                    {
+                        name: np.concatenate([buffer[env, :steps], result.final_obs[name][i][None]])
+                        for name, buffer in observed.items()
+                    },
+                    done["actions"][env, :steps].copy(),
+                    done["rewards"][env, :steps].copy(),
+                    bool(result.terminated[env]),
+                    bool(result.episodes["is_success"][i]),
+                    "demonstration" if kind < 0 else _FAILURES[kind],
+                )
+            if len(result.final_envs):
+                elapsed[result.final_envs] = 0
+                episodes[result.final_envs] += 1
+                self._begin(result.final_envs, episodes)
+            obs = result.obs
+
+    def _begin(self, env_ids: Array, episodes: Array) -> None:
+        self._actor.reset(env_ids)
+        for env in env_ids.tolist():
+            fail = bool(self._fails.random() < self._options.fail_share)
+            self._perturbed.begin(env, int(episodes[env]), fail)
+
+    def _buffers(self, arrays: Observations) -> Observations:
+        """Room for every step of an episode, {name: [num_envs, steps, ...]}."""
+        return {
+            name: np.empty((len(array), self.max_steps, *array.shape[1:]), array.dtype)
+            for name, array in arrays.items()
+        }
+
+    def chosen(self) -> Iterator[Recorded]:
+        """As many successes and failures as were asked for; those beyond are left out."""
+        wanted = {False: round(self._options.episodes * self._options.fail_share)}
+        wanted[True] = self._options.episodes - wanted[False]
+        most = _PATIENCE * (self._options.episodes + NUM_ENVS)
+        for num_played, episode in enumerate(self.episodes(), 1):
+            if wanted[episode.success]:
+                wanted[episode.success] -= 1
+                yield episode
+            if not any(wanted.values()):
+                return
+            if num_played >= most:
+                word = "success" if wanted[True] else "failure"
+                fix = "less --noise, or another --policy" if wanted[True] else "more --fail-noise"
+                raise EtudeError(
+                    f"After {num_played:,} episodes {max(wanted.values()):,} more were to end in "
+                    f"{word}; use {fix}, or another --fail-share."
+                )
+
+
+def _success_reward(result: StepResult) -> Array:
+    """1 in the step that succeeds."""
+    reward: Array = np.zeros(len(result.reward), np.float32)
+    if len(result.final_envs):
+        reward[result.final_envs] = result.episodes["is_success"]
+    return reward
+
+
+def record(
+    recipe: Recipe, out: Path, options: RecordOptions, tick: Tick = lambda done, total: None
+) -> EpisodeStore:
+    """Record a dataset; `tick` counts episodes."""
+    recording = Recording(recipe, options)
+    fields = {
+        OBS + name: ArraySpec(spec.shape, "float32")
+        for name, spec in recording.spec.observations.items()
+        if name not in (SIMULATION, TARGET)
+    }
+    size = options.image_size
+    if size:
+        fields[OBS + IMAGE] = ArraySpec((size, size, 3), "uint8")
+    fields["actions"] = recording.spec.action.array
+    renderers = Renderers(recipe, size, options.workers) if size else None
+    labels = Labels()
+    try:
+        with new_store(out, fields, recording.max_steps, options.pictures) as store:
+            for episode in _with_pictures(recording, renderers):
+                store.append_episode(
+                    episode.obs, episode.actions, episode.rewards, episode.terminated
+                )
+                name = f"take {len(labels)}"
+                labels.add(name, episode.kind, success=episode.success, task=recipe.name)
+                tick(len(labels), options.episodes)
+            chosen = asdict(options) | {"policy": str(options.policy or "scripted expert")}
+            about = {"source": f"recorded from {recipe.name}", "format": "recorded"}
+            notes = {"env": recipe.task.model_dump(mode="json"), "options": chosen}
+            return finish(store, {**about, **notes}, labels)
+    finally:
+        if renderers is not None:
+            renderers.close()
+
+
+def _with_pictures(recording: Recording, renderers: Renderers | None) -> Iterator[Recorded]:
+    def drawn() -> Iterator[tuple[Recorded, Array, Array]]:
+        for episode in recording.chosen():
+            yield episode, episode.obs.pop(SIMULATION), episode.obs.pop(TARGET)
+
+    if renderers is None:
+        yield from (episode for episode, _, _ in drawn())
+        return
+    for episode, pictures in renderers.draw(drawn()):
+        episode.obs[IMAGE] = pictures
+        yield episode
+
+
+def kinds(labels: Labels) -> dict[str, int]:
+    """How many episodes of each kind, and how they ended."""
+    ends = {True: "success", False: "failure", None: "cut short"}
+    pairs = zip(labels.kinds, labels.successes, strict=True)
+    return dict(Counter(f"{kind}: {ends[success]}" for kind, success in pairs))
+
+
+def _start(recipe: Recipe, size: int) -> None:
+    global _camera
+    env, _ = make_demonstrated(recipe, 1)
+    _camera = QuickCamera.of(env, size)
+
+
+def _draw(states: Array, targets: Array) -> Array:
+    """[T, size, size, 3] uint8 of states [T, n] with their targets [T, 3]."""
+    assert _camera is not None
+    return _camera.pictures(states, targets)
+
+
+class Renderers:
+    """Worker processes with a camera each."""
+
+    def __init__(self, recipe: Recipe, size: int, workers: int) -> None:
+        offscreen.backend()  # raises before a worker would
+        self._workers = workers
+        # Spawned: OpenGL and MuJoCo's threads do not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, context, _start, (recipe, size))
+
+    def draw(self, episodes: Iterable[tuple[T, Array, Array]]) -> Iterator[tuple[T, Array]]:
+        """(label, states [T, n], targets [T, 3]) to (label, pictures), in the same order."""
+        waiting: deque[tuple[T, Future[Array]]] = deque()
+        try:
+            for label, states, targets in episodes:
+                waiting.append((label, self._pool.submit(_draw, states, targets)))
+                while len(waiting) > 2 * self._workers:
+                    first, drawn = waiting.popleft()
+                    yield first, drawn.result()
+            for first, drawn in waiting:
+                yield first, drawn.result()
+        except BrokenProcessPool as error:
+            raise EtudeError(
+                "A process that draws pictures died: try MUJOCO_GL=osmesa, or record without "
+                "pictures (--image-size 0)."
+            ) from error
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

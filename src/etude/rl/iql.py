@@ -1,0 +1,158 @@
+"""Implicit Q-learning (Kostrikov et al. 2021): a policy from a dataset; its critics are never asked
+about actions that nobody took.
+
+One gradient step, top to bottom (`learn`):
+
+1. Values: V(s) is drawn to an upper expectile of the target critics' smaller estimate at the
+   dataset's actions. Errors where V is too low weigh `expectile`, the others 1 - `expectile`, so V
+   tends to what the better of the actions there lead to.
+2. Critics: both are drawn to  r + gamma * V(s'),  r alone where the episode terminated.
+3. Actor: the squared error to the dataset's action, weighted by exp(temperature * (Q - V)): actions
+   that did better than V are imitated more.
+4. Every `target_interval` steps the target critics follow.
+
+`rewards.py` says what r is, `off_policy.py` where the states come from. With an environment and no
+dataset the same update learns from the replay; it then needs a larger `temperature` and more noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from etude.core.clock import Clock
+from etude.core.contracts import Broadcast
+from etude.core.metrics.declared import Column, Metric, Metrics
+from etude.core.trees import Tree
+from etude.data.returns import td_targets
+from etude.models.actors import DeterministicPolicy
+from etude.rl.off_policy import OffPolicy
+from etude.rl.optimizer import NetworkOptimizer
+from etude.rl.replay import METRICS, OffPolicyConfig
+from etude.rl.sampling import Batch
+
+
+class IQLConfig(OffPolicyConfig):
+    """Implicit Q-learning."""
+
+    policies: ClassVar[str] = "deterministic"
+    metrics: ClassVar[Metrics] = (
+        *METRICS,
+        Metric("train/v_mean", "V", ".3g", Column(22, 9, "offline"), epoch=2),
+        Metric("train/weight_mean", "weight", ".3g", Column(23, 8, "offline")),
+        Metric(
+            "train/actor_loss",
+            "actor loss",
+            explored_by="algorithm.exploration, algorithm.warmup_steps",
+        ),
+    )
+
+    kind: Literal["iql"] = Field("iql", description="Implicit Q-learning.")
+    expectile: float = Field(
+        0.7,
+        gt=0,
+        lt=1,
+        description="Of Q at the dataset's actions, what V tends to; .5 is the mean.",
+    )
+    temperature: float = Field(
+        3.0, ge=0, description="How much better actions are preferred; 0 imitates all alike."
+    )
+    max_weight: float = Field(100.0, gt=0, description="Largest weight of an action.")
+    exploration: float = Field(0.1, ge=0, description="Std of the exploration noise.")
+
+    @property
+    def imitates(self) -> bool:
+        return bool(self.dataset)
+
+    def make(self, *parts: Any) -> IQL:
+        return IQL(self, *parts)
+
+
+class IQL(OffPolicy):
+    """See the module's text."""
+
+    config: IQLConfig
+    policy: DeterministicPolicy
+    noise_draws = 1
+
+    def setup(self) -> None:
+        generator = None
+        if self.device.type != "meta":
+            generator = torch.Generator().manual_seed(self._key.child("values").integer())
+        self.values = self.policy.make_values(generator).to(self.device)
+        self.value_optimizer = NetworkOptimizer("values", self.values, self.config.adam_epsilon)
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        broadcast = super().broadcast(clock)
+        broadcast.policy["exploration"] = torch.tensor(self.config.exploration)
+        return broadcast
+
+    def learn(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        config, policy = self.config, self.policy
+        features = [policy.prepare(batch.obs) for batch in batches]
+
+        value_losses, advantages, v_means = [], [], []
+        for x, batch in zip(features, batches, strict=True):
+            with torch.no_grad():
+                q = self.critic_target.module.min_q(x, batch.actions)
+            values = self.values(x).squeeze(-1)
+            advantage = q - values
+            below = (advantage < 0).float()
+            weight = (config.expectile - below).abs()  # 1 - expectile where V is too high
+            value_losses.append((weight * advantage.square()).mean())
+            advantages.append(advantage.detach())
+            v_means.append(values.detach().mean())
+        targets = [self.target(batch) for batch in batches]
+        value_loss = self.value_optimizer.mean_gradient(value_losses)
+        self.value_optimizer.step(config.learning_rate)
+
+        critic_loss, q_mean = self.critic_gradient(features, batches, targets)
+        self.critic_optimizer.step(config.learning_rate)
+
+        weights = [(config.temperature * a).exp().clamp(max=config.max_weight) for a in advantages]
+        actor_losses = [
+            (w * (policy.actions(x) - batch.actions).square().mean(-1)).mean()
+            for w, x, batch in zip(weights, features, batches, strict=True)
+        ]
+        actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
+        self.actor_optimizer.step(config.learning_rate)
+
+        self.num_updates += 1
+        if self._targets_are_due:
+            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+        return {
+            "train/critic_loss": critic_loss,
+            "train/actor_loss": actor_loss,
+            "train/value_loss": value_loss,
+            "train/q_mean": q_mean,
+            "train/v_mean": torch.stack(v_means).mean(),
+            "train/weight_mean": torch.stack([w.mean() for w in weights]).mean(),
+        }
+
+    @torch.no_grad()
+    def target(self, batch: Batch) -> torch.Tensor:
+        """[n]: what both critics are to say of the sampled actions."""
+        following = self.values(self.policy.prepare(batch.next_obs)).squeeze(-1)
+        return td_targets(batch.rewards, following, batch.terminated, self.config.gamma)
+
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        super().start_from(arrays, training)
+        if training is not None:
+            self.value_optimizer.flat.data.copy_(torch.as_tensor(training["values"]))
+
+    def state_dict(self) -> Tree:
+        values = {
+            "values": self.value_optimizer.flat.data.detach(),
+            "value_optimizer": self.value_optimizer.state_dict(),
+        }
+        return {**super().state_dict(), **values}
+
+    def load_state_dict(self, state: Tree) -> None:
+        super().load_state_dict(state)
+        self.value_optimizer.flat.data.copy_(torch.as_tensor(state["values"]))
+        self.value_optimizer.load_state_dict(state["value_optimizer"])

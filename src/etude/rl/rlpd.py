@@ -1,0 +1,229 @@
+"""Reinforcement learning with prior data (Ball et al. 2023): SAC that replays demonstrations too.
+
+What differs from SAC (`sac.py`):
+
+1. Half of every batch is drawn from the dataset, the other half from the replay. Nothing is
+   learned before the environment is stepped, and nothing is imitated.
+2. Critics are an ensemble with layer norm, which keeps them from believing in actions that neither
+   half shows. Each step's targets are the smaller estimate of two of them, drawn at random.
+3. Critics are trained `actor_interval` times as often as actor and entropy coefficient; the actor
+   goes by the mean of all critics.
+
+The paper takes 20 gradient steps for each environment step (from states). Here that ratio is
+`train_batches` over the steps of an iteration; the recipes have 1, to save time, and the plan says
+which it is.
+
+The rewards of the dataset have to be those of the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from etude.core.errors import UsageError
+from etude.core.trees import Tree
+from etude.data.returns import td_targets
+from etude.data.store.manifest import open_episodes
+from etude.data.store.tasks import open_with_task
+from etude.data.store.views import EpisodesOf
+from etude.models.actors import Critics
+from etude.models.policies import Features
+from etude.planning.recipe import Recipe, RewardsSection
+from etude.planning.resolve import Resolved
+from etude.rl import offline
+from etude.rl.off_policy import ReplayGeometry
+from etude.rl.offline import dataset_geometry
+from etude.rl.sac import SAC, SACConfig
+from etude.rl.sampling import Batch, Experience, Sample, mixture, uniform
+
+
+class RLPDConfig(SACConfig):
+    """SAC that replays a dataset of demonstrations beside its own experience."""
+
+    rewards_from: ClassVar[str] = ""
+
+    kind: Literal["rlpd"] = Field(  # type: ignore[assignment]
+        "rlpd", description="SAC that replays demonstrations too (RLPD)."
+    )
+    train_batches: int = Field(
+        100,
+        ge=1,
+        description="Gradient steps of an iteration. The paper takes 20 for each environment step: "
+        "20 x collector.num_envs x rollout_steps.",
+    )
+    share: float = Field(
+        0.5, gt=0, lt=1, description="Share of every batch that is drawn from the dataset."
+    )
+    num_critics: int = Field(10, ge=1, description="Critics of the ensemble.")
+    subset: int = Field(
+        2, ge=1, description="Critics, drawn at random, whose smallest estimate is the target."
+    )
+    actor_interval: int = Field(
+        5, ge=1, description="Gradient steps of the critics for one of the actor."
+    )
+
+    @property
+    def offline(self) -> bool:
+        return False
+
+    @property
+    def replayed(self) -> int:
+        return self.batch_size - int(self.batch_size * self.share)
+
+    def geometry(self, recipe: Recipe) -> ReplayGeometry | None:
+        if recipe.env is None:
+            raise UsageError(
+                "rlpd learns in an environment: name one with --env.kind, --env.id or --env.task; "
+                "`etude train iql` learns from a dataset alone."
+            )
+        if recipe.rewards.kind != "given":
+            raise UsageError(
+                f"rlpd learns from the rewards of environment and dataset, and rewards.kind is "
+                f"{recipe.rewards.kind}: leave it at given."
+            )
+        if getattr(recipe.policy, "layer_norm", "all") == "off":
+            raise UsageError(
+                "The critics of rlpd need layer norm: set --policy.layer-norm critic or all."
+            )
+        if self.subset > self.num_critics:
+            raise UsageError(
+                f"algorithm.subset {self.subset} of {self.num_critics} critics cannot be drawn: "
+                f"use {self.num_critics} or fewer, or more algorithm.num_critics."
+            )
+        dataset_geometry(self)
+        return super().geometry(recipe)
+
+    def make(self, policy: Any, *parts: Any, **named: Any) -> RLPD:
+        return RLPD(self, policy, *parts, **named)
+
+    def update_lines(self, rewards: RewardsSection) -> list[str]:
+        shown, batches = self.batch_size - self.replayed, self.train_batches
+        return [
+            f"update: {batches:,} batches of {self.batch_size:,} transitions, {shown:,} of them "
+            f"from the dataset, for {self.num_critics} critics; "
+            f"{batches // self.actor_interval:,} for the actor",
+            *rewards.lines,
+        ]
+
+    def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
+        found = super().estimates(run, training)
+        return {**found, "workspace": found["workspace"] * max(self.num_critics, 2) // 2}
+
+    def _notes(self, run: Resolved) -> list[str]:
+        store = open_episodes(Path(self.dataset), ())
+        episodes, steps = store.num_episodes, store.num_transitions
+        store.close()
+        says = f"{episodes:,} episodes of {steps:,} steps are replayed beside what is collected."
+        steps, batches = run.geometry.steps_per_iteration, self.train_batches
+        ratio = (
+            f"{batches / steps:.3g} gradient steps for each environment step, to save time. The "
+            f"paper takes 20, with --algorithm.train-batches {20 * steps}: learning then takes "
+            f"{20 * steps / batches:.3g} times as long."
+        )
+        return [*super()._notes(run), says, *([ratio] if batches < 20 * steps else [])]
+
+
+class RLPD(SAC):
+    """See the module's text."""
+
+    config: RLPDConfig
+
+    def setup(self) -> None:
+        super().setup()
+        config, policy = self.config, self.policy
+        store = open_with_task(Path(config.dataset), set(policy.observations))
+        offline.check_fits(store, policy.observations, policy.action, policy.observations)
+        if missing := set(policy.observations) - store.geometry.observations.keys():
+            raise UsageError(
+                f"{store.path} has no {', '.join(sorted(missing))}, which the policy reads: choose "
+                "observations that it has, or record it anew."
+            )
+        if unknown := store.labels.num_unrewarded:
+            raise UsageError(
+                f"{store.path} has no rewards for {unknown:,} of its {store.num_episodes:,} "
+                "episodes, and rlpd learns from the environment's: record it with --reward task."
+            )
+        every = np.arange(store.num_episodes)
+        self.demonstrations = EpisodesOf(store, every, policy.action)
+
+    def make_critics(self, generator: torch.Generator | None) -> Critics:
+        return self.policy.make_critics(generator, self.config.num_critics)
+
+    def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
+        return mixture(self._demonstrated, super().sample, self.config.share)(
+            store, generator, size
+        )
+
+    def _demonstrated(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
+        return uniform(self.demonstrations, generator, size)
+
+    def learn(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        config, policy = self.config, self.policy
+        alpha = self.log_alpha.exp()
+        features = [policy.prepare(batch.obs) for batch in batches]
+
+        targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
+        weight = 1.0 / config.num_critics
+        critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight)
+        self.critic_optimizer.step(config.learning_rate)
+        metrics = {"train/critic_loss": critic_loss, "train/q_mean": q_mean}
+
+        self.num_updates += 1
+        if self._targets_are_due:
+            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+        if self.num_updates % config.actor_interval == 0:
+            metrics |= self._learn_to_act(features, noises, alpha)
+        return metrics
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        """[n]: what all critics are to say of the sampled actions."""
+        config, following = self.config, self.policy.prepare(batch.next_obs)
+        actions, log_probs = self.policy.sample(following, noise)
+        drawn = self._key.child("subset", self.num_updates).generator()
+        among = drawn.choice(config.num_critics, config.subset, replace=False).tolist()
+        min_q = self.critic_target.module.min_q(following, actions, among)
+        next_values = min_q - alpha * log_probs
+        return td_targets(batch.rewards, next_values, batch.terminated, config.gamma)
+
+    def _learn_to_act(
+        self, features: Sequence[Features], noises: Sequence[torch.Tensor], alpha: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """A step of the actor along the mean of all critics, and one of the entropy coefficient."""
+        config = self.config
+        drawn = [self.policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
+        losses = []
+        for x, (actions, log_probs) in zip(features, drawn, strict=True):
+            mean_q = torch.stack(self.critics(x, actions)).mean(0)
+            losses.append((alpha * log_probs - mean_q).mean())
+        metrics = {"train/actor_loss": self.actor_optimizer.mean_gradient(losses)}
+        self.actor_optimizer.step(config.learning_rate)
+        metrics["train/ent_coef"] = alpha.squeeze()
+        if config.alpha is None:
+            surplus = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
+            metrics["train/ent_coef_loss"] = surplus
+            self.alpha_optimizer.step(config.learning_rate)
+        return metrics
+
+    def check_unchanged(self) -> None:
+        super().check_unchanged()
+        self.demonstrations.check_unchanged()
+
+    def state_dict(self) -> Tree:
+        return {**super().state_dict(), "demonstrations": self.demonstrations.state_dict()}
+
+    def load_state_dict(self, state: Tree) -> None:
+        super().load_state_dict(state)
+        self.demonstrations.load_state_dict(state["demonstrations"])
+
+    def close(self) -> None:
+        super().close()
+        self.demonstrations.close()

@@ -1,0 +1,152 @@
+"""Soft actor-critic: maximise rewards and the entropy of the policy.
+
+One gradient step, top to bottom (`learn`):
+
+1. The policy says what it would do now in the replayed states, and how likely that was.
+2. Critics: both are drawn to  r + gamma * (min of the target critics - alpha * log-probability)
+   of an action the policy takes in the next state; r alone where the episode terminated.
+3. Alpha, the entropy coefficient, rises while the policy is more certain than it should be.
+4. Actor: minimises  alpha * log-probability - min of the critics  of its action, with the critics
+   as they now are.
+5. The target critics follow the critics.
+
+Alpha is the one from before this step in all of them. `rewards.py` says what r is, `off_policy.py`
+where the states come from. Steps are taken in the order of stable-baselines3, to whose update a
+test holds this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from etude.core.errors import NonFinite
+from etude.core.metrics.declared import Column, Curve, Metric, Metrics
+from etude.core.trees import Tree
+from etude.data.returns import td_targets
+from etude.models.actors import SquashedPolicy
+from etude.rl.off_policy import OffPolicy
+from etude.rl.optimizer import Adam
+from etude.rl.replay import METRICS, OffPolicyConfig
+from etude.rl.sampling import Batch
+
+
+class SACConfig(OffPolicyConfig):
+    """Soft actor-critic."""
+
+    policies: ClassVar[str] = "squashed"
+    aliases = OffPolicyConfig.aliases | {"alpha": "ent_coef entropy_coef"}
+    metrics: ClassVar[Metrics] = (
+        *METRICS,
+        Metric(
+            "train/ent_coef",
+            "alpha",
+            ".3g",
+            Column(22, 8, "online"),
+            Curve(64, "yellow", (0, None), "entropy coef."),
+            explored_by="algorithm.target_entropy or algorithm.alpha, algorithm.warmup_steps",
+        ),
+    )
+
+    kind: Literal["sac"] = Field("sac", description="Soft actor-critic.")
+    alpha: float | None = Field(None, gt=0, description="Entropy coefficient; None learns it.")
+    initial_alpha: float = Field(
+        1.0,
+        gt=0,
+        description="Initial value of a learned entropy coefficient. It falls by about a quarter "
+        "in 1,000 gradient steps: start below the reward of a step, or entropy outweighs rewards.",
+    )
+    target_entropy: float | None = Field(
+        None,
+        description="Entropy that a learned coefficient aims at; None: minus the action dimension.",
+    )
+
+    def make(self, *parts: Any, **named: Any) -> SAC:
+        return SAC(self, *parts, **named)
+
+
+class SAC(OffPolicy):
+    """See the module's text."""
+
+    config: SACConfig
+    policy: SquashedPolicy
+    noise_draws = 2
+
+    def setup(self) -> None:
+        config = self.config
+        given = config.target_entropy
+        self.target_entropy = -float(self.policy.num_actions) if given is None else given
+        self.log_alpha = torch.full(
+            (1,), math.log(config.alpha or config.initial_alpha), device=self.device
+        )
+        self._alpha_grad = torch.zeros_like(self.log_alpha)
+        self.alpha_optimizer = Adam(self.log_alpha, self._alpha_grad, config.adam_epsilon)
+
+    def learn(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        config, policy, critics = self.config, self.policy, self.critics
+        alpha = self.log_alpha.exp()
+        features = [policy.prepare(batch.obs) for batch in batches]
+        drawn = [policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
+
+        targets = [self.target(b, z[1], alpha) for b, z in zip(batches, noises, strict=True)]
+        critic_loss, q_mean = self.critic_gradient(features, batches, targets, weight=0.5)
+        alpha_loss = self._alpha_gradient([log_probs.detach() for _, log_probs in drawn])
+        if config.alpha is None:
+            self.alpha_optimizer.step(config.learning_rate)
+        self.critic_optimizer.step(config.learning_rate)
+
+        actor_losses = []
+        for x, (actions, log_probs) in zip(features, drawn, strict=True):
+            min_q = critics.min_q(x, actions)
+            actor_losses.append((alpha * log_probs - min_q).mean())
+        actor_loss = self.actor_optimizer.mean_gradient(actor_losses)
+        self.actor_optimizer.step(config.learning_rate)
+
+        self.num_updates += 1
+        if self._targets_are_due:
+            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+        metrics = {
+            "train/critic_loss": critic_loss,
+            "train/actor_loss": actor_loss,
+            "train/ent_coef": alpha.squeeze(),
+            "train/q_mean": q_mean,
+        }
+        return metrics | ({"train/ent_coef_loss": alpha_loss} if config.alpha is None else {})
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        """[n]: what both critics are to say of the sampled actions."""
+        following = self.policy.prepare(batch.next_obs)
+        actions, log_probs = self.policy.sample(following, noise)
+        min_q = self.critic_target.module.min_q(following, actions)
+        next_values = min_q - alpha * log_probs
+        return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
+
+    def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The loss []  -log alpha * mean(log-probability + target entropy),  gradient kept."""
+        surplus = torch.stack([x.mean() for x in log_probs]).mean() + self.target_entropy
+        self._alpha_grad.copy_(-surplus)
+        loss = -self.log_alpha.squeeze() * surplus
+        if not bool(loss.isfinite()):
+            raise NonFinite("the loss of the entropy coefficient")
+        return loss
+
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        super().start_from(arrays, training)
+        if training is not None:
+            self.log_alpha.copy_(torch.as_tensor(training["log_alpha"]))
+
+    def state_dict(self) -> Tree:
+        alpha = {"log_alpha": self.log_alpha, "alpha_optimizer": self.alpha_optimizer.state_dict()}
+        return {**super().state_dict(), **alpha}
+
+    def load_state_dict(self, state: Tree) -> None:
+        super().load_state_dict(state)
+        self.log_alpha.copy_(torch.as_tensor(state["log_alpha"]))
+        self.alpha_optimizer.load_state_dict(state["alpha_optimizer"])

@@ -1,0 +1,150 @@
+"""Twin delayed deep deterministic policy gradient.
+
+One gradient step, top to bottom (`learn`):
+
+1. Critics: both are drawn to  r + gamma * min of the target critics  at the action the target
+   actor takes in the next state, blurred by clipped noise so that no sharp peak of a critic is
+   believed; r alone where the episode terminated.
+2. Every `delay` steps, actor: maximises Q, the first critic's value of its action. With
+   `behaviour_coef` it is also drawn to the replayed action, for learning from a dataset, where a
+   critic's error about actions that nobody took is never found out (TD3+BC): it minimises
+   (action - replayed action)^2 - Q / (behaviour_coef * mean of |Q|).
+3. Every `target_interval` steps the targets follow critics and actor.
+
+`rewards.py` says what r is, `off_policy.py` where the states come from. A test holds this update to
+the one of stable-baselines3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch.nn import functional
+
+from etude.core.clock import Clock
+from etude.core.contracts import Broadcast
+from etude.core.metrics.declared import Column, Metric, Metrics
+from etude.core.trees import Tree
+from etude.data.returns import td_targets
+from etude.models.actors import DeterministicPolicy
+from etude.rl.off_policy import OffPolicy
+from etude.rl.optimizer import TargetNetwork
+from etude.rl.replay import METRICS, OffPolicyConfig
+from etude.rl.sampling import Batch
+
+_TINY = 1e-8
+"""Critics that say nothing yet are not divided by."""
+
+
+class TD3Config(OffPolicyConfig):
+    """Twin delayed deep deterministic policy gradient."""
+
+    policies: ClassVar[str] = "deterministic"
+    metrics: ClassVar[Metrics] = (
+        *METRICS,
+        Metric("train/behaviour_error", "imitation", ".3g", Column(22, 10, "offline")),
+        Metric(
+            "train/actor_loss",
+            "actor loss",
+            explored_by="algorithm.exploration, algorithm.warmup_steps",
+        ),
+    )
+
+    kind: Literal["td3"] = Field("td3", description="Twin delayed DDPG.")
+    exploration: float = Field(0.1, ge=0, description="Std of the exploration noise.")
+    target_noise: float = Field(0.2, ge=0, description="Std of the noise on target actions.")
+    target_noise_clip: float = Field(0.5, ge=0, description="Clip range of the target noise.")
+    delay: int = Field(2, ge=1, description="Gradient steps of the critics per step of the actor.")
+    behaviour_coef: float | None = Field(
+        None,
+        gt=0,
+        description="Weight of imitating the actions of a dataset: 1 / alpha of TD3+BC, whose "
+        "default 2.5 is 0.4 here. None trains without imitation.",
+    )
+    target_interval: int = Field(
+        2, ge=1, description="Gradient steps between updates of the target networks."
+    )
+
+    @property
+    def imitates(self) -> bool:
+        return self.behaviour_coef is not None
+
+    def make(self, *parts: Any, **named: Any) -> TD3:
+        return TD3(self, *parts, **named)
+
+
+class TD3(OffPolicy):
+    """See the module's text."""
+
+    config: TD3Config
+    policy: DeterministicPolicy
+    noise_draws = 1
+
+    def setup(self) -> None:
+        self.actor_target = TargetNetwork(self.policy.actor)
+
+    def broadcast(self, clock: Clock) -> Broadcast:
+        broadcast = super().broadcast(clock)
+        broadcast.policy["exploration"] = torch.tensor(self.config.exploration)
+        return broadcast
+
+    def learn(
+        self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        config, policy, critics = self.config, self.policy, self.critics
+        features = [policy.prepare(batch.obs) for batch in batches]
+
+        targets = [self.target(batch, z[0]) for batch, z in zip(batches, noises, strict=True)]
+        critic_loss, q_mean = self.critic_gradient(features, batches, targets)
+        metrics = {"train/critic_loss": critic_loss, "train/q_mean": q_mean}
+        self.critic_optimizer.step(config.learning_rate)
+
+        self.num_updates += 1
+        if self.num_updates % config.delay == 0:
+            chosen = [policy.actions(x) for x in features]
+            pairs = zip(features, chosen, strict=True)
+            q_values = [critics.first_q(x, actions) for x, actions in pairs]
+            actor_losses = [-q.mean() for q in q_values]
+            if config.behaviour_coef is not None:
+                errors = [
+                    functional.mse_loss(actions, batch.actions)
+                    for actions, batch in zip(chosen, batches, strict=True)
+                ]
+                size = torch.stack([q.detach().abs().mean() for q in q_values]).mean()
+                share = 1.0 / (config.behaviour_coef * size.clamp_min(_TINY))
+                actor_losses = [
+                    share * loss + error for loss, error in zip(actor_losses, errors, strict=True)
+                ]
+                metrics["train/behaviour_error"] = torch.stack(errors).detach().mean()
+            metrics["train/actor_loss"] = self.actor_optimizer.mean_gradient(actor_losses)
+            self.actor_optimizer.step(config.learning_rate)
+
+        if self._targets_are_due:
+            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+            self.actor_target.follow(self.actor_optimizer.flat.data, 1.0 - config.polyak)
+        return metrics
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
+        """[n]: what both critics are to say of the sampled actions."""
+        config, following = self.config, self.policy.prepare(batch.next_obs)
+        most = config.target_noise_clip
+        blur = (config.target_noise * noise).clamp(-most, most)
+        actions = (self.actor_target.module(following).tanh() + blur).clamp(-1.0, 1.0)
+        min_q = self.critic_target.module.min_q(following, actions)
+        return td_targets(batch.rewards, min_q, batch.terminated, config.gamma)
+
+    def start_from(self, arrays: Tree, training: Tree | None) -> None:
+        super().start_from(arrays, training)
+        known = self.actor_optimizer.flat.data if training is None else training["actor_target"]
+        self.actor_target.data.copy_(torch.as_tensor(known))
+
+    def state_dict(self) -> Tree:
+        return {**super().state_dict(), "actor_target": self.actor_target.data}
+
+    def load_state_dict(self, state: Tree) -> None:
+        super().load_state_dict(state)
+        self.actor_target.data.copy_(torch.as_tensor(state["actor_target"]))

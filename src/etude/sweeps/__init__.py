@@ -1,1 +1,0 @@
-"""Sweeps: many trials of one recipe, of which the best go on."""

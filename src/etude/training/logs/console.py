@@ -1,0 +1,108 @@
+"""The plain table: a heading now and then, one line per cycle, a summary per epoch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
+
+from etude.core.history import Row as LogRow
+from etude.core.metrics.declared import (
+    Health,
+    Metric,
+    Metrics,
+    Row,
+    episode_metric,
+    is_offline,
+    numbers,
+)
+from etude.core.metrics.usage import fleet
+
+ROWS_PER_HEADING = 20
+
+
+class ConsoleTable:
+    """Prints log rows for a person to follow; what a row does not have stays empty."""
+
+    def __init__(self, health: Health, stream: TextIO | None = None) -> None:
+        """`health`: follows the run; of its declared metrics those with a column are shown."""
+        self._health = health
+        epoch = [(m.epoch, m) for m in health.metrics if m.epoch is not None]
+        self._epoch = sorted(epoch, key=lambda pair: pair[0])
+        self._stream = stream or sys.stdout
+        self._rows = 0
+        self._last: Mapping[str, float] = {}
+        self._explained: set[str] = set()
+
+    def begin(self, history: Iterable[LogRow]) -> None:
+        """Rows from before a resume have been printed before."""
+        self._health.begin(history)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Print the line of a cycle that ended, now and then below a heading."""
+        values = numbers(row)
+        columns = columns_of(self._health.metrics, values)
+        if self._rows % ROWS_PER_HEADING == 0:
+            print(heading_of(columns), file=self._stream)
+        self._rows += 1
+        print(line_of(columns, values), file=self._stream, flush=True)
+        self._last = values
+        self._health.add(values)
+
+    def epoch(self, number: int, summary: Mapping[str, float]) -> None:
+        """Print the line of an epoch that ended, of whose metrics `summary` holds the means.
+
+        It has what was reached and where that goes, the last evaluation beside the best, and what
+        looks wrong (the first time with what to try).
+        """
+        values = {**self._last, **summary}
+        shown = [metric for _, metric in self._epoch if metric.name in values]
+        trend = {episode_metric(self._health): f" {self._health.trend}".rstrip()}
+        parts = [f"{m.label} {text_of(m, values)}{trend.get(m.name, '')}" for m in shown]
+        parts += [evaluated.words()] if (evaluated := self._health.evaluated) else []
+        parts += fleet(values)
+        warnings = self._health.warnings
+        for name, text in warnings:
+            parts.append(f"WARNING {name}" + ("" if name in self._explained else f" ({text})"))
+        self._explained = {name for name, _ in warnings}
+        parts = parts or ["no episode has ended yet"]
+        print(f"  epoch {number}: {', '.join(parts)}", file=self._stream, flush=True)
+
+    def close(self) -> None: ...
+
+
+Columns = list[tuple[Metric, int]]
+"""The columns of a table with their widths in characters."""
+
+
+def columns_of(metrics: Metrics, row: Row, most: int | None = None) -> Columns:
+    """The columns of a table of such rows, within `most` characters if that is given.
+
+    Those that fit are chosen among the ones that hold a value.
+    """
+    runs = ("all", "offline" if is_offline(row) else "online")
+    placed = [(m.column, m) for m in metrics if m.column and m.column.runs in runs]
+    columns = [
+        (metric, max(column.width, len(metric.label) + 1))
+        for column, metric in sorted(placed, key=lambda pair: pair[0].place)
+    ]
+    if most is None:
+        return columns
+    chosen: Columns = []
+    for metric, width in columns:
+        if metric.name in row and sum(w for _, w in chosen) + width <= most:
+            chosen.append((metric, width))
+    return chosen
+
+
+def heading_of(columns: Columns) -> str:
+    return "".join(f"{metric.label:>{width}}" for metric, width in columns)
+
+
+def line_of(columns: Columns, row: Row) -> str:
+    """A row of the table; what it does not hold stays empty."""
+    return "".join(f"{text_of(metric, row):>{width}}" for metric, width in columns).rstrip()
+
+
+def text_of(metric: Metric, row: Row) -> str:
+    return format(row[metric.name], metric.format) if metric.name in row else ""

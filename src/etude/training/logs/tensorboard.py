@@ -1,0 +1,205 @@
+"""TensorBoard: a scalar per metric and row, the recipe as text and as hyperparameters.
+
+Files are in the run's folder itself, whose name TensorBoard then gives to the run. They are
+written with TensorBoard's own record writer and message types, row by row and without a thread of
+their own. Its EventFileWriter would load all of TensorFlow where that is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from etude.core.errors import EtudeError
+from etude.core.history import Row, history_of
+from etude.core.metrics.declared import ELAPSED, charted, numbers, step_of
+from etude.runs import files
+from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
+
+_OWN = re.compile(r"events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?")
+"""Names of files that are written here; those of other writers have a host in them."""
+
+
+class TensorBoardConfig(LogConfig):
+    """Curves for TensorBoard."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+
+    def open(self, run: LoggedRun) -> OpenLog:
+        return OpenLog(TensorBoardLog(run.folder, run.recipe))
+
+    def add_final(
+        self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
+    ) -> None:
+        FinalLog(run.folder).add(step, metrics, pictures)
+
+
+class TensorBoardLog:
+    """Curves in a folder that `tensorboard --logdir` shows."""
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any] | None = None) -> None:
+        """`recipe`: as plain data, for TensorBoard's page of hyperparameters."""
+        self._folder, self._recipe = folder, recipe or {}
+        self._writer: Any = None
+        self._begun = 0.0
+
+    def begin(self, history: Iterable[Row]) -> None:
+        """Start over from the rows that were kept, so curves have neither forks nor gaps.
+
+        Of a long history, an evenly spaced part is written: TensorBoard itself loads 1,000 points
+        of a curve, and metrics.jsonl has all of them.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        rows = [*history_of(history).thinned()]
+        seconds = _seconds(rows)
+        self._begun = time.time()
+        trained = seconds[-1] if seconds else 0.0
+        with self._clear_faults():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for old in self._folder.glob("events.out.tfevents.*"):
+                if _OWN.fullmatch(old.name):
+                    old.unlink()
+            self._open(self._begun - trained)
+            # Tells a TensorBoard that is watching to drop what it read from the old file.
+            start = SessionLog(status=SessionLog.START)
+            self._add(Event(wall_time=self._begun - trained, session_log=start))
+            self._add(_about(self._folder, self._recipe, self._begun - trained))
+            for row, at in zip(rows, seconds, strict=True):
+                self._add_row(row, self._begun - trained + at)
+            self._writer.flush()
+
+    def write(self, row: dict[str, Any]) -> None:
+        with self._clear_faults():
+            self._add_row(row, time.time())
+            self._writer.flush()
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with self._clear_faults():
+                writer.close()
+
+    def _open(self, wall_time: float, suffix: str = "") -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}{suffix}"
+        # Closed in close(); no with block spans a run. A new file: "x" follows no link.
+        self._writer = RecordWriter(files.free_path(self._folder / name).open("xb"))
+        self._add(Event(wall_time=wall_time, file_version="brain.Event:2"))
+
+    def _add_row(self, row: Mapping[str, Any], wall_time: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in charted(row).items()]
+        self._add(Event(wall_time=wall_time, step=step_of(row), summary=Summary(value=values)))
+
+    def _add(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+
+    @contextmanager
+    def _clear_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise EtudeError(
+                f"Could not write curves to {self._folder}: {error.strerror}. Make room or give "
+                "access."
+            ) from error
+
+
+def _seconds(history: Sequence[Mapping[str, Any]]) -> list[float]:
+    """When each row came, in seconds of training; a resumed process counts from 0 again."""
+    seconds, before, last = [], 0.0, 0.0
+    for row in history:
+        now = numbers(row).get(ELAPSED, last)
+        if now < last:
+            before += last
+        last = now
+        seconds.append(before + now)
+    return seconds
+
+
+def _about(folder: Path, recipe: Mapping[str, Any], wall_time: float) -> Any:
+    """What a run is: recipe and plan as they stand in its folder, and its hyperparameters."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    def value(tag: str, plugin: str, content: bytes, **data: Any) -> Any:
+        of = SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+        return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=of), **data)
+
+    values = []
+    for name, file in (("recipe", folder / "recipe.yaml"), ("plan", folder / "plan.txt")):
+        if file.is_file():
+            lines = file.read_text().splitlines()
+            block = "\n".join(f"    {line}" for line in lines)  # Markdown's for verbatim text
+            shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+            text = TensorProto(dtype=DT_STRING, string_val=[block.encode()], tensor_shape=shape)
+            values.append(value(f"{name}/text_summary", "text", b"", tensor=text))
+    if recipe:
+        data = HParamsPluginData(version=0)
+        data.session_start_info.start_time_secs = wall_time
+        for name, chosen in hyperparameters(recipe).items():
+            kind = "string_value" if isinstance(chosen, str) else "number_value"
+            kind = "bool_value" if isinstance(chosen, bool) else kind
+            setattr(data.session_start_info.hparams[name], kind, chosen)
+        content = data.SerializeToString()
+        values.append(value("_hparams_/session_start_info", "hparams", content))
+    return Event(wall_time=wall_time, summary=Summary(value=values))
+
+
+_COMPARED = (
+    *("seed", "env", "policy", "algorithm", "rewards", "collector.num_envs"),
+    *("clock.total_timesteps", "curriculum.enabled", "learner.shards"),
+)
+
+
+def hyperparameters(recipe: Mapping[str, Any]) -> dict[str, float | str | bool]:
+    """The settings by which runs are compared, by their names in a recipe; no paths, no logs."""
+    found: dict[str, float | str | bool] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                add(f"{name}.{key}" if name else key, inner)
+        elif value is not None and any(f"{name}.".startswith(f"{s}.") for s in _COMPARED):
+            found[name] = value if isinstance(value, bool | int | float | str) else str(value)
+
+    add("", recipe)
+    return found
+
+
+class FinalLog(TensorBoardLog):
+    """A file of its own beside the log of the run, which has been closed."""
+
+    def add(self, step: int, metrics: Mapping[str, float], pictures: Mapping[str, Path]) -> None:
+        """pictures: {"final/success": file}, each a PNG."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        now, values = time.time(), []
+        for name, file in pictures.items():
+            png = file.read_bytes()
+            width, height = struct.unpack(">II", png[16:24])  # at the beginning of every PNG
+            image = Summary.Image(
+                height=height, width=width, colorspace=3, encoded_image_string=png
+            )
+            values.append(Summary.Value(tag=name, image=image))
+        with self._clear_faults():
+            self._open(now, ".final")
+            self._add_row({**metrics, "timesteps": step}, now)
+            self._add(Event(wall_time=now, step=step, summary=Summary(value=values)))
+        self.close()

@@ -1,0 +1,344 @@
+"""Weights & Biases: the same rows, each sent once however often the run is killed.
+
+W&B cannot remove rows. Since a replayed row equals the one that was sent, rows that W&B has are
+skipped, and rows that it lost in a kill are sent again. What it has is known online by its server;
+offline by the files it wrote (its process buffers rows, so those handed over may be missing);
+where the files were synced and removed, by wandb.json in the run's folder.
+
+All of it happens in a thread of its own, so that no service and no server holds up a run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from etude.core.errors import EtudeError, UsageError
+from etude.core.history import Row, history_of
+from etude.core.metrics.declared import charted, step_of
+from etude.runs import checkpoint, files
+from etude.training.callbacks import Callback, Context
+from etude.training.logs.apart import Background
+from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
+
+Mode = Literal["online", "offline"]
+NOTHING = -1
+"""The step before any row."""
+START, END = 10.0, 60.0
+"""Seconds that W&B has to begin a run, and to take what is left at its end."""
+
+
+def require() -> None:
+    """Refuse where wandb is missing."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UsageError(
+            "logs.wandb is on, but wandb is not installed: `pip install etude[wandb]`, or train "
+            "without it."
+        )
+
+
+class WandbConfig(LogConfig):
+    """Rows and the final policy, sent to W&B."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = "etude"
+    mode: Mode = "online"
+
+    def check(self) -> None:
+        require()
+
+    def _log(self, run: LoggedRun) -> Background:
+        name = f"{run.recipe['name']}-{run.folder.resolve().name}"
+        make = partial(WandbLog, run.folder, self.project, name, self.mode, run.recipe, run.say)
+        return Background(make, END, end_service)
+
+    def add_final(
+        self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
+    ) -> None:
+        log = self._log(run._replace(say=lambda text: None))
+        log.start()
+        log.call("add_final", step, metrics, pictures)
+        log.close()
+
+    def open(self, run: LoggedRun) -> OpenLog:
+        log = self._log(run)
+        policy = run.folder / "checkpoints" / "final" / "policy"
+        return OpenLog(log, (FinalPolicy(log, policy),))
+
+
+_ENDING = threading.Lock()
+
+
+def _service() -> Any:
+    """W&B's service process, a Popen; None where there is none, or W&B keeps it elsewhere."""
+    from wandb.sdk import wandb_setup
+
+    connection = getattr(wandb_setup.singleton(), "_connection", None)
+    return getattr(getattr(connection, "_proc", None), "_process", None)
+
+
+def end_service(service: Any = None) -> None:
+    """End W&B's service process, which has died or hangs; the next start begins another one.
+
+    What still waits for it then fails, instead of holding up the end of this process. `service`:
+    only this one, which another log's may have followed.
+    """
+    import wandb
+
+    with _ENDING:
+        current = _service()
+        if (ended := service or current) is not None:
+            ended.kill()
+        if ended is current:
+            with suppress(Exception, SystemExit):  # it ends with the service's exit code
+                wandb.teardown()
+
+
+class WandbLog:
+    """One W&B run per run folder, whatever happens to the processes that write to it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str,
+        name: str,
+        mode: Mode,
+        config: dict[str, Any],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`folder`: the run's folder; `config`: what W&B shows as the run's settings."""
+        self._folder, self._project, self._name = folder, project, name
+        self._mode, self._config, self._say = mode, config, say
+        self._run: Any = None
+        self._service: Any = None
+        self._state = _State(folder / "wandb.json")
+        self._has = NOTHING
+        self._finished = False
+
+    def begin(self, history: Iterable[Row]) -> None:
+        """Find out which rows W&B has, and send those of the history that it has not."""
+        require()
+        self._state.load()
+        rows = history_of(history)
+        if self._state.uploaded and step_of(rows.last) <= max(self._state.sent, 0):
+            self._has = self._state.sent  # finished already; a longer run opens it again
+            return
+        self._open()
+        for row in rows.after(self._has, step_of):
+            self.write(row)
+
+    def write(self, row: dict[str, Any]) -> None:
+        step = step_of(row)
+        if step <= self._has:
+            return
+        if self._run is None:
+            self._open()
+            if step <= self._has:
+                return
+        # Without commit, W&B would hold a row back until the next one comes.
+        self._run.log(charted(row), step=step, commit=True)
+        self._has = step
+        self._state.save(sent=step, uploaded=False)
+
+    def finish(self, policy: Path) -> None:
+        """The run came to its end: keep its final policy, a folder, as an artifact."""
+        self._finished = True
+        if self._state.uploaded:
+            return
+        if self._run is None:
+            self._open()
+        import wandb
+
+        name = re.sub(r"[^\w.-]+", "-", f"{self._name}-policy")
+        artifact = wandb.Artifact(name, type="model", metadata={"step": self._has})
+        # The run's folder keeps the files, so W&B needs no copy of them.
+        for file in sorted(policy.resolve().iterdir()):
+            artifact.add_file(str(file), policy="immutable")
+        self._run.log_artifact(artifact, aliases=["final"])
+
+    def add_final(self, step: int, metrics: dict[str, float], pictures: dict[str, Path]) -> None:
+        """Open the finished run once more and put these in its summary, if they are not."""
+        from wandb import Image
+
+        self._state.load()
+        if self._state.final == step or not self._state.uploaded:
+            return  # What W&B has not got of the run, a resume sends first.
+        self._open()
+        images = {name: Image(str(file)) for name, file in pictures.items()}
+        self._run.summary.update({**metrics, **images})
+        self._finished = True
+        self.close()
+        self._state.save(final=step)
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish(exit_code=0 if self._finished else 1)
+        except TimeoutError as error:
+            raise EtudeError(
+                f"W&B has not taken everything within {END / 2:.0f} s: `etude resume "
+                f"{self._folder}` sends what is missing."
+            ) from error
+        except Exception:  # of many types: the service has died
+            end_service(self._service)
+            raise
+        # Only now has W&B let go of its buffers.
+        self._state.save(confirmed=self._has, uploaded=self._finished)
+
+    def _open(self) -> None:
+        """Join the W&B run of this folder."""
+        # Reports of its own errors would hold up the end of the process where no server answers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        settings = self._folder / "wandb" / "settings"
+        if settings.exists():
+            raise UsageError(
+                f"{settings} would tell W&B where to send the run, and Etude wrote no such file: "
+                "remove it, and give settings in your own folder or by variables."
+            )
+        # Two processes within a second get folders that differ in a number after the id.
+        name = self._state.id
+        files = sorted(self._folder.glob(f"wandb/*run-*-{name}*/run-{name}.wandb"))
+        try:
+            # A file is of one process, and its rows come after those of the files before.
+            each = (max(_steps(file), default=NOTHING) for file in reversed(files))
+            found = next((step for step in each if step > NOTHING), NOTHING)
+            self._run = self._joined()
+        except Exception as error:  # of many types, some of them not public
+            end_service(self._service)  # it would keep the run's id
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise EtudeError(
+                f"W&B could not start ({text}). Check `wandb login` and the network, or "
+                f"use --logs.wandb-mode offline; `etude resume {self._folder}` sends what is "
+                "missing, after the run's end too."
+            ) from error
+        if self._mode == "online":
+            self._has = int(self._run.starting_step) - 1
+            self._say(f"W&B: {self._run.url}")
+        else:
+            self._has = max(found, self._state.confirmed) if files else self._state.sent
+            self._say(f"W&B is offline: `wandb sync {self._folder}/wandb/offline-run-*` sends it.")
+        self._state.save(confirmed=self._has, sent=self._has)
+
+    def _joined(self) -> Any:
+        """W&B's run, from a service that lives."""
+        import wandb
+
+        service = _service()
+        if service is not None and service.poll() is not None:
+            end_service(service)
+        wandb.setup()
+        self._service = _service()
+        return wandb.init(
+            project=self._project,
+            name=self._name,
+            id=self._state.id,
+            dir=str(self._folder),
+            mode=self._mode,
+            resume="allow",
+            config=self._config,
+            settings=wandb.Settings(
+                console="off",  # to capture the terminal would fight with the dashboard
+                silent=True,
+                init_timeout=START,
+                finish_timeout=END / 2,
+                finish_timeout_raises=True,
+            ),
+        )
+
+
+@dataclass
+class _State:
+    """wandb.json: the W&B run that belongs to a folder, and what was sent to it."""
+
+    path: Path
+    id: str = ""
+    confirmed: int = NOTHING
+    """The last step that W&B had for certain when this process or one before it began."""
+    sent: int = NOTHING
+    """The last step handed over to W&B."""
+    uploaded: bool = False
+    """Whether the run has ended in W&B too, with its policy."""
+    final: int = NOTHING
+    """The step of the policy whose evaluation after the run's end W&B has."""
+
+    def load(self) -> None:
+        if not self.path.exists():
+            self.save(id=secrets.token_hex(4))
+            return
+        try:
+            content = json.loads(self.path.read_text())
+            self.id, self.uploaded = str(content["id"]), bool(content["uploaded"])
+            if not re.fullmatch(r"[\w-]{1,64}", self.id):
+                raise ValueError("its id is none of W&B's")  # it becomes part of a path
+            self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
+            self.final = int(content.get("final", NOTHING))
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise EtudeError(
+                f"{self.path} cannot be read ({error}): put it back, or remove it to send the run "
+                "to W&B as a new one."
+            ) from error
+
+    def save(self, **changes: Any) -> None:
+        """Replace the file; it is the old or the new one at any instant."""
+        vars(self).update(changes)
+        content = {name: value for name, value in vars(self).items() if name != "path"}
+        files.replace_file(self.path, [json.dumps(content).encode() + b"\n"])
+
+
+def _steps(file: Path) -> Iterator[int]:
+    """The steps of the rows in a .wandb file."""
+    for record in read_records(file):
+        if record.WhichOneof("record_type") == "history":
+            yield int(record.history.step.num)
+
+
+BLOCK, HEADER, FULL, LAST = 32_768, 7, 1, 4
+
+
+def read_records(file: Path) -> Iterator[Any]:
+    """The messages in a .wandb file, up to where a kill cut it off.
+
+    The format is LevelDB's log: blocks of 32 KiB, in them pieces of (checksum, length, kind), after
+    a header that happens to be as long as that of a piece.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    message, at = b"", HEADER
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            while BLOCK - at >= HEADER:
+                if at + HEADER > len(block):
+                    return
+                _, length, kind = struct.unpack_from("<IHB", block, at)
+                piece = block[at + HEADER : at + HEADER + length]
+                if kind == 0 or len(piece) < length:
+                    return
+                message, at = message + piece, at + HEADER + length
+                if kind in (FULL, LAST):
+                    yield Record.FromString(message)
+                    message = b""
+            at = 0
+
+
+class FinalPolicy(Callback):
+    """Gives the policy of a finished run to W&B."""
+
+    def __init__(self, log: Background, policy: Path) -> None:
+        self._log, self._policy = log, policy
+
+    def run_end(self, context: Context) -> None:
+        final = checkpoint.followed(self._policy.parent)  # a file where there are no links
+        self._log.call("finish", final / self._policy.name)
