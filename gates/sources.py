@@ -20,21 +20,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TRAINING = (
-    "algorithms",
     "building",
     "core",
+    "data",
     "envs",
-    "experience",
-    "learning",
     "models",
     "planning",
+    "rl",
+    "rollout",
+    "runs",
+    "tasks",
+    "training",
 )
-TRAINING += ("robots", "rollout", "runs", "tasks", "training")
 """The packages below src/etude that every training goes through."""
 WORDS = {"core/explain.py", "planning/page.py", "planning/plan.py"}
 """Files that tell what a training does, and change nothing in it."""
-COLLECTING = ("core", "envs", "models", "robots", "rollout", "tasks")
-UPDATING = ("algorithms", "core", "experience", "learning", "models")
+COLLECTING = ("core", "envs", "models", "rollout", "tasks")
+UPDATING = ("core", "data", "models", "rl")
 MEASURES = {
     "rollout_speed": COLLECTING,
     "gym_workers": COLLECTING,
@@ -42,14 +44,14 @@ MEASURES = {
     "update_speed": UPDATING,
     "off_policy_speed": UPDATING,
     "reward_speed": UPDATING,
-    "damaged_data": ("core", "datasets", "experience"),
-    "datasets": ("core", "datasets", "experience"),
+    "damaged_data": ("core", "data"),
+    "datasets": ("core", "data"),
     "torn_checkpoints": ("core", "runs", "training"),
-    "crash_states": ("core", "experience", "runs", "training"),
-    "dashboard_cost": (*TRAINING, "logs", "metrics"),
-    "train_imitation": (*TRAINING, "motion"),
-    "sweep": (*TRAINING, "sweeps"),
-    "sim_to_sim": (*TRAINING, "reports"),
+    "crash_states": ("core", "data", "runs", "training"),
+    "dashboard_cost": TRAINING,
+    "train_imitation": TRAINING,
+    "sweep": (*TRAINING, "compare"),
+    "sim_to_sim": (*TRAINING, "evaluate", "share"),
 }
 """Of a gate that is not named here, all that a training goes through."""
 ONE_RECIPE = {

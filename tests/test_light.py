@@ -14,7 +14,7 @@ import etude
 SECONDS = 0.4
 """Of processor time that help and lists may take."""
 HEAVY = ("torch", "mujoco", "gymnasium", "pydantic", "numpy", "rich")
-MODULES, LINES = 100, 16_500
+MODULES, LINES = 95, 17_200
 """Of this package that a PPO run may import."""
 UNUSED = {
     "sac",
@@ -25,9 +25,9 @@ UNUSED = {
     "amp",
     "learned",
     "reward_only",
-    "from_dataset",
+    "offline",
 }
-UNUSED |= {"motion", "datasets", "store", "pick_place", "imitation", "adapters", "ray", "wandb"}
+UNUSED |= {"motion", "formats", "store", "pick_place", "imitation", "adapters", "ray", "wandb"}
 """Folders and modules that a PPO run of reach has no use for."""
 
 COMMAND = """
