@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 .PHONY: check test test-all coverage gates-smallest format gate faults dist lock site site-version
+=======
+.PHONY: check test affected nightly gates-smallest format gate faults dist lock site
+>>>>>>> 448e0c6 (Long checks rotate: one part of ten at each commit; make affected by the import graph)
 
 check:  ## lint, spelling and types
 	ruff check .
@@ -6,11 +10,22 @@ check:  ## lint, spelling and types
 	codespell
 	mypy
 
-test:  ## the fast suite
-	pytest
+test:  ## the fast suite; 3 minutes on two cores
+	pytest -n 2 --dist worksteal
 
-test-all:  ## with the slow tests
-	pytest -m 'slow or not slow'
+affected:  ## the tests that a change touches, by the import graph, the nearest first
+	python tests/affected.py -- -n 2
+
+# W&B's tests stand apart: its service hangs on the process that began it.
+WANDB = tests/logs/test_wandb.py
+
+nightly:  ## all that ten runs of CI do, and how long each part of it takes
+	rm -f build/seconds.json
+	failed=; \
+	pytest -m '' --record build/seconds.json $(WANDB) || failed=1; \
+	pytest -n 2 --dist worksteal -m '' --record build/seconds.json --ignore $(WANDB) || failed=1; \
+	python gates/smallest.py --record build/seconds.json || failed=1; \
+	python tests/rotation.py build/seconds.json && [ -z "$$failed" ]
 
 format:
 	ruff format .

@@ -1,10 +1,10 @@
 """Every gate at its smallest size: each must end with a figure, and write it as JSON.
 
-    python gates/smallest.py [--only exact_resume ranks] [--jobs 2]
+    python gates/smallest.py [--only exact_resume ranks] [--jobs 2] [--rotation commit]
 
 A file in this folder that is not one of the shared modules below is a gate. Each runs in a process
 of its own, two at a time. It must have passed, or left nothing unjudged but timings, which are too
-short at this size. Under six minutes on two idle cores.
+short at this size. CI runs one part of ten at each commit, as `tests/rotation.py` says.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import rotation  # isort: skip
 from command import started
 from report import GRACE, NOT_JUDGED, PASSED, SMALLEST_LIMIT
 
@@ -56,6 +58,12 @@ def gates() -> list[str]:
     """The names of all gates, the long ones first."""
     found = {path.stem for path in FOLDER.glob("*.py")} - SHARED
     return sorted(found, key=lambda name: (name not in LONG, name))
+
+
+def rotated(names: list[str], parts: set[int]) -> list[str]:
+    """Those gates that are in one of these parts of the rotation."""
+    assigned = rotation.Parts(rotation.load()["gates"])
+    return [name for name in names if assigned[name] in parts]
 
 
 def fault_of(code: int, result: dict[str, Any] | None) -> str:
@@ -98,10 +106,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=gates(), default=gates())
     parser.add_argument("--jobs", type=int, default=2, help="gates at a time")
+    parser.add_argument("--rotation", default="all", help=rotation.HELP)
+    parser.add_argument("--record", type=Path, help="file to which seconds are added")
     options = parser.parse_args(arguments)
+    names = rotated(options.only, rotation.chosen(options.rotation))
     begin, bad = time.monotonic(), []
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        for outcome in pool.map(lambda gate: run(gate, Path(scratch)), options.only):
+        for outcome in pool.map(lambda gate: run(gate, Path(scratch)), names):
+            if options.record:
+                rotation.add_gate(outcome.gate, outcome.seconds, options.record)
             if outcome.fault:
                 bad.append(outcome.gate)
                 print(f"{outcome.output[-4000:]}\n{outcome.gate} FAILED: {outcome.fault}")
@@ -110,9 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{outcome.gate:<18} {words:<11} {outcome.seconds:6.1f} s  {outcome.figures[:120]}",
                 flush=True,
             )
-    print(
-        f"{len(options.only)} gates at their smallest in {time.monotonic() - begin:.0f} s", end=""
-    )
+    print(f"{len(names)} gates at their smallest in {time.monotonic() - begin:.0f} s", end="")
     print(f": FAILED: {', '.join(bad)}" if bad else ": all ended with a figure")
     return 1 if bad else 0
 

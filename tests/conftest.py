@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import rotation
 from etude.core import trust
 from etude.envs import probe
 
@@ -20,6 +21,14 @@ os.environ["XDG_STATE_HOME"] = _state.name
 # A busy machine is no failure.
 settings.register_profile("etude", deadline=None)
 settings.load_profile("etude")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    rotation.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(rotation.Plugin(config))
 
 
 @pytest.fixture(autouse=True)
