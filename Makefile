@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-.PHONY: check test test-all coverage gates-smallest format gate faults dist lock site site-version
-=======
-.PHONY: check test affected nightly gates-smallest format gate faults dist lock site
->>>>>>> 448e0c6 (Long checks rotate: one part of ten at each commit; make affected by the import graph)
+.PHONY: check test affected nightly coverage gates-smallest format gate faults dist lock site site-version
 
 check:  ## lint, spelling and types
 	ruff check .

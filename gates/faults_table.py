@@ -8,6 +8,7 @@ of gates at full size, kept in the repository.
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from report import RESULTS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "faults.md"
+ROTATED = "pytest.mark.rotated"
 BELOW = "below its count"
 COUNTED = {
     "kill": "kills",
@@ -404,8 +406,10 @@ HEAD = """# Faults, and what has been counted
 
 <!-- Made by `python gates/faults_table.py` from gates/results/*.json: do not edit. -->
 
-Tests try every fault at each change of the code, and a gate (a script in `gates/`) tries it at
-full size. If none of n trials failed, the failure rate is below 3/n at 95 % confidence: 300 trials
+CI tries these faults at each change of the code, and a gate (a script in `gates/`) tries them at
+full size. Tests that take long rotate: CI does one part of ten of them at each commit, so that ten
+successive commits do them all, and `make nightly` does all at once. "rotates" and "some rotate"
+say which. If none of n trials failed, the failure rate is below 3/n at 95 % confidence: 300 trials
 bound it below 1 %. A gate that was not run at full size, or counted too few cases, is marked
 "below its count". Where the tests cover all cases, there is no gate beside them.
 
@@ -438,14 +442,30 @@ def cells(need: Need, results: dict[tuple[str, str], dict[str, Any]]) -> list[st
 
 def lines(fault: Fault, results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
     """A fault's rows of the table: one for each result that it needs."""
-    tests = ", ".join(f"`{test}`" for test in fault.tests) or "no test"
+    tests = ", ".join(f"`{test}`{how_often(test)}" for test in fault.tests) or "no test"
     first = [str(fault.number), fault.text, f"{fault.in_ci}: {tests}"]
     if fault.tests_are_the_gate:
-        return [_row([*first, "the tests", fault.asked, fault.asked, "each change", ""])]
+        when = "ten changes" if any(how_often(test) for test in fault.tests) else "each change"
+        return [_row([*first, "the tests", fault.asked, fault.asked, when, ""])]
     if not fault.gates:
         return [_row([*first, "none", fault.asked, f"not run: **{BELOW}**", "", ""])]
     rest = [cells(need, results) for need in fault.gates]
     return [_row([*(first if i == 0 else ["", "", ""]), *found]) for i, found in enumerate(rest)]
+
+
+def how_often(test: str) -> str:
+    """What the page says of a file whose tests are not all in every run of CI."""
+    tree = ast.parse((ROOT / "tests" / test).read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    tests = [node for node in functions if node.name.startswith("test_")]
+    marks = [" ".join(ast.unparse(each) for each in node.decorator_list) for node in tests]
+    if "pytestmark" in (text := ast.unparse(tree)) and ROTATED in text.split("pytestmark")[1][:200]:
+        return " (rotates)"
+    if ROTATED not in text:
+        return ""
+    # A mark on one set of parameters leaves the others in every run.
+    whole = [ROTATED in mark and "parametrize" not in mark.split(ROTATED)[0] for mark in marks]
+    return " (rotates)" if all(whole) else " (some rotate)"
 
 
 def _row(words: list[str]) -> str:

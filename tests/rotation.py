@@ -6,6 +6,9 @@
     pytest --record build/seconds.json         # keep how long each test took
     python tests/rotation.py build/seconds.json    # print minutes by part, and balance the parts
 
+Tests rotate one by one, or with all others of their file that are marked `rotated(together=True)`:
+those that share what takes long to make.
+
 A part is chosen by the number of commits on the first-parent line that ends at HEAD, modulo 10: any
 ten successive commits of a branch are in ten different parts. Where several commits arrive at once,
 `since:` does the parts of all of them, so that none is left out. `make nightly` runs all parts.
@@ -31,6 +34,8 @@ PARTS = 10
 RECORD = Path(__file__).with_name("seconds.json")
 SHORTEST = 0.2
 """Seconds below which a test is not recorded."""
+UNIT = "rotates as"
+"""The property of a test that names what it rotates as."""
 HELP = "parts of what rotates: all, commit, since:COMMIT or a number"
 GROUPS = ("always", "rotated", "gates")
 """Tests of every run of CI, tests that rotate, and gates at their smallest size, which rotate."""
@@ -88,6 +93,15 @@ def short_name(nodeid: str) -> str:
     return f"{Path(path).name}::{test}"
 
 
+def rotating(item: Any) -> str | None:
+    """The name by which a test rotates, that of its file where its tests share what takes long."""
+    marker = item.get_closest_marker("rotated")
+    if marker is None:
+        return None
+    name = short_name(item.nodeid)
+    return name.partition("::")[0] if marker.kwargs.get("together") else name
+
+
 def add_options(parser: Any) -> None:
     group = parser.getgroup("rotation")
     group.addoption("--rotation", default="all", help=HELP)
@@ -101,6 +115,7 @@ class Plugin:
         self._rotation: str = config.getoption("rotation")
         self._record: Path | None = config.getoption("record")
         self._config = config
+        self._begun: set[str] = set()
         self._taken = load(self._record or Path(os.devnull))
 
     def pytest_report_header(self) -> str:
@@ -108,22 +123,22 @@ class Plugin:
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Leave out what rotates and is in another part."""
-        if self._rotation == "all":
-            return
         parts, wanted = Parts(load()["rotated"]), chosen(self._rotation)
-
-        def kept(item: Any) -> bool:
-            rotated = item.get_closest_marker("rotated") is not None
-            return not rotated or parts[short_name(item.nodeid)] in wanted
-
-        left_out = [item for item in items if not kept(item)]
-        self._config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if kept(item)]
+        left_out: dict[Any, None] = {}
+        for item in items:
+            if (unit := rotating(item)) is not None:
+                item.user_properties.append((UNIT, unit))
+                if parts[unit] not in wanted:
+                    left_out[item] = None
+        self._config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        group = self._taken["rotated" if "rotated" in report.keywords else "always"]
-        name = short_name(report.nodeid)
-        group[name] = report.duration + (0.0 if report.when == "setup" else group.get(name, 0.0))
+        unit = dict(report.user_properties).get(UNIT)
+        group = self._taken["always" if unit is None else "rotated"]
+        name = unit or short_name(report.nodeid)
+        group[name] = report.duration + (group.get(name, 0.0) if name in self._begun else 0.0)
+        self._begun.add(name)
 
     def pytest_sessionfinish(self) -> None:
         if self._record is not None and not hasattr(self._config, "workerinput"):

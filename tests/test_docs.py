@@ -57,7 +57,7 @@ def parts(page: Path) -> Iterator[tuple[str, str, list[str]]]:
         yield language, info, [text for _, _, text in found]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name != PLUGINS], ids=lambda page: page.name
 )

@@ -41,6 +41,7 @@ def killed_runs(recipe: Recipe, folder: Path, kills: int, seed: int) -> dict[str
     return dict(result["hits"])
 
 
+@pytest.mark.slow
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     recipe = tiny_reach(
         24,
@@ -54,7 +55,7 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     assert hits.keys() & {"save", "test"}
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_fresh_interpreters_with_other_hash_seeds_too(tmp_path: Path) -> None:
     """Killed also while the folder is made and while a checkpoint is restored."""
     recipe = tiny_reach(12, clock={"total_timesteps": 12 * 256})
@@ -69,6 +70,7 @@ def test_fresh_interpreters_with_other_hash_seeds_too(tmp_path: Path) -> None:
     assert counts["equal runs"] >= 1
 
 
+@pytest.mark.rotated
 def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
     recipe = changed(
         recipes.find("ppo"),
@@ -83,11 +85,14 @@ def test_a_gymnasium_environment_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "pick-place-short",  # curriculum and randomisation
-        "imitate-walk-short",  # many clips
-        pytest.param(EVERYTHING, marks=pytest.mark.slow),
-        "amp-walk-short",  # AMP, its replay, LSTM, curriculum, two shards, lag
-        "walk-go1-short",  # randomised, late, pushed, on rough ground with a curriculum
+        # Curriculum and randomisation.
+        pytest.param("pick-place-short", marks=pytest.mark.rotated),
+        pytest.param("imitate-walk-short", marks=pytest.mark.rotated),  # many clips
+        pytest.param(EVERYTHING, marks=pytest.mark.rotated),
+        # AMP, its replay, LSTM, curriculum, two shards, lag.
+        pytest.param("amp-walk-short", marks=pytest.mark.rotated),
+        # Randomised, late, pushed, on rough ground with a curriculum.
+        pytest.param("walk-go1-short", marks=pytest.mark.rotated),
         pytest.param("episodic-short", marks=pytest.mark.slow),  # SAC, its replay, learned rewards
     ],
 )
@@ -96,6 +101,7 @@ def test_recipes_with_all_that_has_state_too(name: str, tmp_path: Path) -> None:
     assert sum(hits.values()) == 5
 
 
+@pytest.mark.rotated
 def test_a_curriculum_over_motions_too(tmp_path: Path) -> None:
     """With an LSTM, one iteration ahead: 6 times all rows begin anew."""
     recipe = tiny_motions(1, clock={"total_timesteps": 12 * 256})
@@ -103,27 +109,30 @@ def test_a_curriculum_over_motions_too(tmp_path: Path) -> None:
     assert sum(hits.values()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_learning_from_a_dataset_too(tmp_path: Path) -> None:
     recipe = tiny_reward_only(tmp_path, 12, 4, "2 epochs")
     hits = killed_runs(recipe, tmp_path, kills=5, seed=4)
     assert sum(hits.values()) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_policy_learned_from_a_dataset_too(tmp_path: Path) -> None:
     recipe = tiny_offline(tmp_path, 12, 4, "2 epochs")
     hits = killed_runs(recipe, tmp_path, kills=5, seed=5)
     assert sum(hits.values()) == 5
 
 
-@pytest.mark.parametrize("kind", ["lstm", pytest.param("flow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("lstm", marks=pytest.mark.slow), pytest.param("flow", marks=pytest.mark.rotated)],
+)
 def test_a_cloned_policy_too(kind: str, tmp_path: Path) -> None:
     hits = killed_runs(tiny_bc(tmp_path, kind, 8, 4, "2 epochs"), tmp_path, kills=5, seed=6)
     assert sum(hits.values()) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_policy_that_is_told_a_sentence_too(tmp_path: Path) -> None:
     """It reads `task`, in the dataset and in the environment that it is evaluated in."""
     recipe = recipes.find("bc").replace(
@@ -166,6 +175,7 @@ def fingerprint(folder: Path, threads: int) -> dict[str, str]:
     return {**run_hash(run.path), **run.fingerprint()}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_threads_and_time_change_nothing_with_everything_on(
     threads: int, everything: dict[str, str], tmp_path: Path
@@ -173,6 +183,7 @@ def test_threads_and_time_change_nothing_with_everything_on(
     assert fingerprint(tmp_path, threads) == everything
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "counts"), [("pick-place-short", (1, 4)), ("walk-go1-short", (1, 2, 4))]
 )
@@ -190,6 +201,7 @@ def test_threads_change_nothing_in_a_randomised_task(
     assert all(each == hashes[0] for each in hashes)
 
 
+@pytest.mark.slow
 def test_collector_threads_change_nothing(tmp_path: Path) -> None:
     hashes = {}
     for threads in (1, 2, 4):
@@ -198,6 +210,7 @@ def test_collector_threads_change_nothing(tmp_path: Path) -> None:
     assert hashes[1] == hashes[2] == hashes[4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_every_number_of_shards_is_reproducible(shards: int, tmp_path: Path) -> None:
     recipe = tiny_reach(3, learner={"shards": shards})

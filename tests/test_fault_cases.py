@@ -15,6 +15,7 @@ CASES = [
 ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("fault", "number"), CASES)
 def test_the_promise_holds(fault: str, number: int, tmp_path: Path) -> None:
     importlib.import_module(f"faults.{fault}").case(number, 0, tmp_path)

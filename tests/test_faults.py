@@ -58,6 +58,7 @@ def zero(data: bytes) -> bytes:
     return bytes(min(512, len(data))) + data[512:]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("way", [cut, flip, zero, None, "swap"])
 def test_a_run_with_a_torn_checkpoint_ends_as_if_untouched(
     way: Callable[[bytes], bytes] | str | None, untouched: Path, tmp_path: Path
@@ -84,6 +85,7 @@ def test_a_run_with_a_torn_checkpoint_ends_as_if_untouched(
     assert Run(run).summary() == Run(untouched).summary()
 
 
+@pytest.mark.rotated
 def test_torn_checkpoints_of_a_real_run(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     command = [sys.executable, str(GATE), "--cases=100", "--resumes=1", f"--json={file}"]
@@ -130,6 +132,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("code", "call"),
     [(code, "write") for code in FAULTS]
@@ -153,6 +156,7 @@ def test_a_disk_that_fails_in_a_save(code: int, call: str, untouched: Path, tmp_
         assert Run(run).fingerprint() == Run(untouched).fingerprint()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "symlink"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_middle_of_a_save(
@@ -196,6 +200,7 @@ with files.using(Stuck()):
 """
 
 
+@pytest.mark.rotated
 def test_a_signal_while_the_disk_hangs(untouched: Path, tmp_path: Path) -> None:
     """A save that never ends: SIGTERM ends the process all the same, within seconds."""
     run = tmp_path / "run"
@@ -257,6 +262,7 @@ def test_the_search_for_sockets_finds_one() -> None:
         process.communicate()
 
 
+@pytest.mark.rotated
 def test_nothing_listens_while_training(untouched: Path, tmp_path: Path) -> None:
     run, looks = tmp_path / "run", 0
     options = [

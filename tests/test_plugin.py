@@ -93,7 +93,7 @@ def test_no_line_of_the_source_names_the_package_or_its_kinds() -> None:
     assert hits == []
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_every_command_of_the_page(environment: dict[str, str], tmp_path: Path) -> None:
     steps = [
         (command[1:], info == "fails")
@@ -124,7 +124,7 @@ def test_every_command_of_the_page(environment: dict[str, str], tmp_path: Path) 
     assert len((run / "metrics.csv").read_text().splitlines()) == 1 + len(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_five_kills_change_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(SHORT))
@@ -146,7 +146,7 @@ def test_five_kills_change_nothing(environment: dict[str, str], tmp_path: Path) 
         assert (other / "metrics.csv").read_bytes() == (untouched / "metrics.csv").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_class_that_a_file_names_needs_trust(environment: dict[str, str], tmp_path: Path) -> None:
     imported = tmp_path / "imported"
     (tmp_path / "wide.py").write_text(

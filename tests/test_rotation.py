@@ -135,6 +135,11 @@ from product import promise
 def test_rotated(number):
     assert promise(number)
 
+@pytest.mark.rotated(together=True)
+@pytest.mark.parametrize("number", range(5))
+def test_together(number):
+    assert promise(number)
+
 def test_always():
     assert promise(0)
 """
@@ -166,8 +171,10 @@ def test_what_is_broken_in_any_part_is_caught_within_ten_runs(toy: Path) -> None
         code, failed = run(toy, str(part), set(range(40)))
         assert code == 1
         found.update(failed)
+        assert sum("together" in name for name in failed) in (0, 5)
     rotated = {f"test_toy.py::test_rotated[{number}]": 1 for number in range(40)}
-    assert found == Counter({**rotated, "test_toy.py::test_always": PARTS})
+    together = {f"test_toy.py::test_together[{number}]": 1 for number in range(5)}
+    assert found == Counter({**rotated, **together, "test_toy.py::test_always": PARTS})
 
 
 def test_one_broken_promise_is_caught_by_its_part_alone(toy: Path) -> None:

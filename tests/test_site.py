@@ -65,7 +65,7 @@ def problems(site: Path) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_the_site_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", tmp_path / "site"]
@@ -80,7 +80,7 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     assert "load_policy" in (tmp_path / "site/reference/python.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "page",
     [page for page in FOLDERS if test_docs.blocks(page)],

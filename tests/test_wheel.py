@@ -17,7 +17,7 @@ from etude.core.errors import EtudeError
 from etude.envs.mujoco import offscreen
 from installing import ENVIRONMENT, ROOT, build, install
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rotated
 
 
 @pytest.fixture(scope="module")

@@ -232,7 +232,7 @@ def test_sampled_chunks_are_not_averaged(monkeypatch: pytest.MonkeyPatch) -> Non
     assert changes_of_side(actions) < 0.1  # at a new prediction alone
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_flow_learns_two_ways_and_takes_one() -> None:
     small = {"chunk": 8, "width": 32, "heads": 2, "layers": 1, "actor_reads": ("state",)}
     policy = make_policy(ChunkPolicyConfig(kind="flow", **small), LINE, Key(0))
@@ -296,7 +296,7 @@ def test_drawing_ahead_changes_no_bit(dataset: Path, tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "squashed", "act", "flow"])
 def test_a_policy_is_cloned_and_the_plan_is_kept(kind: str, dataset: Path, tmp_path: Path) -> None:
     chosen: dict[str, Any] = {"kind": kind, "actor_reads": ("state",)}
@@ -323,7 +323,7 @@ def test_a_policy_is_cloned_and_the_plan_is_kept(kind: str, dataset: Path, tmp_p
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_pictures_and_vectors_of_a_dataset_are_read_where_none_are_named(
     dataset: Path, tmp_path: Path
 ) -> None:
@@ -338,7 +338,7 @@ def test_pictures_and_vectors_of_a_dataset_are_read_where_none_are_named(
     assert text["geometry"]["window_actions"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_ppo_and_sac_go_on_from_a_cloned_policy(dataset: Path, tmp_path: Path) -> None:
     for kind, name in (("mlp", "ppo"), ("squashed", "sac")):
         policy = {
@@ -358,7 +358,7 @@ def test_ppo_and_sac_go_on_from_a_cloned_policy(dataset: Path, tmp_path: Path) -
         assert started.evaluate(50, checkpoint="latest")["eval/success_rate"] >= 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_choices_are_cloned(tmp_path: Path) -> None:
     """A pole that is pushed to the side it falls to stays up."""
     gymnasium = pytest.importorskip("gymnasium")

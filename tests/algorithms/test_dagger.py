@@ -74,7 +74,7 @@ def test_a_student_learns_what_the_teacher_does_and_the_plan_is_kept(
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_killed_and_resumed(teacher: Path, tmp_path: Path) -> None:
     recipe = recipe_of(
         teacher,

@@ -78,7 +78,7 @@ def recipe_of(dataset: Path, epochs: int = 1, iterations: int = 6) -> etude.Reci
     )
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_what_did_better_is_imitated_and_the_plan_is_kept(tmp_path: Path) -> None:
     recipe = recipe_of(choices(tmp_path / "data", 200))
     plan, run = etude.plan(recipe), etude.train(recipe, tmp_path / "iql")

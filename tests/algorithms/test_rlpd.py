@@ -157,7 +157,7 @@ def recipe_of(dataset: Path, **fields: Any) -> etude.Recipe:
     return etude.recipes.rlpd().replace(**{**small, **fields})
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_point_learns_with_demonstrations_and_the_plan_is_kept(tmp_path: Path) -> None:
     recipe = recipe_of(straight(tmp_path / "data", 20))
     plan, run = etude.plan(recipe), etude.train(recipe, tmp_path / "run")

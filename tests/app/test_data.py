@@ -258,7 +258,7 @@ def test_the_quick_camera_sees_what_the_other_sees() -> None:
     np.testing.assert_array_equal(pictures[0], pictures[1])
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_recorded_pictures_show_the_episode(tmp_path: Path) -> None:
     skip_without_pictures()
     recipe = recipes.find("reach")

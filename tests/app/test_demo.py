@@ -29,7 +29,7 @@ def filmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[A
     return calls
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", demo.NAMES)
 def test_its_policies_are_good(name: str) -> None:
     played = fresh.play(recipes.find(name), demo.FOLDER / name, episodes=16, seed=5)
@@ -148,7 +148,7 @@ def test_a_machine_that_cannot_draw_is_told_of_the_page(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_films_need_no_ffmpeg_but_for_mp4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

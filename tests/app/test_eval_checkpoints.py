@@ -133,7 +133,7 @@ def test_progress_is_told_as_it_goes(finished: Path) -> None:
     assert done[-1] == 6.0
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_terminal_shows_progress_and_a_pipe_does_not(finished: Path) -> None:
     command = f"{sys.executable} -m etude eval {finished} --episodes 4"
     piped = subprocess.run(command.split(), capture_output=True, text=True, check=True)

@@ -242,7 +242,7 @@ def test_a_resume_with_other_instructions_says_so_on_the_command_line(run: Path)
 
 
 @pytest.mark.parametrize(
-    "recipe", [tiny_reach(6), pytest.param("episodic-short", marks=pytest.mark.slow)]
+    "recipe", [tiny_reach(6), pytest.param("episodic-short", marks=pytest.mark.rotated)]
 )
 def test_when_a_run_is_saved_changes_no_fingerprint(recipe: Any, tmp_path: Path) -> None:
     recipe = short_recipes.find(recipe) if isinstance(recipe, str) else recipe

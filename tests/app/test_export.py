@@ -99,7 +99,7 @@ def copied(exports: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(exports["walk-go1"], tmp_path / "copy"))
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_recorded_steps_replay_without_torch(exports: dict[str, Path], tmp_path: Path) -> None:
     """The wheel of the runtime, in an environment that has only what it asks for."""
     pytest.importorskip("build")
@@ -123,7 +123,7 @@ def test_recorded_steps_replay_without_torch(exports: dict[str, Path], tmp_path:
         print(f"{name}: {replay.partition('  ')[2]}; {timing.partition('  ')[2]}")
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_recorded_actions_are_no_constants(exports: dict[str, Path]) -> None:
     for name, folder in exports.items():
         policy = Policy.load(folder)
@@ -141,7 +141,7 @@ def flat(walk: WalkConfig | None = None) -> MujocoEnv:
     return (walk or WalkConfig()).build(1)
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_terms_lead_to_the_same_actions_as_observations(exports: dict[str, Path]) -> None:
     by_terms, by_vectors = (Policy.load(exports["walk-go1"]) for _ in range(2))
     env = flat()
@@ -158,7 +158,7 @@ def test_terms_lead_to_the_same_actions_as_observations(exports: dict[str, Path]
         seen = env.step(action[None]).obs
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_joint_targets_are_those_of_the_task(exports: dict[str, Path]) -> None:
     joints = JointTargets(Policy.load(exports["walk-go1"]).document)
     env, rng = flat(), np.random.default_rng(0)
@@ -235,7 +235,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_wrong_inputs_are_refused_by_name(exports: dict[str, Path]) -> None:
     policy = Policy.load(exports["walk-go1"])
     terms = {term.key: np.zeros(term.size) for term in policy.contract.terms}
@@ -259,7 +259,7 @@ def test_wrong_inputs_are_refused_by_name(exports: dict[str, Path]) -> None:
         policy.check_joints([*joints, "tail"])
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_a_changed_byte_is_found_in_every_file(copied: Path) -> None:
     for path in sorted(copied.iterdir()):
         data = path.read_bytes()
@@ -289,7 +289,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (folder / "policy.json").write_text(json.dumps({**document, "files": files}))
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 @pytest.mark.parametrize(
     ("keys", "value", "sentence"),
     [
@@ -321,7 +321,7 @@ def test_a_strangers_contract_is_refused(
         Policy.load(copied)
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_weights_in_another_file_are_refused(copied: Path, tmp_path: Path) -> None:
     """An ONNX file may name other files to read; nothing outside of the export is."""
     (tmp_path / "secret").write_bytes(b"\0" * 10**5)
@@ -357,7 +357,7 @@ def other_kinds() -> list[BasePolicy]:
     return [*found, make_policy(PolicyConfig(hidden=(8,)), choices, Key(0))]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_the_allowed_operators_are_exactly_those_of_exports(exports: dict[str, Path]) -> None:
     models = [onnx.load(folder / "policy.onnx") for folder in exports.values()]
     models += [exporting._to_onnx(policy.eval()) for policy in other_kinds()]
@@ -374,7 +374,7 @@ def test_both_packages_have_the_same_check() -> None:
     assert copy.read_bytes() == Path(onnx_files.__file__).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_a_network_of_other_operators_is_not_exported() -> None:
     policy = trained(made("cartpole"))
     policy.actor.forward = lambda x: torch.sin(x)[..., :2]
@@ -400,7 +400,7 @@ def endless(model: Any) -> None:
     model.graph.node.append(make("Loop", ["", "", "state"], ["last"], body=body))
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [(four_gigabytes, "cannot be run|takes more than"), (endless, "the operator 'Loop'")],
@@ -418,7 +418,7 @@ def test_a_hostile_network_never_runs_in_the_process_of_a_robot(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_exports_hold_no_code_and_no_paths(exports: dict[str, Path]) -> None:
     root = str(Path(exporting.__file__).parents[3]).encode()
     for folder in exports.values():
@@ -438,7 +438,7 @@ def test_exports_hold_no_code_and_no_paths(exports: dict[str, Path]) -> None:
         assert critics == []
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_the_contract_says_what_a_robot_needs(exports: dict[str, Path]) -> None:
     walk = Policy.load(exports["walk-go1"]).document
     terms = {term["name"]: term for term in walk["observations"]["state"]["terms"]}
@@ -462,7 +462,7 @@ def test_the_contract_says_what_a_robot_needs(exports: dict[str, Path]) -> None:
     assert [each["input"] for each in memory["recurrent"]] == ["recurrent_h", "recurrent_c"]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_the_runtime_describes_replays_and_times(
     exports: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -476,7 +476,7 @@ def test_the_runtime_describes_replays_and_times(
     assert "policy.json is missing" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_a_policy_that_differs_is_not_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -497,7 +497,7 @@ def test_a_policy_that_differs_is_not_written(
         exporting.export(recipe, tmp_path, tmp_path / "to", {}, steps=10)
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_images_are_read_as_they_are(exports: dict[str, Path]) -> None:
     policy = Policy.load(exports["seek-pictures"])
     assert policy.document["observations"]["image"]["image"] == [64, 64, 3]

@@ -59,6 +59,7 @@ def killed(sources: list[Path], out: Path, steps: int) -> None:
     os.close(writes)
 
 
+@pytest.mark.rotated
 def test_kills_change_nothing(
     sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def test_from_the_files_to_a_reward_without_further_flags(
     assert "eval/reward_success (there are no failures)" in " ".join(plan["notes"])
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_policies_from_pictures_and_joints_of_a_filtered_dataset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +179,7 @@ def test_cloning_demonstrations_of_robosuite_that_have_no_rewards(
     assert np.isfinite(last["eval/imitation_loss"])
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_the_recipe_runs_as_it_is_and_its_reward_is_judged_and_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

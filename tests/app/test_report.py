@@ -167,7 +167,7 @@ def test_the_command_gives_the_same_recipe(tmp_path: Path) -> None:
     assert command_of(other, tmp_path / "a b") == f"etude train '{tmp_path}/a b/recipe.yaml'"
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_browser_without_a_network_draws_it(run: Path, tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     if chromium is None:

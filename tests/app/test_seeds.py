@@ -113,7 +113,7 @@ def test_a_signal_is_passed_on_and_nothing_more_is_started(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_the_same_command_goes_on_after_a_kill(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     words = [sys.executable, "-m", "etude", *command(folder, "--seeds", "2", "--jobs", "2")]

@@ -93,7 +93,7 @@ def verified(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> d
     return {**document, "code": code, "findings": findings}
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_the_card_says_what_it_is(shared: Path, run: Path) -> None:
     text = (shared / "README.md").read_text()
     _, front, body = text.split("---\n", 2)
@@ -108,7 +108,7 @@ def test_the_card_says_what_it_is(shared: Path, run: Path) -> None:
     assert str(run) not in text
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_a_moved_bundle_verifies_in_another_process(
     shared: Path, run: Path, tmp_path: Path
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_moved_bundle_verifies_in_another_process(
     assert [p.name for p in path.parent.iterdir()] == ["moved.tar"]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_one_flipped_byte_is_named(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [path for path in sorted(copied.rglob("*")) if path.is_file()]
     assert len(files) == 18
@@ -142,7 +142,7 @@ def test_one_flipped_byte_is_named(copied: Path, capsys: pytest.CaptureFixture[s
     assert "nothing was run" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_training_again_gives_the_same_fingerprint(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +191,7 @@ def rewritten(folder: Path, change: float) -> None:
     reseal(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_other_results_count_where_nothing_decisive_is_different(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,7 +201,7 @@ def test_other_results_count_where_nothing_decisive_is_different(
     assert "where all should be" in found["findings"]["episodes"]["words"]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_another_version_is_said_and_results_are_compared(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,7 +227,7 @@ def test_fingerprints_of_an_older_version_are_known(tmp_path: Path) -> None:
         assert verifying.check_metrics(tmp_path, about).verdict == verdict
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_metrics_are_held_against_the_fingerprint(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +237,7 @@ def test_metrics_are_held_against_the_fingerprint(
     assert verified(copied, capsys)["findings"]["metrics"]["verdict"] == "differs"
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_code_that_a_bundle_names_needs_trust(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -256,7 +256,7 @@ def test_code_that_a_bundle_names_needs_trust(
     assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_a_run_that_its_recipe_does_not_give_is_not_trained_again(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,7 +299,7 @@ def kinds_of_bytes(path: Path) -> str:
     return path.suffix
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_no_file_of_a_bundle_is_code(shared: Path) -> None:
     found = {kinds_of_bytes(path) for path in shared.rglob("*") if path.is_file()}
     assert {".json", ".yaml", ".csv", ".safetensors", ".onnx", ".xml", ".md", ".txt"} <= found
@@ -376,7 +376,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_an_upload_sends_the_files_of_the_bundle(copied: Path, hub: Any, capsys: Any) -> None:
     (copied / ".gitattributes").write_text("what git keeps here stays here")
     assert main(["bundle", str(copied), "--upload", "me/reach", "--private"]) == 0
@@ -398,7 +398,7 @@ def test_an_upload_sends_the_files_of_the_bundle(copied: Path, hub: Any, capsys:
     assert sent == {name: path.read_bytes() for name, path in expected.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.rotated(together=True)
 def test_what_is_not_whole_is_not_uploaded(copied: Path, hub: Any, capsys: Any) -> None:
     (copied / "private.txt").write_text("mine")
     assert main(["bundle", str(copied), "--upload", "me/reach"]) == 1

@@ -56,7 +56,7 @@ def test_a_run_in_slices_is_the_untouched_run(tmp_path: Path) -> None:
     assert Run(run).fingerprint() == untouched.fingerprint()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_the_batch_script_requeues_itself_until_the_run_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,7 +227,7 @@ def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_page_is_for_this_machine_only(number: signal.Signals) -> None:
     with served("view", "reach") as (process, url):
@@ -255,7 +255,7 @@ def test_the_page_is_for_this_machine_only(number: signal.Signals) -> None:
         assert process.stdout.read() == "Stopped.\n"
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_browser_shows_the_state_as_it_advances(tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     if chromium is None:

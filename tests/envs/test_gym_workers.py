@@ -36,7 +36,7 @@ def played(env: Any, steps: int) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_contract() -> None:
     check_contract(lambda rows, threads: spread(SLOW, rows, 2), steps=60, exact_steps=60)
 

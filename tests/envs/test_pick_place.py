@@ -141,7 +141,7 @@ def test_the_expert_solves_the_task_anywhere_by_sound_physics() -> None:
     assert watch.speed < 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_the_expert_solves_a_thousand_episodes() -> None:
     found, _ = demonstrate(PickPlaceConfig.anywhere(), 100, 10)
     assert found["is_success"].mean() >= 0.99
@@ -153,7 +153,7 @@ def test_success_does_not_depend_on_the_time_step_or_the_cones() -> None:
     assert found["is_success"].mean() >= 0.96
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_success_does_not_depend_on_the_integrator() -> None:
     """At 0.5 ms, where what implicitfast leaves out of a contact is small."""
     config = PickPlaceConfig.anywhere(substeps=200, integrator="implicitfast")

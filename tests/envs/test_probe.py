@@ -78,8 +78,8 @@ def test_an_environment_that_iterates_a_set_of_strings_is_not_exact() -> None:
     [
         GymConfig(id="HalfCheetah-v5"),
         PettingZooConfig(),
-        pytest.param(TaskConfig(), marks=pytest.mark.slow),
-        pytest.param(GymConfig(id="Humanoid-v5"), marks=pytest.mark.slow),
+        pytest.param(TaskConfig(), marks=pytest.mark.rotated),
+        pytest.param(GymConfig(id="Humanoid-v5"), marks=pytest.mark.rotated),
     ],
 )
 def test_what_is_exact_stays_so(config: Any) -> None:

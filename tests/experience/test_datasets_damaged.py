@@ -60,7 +60,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     assert all(said[case] for case in range(0, 8, 4)), "a cut file was read"
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_hundred_damaged_files(tmp_path: Path) -> None:
     said = try_damages(tmp_path, range(8, 108))
     assert all(said[case] for case in range(0, 100, 4)), "a cut file was read"

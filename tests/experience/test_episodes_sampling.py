@@ -176,7 +176,7 @@ def test_a_dataset_is_not_loaded(tmp_path: Path) -> None:
     assert_stays_on_disk(tmp_path / "data", 200 << 20)
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_large_dataset_is_not_loaded(tmp_path: Path) -> None:
     assert_stays_on_disk(tmp_path / "data", 1 << 30)
 

@@ -37,7 +37,7 @@ json.loads = loads
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_it_fails_on_a_broken_reader(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
     (tmp_path / "sitecustomize.py").write_text(BROKEN.format(outside=str(tmp_path / "outside")))

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
 import fault_cases  # isort: skip
 import faults_table  # isort: skip
@@ -39,6 +41,28 @@ def test_make_gate_runs_what_the_table_asks_for() -> None:
             assert (need.count, need.what) == (module.FULL, module.UNIT)
         elif need.variant not in faults_table.METHODS and need.count > 1:
             assert f" {need.count}" in makefile[makefile.index(script) :]
+
+
+@pytest.mark.parametrize(
+    ("marks", "told"),
+    [
+        (("", ""), ""),
+        (("@pytest.mark.rotated\n", ""), " (some rotate)"),
+        (("@pytest.mark.rotated\n", "@pytest.mark.rotated(together=True)\n"), " (rotates)"),
+        (
+            ("@pytest.mark.parametrize('a', [p(1, marks=pytest.mark.rotated), 2])\n",),
+            " (some rotate)",
+        ),
+    ],
+)
+def test_the_page_says_which_tests_are_not_in_every_run(
+    marks: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    tests = [f"{mark}def test_{number}(): ..." for number, mark in enumerate(marks)]
+    (tmp_path / "tests" / "test_a.py").write_text("\n".join(["def helper(): ...", *tests]))
+    monkeypatch.setattr(faults_table, "ROOT", tmp_path)
+    assert faults_table.how_often("test_a.py") == told
 
 
 def test_too_few_are_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from etude.planning import recipes
 from toys import changed
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_cartpole_is_balanced(tmp_path: Path) -> None:
     recipe = changed(recipes.find("ppo"), clock={"total_timesteps": 80_000})
     run = train(recipe, tmp_path / "run")
@@ -19,13 +19,13 @@ def test_cartpole_is_balanced(tmp_path: Path) -> None:
     assert run.evaluate(episodes=20)["eval/mean_reward"] >= 400
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_reach_is_learned(tmp_path: Path) -> None:
     run = train(recipes.find("reach"), tmp_path / "run")
     assert run.evaluate(episodes=100)["eval/success_rate"] >= 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_halfcheetah_improves(tmp_path: Path) -> None:
     """An untrained policy stands still, a return of about 0 in a thousand steps."""
     recipe = changed(

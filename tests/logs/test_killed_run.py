@@ -89,10 +89,12 @@ def read_all(stream: int, into: bytearray) -> None:
         pass
 
 
+@pytest.mark.rotated(together=True)
 def test_the_runs_are_the_same(runs: Runs) -> None:
     assert Run(runs.killed).fingerprint() == Run(runs.untouched).fingerprint()
 
 
+@pytest.mark.rotated(together=True)
 def test_tensorboard_holds_the_same_points(runs: Runs) -> None:
     untouched = tensorboard_points(runs.untouched)
     assert tensorboard_points(runs.killed) == untouched
@@ -100,6 +102,7 @@ def test_tensorboard_holds_the_same_points(runs: Runs) -> None:
     assert {step for _, step, _ in untouched} == set(range(512, 40 * 256 + 1, 512))
 
 
+@pytest.mark.rotated(together=True)
 @pytest.mark.skipif(not HAS_WANDB, reason="wandb is not installed: pip install etude[wandb]")
 def test_wandb_holds_the_same_points_once(runs: Runs) -> None:
     untouched = wandb_points(runs.untouched)
@@ -108,6 +111,7 @@ def test_wandb_holds_the_same_points_once(runs: Runs) -> None:
     assert json.loads((runs.killed / "wandb.json").read_text())["uploaded"]
 
 
+@pytest.mark.rotated(together=True)
 def test_a_killed_dashboard_leaves_a_terminal_that_works(runs: Runs) -> None:
     assert "\x1b[?" not in runs.output
     assert not runs.screen.unknown

@@ -51,7 +51,7 @@ MOTIONS = tiny_motions().model_copy(update={"name": "motions"})
 """A curriculum over motions, whose rows restart at each epoch's end."""
 WALK = short_recipes.find("walk-go1-short")
 """A randomised task on rough ground, with a curriculum over its levels."""
-SLOW = pytest.mark.slow
+ROTATED = pytest.mark.rotated
 
 
 def named(value: Any) -> str | None:
@@ -112,7 +112,7 @@ def hit(cluster: Any, number: int) -> None:
     os.kill(found[0], number)
 
 
-@SLOW
+@pytest.mark.rotated
 def test_threads_do_not_matter_either(untouched: Any, tmp_path: Path) -> None:
     recipe = changed(LSTM, collector={"threads": 4})
     assert hashes(train(recipe, tmp_path / "run")) == untouched(LSTM)
@@ -121,14 +121,14 @@ def test_threads_do_not_matter_either(untouched: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "actors"),
     [
-        pytest.param(LSTM, 1, marks=SLOW),
-        pytest.param(LSTM, 2, marks=SLOW),
-        pytest.param(LSTM, 4, marks=SLOW),
-        pytest.param(RRD, 1, marks=SLOW),
-        (RRD, 2),
-        pytest.param(RRD, 4, marks=SLOW),
-        (MOTIONS, 2),
-        pytest.param(WALK, 2, marks=SLOW),
+        pytest.param(LSTM, 1, marks=ROTATED),
+        pytest.param(LSTM, 2, marks=ROTATED),
+        pytest.param(LSTM, 4, marks=ROTATED),
+        pytest.param(RRD, 1, marks=ROTATED),
+        pytest.param(RRD, 2, marks=pytest.mark.slow),
+        pytest.param(RRD, 4, marks=ROTATED),
+        pytest.param(MOTIONS, 2, marks=ROTATED),
+        pytest.param(WALK, 2, marks=ROTATED),
     ],
     ids=named,
 )
@@ -143,7 +143,8 @@ def test_actors_change_nothing(
     assert last["time/transport"] > 0.0
 
 
-@pytest.mark.parametrize("recipe", [LSTM, pytest.param(RRD, marks=SLOW)], ids=named)
+@pytest.mark.rotated
+@pytest.mark.parametrize("recipe", [LSTM, RRD], ids=named)
 def test_killed_and_frozen_actors_change_nothing(
     recipe: Recipe, cluster: Any, untouched: Any, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_killed_and_frozen_actors_change_nothing(
     assert any("go to others" in text or "goes to others" in text for text in said)
 
 
+@pytest.mark.rotated
 def test_a_node_that_is_removed_changes_nothing(
     cluster: Any, untouched: Any, tmp_path: Path
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_node_that_is_removed_changes_nothing(
     assert run.rows()[-1]["system/restarts"] == 1.0
 
 
+@pytest.mark.rotated
 def test_bad_moments_of_actors_change_nothing(
     cluster: Any, untouched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +201,7 @@ def test_bad_moments_of_actors_change_nothing(
     assert "which worker" in told  # did what another failed at, which was replaced
 
 
-@SLOW
+@pytest.mark.rotated
 def test_a_run_moves_to_a_cluster_when_it_is_resumed(
     cluster: Any, untouched: Any, tmp_path: Path
 ) -> None:
@@ -221,7 +224,8 @@ def individual(cluster: Any, allow_inexact: bool) -> tuple[ElasticCollector, lis
     return made, said
 
 
-@pytest.mark.parametrize("allow_inexact", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.rotated
+@pytest.mark.parametrize("allow_inexact", [False, True])
 def test_an_actor_with_other_bits_is_refused_or_marks_the_run(
     allow_inexact: bool, cluster: Any
 ) -> None:
@@ -289,6 +293,7 @@ def test_a_token_that_others_can_read_is_none(
     check_address("127.0.0.1:6379")
 
 
+@pytest.mark.rotated
 def test_what_a_stranger_is_told(cluster: Any) -> None:
     host, _, port = cluster.address.rpartition(":")
     assert answers((host, int(port)), 5.0)
@@ -311,6 +316,7 @@ def test_what_a_stranger_is_told(cluster: Any) -> None:
     assert not answers(at, 1.0)  # It is gone.
 
 
+@pytest.mark.rotated
 def test_the_cluster_of_this_machine_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +333,7 @@ def test_the_cluster_of_this_machine_is_found(
         find_address("ray://10.0.0.6:10001")
 
 
+@pytest.mark.rotated
 def test_an_open_cluster_is_refused_before_a_folder_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,13 +361,16 @@ def struck(
     )
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("what", "number", "seconds", "pause", "said"),
     [
         # The head is asked once a second, and what is left of the run takes less.
         ("gcs_server", signal.SIGSTOP, 2.0, 1.5, "has not answered for 2 s: it was ended, "),
         # Ray ends a process whose raylet is gone when the head has found out, here after 1 s.
-        pytest.param("raylet", signal.SIGKILL, 0.0, 5.0, "on this machine has ended.", marks=SLOW),
+        pytest.param(
+            "raylet", signal.SIGKILL, 0.0, 5.0, "on this machine has ended.", marks=ROTATED
+        ),
     ],
 )
 def test_a_lost_head_ends_in_a_sentence_a_report_and_a_run_that_goes_on(
@@ -382,7 +392,7 @@ def test_a_lost_head_ends_in_a_sentence_a_report_and_a_run_that_goes_on(
     assert hashes(run) == untouched(LSTM)
 
 
-@SLOW
+@pytest.mark.rotated
 def test_signals_are_answered_while_a_head_is_waited_for(tmp_path: Path) -> None:
     process = struck(tmp_path, "gcs_server", signal.SIGSTOP, 60.0, 1.5)
     assert process.stdout is not None
@@ -398,6 +408,7 @@ def test_signals_are_answered_while_a_head_is_waited_for(tmp_path: Path) -> None
     assert process.wait(60) == 128 + signal.SIGTERM
 
 
+@pytest.mark.rotated
 def test_nothing_listens_beyond_loopback_while_a_cluster_of_its_own_trains(
     untouched: Any, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def tear(folder: Path, rng: random.Random) -> str:
     return f"{way} {victim.name}"
 
 
+@pytest.mark.rotated
 def test_two_hundred_torn_checkpoints(pair: Path, tmp_path: Path) -> None:
     for seed in range(200):
         folder = tmp_path / str(seed)

@@ -105,6 +105,7 @@ def lasting_names(base: Path) -> set[str]:
     return names - {"000000000001", "000000000003"} if "000000000006" in names else names
 
 
+@pytest.mark.rotated
 def test_death_at_every_call(scene: tuple[Path, Act, set[int | None], int]) -> None:
     base, act, allowed, final = scene
     calls = count_calls(base, act)
@@ -121,6 +122,7 @@ def test_death_at_every_call(scene: tuple[Path, Act, set[int | None], int]) -> N
     assert tag == final
 
 
+@pytest.mark.rotated
 def test_death_of_the_recovery_too(tmp_path: Path) -> None:
     """A re-save dies, and then the resume that would have put things right dies as well."""
     base = tmp_path / "base"
@@ -146,6 +148,7 @@ def test_death_of_the_recovery_too(tmp_path: Path) -> None:
             shutil.rmtree(copy)
 
 
+@pytest.mark.rotated
 def test_power_loss_at_every_call(scene: tuple[Path, Act, set[int | None], int]) -> None:
     base, act, allowed, final = scene
     calls = count_calls(base, act)
@@ -168,6 +171,7 @@ def test_power_loss_at_every_call(scene: tuple[Path, Act, set[int | None], int])
     assert final in allowed
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("code", "lasting"), [(errno.ENOSPC, True), (errno.EIO, False)])
 def test_disk_error_at_every_call(
     scene: tuple[Path, Act, set[int | None], int], code: int, lasting: bool

@@ -17,7 +17,7 @@ from etude.api import train
 from recording_fs import Entry, why_not
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.rotated,
     pytest.mark.skipif(why_not() is not None, reason=f"cannot record: {why_not()}"),
 ]
 STATES = 200

@@ -167,9 +167,9 @@ def test_the_standard_computation_is_short_and_always_the_same() -> None:
     "variable",
     [
         "ATEN_CPU_CAPABILITY=default",
-        pytest.param("OPENBLAS_CORETYPE=Nehalem", marks=pytest.mark.slow),
-        pytest.param("DNNL_MAX_CPU_ISA=SSE41", marks=pytest.mark.slow),
-        pytest.param("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-FMA", marks=pytest.mark.slow),
+        pytest.param("OPENBLAS_CORETYPE=Nehalem", marks=pytest.mark.rotated),
+        pytest.param("DNNL_MAX_CPU_ISA=SSE41", marks=pytest.mark.rotated),
+        pytest.param("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-FMA", marks=pytest.mark.rotated),
     ],
 )
 def test_the_standard_computation_notices_other_instructions(variable: str) -> None:

@@ -40,11 +40,13 @@ def some(calls: list[str], name: str, few: int = 2) -> list[int]:
     return sorted({numbers[i * (len(numbers) - 1) // max(few - 1, 1)] for i in range(few)})
 
 
+@pytest.mark.rotated
 def test_the_replay_is_written_through_the_one_disk(untouched: tuple[Path, list[str]]) -> None:
     _, calls = untouched
     assert {"mkdir", "open", "write", "fsync", "truncate", "rename"} <= set(calls)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "code", "lasting"),
     [
@@ -68,7 +70,7 @@ def test_a_disk_that_fails_under_the_replay(
     assert Run(tmp_path / "run").fingerprint() == Run(run).fingerprint()
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "moment"),
     [("open", "after"), ("write", "torn"), ("fsync", "before"), ("truncate", "after")],

@@ -78,7 +78,7 @@ def mount(tmp_path: Path) -> Iterator[Path]:
         yield where
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_a_disk_that_is_frozen_in_a_save(mount: Path, tmp_path: Path) -> None:
     untouched = train(RECIPE, tmp_path / "untouched")
     file, folder = tmp_path / "recipe.yaml", mount / "run"

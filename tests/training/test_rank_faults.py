@@ -73,6 +73,7 @@ def saved(run: Path) -> int:
     return int(newest.name)
 
 
+@pytest.mark.rotated(together=True)
 @pytest.mark.parametrize("kind", NOT_FINITE)
 def test_a_nan_on_any_rank_is_reported_by_the_first(
     kind: str, ends: dict[str, dict[str, Any]]
@@ -92,6 +93,7 @@ def test_a_nan_on_any_rank_is_reported_by_the_first(
         assert any(np.isnan(array).any() for array in kept.values() if array.dtype.kind == "f")
 
 
+@pytest.mark.rotated(together=True)
 def test_a_failure_of_any_kind_is_reported_by_the_first(ends: dict[str, dict[str, Any]]) -> None:
     end = ends["crash"]
     assert end["codes"] == [1, 1]
@@ -100,6 +102,7 @@ def test_a_failure_of_any_kind_is_reported_by_the_first(ends: dict[str, dict[str
     assert "in collect" in (report / "error.txt").read_text()  # where it was, on that rank
 
 
+@pytest.mark.rotated(together=True)
 def test_a_rank_that_drifts_ends_the_run_before_it_is_saved(
     ends: dict[str, dict[str, Any]],
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_rank_that_drifts_ends_the_run_before_it_is_saved(
     assert len(list((end["run"] / "failures").iterdir())) == 1
 
 
+@pytest.mark.rotated(together=True)
 def test_ranks_that_disagree_do_not_start(ends: dict[str, dict[str, Any]]) -> None:
     for kind, words in {
         "recipe": "Rank 1 was given another recipe than rank 0: algorithm.learning_rate was 0.001",
@@ -121,6 +125,7 @@ def test_ranks_that_disagree_do_not_start(ends: dict[str, dict[str, Any]]) -> No
         assert not ends[kind]["run"].exists()
 
 
+@pytest.mark.rotated(together=True)
 def test_a_frozen_rank_is_named_and_nothing_is_lost(ends: dict[str, dict[str, Any]]) -> None:
     whole = run_hash(train(RECIPE, ends["freeze"]["run"].parent / "whole").path)
     for kind in STOPPED[:2]:
@@ -132,6 +137,7 @@ def test_a_frozen_rank_is_named_and_nothing_is_lost(ends: dict[str, dict[str, An
         assert run_hash(resume(end["run"]).path) == whole
 
 
+@pytest.mark.rotated(together=True)
 def test_a_signal_to_one_rank_saves_and_stops_all(ends: dict[str, dict[str, Any]]) -> None:
     end = ends["signal"]
     assert end["codes"] == [75, 75]
@@ -139,7 +145,7 @@ def test_a_signal_to_one_rank_saves_and_stops_all(ends: dict[str, dict[str, Any]
     assert not list((end["run"] / "failures").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_ranks_with_other_instructions_are_refused(tmp_path: Path) -> None:
     """The command itself, in processes of their own."""
     (tmp_path / "recipe.yaml").write_text(recipes.dump(RECIPE))
@@ -185,6 +191,7 @@ def test_notes_too_long_for_the_store_leave_their_arrays_behind() -> None:
     assert raised.value.__notes__[0].startswith("On rank 1:")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "broken",
     [

@@ -34,11 +34,13 @@ from toy_envs import ToyEnv
 from toys import changed, tiny_motions, tiny_reach, toy_buffer
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_sums_are_taken_in_shard_order(size: int) -> None:
     script("rank_sums.py", str(size))
 
 
+@pytest.mark.rotated
 def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
     """An LSTM, collection ahead, and a curriculum that goes by evaluations on the first rank."""
     recipe = tiny_motions(1, learner={"shards": 4})
@@ -52,11 +54,12 @@ def test_ranks_and_a_killed_rank_change_nothing(tmp_path: Path) -> None:
     assert not any(manifest.differences(lone, ranks.folder.manifest()))
 
 
+@pytest.mark.slow
 def test_an_mlp_without_collection_ahead_too(tmp_path: Path) -> None:
     shared_run(tiny_reach(4, learner={"shards": 4}), tmp_path, kills=0, seed=0)
 
 
-@pytest.mark.slow
+@pytest.mark.rotated
 def test_priorities_and_vtrace_too(tmp_path: Path) -> None:
     recipe = changed(short_recipes.find("reach-at-scale-short"), learner={"shards": 4})
     shared_run(recipe, tmp_path, kills=1, seed=2)
@@ -74,6 +77,7 @@ def rank_of(pid: int) -> str | None:
     return next((text.removeprefix("RANK=") for text in settings if text.startswith("RANK=")), None)
 
 
+@pytest.mark.rotated
 def test_torchrun_starts_a_killed_rank_again_and_nothing_listens_beyond_loopback(
     tmp_path: Path,
 ) -> None:
