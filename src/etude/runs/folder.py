@@ -17,7 +17,7 @@ from typing import Any
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, is_array
-from etude.runs import checkpoint, files, tensors
+from etude.runs import checkpoint, files
 from etude.runs.lock import Lock
 from etude.runs.metrics_log import MetricsLog, Say
 
@@ -324,6 +324,8 @@ def report_failure(
 
 def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, context: Tree) -> Path:
     """Keep what is needed to look into a failure: traceback, arrays and where it happened."""
+    from etude.runs import tensors  # loads torch, which commands that only read runs do without
+
     moment = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     folder = files.free_path(run.current_path / "failures" / moment)
     files.make_folder(folder)
@@ -339,6 +341,8 @@ def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, contex
 
 def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
     """The arrays that can be kept, by path; whatever else is in a failing tree is left out."""
+    from etude.runs import tensors
+
     kept: dict[str, Any] = {}
     for name, leaf in arrays.items():
         if isinstance(leaf, dict):
