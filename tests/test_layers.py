@@ -23,7 +23,7 @@ LAYERS = (
     {"tasks"},
     {"gym"},
     {"evaluate"},
-    {"api"},
+    {"api", "plugin"},
     {"compare"},
     {"share"},
     {"cli"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import etude
+import etude.plugin
 from commands import run_all
 from run_hash import run_hash
 from test_docs import BLOCK, ROOT, commands
@@ -76,6 +78,56 @@ def test_the_page_shows_the_files_as_they_are() -> None:
     assert sorted(shown) == FILES
     for name, text in shown.items():
         assert text == (PACKAGE / name).read_text(), f"docs/plugins.md shows another {name}"
+
+
+def other_modules(text: str) -> set[str]:
+    """Modules of Etude that a file imports, other than `etude` and `etude.plugin`."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    ours = {name for name in found if name.partition(".")[0] == "etude"}
+    return ours - {"etude", "etude.plugin"}
+
+
+def test_one_module_is_all_that_it_imports() -> None:
+    for name in FILES:
+        if name.endswith(".py"):
+            assert not other_modules((PACKAGE / name).read_text()), name
+    assert other_modules("def f():\n    from etude.core.keys import Key") == {"etude.core.keys"}
+    assert other_modules("import etude.mj as mj") == {"etude.mj"}
+
+
+def test_every_name_of_that_module_is_listed_and_there() -> None:
+    listing = (etude.plugin.__doc__ or "").partition("Every kind\n")[2]
+    names = [
+        word
+        for words in re.findall(r"^    ([\w, ]+):", listing, re.M)
+        for word in words.split(", ")
+    ]
+    listed = set(re.findall(r"\b\w+\b", listing))
+    assert set(names) <= set(etude.plugin.__all__) <= listed
+    for name in etude.plugin.__all__:
+        assert getattr(etude.plugin, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = etude.plugin.Nothing
+
+
+def test_a_name_loads_only_what_it_needs() -> None:
+    script = f"""
+import sys
+import etude.plugin
+assert not {{"torch", "numpy", "pydantic", "mujoco"}} & set(sys.modules)
+sys.path.insert(0, {str(PACKAGE / "src")!r})
+import etude_plugin.balance
+assert "mujoco" in sys.modules and "torch" not in sys.modules
+import etude_plugin.reinforce
+assert "etude.algorithms.sac" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_line_of_the_source_names_the_package_or_its_kinds() -> None:

@@ -5,8 +5,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from etude import mj
-from etude.mj import observations, resets
+from etude.plugin import mj
 
 SCENE = """
 <mujoco>
@@ -41,12 +40,12 @@ class BalanceConfig(mj.TaskConfig):
         robot, cart, pole = mj.Robot(), mj.Robot(joints="slide"), mj.Robot(joints="hinge")
         return mj.Task(
             model=SCENE,
-            parts=[robot, cart, pole, resets.JointNoise(pole, self.start_angle)],
+            parts=[robot, cart, pole, mj.resets.JointNoise(pole, self.start_angle)],
             action=mj.Controls(),
             observations={
                 "state": {
-                    "position": observations.joint_positions(robot),
-                    "velocity": observations.joint_velocities(robot),
+                    "position": mj.observations.joint_positions(robot),
+                    "velocity": mj.observations.joint_velocities(robot),
                 }
             },
             rewards={

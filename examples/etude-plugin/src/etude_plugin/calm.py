@@ -7,13 +7,19 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from etude.core.contracts import Array, Fragment
-from etude.core.keys import Key
-from etude.core.metrics.declared import Curve, Metric, Metrics
-from etude.core.ranks import ALONE, Ranks
-from etude.planning.recipe import RewardsConfig
-from etude.planning.resolve import Resolved
-from etude.rl.rewards.given import RewardSource
+from etude.plugin import (
+    ALONE,
+    Array,
+    Curve,
+    Fragment,
+    Key,
+    Metric,
+    Metrics,
+    Ranks,
+    Resolved,
+    RewardsConfig,
+    RewardSource,
+)
 
 JERK = "rollout/jerk"
 
@@ -33,7 +39,7 @@ class CalmConfig(RewardsConfig):
 
 
 class CalmRewards(RewardSource):
-    """It learns nothing and has no state; `etude.rl.rewards.amp` is a source that has both."""
+    """A source without learned parameters; one that has some also defines `state_dict`."""
 
     def __init__(self, cost: float, ranks: Ranks) -> None:
         self.cost, self.ranks = cost, ranks

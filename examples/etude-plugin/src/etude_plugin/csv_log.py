@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
+from etude.plugin import LogConfig, LoggedRun, OpenLog
 
 
 class CsvConfig(LogConfig):

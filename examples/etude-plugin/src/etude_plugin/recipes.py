@@ -1,10 +1,6 @@
 """A recipe that uses all of it."""
 
-from etude import Recipe
-from etude.core.clock import ClockConfig
-from etude.rollout.local import CollectorConfig
-from etude.training.evaluation import EvaluationConfig
-from etude.training.logs.outputs import LogsConfig
+from etude.plugin import ClockConfig, CollectorConfig, EvaluationConfig, LogsConfig, Recipe
 from etude_plugin.balance import BalanceConfig
 from etude_plugin.calm import CalmConfig
 from etude_plugin.csv_log import CsvConfig

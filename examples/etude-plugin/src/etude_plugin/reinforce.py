@@ -16,22 +16,31 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from etude.core.clock import Clock
-from etude.core.contracts import BatchMetrics, Fragment
-from etude.core.errors import UsageError
-from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Curve, Metric, Metrics
-from etude.core.ranks import Ranks
-from etude.core.trees import Tree
-from etude.data.returns import rollout_advantages
-from etude.data.segments import SegmentBuffer, SegmentGeometry, check_finite, join
-from etude.models.actor_critic import ActorCritic
-from etude.models.normalise import merge_all
-from etude.planning.recipe import Recipe
-from etude.rl.base import PolicyAlgorithm
-from etude.rl.on_policy import OnPolicyConfig
-from etude.rl.optimizer import NetworkOptimizer
-from etude.rl.rewards.given import RewardSource
+from etude.plugin import (
+    ActorCritic,
+    BatchMetrics,
+    Clock,
+    Column,
+    Curve,
+    Fragment,
+    Key,
+    Metric,
+    Metrics,
+    NetworkOptimizer,
+    OnPolicyConfig,
+    PolicyAlgorithm,
+    Ranks,
+    Recipe,
+    RewardSource,
+    SegmentBuffer,
+    SegmentGeometry,
+    Tree,
+    UsageError,
+    check_finite,
+    join,
+    merge_all,
+    rollout_advantages,
+)
 
 SPREAD = "train/advantage_std"
 
@@ -64,6 +73,8 @@ class ReinforceConfig(OnPolicyConfig):
 
 class Reinforce(PolicyAlgorithm):
     """See the module's text. Sums are taken over the whole rollout, so shards change nothing."""
+
+    policy: ActorCritic
 
     def __init__(
         self,
@@ -106,7 +117,7 @@ class Reinforce(PolicyAlgorithm):
         """Gradient steps, one per minibatch; `key` is where all randomness comes from."""
         yield from self.rewards.batches(key.child("rewards"))
         order = key.child("permutation").generator().permutation(len(self.returns))
-        for steps in self.put(order).split(self.geometry.minibatch):
+        for steps in self.put(order.reshape(-1, self.geometry.minibatch)):
             features = {name: x[steps] for name, x in self.features.items()}
             evaluated = self.policy.evaluate(features, self.actions[steps], None)
             policy_loss = -(evaluated.log_probs * self.advantages[steps]).mean()

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from etude.models.module_policies import ModulePolicyConfig
+from etude.plugin import ModulePolicyConfig
 
 
 class ResidualNetwork(nn.Module):
@@ -23,7 +23,8 @@ class ResidualNetwork(nn.Module):
         x = self.first(x)
         for block in self.blocks:
             x = x + torch.tanh(block(x))
-        return self.last(x)
+        x = self.last(x)
+        return x
 
 
 class ResidualConfig(ModulePolicyConfig):
