@@ -65,7 +65,7 @@ def test_page(page: Path, tmp_path: Path) -> None:
     """README's commands are run as they are typed."""
     for language, info, texts in parts(page):
         if info.startswith("file="):
-            (tmp_path / info.removeprefix("file=")).write_text(texts[0])
+            (tmp_path / info.removeprefix("file=")).write_text("\n".join(texts))
         elif language == "python":
             for text in texts:
                 done = subprocess.run(

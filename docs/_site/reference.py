@@ -183,10 +183,11 @@ def python_page() -> str:
     mj = attribute("etude.mj:__all__")
     groups = {
         "Runs": ["plan", "train", "resume", "Run", "Recipe"],
-        "Policies and rewards": ["load_policy", "load_reward"],
+        "Policies and rewards": ["load_policy", "load_reward", "export"],
         "Environments": ["make", "make_vec"],
         "Tasks in numpy": ["ArrayTask", "State", "Outcome", "ActionSpec", "ArraySpec"],
         "While training": ["Callback"],
+        "Datasets": ["import_dataset"],
     }
     told = {name for names in groups.values() for name in names}
     if told != set(exports):

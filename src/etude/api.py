@@ -301,3 +301,25 @@ def resume(
     with joined() as ranks:
         path = continue_run(ranks, Path(path), asked, console, *how)
     return Run(path)
+
+
+def import_dataset(
+    paths: Sequence[str | Path],
+    folder: str | Path,
+    obs: Sequence[str] = (),
+    success_reward: float | None = None,
+    assume_success: bool = False,
+) -> Path:
+    """Import episodes of other systems into a new dataset, like `etude data import`.
+
+    paths: files or folders of robomimic, LIBERO, Minari or LeRobot v3. obs: the observations to
+    read; all by default. success_reward: reward of the last step of successes, instead of the
+    file's rewards. assume_success: count episodes of unknown success as successes.
+    """
+    from etude.core.limited import Limits
+    from etude.data.formats.summary import ReadOptions
+    from etude.data.importing import import_dataset as import_files
+
+    options = ReadOptions(tuple(obs), None, success_reward, assume_success)
+    import_files([Path(path) for path in paths], Path(folder), options, Limits()).close()
+    return Path(folder)

@@ -12,14 +12,14 @@ from etude.building.executing import silent
 from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting, split_run
 from etude.cli.train import say
-from etude.core.errors import EtudeError, UsageError
-from etude.core.trees import Tree
+from etude.core.errors import UsageError
 from etude.planning.loading import chosen_path
 from etude.planning.page import size
 from etude.planning.recipes import digest
 from etude.runs import bundle
 from etude.runs.folder import PLAN_JSON, default_path
 from etude.share.bundle import Shared, write
+from etude.share.export import fingerprint_of
 
 
 class BundleCommand(Trusting, Reporting):
@@ -88,7 +88,7 @@ def _make(command: BundleCommand, path: Path) -> Path:
         recipe,
         known.folder,
         chosen_path(known.path, inside or command.checkpoint),
-        _fingerprint(known),
+        fingerprint_of(known),
         _another_run(known),
         command.license or "",
         command.episodes,
@@ -112,14 +112,6 @@ def _make(command: BundleCommand, path: Path) -> Path:
     )
     command.show(document, text)
     return to
-
-
-def _fingerprint(run: Run) -> Tree:
-    """That of the run; {} where what it is made of was not kept."""
-    try:
-        return dict(run.fingerprint())
-    except EtudeError:
-        return {}
 
 
 def _another_run(run: Run) -> str:

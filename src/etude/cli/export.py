@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import Field
 
 from etude.api import Run
 from etude.cli.options import Positional, Reporting, parse
 from etude.cli.target import Trusting, split_run
-from etude.core.errors import EtudeError
-from etude.core.trees import Tree
-from etude.planning.loading import chosen_path
-from etude.share.export import Exported, export
+from etude.share.export import Exported, export_run
 
 
 class ExportCommand(Trusting, Reporting):
@@ -31,18 +26,9 @@ def run(arguments: list[str]) -> None:
     command = parse("export", ExportCommand, arguments)
     folder, inside = split_run(command.run)
     known = Run(folder, command.trust)
-    path = chosen_path(known.path, inside or command.checkpoint)
-    done = export(known.recipe, path, Path(command.to), _fingerprint(known), command.trust)
+    done = export_run(known, command.to, inside or command.checkpoint, command.trust)
     document = {"folder": str(done.path), "files": done.sizes, **done.contract["check"]}
     command.show(document, _text(done))
-
-
-def _fingerprint(run: Run) -> Tree:
-    """That of the run; {} where what it is made of was not kept."""
-    try:
-        return dict(run.fingerprint())
-    except EtudeError:
-        return {}
 
 
 def _text(done: Exported) -> str:

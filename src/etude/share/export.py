@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from etude.api import Run
 from etude.core.abilities import Described, ability
 from etude.core.contracts import ActionSpec, Array, ArraySpec
 from etude.core.errors import EtudeError, UsageError
@@ -38,6 +39,7 @@ from etude.evaluate import fresh
 from etude.models.networks import is_image
 from etude.models.normalise import CLIP, Normaliser
 from etude.models.policies import BasePolicy
+from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe
 from etude.rollout.group import Inference, restart
 from etude.runs import onnx_files, tensors
@@ -149,6 +151,25 @@ def _in_env_units(spec: ActionSpec, actions: torch.Tensor) -> torch.Tensor:
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
     scaled = (high + low) * 0.5 + unit * ((high - low) * 0.5)
     return torch.minimum(torch.maximum(scaled, low), high)
+
+
+def export_run(
+    run: Run, folder: str | Path, checkpoint: str | int = "best", trust: bool = False
+) -> Exported:
+    """Write a policy of a run as ONNX with its contract into a new folder, like `etude export`.
+
+    checkpoint: "best", "latest" or a step. trust: code that the policy names may run.
+    """
+    path = chosen_path(run.path, str(checkpoint))
+    return export(run.recipe, path, Path(folder), fingerprint_of(run), trust)
+
+
+def fingerprint_of(run: Run) -> Tree:
+    """The fingerprint of a run; {} where what it is made of was not kept."""
+    try:
+        return dict(run.fingerprint())
+    except EtudeError:
+        return {}
 
 
 def export(
