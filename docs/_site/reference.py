@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import etude
+import etude.plugin
 from etude.cli.main import VERBS, main
 from etude.core.catalogue import KINDS, RECIPES, Catalogue
 from etude.core.config import Config
@@ -52,6 +54,7 @@ def pages() -> dict[str, str]:
         "reference/recipes.md": recipes_page(),
         "reference/command-line.md": command_line_page(),
         "reference/python.md": python_page(),
+        "reference/plugin.md": plugin_page(),
         **sections,
     }
 
@@ -69,6 +72,7 @@ These pages are made of the code when the site is built, so they say what this v
 - [Recipes](recipes.md): the recipes that come with Etude.
 - [Command line](command-line.md): every command with its options.
 - [Python API](python.md): what `import etude` gives.
+- [Plugin API](plugin.md): what a package of your own imports from `etude.plugin`.
 - [Glossary](../glossary.md): Etude's words beside those of other libraries.
 """
 
@@ -207,6 +211,35 @@ def python_page() -> str:
         elif getattr(thing, "__module__", "").startswith("etude."):
             lines.append(f"::: {thing.__module__}.{thing.__qualname__}\n")
     return "\n".join(lines)
+
+
+_PLUGIN = """\
+# Plugin API
+
+`etude.plugin` is the one module that a [package of your own](../plugins.md) imports. Each name is
+loaded when it is first used.
+"""
+
+
+def plugin_page() -> str:
+    """The names of `etude.plugin` by purpose, each with the first sentence of its docstring."""
+    lines, told = [_PLUGIN], set()
+    for line in (etude.plugin.__doc__ or "").splitlines()[4:]:
+        if line and not line.startswith(" "):
+            lines.append(f"\n## {line}\n\n| name | what it is |\n|---|---|")
+        for name in re.findall(r"\w+", line):
+            if name in etude.plugin.__all__ and name not in told:
+                told.add(name)
+                lines.append(f"| `{name}` | {_cell(_purpose(getattr(etude.plugin, name)))} |")
+    if told != set(etude.plugin.__all__):
+        raise ValueError(f"names that the docstring of etude.plugin lacks: {told}")
+    return "\n".join(lines) + "\n"
+
+
+def _purpose(thing: Any) -> str:
+    """The first paragraph of a class's, function's or module's own docstring."""
+    own = isinstance(thing, type | types.FunctionType | types.ModuleType)
+    return (thing.__doc__ or "").partition("\n\n")[0].rstrip(":") if own else "a type or a constant"
 
 
 def table(rows: Iterator[tuple[str, FieldInfo, type[Config]]]) -> str:
