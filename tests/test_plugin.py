@@ -124,7 +124,7 @@ sys.path.insert(0, {str(PACKAGE / "src")!r})
 import etude_plugin.balance
 assert "mujoco" in sys.modules and "torch" not in sys.modules
 import etude_plugin.reinforce
-assert "etude.algorithms.sac" not in sys.modules
+assert "etude.rl.sac" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
