@@ -7,7 +7,7 @@ check:  ## lint, spelling and types
 	mypy
 
 test:  ## the fast suite; 3 minutes on two cores
-	pytest -n 2 --dist worksteal
+	pytest -n 2 --dist worksteal --at-most 1
 
 affected:  ## the tests that a change touches, by the import graph, the nearest first
 	python tests/affected.py -- -n 2

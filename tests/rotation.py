@@ -3,6 +3,7 @@
     pytest --rotation commit          # of the tests marked `rotated`, the part of HEAD
     pytest --rotation 3               # part 3
     pytest --rotation since:d41d8cd   # the parts of all commits after this one
+    pytest --at-most 1                # none that the record says takes longer than 1 s
     pytest --record build/seconds.json         # keep how long each test took
     python tests/rotation.py build/seconds.json    # print minutes by part, and balance the parts
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -65,8 +67,9 @@ def chosen(rotation: str, folder: Path = RECORD.parent) -> set[int]:
     return {number % PARTS for number in range(newest, newest - max(new, 1), -1)}
 
 
-def load(file: Path = RECORD) -> dict[str, dict[str, float]]:
-    """{group: {name: seconds}} of a record; empty groups where there is none."""
+def load(file: Path | None = None) -> dict[str, dict[str, float]]:
+    """{group: {name: seconds}} of a record, by default the kept one; empty where there is none."""
+    file = file or RECORD
     found = json.loads(file.read_text()) if file.is_file() else {}
     return {group: found.get(group, {}) for group in GROUPS}
 
@@ -105,6 +108,7 @@ def rotating(item: Any) -> str | None:
 def add_options(parser: Any) -> None:
     group = parser.getgroup("rotation")
     group.addoption("--rotation", default="all", help=HELP)
+    group.addoption("--at-most", type=float, help="leave out tests recorded as taking more seconds")
     group.addoption("--record", type=Path, help="file to which the seconds of each test are added")
 
 
@@ -114,6 +118,7 @@ class Plugin:
     def __init__(self, config: Any) -> None:
         self._rotation: str = config.getoption("rotation")
         self._record: Path | None = config.getoption("record")
+        self._at_most: float | None = config.getoption("at_most")
         self._config = config
         self._begun: set[str] = set()
         self._taken = load(self._record or Path(os.devnull))
@@ -122,14 +127,17 @@ class Plugin:
         return f"rotation: {self._rotation}, parts {sorted(chosen(self._rotation))}"
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Leave out what rotates and is in another part."""
-        parts, wanted = Parts(load()["rotated"]), chosen(self._rotation)
+        """Leave out what rotates and is in another part, and what takes longer than asked for."""
+        known, wanted = load(), chosen(self._rotation)
+        parts, longest = Parts(known["rotated"]), self._at_most or math.inf
         left_out: dict[Any, None] = {}
         for item in items:
             if (unit := rotating(item)) is not None:
                 item.user_properties.append((UNIT, unit))
                 if parts[unit] not in wanted:
                     left_out[item] = None
+            elif known["always"].get(short_name(item.nodeid), 0.0) > longest:
+                left_out[item] = None
         self._config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
 

@@ -118,6 +118,9 @@ CONFTEST = """
 import sys
 sys.path.insert(0, {tests!r})
 import rotation
+from pathlib import Path
+
+rotation.RECORD = Path(__file__).with_name("seconds.json")
 
 def pytest_addoption(parser):
     rotation.add_options(parser)
@@ -178,10 +181,20 @@ def test_what_is_broken_in_any_part_is_caught_within_ten_runs(toy: Path) -> None
 
 
 def test_one_broken_promise_is_caught_by_its_part_alone(toy: Path) -> None:
-    part = Parts(rotation.load()["rotated"])["test_toy.py::test_rotated[17]"]
+    part = Parts({})["test_toy.py::test_rotated[17]"]
     assert run(toy, str(part), {17}) == (1, ["test_toy.py::test_rotated[17]"])
     assert run(toy, str(part + 1), {17}) == (0, [])
     assert run(toy, "all", {17}) == (1, ["test_toy.py::test_rotated[17]"])
+
+
+def test_what_took_longer_is_left_out_where_it_is_not_wanted(toy: Path) -> None:
+    (toy / "seconds.json").write_text('{"always": {"test_toy.py::test_always": 3.0}}')
+    try:
+        assert run(toy, "0", {0}, "-k", "always", "--at-most=3")[0] == 1
+        assert run(toy, "0", {0}, "-k", "always", "--at-most=2.9")[0] == 5  # no test is left
+        assert run(toy, "all", {1}, "-k", "rotated", "--at-most=1")[0] == 1  # that is for others
+    finally:
+        (toy / "seconds.json").unlink()
 
 
 def test_a_record_says_how_long_tests_took_and_balances_the_parts(
