@@ -50,17 +50,32 @@ class Forks:
         )
 
     def run(
-        self, function: str, *arguments: Any, seconds: float = 300, memory: int | None = None
+        self,
+        function: str,
+        *arguments: Any,
+        seconds: float = 300,
+        memory: int | None = None,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Done:
         """A call of module:function, whose result is the exit code.
 
         seconds: after which SIGALRM ends it. memory: bytes that it may take beyond what it begins
-        with.
+        with. folder, environment: instead of those of the process that forks; of PYTHONPATH, the
+        folders that are new.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(
-            json.dumps([function, arguments, seconds, memory]),
+            json.dumps(
+                [
+                    function,
+                    arguments,
+                    Limits(seconds, memory),
+                    None if folder is None else str(folder),
+                    None if environment is None else dict(environment),
+                ]
+            ),
             file=self._process.stdin,
             flush=True,
         )
@@ -80,15 +95,38 @@ class Forks:
         self.close()
 
 
-def _limit(seconds: float, memory: int | None) -> None:
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    if memory is not None:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+class Limits(NamedTuple):
+    """Of a call, as of `Forks.run`."""
+
+    seconds: float
+    memory: int | None
+
+    def apply(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        if self.memory is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            most = pages * resource.getpagesize() + self.memory
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _call(function: str, arguments: list[Any], seconds: float, memory: int | None) -> Done:
+def _move(folder: str | None, environment: dict[str, str] | None) -> None:
+    """Work in another folder, and with other variables of the environment."""
+    if folder is not None:
+        os.chdir(folder)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [path for path in paths if path and path not in sys.path]
+
+
+def _call(
+    function: str,
+    arguments: list[Any],
+    limits: Limits,
+    folder: str | None,
+    environment: dict[str, str] | None,
+) -> Done:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()
         if child == 0:
@@ -96,9 +134,10 @@ def _call(function: str, arguments: list[Any], seconds: float, memory: int | Non
             os.dup2(err.fileno(), 2)
             code = 70
             try:
+                _move(folder, environment)
                 module, _, name = function.partition(":")
                 called = getattr(importlib.import_module(module), name)
-                _limit(seconds, memory)
+                limits.apply()
                 code = called(*arguments) or 0
             except SystemExit as error:
                 code = error.code if isinstance(error.code, int) else 70
@@ -119,7 +158,8 @@ def _serve() -> None:
     for module in ("etude.building.build", "etude.envs.mujoco.env", "etude.cli.plan"):
         importlib.import_module(module)
     for line in sys.stdin:
-        print(json.dumps(_call(*json.loads(line))), flush=True)
+        function, arguments, limits, *place = json.loads(line)
+        print(json.dumps(_call(function, arguments, Limits(*limits), *place)), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+import commands
 
 POLE = """
 <mujoco>
@@ -56,10 +56,9 @@ def test_a_changed_task_marks_a_run_for_good(tmp_path: Path) -> None:
     (task / "pole.py").write_text(TASK)
 
     def etude(*arguments: str) -> str:
-        command = [sys.executable, "-m", "etude", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
+        code, out, err = commands.run([*arguments], tmp_path)
+        assert code == 0, err
+        return out + err
 
     sizes = ["--collector.num-envs=4", "--collector.envs-per-group=4", "--clock.cycles=1"]
     sizes += ["--algorithm.rollout-steps=16", "--algorithm.minibatch-size=64"]
