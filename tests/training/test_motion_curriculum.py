@@ -91,7 +91,6 @@ def whole(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, 
     return request.param, train(tiny_motions(request.param), path, callbacks=[watch]), watch
 
 
-@pytest.mark.rotated
 def test_what_fails_is_practised_more(whole: tuple[int, Run, Watch]) -> None:
     lag, run, watch = whole
     rows = run.rows()
@@ -109,7 +108,6 @@ def test_what_fails_is_practised_more(whole: tuple[int, Run, Watch]) -> None:
     assert (late > 0).any()
 
 
-@pytest.mark.rotated
 @pytest.mark.parametrize("stop_at", [3, 4, 5])
 def test_it_resumes_exactly_around_a_new_round(
     stop_at: int, whole: tuple[int, Run, Watch], tmp_path: Path
@@ -125,7 +123,6 @@ def test_it_resumes_exactly_around_a_new_round(
     assert resumed.fingerprint() == untouched.fingerprint()
 
 
-@pytest.mark.rotated
 def test_threads_change_nothing(whole: tuple[int, Run, Watch], tmp_path: Path) -> None:
     lag, one, _ = whole
     three = train(
