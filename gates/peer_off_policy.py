@@ -31,7 +31,7 @@ import numpy as np
 
 import etude
 from etude.core.clock import ClockConfig
-from etude.rl.replay import OffPolicyConfig
+from etude.rl.off_policy import OffPolicyConfig
 from report import Gate, parse
 from results import lower_end
 from trainings import Act, Training, add_options, returns_of

@@ -35,8 +35,8 @@ import torch
 import etude
 from etude.api import RunFolder
 from etude.building.build import build
+from etude.building.executing import joined
 from etude.core.keys import Key
-from etude.core.ranks import joined
 from etude.planning.recipes import Recipe
 from etude.rollout.host import packed
 from etude.rollout.schedule import Schedule

@@ -60,7 +60,7 @@ def tables_text(kept: dict[str, Any]) -> str:
     To the head nothing travels faster than Ray was seen to send it.
     """
     # Here, so that a page without these tables is made without the package.
-    from etude.planning.page import duration
+    from etude.core.units import duration
 
     k = Constants(**kept["constants"])
     wire = max(k.wire, 1 / TEN_GIGABIT)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from etude.building.executing import joined
 from etude.core.errors import NonFinite, UsageError
-from etude.core.ranks import Ranks, ReportedElsewhere, joined, raise_first, writes
+from etude.core.ranks import Ranks, ReportedElsewhere, raise_first, writes
 from rank_driver import fork_ranks, wait
 
 SHARDS, WIDTH = 4, 1_001

@@ -15,6 +15,7 @@ from etude.building.executing import (
     compare_code,
     device_line,
     execute,
+    joined,
     manifest_of,
     open_folder,
     outputs_of,
@@ -25,15 +26,15 @@ from etude.core import trust as trusted
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, UsageError
 from etude.core.history import History
-from etude.core.ranks import ALONE, Ranks, joined, was_restarted
+from etude.core.ranks import ALONE, Ranks, was_restarted
 from etude.core.seals import unsealed
 from etude.core.trees import digest
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan, rank_notes
-from etude.planning.recipe import Recipe
-from etude.planning.resolve import Resolved, resolve
+from etude.planning.recipe import Recipe, Resolved
+from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
 from etude.runs.folder import PLAN, RunFolder, default_path
@@ -255,7 +256,7 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     check(recipe.logs)
     plan = make_plan(run, ranks=ranks.size)
     target = Path(path) if path else default_path(recipe.name, recipe.seed)
-    check_plan(plan, target, say)
+    check_plan(plan.bytes, target, say)
     file_system.check(target.parent, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
     document, text = manifest_of(run, plan, ranks), recipes.dump(recipe)
     folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)

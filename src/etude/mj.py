@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import Action, Draws, MujocoEnv, Part, Task, TaskConfig, Term, derived
-from etude.envs.mujoco.observing import Group, Observation, measured
+from etude.envs.mujoco.config import TaskConfig
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.mujoco.robot import Controls, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, Simulation, load_spec
+from etude.envs.mujoco.task import (
+    Action,
+    Draws,
+    Group,
+    Observation,
+    Part,
+    Task,
+    Term,
+    derived,
+    measured,
+)
 from etude.envs.mujoco.terms import observations, resets, rewards, terminations
 from etude.envs.mujoco.terrain import Terrain
 

@@ -27,7 +27,7 @@ from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.observing import Group, Observation
+from etude.envs.mujoco.task import Group, Observation
 from etude.models.policies import BasePolicy, PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.recipe import Recipe

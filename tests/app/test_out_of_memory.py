@@ -18,7 +18,7 @@ from etude.core.errors import UsageError
 from etude.planning import out_of_memory
 from etude.planning.out_of_memory import OutOfMemory
 from etude.planning.recipes import Recipe
-from etude.rl import replay
+from etude.rl import off_policy as replay
 from etude.runs import checkpoint, standard, tensors
 from etude.training.callbacks import Callback, Context
 from toys import changed, tiny_reach
@@ -87,7 +87,7 @@ def test_a_plan_that_cannot_fit(
     with pytest.raises(UsageError, match=r"The policy has .* and this machine has 1\.0 KiB"):
         train(recipe, tmp_path / "run")
     with pytest.raises(UsageError, match=r"a buffer of .* and this machine has 1\.0 KiB"):
-        out_of_memory.check_plan(planned, tmp_path / "run", said.append)
+        out_of_memory.check_plan(planned.bytes, tmp_path / "run", said.append)
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(out_of_memory, "machine_memory", lambda: (1 << 40, 1 << 9))
     train(recipe, tmp_path / "run", say=said.append)
@@ -139,7 +139,7 @@ def test_a_replay_that_cannot_fit_the_disk(
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(out_of_memory, "free_space", lambda folder: planned["replay"] + (1 << 20))
-    out_of_memory.check_plan(etude.plan(recipe), tmp_path / "run", said.append)
+    out_of_memory.check_plan(etude.plan(recipe).bytes, tmp_path / "run", said.append)
     assert "that checkpoints hold back" in said[0]
     monkeypatch.setattr(out_of_memory, "free_space", lambda folder: 0)
     assert cli.main(["plan", "reach"]) == 0

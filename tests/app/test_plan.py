@@ -16,10 +16,11 @@ from etude.building.build import build
 from etude.building.executing import loss_batches
 from etude.core.errors import UsageError
 from etude.core.trees import num_bytes
+from etude.core.units import duration, size
 from etude.envs.mujoco import offscreen
 from etude.evaluate.record import RecordOptions, record
 from etude.planning import recipes
-from etude.planning.page import compare, duration, render, size
+from etude.planning.page import compare, render
 from etude.planning.plan import Plan
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve

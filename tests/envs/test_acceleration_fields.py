@@ -10,8 +10,9 @@ from mujoco.batch import DATA_FIELDS
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
-from etude.envs.mujoco.env import Action, Draws, MujocoEnv, Task
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.simulation import Simulation
+from etude.envs.mujoco.task import Action, Draws, Task
 
 XML = """
 <mujoco>

@@ -10,9 +10,9 @@ from batch_env_contract import KEY, assert_same_bits, check_contract, play, rand
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Streams
 from etude.core.trees import digest
-from etude.envs.mujoco.env import Task
 from etude.envs.mujoco.randomize import Vary
 from etude.envs.mujoco.simulation import Simulation
+from etude.envs.mujoco.task import Task
 from etude.envs.robots.kuka.scene import kuka_spec
 from etude.tasks.reach.task import ReachConfig
 

@@ -17,9 +17,9 @@ from etude.envs.robots.kuka.scene import FINGERS, HAND_SITE, PALM, RESPONSE, Cle
 from etude.planning import recipes
 from etude.tasks.pick_place.arm import GUESS, STAGES
 from etude.tasks.pick_place.expert import PickPlaceExpert
-from etude.tasks.pick_place.randomisation import PickPlaceRandom
+from etude.tasks.pick_place.options import PickPlaceRandom, PickPlaceReward
 from etude.tasks.pick_place.scene import CUBE_HALF, TABLE_CENTER, scene_spec
-from etude.tasks.pick_place.task import PickPlaceConfig, PickPlaceReward
+from etude.tasks.pick_place.task import PickPlaceConfig
 from etude.tasks.pick_place.terms import CRITIC, OUTCOMES, SLICES, STATE, lies_at
 
 RANDOM = PickPlaceRandom(

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from etude.envs.adapters.gym import GymConfig
-from etude.envs.mujoco.env import MujocoEnv, Task
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.simulation import avoid_sparse
+from etude.envs.mujoco.task import Task
 from etude.mj import Controls
 
 STEPS = 200

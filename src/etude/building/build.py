@@ -17,8 +17,7 @@ from etude.core.progress import waiting
 from etude.core.ranks import ALONE, Ranks
 from etude.models.policies import BasePolicy, make_policy
 from etude.planning.plan import make_curriculum
-from etude.planning.recipe import Learner, Recipe, code_roots, metrics_of
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Learner, Recipe, Resolved, code_roots, metrics_of
 from etude.rollout.local import NoCollector, Workers
 from etude.runs.checkpoint import fitting
 from etude.runs.folder import RunFolder

@@ -23,8 +23,8 @@ from etude.core.trees import Tree
 from etude.planning import recipes
 from etude.planning.out_of_memory import explained
 from etude.planning.plan import make_plan, rank_notes
-from etude.planning.recipe import Recipe
-from etude.planning.resolve import Resolved, resolve
+from etude.planning.recipe import Recipe, Resolved
+from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import file_system
 from etude.runs.folder import RunFolder

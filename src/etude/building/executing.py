@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -14,19 +15,35 @@ from etude.core.clock import Clock
 from etude.core.code import differing
 from etude.core.errors import AGAIN, EtudeError, NonFinite, UsageError, raise_ending
 from etude.core.history import History
-from etude.core.ranks import LostRank, Ranks, ReportedElsewhere, named, was_restarted
+from etude.core.ranks import (
+    ALONE,
+    LostRank,
+    Ranks,
+    ReportedElsewhere,
+    named,
+    was_restarted,
+    world_size,
+)
 from etude.core.seals import sealed
 from etude.core.trees import Tree
+from etude.core.units import amount
 from etude.models.networks import is_image
 from etude.planning import recipes
-from etude.planning.page import amount
 from etude.planning.plan import Plan, counted
-from etude.planning.recipe import Recipe, code_roots, metrics_of
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Recipe, Resolved, code_roots, metrics_of
 from etude.runs import files, manifest, standard
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import DiskHistory
 from etude.training.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
+
+
+def joined() -> AbstractContextManager[Ranks]:
+    """The ranks that torchrun started this process with; this process alone without torchrun."""
+    if world_size() == 1:
+        return nullcontext(ALONE)
+    from etude.training.distributed import connected
+
+    return connected(world_size())
 
 
 def compare_recipes(recipe: Recipe, ranks: Ranks) -> None:

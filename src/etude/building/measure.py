@@ -12,8 +12,7 @@ import numpy as np
 from etude.building.build import build
 from etude.core.progress import waiting
 from etude.planning.plan import Plan
-from etude.planning.recipe import dump
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Resolved, dump
 from etude.runs.folder import RunFolder
 
 _LONGEST_MEASUREMENT = 60.0

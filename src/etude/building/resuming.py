@@ -17,8 +17,7 @@ from etude.core.trees import Tree
 from etude.core.trust import Untrusted
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan
-from etude.planning.recipe import Recipe, changes, dump, load, parsed
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Recipe, Resolved, changes, dump, load, parsed
 from etude.runs import checkpoint, files, manifest
 from etude.runs.documents import decode_json
 from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty

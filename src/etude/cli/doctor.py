@@ -25,8 +25,8 @@ from rich.table import Table
 from etude.cli.options import Reporting, parse
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
+from etude.core.units import duration, size
 from etude.planning.out_of_memory import machine_memory
-from etude.planning.page import duration, size
 from etude.planning.recipes import reach
 from etude.runs import file_system, files
 

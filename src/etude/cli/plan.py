@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> None:
         limit_of(command.time)  # refused before anything is measured
     made = plan(command.recipe, command.measure)
     document, text = made.to_json(), page.render(made, width, color=sys.stdout.isatty())
-    refused, doubted = misfits(made, default_path(made.recipe, made.seed))
+    refused, doubted = misfits(made.bytes, default_path(made.recipe, made.seed))
     document["misfits"] = [*refused, *doubted]
     text += "".join(f"`etude train` would refuse this here: {sentence}\n" for sentence in refused)
     text += "".join(f"Warning: {sentence}\n" for sentence in doubted)

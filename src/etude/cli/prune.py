@@ -10,7 +10,7 @@ from pydantic import Field
 from etude.cli.options import Positional, Reporting, parse
 from etude.cli.runs import runs_in, with_default
 from etude.core.progress import waiting
-from etude.planning.page import size
+from etude.core.units import size
 from etude.runs.pruning import Surplus, free, surplus_of, unfinished
 
 

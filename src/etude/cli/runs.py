@@ -11,7 +11,7 @@ from pydantic import Field
 from etude.cli.options import Positional, Reporting, parse
 from etude.compare.inventory import RunEntry, entry
 from etude.core.errors import UsageError
-from etude.planning.page import size
+from etude.core.units import size
 from etude.runs.finding import find_runs
 
 DEFAULT = "runs"

@@ -16,7 +16,7 @@ from etude.cli.options import parse
 from etude.cli.seeds import passed_on
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import AGAIN, UsageError
-from etude.planning.page import duration
+from etude.core.units import duration
 from etude.planning.recipe import Recipe
 from etude.runs import files
 

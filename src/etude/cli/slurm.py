@@ -11,7 +11,7 @@ from pydantic import Field
 
 from etude.cli.slices import ALIASES, Slicing, limit_of, parsed, shell, with_grace
 from etude.core.errors import AGAIN, UsageError
-from etude.planning.page import duration
+from etude.core.units import duration
 from etude.runs import files
 from etude.runs.finding import is_run
 from etude.runs.folder import default_path

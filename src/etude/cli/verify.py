@@ -16,7 +16,7 @@ from etude.cli.train import say
 from etude.core.errors import UsageError
 from etude.core.progress import waiting
 from etude.core.trees import Tree
-from etude.planning.page import size
+from etude.core.units import size
 from etude.planning.recipe import Recipe, digest, parsed
 from etude.runs import bundle
 from etude.runs.folder import NOT_EXACT, default_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import webbrowser
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -18,7 +19,7 @@ from etude.core.contracts import BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.config import EnvConfig
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.windows import ScreenWindow, browser_window
+from etude.envs.mujoco.windows import ScreenWindow
 from etude.evaluate.playing import Player, hold, watch
 
 
@@ -69,6 +70,18 @@ class Watching(Config):
         window = browser_window(shown, title, self.port)
         print(f"{title}: {window.url} (for this machine only; Ctrl+C stops)", flush=True)
         return window
+
+
+def browser_window(env: MujocoEnv, title: str, port: int | None) -> Any:
+    """MuJoCo's viewer in the browser, for this machine only; port None: the first free one."""
+    try:
+        from etude.envs.mujoco.browser import BrowserWindow
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"MuJoCo {version('mujoco')} has no web viewer here that Etude can keep to this "
+            f"machine ({error}); leave out --web."
+        ) from error
+    return BrowserWindow(env, title, port)
 
 
 def _open(url: str, folder: Path) -> None:

@@ -9,41 +9,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from etude.core.errors import EtudeError, NonFinite
-from etude.core.imports import attribute
 
 T = TypeVar("T")
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each process that it starts."""
 
 
-def _size() -> int:
-    """How many processes were started together."""
+def world_size() -> int:
+    """The number of processes that torchrun started together."""
     there = all(os.environ.get(name) for name in VARIABLES)
     return int(os.environ["WORLD_SIZE"]) if there else 1
 
 
 def writes() -> bool:
     """Whether this process is the one that writes and speaks."""
-    return _size() == 1 or int(os.environ["RANK"]) == 0
+    return world_size() == 1 or int(os.environ["RANK"]) == 0
 
 
 def was_restarted() -> bool:
     """Whether torchrun has started these processes again, after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def joined() -> AbstractContextManager[Ranks]:
-    """The ranks this process was started with; itself alone, if with none."""
-    if _size() == 1:
-        return nullcontext(ALONE)
-    made: AbstractContextManager[Ranks] = attribute("etude.training.distributed:connected")(_size())
-    return made
 
 
 class LostRank(EtudeError):

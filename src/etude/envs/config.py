@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, FiniteFloat
 
 from etude.core.config import Config
 from etude.core.contracts import BatchEnv, Exactness
-from etude.core.imports import attribute
+from etude.core.errors import UsageError
 from etude.core.metrics.declared import Metrics
 from etude.core.registry import Registry
 
@@ -25,8 +24,6 @@ class EnvConfig(Config):
 
     metrics: ClassVar[Metrics] = ()
     """What is logged of its episodes' own statistics, beside what is logged of all environments."""
-    demonstration: ClassVar[str] = ""
-    """How it is demonstrated: a `Demonstration` as module:Class; "" where it cannot be."""
 
     episodic: bool = Field(
         False, description="Sum the rewards and give them only at the end of an episode."
@@ -61,7 +58,7 @@ class EnvConfig(Config):
         and episodic rewards, where they are asked for."""
         build: Callable[[int, int], BatchEnv] = self.build
         if self.pictures:
-            build = partial(attribute("etude.envs.mujoco.pictures:pictured"), self)
+            build = self.build_with_pictures
         env = build(num_envs, threads)
         if self.sentence or self.task_vector:
             from etude.envs.wrappers import Telling
@@ -72,6 +69,22 @@ class EnvConfig(Config):
         from etude.envs.wrappers import Episodic
 
         return Episodic(env)
+
+    def build_with_pictures(self, num_envs: int, threads: int = 1) -> BatchEnv:
+        """The batch with the observations "image" and "proprio"; see `pictures`."""
+        env: BatchEnv = self.demonstrated(num_envs, threads, f"env.pictures {self.pictures}")[0]
+        return env
+
+    def demonstrated(
+        self, num_envs: int, threads: int = 1, needed_by: str = "A demonstration"
+    ) -> tuple[Any, Any]:
+        """The batch with what a demonstration observes, and its `Demonstration`; an error for
+        tasks without one."""
+        kinds = [n for n in ENVS.names() if getattr(ENVS.load(n), "demonstration", None)]
+        raise UsageError(
+            f"{needed_by} needs a task that says how it is shown and done, {' or '.join(kinds)}, "
+            f"and not one of the kind '{self.kind}'."
+        )
 
     @abstractmethod
     def exactness(self) -> Exactness:

@@ -16,6 +16,7 @@ from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.own_code import load_object
 from etude.core.trees import Tree
+from etude.envs import DEFAULT_TASK
 from etude.envs.config import EnvConfig
 from etude.envs.probe import probe
 
@@ -26,9 +27,7 @@ class TaskConfig(EnvConfig):
     """A batched task of one's own: any class with the methods of `BatchEnv`."""
 
     kind: Literal["task"] = "task"
-    task: str = Field(
-        "etude.tasks.seek:Seek", description="Its class, as module:Class or file.py:Class."
-    )
+    task: str = Field(DEFAULT_TASK, description="Its class, as module:Class or file.py:Class.")
     options: dict[str, bool | int | float | str] = Field(
         {}, description="Arguments for the class, or fields of its config."
     )

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from etude.core.abilities import AbsentAgents, ability
 from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
-from etude.core.errors import Exited, UsageError
+from etude.core.errors import EtudeError, Exited, UsageError
 from etude.core.guard import Hung, Supervisor, supervised
 from etude.core.imports import describe
 from etude.core.keys import Key
@@ -197,7 +198,7 @@ def _ask(order: bytes) -> list[dict[str, Any]]:
     processes = [
         subprocess.Popen(
             # Not `-m` alone, which would look for Etude in the current folder first.
-            [sys.executable, "-P", "-m", "etude.envs.probe_child"],
+            [sys.executable, "-P", "-m", "etude.envs.probe"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -219,3 +220,38 @@ def _answer(process: subprocess.Popen[bytes], order: bytes) -> dict[str, Any]:
         return {"unmade": f"nothing was heard of it for {PATIENCE} s"}
     except (OSError, ValueError):
         return {"unmade": f"the process ended with code {process.returncode}"}
+
+
+def _found(place: list[str]) -> Any:
+    module, name = place
+    return getattr(import_module(module), name)
+
+
+def _main() -> dict[str, Any]:
+    """{"begin", "after"}: digests of the steps of a fresh process; or why there are none.
+
+    Run as `python -m etude.envs.probe < order > answer`, without torch, which would take most of
+    the time.
+    """
+    order = json.load(sys.stdin)
+    try:
+        config = _found(order["config"]).model_validate(order["fields"])
+        env = _found(order["make"])(config, order["rows"])
+    except Exception as error:  # what one process has registered, another does not know
+        told = isinstance(error, EtudeError)
+        return {"unmade": str(error).rstrip(".") if told else describe(error)}
+    try:
+        # As in a resume: the first that happens to a new instance is that it is restored.
+        after = steps_after(env, object_state.decode(order["snapshot"]))
+        return {"after": after, "begin": first_steps(env)}
+    except Exception as error:  # foreign code may fail in any way once restored
+        return {"failed": describe(error)}
+
+
+if __name__ == "__main__":
+    # An environment may print: that must not get into the answer.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    json.dump(_main(), answer)
+    answer.flush()
+    os._exit(0)  # Whatever threads an environment has left must not keep this process.

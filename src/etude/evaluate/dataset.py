@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from etude.core.contracts import Array
+from etude.core.units import size
 from etude.data.contrast import contrast
 from etude.data.formats.summary import Summary
 from etude.data.importing import read_about
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.geometry import OBS
 from etude.data.store.manifest import Episodes
-from etude.planning.page import size
 
 Facts = dict[str, Any]
 _SHOWN = 3

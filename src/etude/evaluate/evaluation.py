@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -32,7 +31,8 @@ from etude.core import code
 from etude.core import progress as waits
 from etude.core.contracts import KINDS, Array
 from etude.core.errors import EtudeError, UsageError
-from etude.evaluate import fresh
+from etude.core.imports import attribute
+from etude.evaluate import OFFLINE, fresh
 from etude.evaluate.fresh import FreshEpisodes
 from etude.planning.loading import chosen_path
 from etude.planning.recipe import Recipe, code_roots, metrics_of
@@ -42,9 +42,6 @@ from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
 from etude.training.logs.apart import apart
 from etude.training.logs.kinds import LoggedRun
-
-if TYPE_CHECKING:
-    from etude.evaluate.motion import MotionReport
 
 Say = Callable[[str], None]
 BEST = "best"
@@ -103,8 +100,8 @@ class Report:
         return [name for name in names if name not in others]
 
     @property
-    def motions(self) -> MotionReport | None:
-        """Statistics per motion, where motions are imitated."""
+    def motions(self) -> Any:
+        """A `MotionReport` of statistics per motion, or None where no motions are imitated."""
         if not self.fresh.spec.motions:
             return None
         from etude.evaluate.motion import MotionReport
@@ -283,8 +280,8 @@ def examine(
                 f"{path} learned from a dataset and is evaluated on the episodes held out, as it "
                 "is: leave --checkpoint and --stochastic out."
             )
-        module, _, function = recipe.algorithm.report.partition(":")
-        metrics: dict[str, Any] = getattr(import_module(module), function)(recipe, path, say)
+        chosen = recipe.algorithm.offline_evaluation
+        metrics: dict[str, Any] = attribute(OFFLINE.get(chosen, chosen))(recipe, path, say)
         return metrics
     if video:
         # Where nothing is filmed, nothing that draws is loaded.

@@ -26,7 +26,7 @@ from etude.data.store.labels import Labels
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.demonstration import PROGRESS, SIMULATION, TARGET, Actor, Demonstration
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.pictures import IMAGE, QuickCamera, demonstrated_env
+from etude.envs.mujoco.pictures import IMAGE, QuickCamera
 from etude.evaluate import fresh
 from etude.planning.recipe import Recipe
 from etude.rollout.group import Inference, restart
@@ -69,7 +69,7 @@ def make_demonstrated(recipe: Recipe, num_envs: int) -> tuple[MujocoEnv, Demonst
     config = recipe.task
     # What is learned from demonstrations is the sum of an episode's rewards, which has no discount
     # for which shaping would cancel.
-    return demonstrated_env(config.model_copy(update={"episodic": True}), num_envs)
+    return config.model_copy(update={"episodic": True}).demonstrated(num_envs)
 
 
 class PolicyActor:

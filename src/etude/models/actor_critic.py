@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +13,9 @@ from torch import nn
 
 from etude.core.contracts import Action, Array
 from etude.core.trees import Tree
-from etude.models.distributions import DiagonalGaussian
+from etude.models.distributions import Categoricals, DiagonalGaussian, SquashedGaussian
 from etude.models.networks import Mlp
 from etude.models.policies import BasePolicy, Features, PolicyConfig
-
-if TYPE_CHECKING:
-    from etude.models.distributions import Categoricals
 
 
 class EvaluatedActions(NamedTuple):
@@ -69,8 +66,6 @@ class ActorCritic(BasePolicy):
             self.std_of_state = config.std == "state"
             self._noise_decides = not (self.std_of_state or config.squash)
             if config.squash:
-                from etude.models.distributions import SquashedGaussian
-
                 self._gaussian = SquashedGaussian
             if config.std_range is not None:
                 self._log_std_range = (math.log(config.std_range[0]), math.log(config.std_range[1]))
@@ -135,8 +130,6 @@ class ActorCritic(BasePolicy):
     ) -> DiagonalGaussian | Categoricals:
         """features: named tensors, of which an action mask [..., choices] is read."""
         if self.action.kind != "box":
-            from etude.models.distributions import Categoricals
-
             name = self.config.action_mask
             return Categoricals(
                 outputs, self.action.sizes, None if name is None else features[name]
@@ -154,8 +147,6 @@ class ActorCritic(BasePolicy):
     def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
         if self.action.kind == "box":
             return DiagonalGaussian.noise(generator, steps, num_envs, self.num_actions)
-        from etude.models.distributions import Categoricals
-
         return Categoricals.noise(generator, steps, num_envs, self.num_actions)
 
     def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:

@@ -6,7 +6,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,12 +16,10 @@ from etude.core.contracts import Action, Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.models.distributions import DiagonalGaussian
+from etude.models.encoders import ImageEncoders
 from etude.models.networks import Mlp
 from etude.models.normalise import Normaliser
 from etude.models.policies import BasePolicy, Features, PolicyConfig
-
-if TYPE_CHECKING:
-    from etude.models.encoders import ImageEncoders
 
 LOG_STD_RANGE = (-20.0, 2.0)
 SQUASH_EPSILON = 1e-6

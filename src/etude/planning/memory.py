@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from etude.core.trees import num_bytes
 from etude.models.networks import is_image
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Resolved
 
 _SIMULATOR = 6
 """A simulation's memory over that of its snapshot: state, last state, and all derived arrays."""

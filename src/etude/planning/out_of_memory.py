@@ -11,17 +11,13 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from etude.core.errors import EtudeError, UsageError, is_out_of_memory
-from etude.planning.page import size
+from etude.core.units import size
 from etude.runs.folder import PLAN_JSON
-
-if TYPE_CHECKING:
-    from etude.planning.plan import Plan
 
 FIX = (
     "`etude plan` shows what takes it: fewer collector.num_envs, a shorter rollout, a smaller "
@@ -45,10 +41,10 @@ def machine_memory() -> tuple[int, int]:
     return total, free
 
 
-def check_plan(plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
+def check_plan(expected: Mapping[str, int], folder: Path, say: Callable[[str], None]) -> None:
     """Refuse a plan that cannot fit this machine, or the disk that its folder is to be on; warn of
     one that may not."""
-    refused, doubted = misfits(plan, folder)
+    refused, doubted = misfits(expected, folder)
     for sentence in refused:
         raise UsageError(sentence)
     for sentence in doubted:
@@ -67,12 +63,12 @@ def check_policy_size(num_bytes: int) -> None:
         )
 
 
-def misfits(plan: Plan, folder: Path) -> tuple[list[str], list[str]]:
+def misfits(expected: Mapping[str, int], folder: Path) -> tuple[list[str], list[str]]:
     """What cannot fit, and what may not, a sentence each."""
     refused, doubted = list[str](), list[str]()
-    (total, free), peak = machine_memory(), plan.bytes["peak"]
+    (total, free), peak = machine_memory(), expected["peak"]
     there = f"this machine has {size(total)} of memory, {size(free)} of it free"
-    buffer = plan.bytes.get("buffer", 0)
+    buffer = expected.get("buffer", 0)
     if total and buffer > total:
         refused.append(f"The plan has a buffer of {size(buffer)}, and {there}. {FIX}")
     elif total and peak > _ERROR * total:
@@ -80,12 +76,12 @@ def misfits(plan: Plan, folder: Path) -> tuple[list[str], list[str]]:
     elif total and peak > free:
         doubted.append(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
     space = free_space(folder)
-    live, kept = plan.bytes.get("replay", 0), plan.bytes["checkpoints_kept"]
-    whole = live + plan.bytes.get("replay_held", 0) + kept
+    live, kept = expected.get("replay", 0), expected["checkpoints_kept"]
+    whole = live + expected.get("replay_held", 0) + kept
     on_disk = f"and {_existing(folder)} has {size(space)} of free space"
-    if max(live, plan.bytes["checkpoint"]) > space:
+    if max(live, expected["checkpoint"]) > space:
         what = "a replay" if live > space else "a checkpoint"
-        least = size(max(live, plan.bytes["checkpoint"]))
+        least = size(max(live, expected["checkpoint"]))
         refused.append(f"The plan has {what} of {least} on disk, {on_disk}. {DISK_FIX}")
     elif whole > space:
         held = f"{size(live)} of replay, {size(whole - live - kept)} that checkpoints hold back of "

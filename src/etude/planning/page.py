@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.tree import Tree as RichTree
 
-if TYPE_CHECKING:
-    from etude.planning.plan import Plan
+from etude.core.units import amount, duration, size
+from etude.planning.plan import Plan
 
 ESTIMATES = ("environments", "rollouts", "learner", "workspace", "best_episodes", "peak")
 """Of a plan's bytes, those that are not exact."""
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size(count: float) -> str:
-    """Bytes for people: 524 B, 1.4 MiB."""
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:,.0f} {_UNITS[unit]}" if unit == 0 else f"{count:,.1f} {_UNITS[unit]}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 41 s, 3 min 20 s, 5 h 12 min, 12 d 3 h."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for upper, lower, high, low in ((3600, 60, "min", "s"), (86400, 3600, "h", "min")):
-        if seconds < upper:
-            rest = int(seconds % lower) if low == "s" else int(seconds % lower) // 60
-            return f"{int(seconds // lower)} {high} {rest} {low}"
-    return f"{int(seconds // 86400)} d {int(seconds % 86400) // 3600} h"
-
-
-def amount(count: int, what: str) -> str:
-    """How many of something: 1 cycle, 2,048 cycles."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etude.core.clock import Clock, Counters, Interval, Loops
 from etude.core.contracts import ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.metrics.board import Board
 from etude.core.trees import Tree, leaves, num_bytes
+from etude.core.units import amount
 from etude.planning import memory
-from etude.planning.page import amount
-from etude.planning.recipe import PlanSection, Recipe, dump, kinds_with
-from etude.planning.resolve import Resolved
+from etude.planning.loading import Start, checked_start
+from etude.planning.recipe import PlanSection, Recipe, Resolved, dump, kinds_with
 from etude.runs import checkpoint, tensors
 from etude.runs.metrics_log import planned_position
 from etude.training.curriculum import Curriculum, SuccessCurriculum
 from etude.training.saving import RUN
-
-if TYPE_CHECKING:
-    from etude.planning.loading import Start
 
 
 def counted(
@@ -82,8 +79,6 @@ def make_plan(
     check_ranks(recipe, ranks)
     starting = list(notes)
     if recipe.start_from is not None and not begun:
-        from etude.planning.loading import checked_start
-
         starting.append(_start_note(checked_start(recipe, run.deployed.contract())))
     section = recipe.algorithm.plan(run)
     evaluations = loops.times_due(Interval.parse(recipe.evaluation.every), also_last=True)

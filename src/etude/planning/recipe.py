@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import torch
 import yaml
@@ -37,9 +37,6 @@ from etude.training.curriculum import CurriculumConfig, MotionCurriculumConfig
 from etude.training.evaluation import AnyEvaluator, EvaluationConfig
 from etude.training.logs.outputs import LogsConfig
 from etude.training.saving import CheckpointConfig
-
-if TYPE_CHECKING:
-    from etude.planning.resolve import Resolved
 
 
 class Deployable(Protocol):
@@ -133,11 +130,11 @@ class AlgorithmConfig(Config):
     """"rollouts" or "replay": what the rewards of a reward source must be for."""
     metrics: ClassVar[Metrics] = ()
     """What it logs: columns of the table, curves of the dashboard and warnings follow."""
-    report: ClassVar[str] = "etude.evaluate.offline:examine"
-    """What `etude eval` does with a run that has no environment, as module:function."""
+    offline_evaluation: ClassVar[str] = "held-out"
+    """How `etude eval` evaluates a run without an environment: a name of `etude.evaluate`, or
+    module:function."""
 
-    if TYPE_CHECKING:
-        kind: str
+    kind: str
 
     def schedules(self, progress: float) -> dict[str, float]:
         """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
@@ -192,8 +189,7 @@ class RewardsConfig(Config):
     metrics: ClassVar[Metrics] = ()
     """What it logs, as of an algorithm."""
 
-    if TYPE_CHECKING:
-        kind: str
+    kind: str
 
     @property
     def uses_stored(self) -> bool:
@@ -366,6 +362,17 @@ class Recipe(Config):
                 "--env.id ID or --env.task module:Class."
             )
         return self.env
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Inputs):
+    """A recipe with all that follows from it before anything is learned."""
+
+    recipe: Recipe
+    loops: Loops
+    geometry: Any
+    """How the algorithm's sizes divide, see `AlgorithmConfig.geometry`."""
+    device: torch.device
 
 
 def metrics_of(recipe: Recipe) -> Metrics:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from etude.core.clock import Loops
 from etude.core.contracts import BatchEnv, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.guard import Supervisor, supervised
@@ -20,20 +18,9 @@ from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.envs.config import ENVS
 from etude.models.policies import POLICIES, BasePolicy, make_policy
 from etude.planning.out_of_memory import check_policy_size
-from etude.planning.recipe import ALGORITHMS, REWARDS, Inputs, Recipe
+from etude.planning.recipe import ALGORITHMS, REWARDS, Inputs, Recipe, Resolved
 from etude.rollout.group import Group
 from etude.rollout.local import COLLECTORS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resolved(Inputs):
-    """A recipe with all that follows from it before anything is learned."""
-
-    recipe: Recipe
-    loops: Loops
-    geometry: Any
-    """How the algorithm's sizes divide, see `AlgorithmConfig.geometry`."""
-    device: torch.device
 
 
 def resolve(recipe: Recipe) -> Resolved:

@@ -36,8 +36,7 @@ from etude.models.imitating import Demonstrated, imitation_loss, imitation_windo
 from etude.models.networks import load_arrays
 from etude.models.policies import BasePolicy, make_policy
 from etude.planning import memory
-from etude.planning.recipe import Inputs, Learner, PlanSection, Recipe
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Inputs, Learner, PlanSection, Recipe, Resolved
 from etude.rl import offline
 from etude.rl.base import PolicyAlgorithm
 from etude.rl.offline import DatasetConfig

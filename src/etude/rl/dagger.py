@@ -40,8 +40,7 @@ from etude.models.normalise import merge_all
 from etude.models.policies import BasePolicy, Features, map_features
 from etude.models.rebuilding import policy_from_contract
 from etude.planning.loading import policy_parts
-from etude.planning.recipe import PlanSection, Recipe
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import PlanSection, Recipe, Resolved
 from etude.rl.base import PolicyAlgorithm
 from etude.rl.bc import DecayingRate
 from etude.rl.on_policy import OnPolicyConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,19 +26,11 @@ from etude.models.policies import make_policy
 from etude.planning.recipe import (
     AlgorithmConfig,
     Inputs,
-    Learner,
     PlanSection,
     Recipe,
+    Resolved,
     array_shapes,
 )
-from etude.planning.resolve import Resolved
-from etude.rl.rewards.rrd import RRD
-from etude.rl.rewards.scores import EVAL_LOSS, constant_reward, evaluate
-from etude.training.evaluation import HeldOutEvaluator
-
-if TYPE_CHECKING:
-    from etude.rl.off_policy import OffPolicy
-    from etude.rl.replay import OffPolicyConfig
 
 
 class DatasetConfig(AlgorithmConfig):
@@ -318,56 +310,6 @@ def inputs(config: DatasetConfig, recipe: Recipe) -> Inputs:
     )
 
 
-def learner(run: Resolved, algorithm: OffPolicy) -> Learner:
-    """The learner with its counts, and its evaluation where no environment can be played."""
-    data: Data = run.data
-    counts = data.training.num_whole, data.training.num_transitions
-    if run.recipe.env is not None:
-        return Learner(algorithm, dataset=counts)
-    held_out = HeldOutEvaluator(
-        lambda: evaluate_offline(algorithm, data),
-        data.held_out.num_episodes,
-        loss=EVAL_LOSS,
-    )
-    return Learner(algorithm, dataset=counts, evaluator=held_out)
-
-
-def plan(config: OffPolicyConfig, run: Resolved) -> PlanSection:
-    """The plan of a learner whose experience is a dataset."""
-    data: Data = run.data
-    training, rewards = config.planned(run, data.shards(run.recipe.learner.shards))
-    sizes = {"batch_size": config.batch_size, "train_batches": config.train_batches}
-    return dataset_section(
-        run,
-        data.store,
-        data.reads,
-        (data.training, data.held_out),
-        config.batch_size,
-        {**sizes, **rewards.geometry},
-        _notes(config, run.recipe, data),
-        lines=config.update_lines(rewards),
-        memory=config.learner_bytes(run, training),
-        estimates=config.estimates(run, training),
-        training=training,
-    )
-
-
-def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
-    notes = []
-    unknown = data.store.labels.num_unrewarded
-    if unknown and recipe.rewards.uses_stored:
-        notes.append(
-            f"{unknown:,} of {data.store.num_episodes:,} episodes have no rewards, which count as "
-            "0 here: the policy can only imitate them."
-        )
-    if not config.imitates:
-        notes.append(
-            "Critics overestimate actions that are not in the dataset, and nothing keeps the "
-            "policy from them: algorithm td3 with --algorithm.behaviour-coef 0.4 imitates."
-        )
-    return notes + imitation_notes(recipe, data)
-
-
 def imitation_notes(recipe: Recipe, data: Data) -> list[str]:
     """What is to be known of a policy whose actions are those of a dataset."""
     action, notes = data.spec.action, []
@@ -430,38 +372,3 @@ def dataset_section(
         notes=[*said, *notes],
         **learner,
     )
-
-
-def evaluate_offline(learner: OffPolicy, data: Data) -> dict[str, float]:
-    """Metrics on whole episodes that were not learned from; {} if there are none.
-
-    "eval/action_error": mean square of the policy's most likely action less the one that was
-    taken, per dimension in [-1, 1]. "eval/q_mean": the critics' value of the policy's actions,
-    "eval/q_data" of those that were taken; the former far above the latter, and
-    above any return, is a critic that believes in what nobody tried. With a reward that is learned
-    at the same time, its scores as for reward-only.
-    """
-    held_out = data.held_out
-    if not held_out.num_episodes:
-        return {}
-    errors, chosen, taken = [], [], []
-    policy, device = learner.policy, learner.device
-    with torch.no_grad():
-        for number in range(held_out.num_whole):  # they come first; clips repeat their steps
-            steps, _ = held_out.episode(number)
-            obs = {n: torch.from_numpy(steps.obs[n]).to(device) for n in policy.observations}
-            taken_actions = torch.from_numpy(steps.actions).to(device)
-            actions = policy.act(obs, {}, None).actions
-            features = policy.prepare(obs)
-            errors.append((actions - taken_actions).square().mean(1).cpu().numpy())
-            chosen.append(learner.critics.min_q(features, actions).cpu().numpy())
-            taken.append(learner.critics.min_q(features, taken_actions).cpu().numpy())
-    metrics = {
-        "eval/action_error": float(np.concatenate(errors).mean(dtype=np.float64)),
-        "eval/q_mean": float(np.concatenate(chosen).mean(dtype=np.float64)),
-        "eval/q_data": float(np.concatenate(taken).mean(dtype=np.float64)),
-    }
-    if isinstance(learner.rewards, RRD):
-        constant = constant_reward(data.training)
-        metrics |= evaluate(learner.rewards.network, held_out, None, constant)
-    return metrics

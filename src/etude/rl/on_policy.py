@@ -19,8 +19,15 @@ from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry
 from etude.models.actor_critic import ActorCritic
 from etude.models.policies import make_policy
 from etude.planning import memory
-from etude.planning.recipe import AlgorithmConfig, Learner, PlanSection, Recipe, array_shapes
-from etude.planning.resolve import Resolved, check_policy
+from etude.planning.recipe import (
+    AlgorithmConfig,
+    Learner,
+    PlanSection,
+    Recipe,
+    Resolved,
+    array_shapes,
+)
+from etude.planning.resolve import check_policy
 from etude.rl.rewards.given import RewardSource
 from etude.runs.folder import RunFolder
 

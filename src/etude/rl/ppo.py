@@ -107,7 +107,7 @@ METRICS: Metrics = (
         ".4f",
         Column(20, 8),
         Curve(61, "magenta", (0, None), "KL"),
-        check="etude.rl.ppo:kl_high",
+        check=kl_high,
     ),
     Metric("train/clip_fraction", "clip", ".0%", Column(21, 7)),
     Metric("train/value_loss", "value loss", curve=Curve(63, "cyan", (0, None))),
@@ -117,7 +117,7 @@ METRICS: Metrics = (
         ".2f",
         Column(23, 6),
         Curve(64, "yellow", (0, None)),
-        check="etude.rl.ppo:entropy_collapsed",
+        check=entropy_collapsed,
         reduce="last",
         explored_by="policy.init_std, algorithm.entropy_coef",
     ),
@@ -127,7 +127,7 @@ METRICS: Metrics = (
         ".2f",
         Column(22, 10),
         Curve(62, "cyan", (-1, 1), "explained var."),
-        check="etude.rl.ppo:value_blind",
+        check=value_blind,
     ),
 )
 

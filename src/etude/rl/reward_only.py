@@ -26,8 +26,7 @@ from etude.data.store.manifest import Episodes
 from etude.data.store.tasks import open_with_task
 from etude.data.store.views import EpisodesOf
 from etude.models.reward_networks import RewardNetwork, make_reward_network
-from etude.planning.recipe import Inputs, Learner, PlanSection, Recipe
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Inputs, Learner, PlanSection, Recipe, Resolved
 from etude.rl import offline
 from etude.rl.base import PolicyAlgorithm
 from etude.rl.offline import DatasetConfig, dataset_geometry, split_store
@@ -49,7 +48,7 @@ from etude.training.evaluation import HeldOutEvaluator
 class RewardOnlyConfig(DatasetConfig):
     """A reward network from a dataset."""
 
-    report: ClassVar[str] = "etude.evaluate.rewards:examine"
+    offline_evaluation: ClassVar[str] = "rewards"
     metrics: ClassVar[Metrics] = (
         *METRICS,
         Metric("train/R_mean", "R mean", ".3g", Column(31, 10)),

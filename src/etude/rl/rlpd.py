@@ -34,8 +34,7 @@ from etude.data.store.tasks import open_with_task
 from etude.data.store.views import EpisodesOf
 from etude.models.actors import Critics
 from etude.models.policies import Features
-from etude.planning.recipe import Recipe, RewardsSection
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Recipe, Resolved, RewardsSection
 from etude.rl import offline
 from etude.rl.off_policy import ReplayGeometry
 from etude.rl.offline import dataset_geometry

@@ -29,9 +29,8 @@ from etude.core.metrics.declared import Column, Curve, Metric, Metrics
 from etude.core.trees import Tree
 from etude.data.returns import td_targets
 from etude.models.actors import SquashedPolicy
-from etude.rl.off_policy import OffPolicy
+from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
 from etude.rl.optimizer import Adam
-from etude.rl.replay import METRICS, OffPolicyConfig
 from etude.rl.sampling import Batch
 
 

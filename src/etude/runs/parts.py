@@ -15,15 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from etude.core.errors import Damaged, EtudeError
 from etude.core.trees import Tree, is_array, leaves
 from etude.runs import files
 from etude.runs.documents import Malformed, assemble, decode_json, encode_json, plain
-
-if TYPE_CHECKING:
-    from etude.runs import tensors
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -59,7 +56,7 @@ class Part:
     document: bytes
 
     @cached_property
-    def layout(self) -> tensors.Layout:
+    def layout(self) -> Any:
         from etude.runs import tensors
 
         return tensors.layout(self.arrays)

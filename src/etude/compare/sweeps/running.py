@@ -23,8 +23,8 @@ from etude.core.trust import Untrusted, remember
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan
 from etude.planning.plan import make_plan
-from etude.planning.recipe import Recipe
-from etude.planning.resolve import Resolved, resolve
+from etude.planning.recipe import Recipe, Resolved
+from etude.planning.resolve import resolve
 from etude.runs import checkpoint
 from etude.runs.folder import RunFolder
 
@@ -101,7 +101,7 @@ def resolved(recipe: Recipe, folder: Path) -> Resolved:
     """The recipe worked out, and held against this machine's memory and disk; raises where it
     cannot run."""
     made = resolve(recipe)
-    check_plan(make_plan(made), folder, lambda text: None)
+    check_plan(make_plan(made).bytes, folder, lambda text: None)
     return made
 
 

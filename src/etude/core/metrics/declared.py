@@ -1,7 +1,7 @@
-"""Health: follows the log rows of a run for whoever shows it.
+"""What a run may log: metrics with their columns and curves, and warnings about its health.
 
-Rules of single algorithms are theirs; those of every run are here. A run that nobody watches loads
-none of this.
+Every kind declares its metrics beside itself; those of every run are here. `Health` follows the log
+rows and asks the checks of all metrics for warnings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from etude.core.history import Row as LogRow
 from etude.core.history import Thinned, history_of
-from etude.core.imports import attribute
 
 ITERATIONS, ELAPSED = "iterations", "time/time_elapsed"
 
@@ -129,7 +128,7 @@ class Metric:
     score: bool = False
     """Whether evaluations are compared by it, the higher the better; the first of several counts
     most."""
-    check: Callable[[Health], Warning | None] | str | None = None
+    check: Callable[[Health], Warning | None] | None = None
     """Gives a warning when the run looks wrong by this metric; "module:function" is imported where
     a run is watched."""
     reduce: Literal["mean", "last", "sum", "max"] = "mean"
@@ -146,79 +145,6 @@ def declares(metrics: Metrics) -> Callable[[str], bool]:
     names = {metric.name for metric in metrics}
     prefixes = tuple(name for name in names if name.endswith("/"))
     return lambda name: name in names or name.startswith(prefixes)
-
-
-COUNTERS: Metrics = (
-    Metric("timesteps", "steps", ",.0f", Column(0, 11, "online")),
-    Metric("updates", "updates", ",.0f", Column(0, 11, "offline")),
-    Metric("episodes", "episodes", ",.0f", Column(1, 9, "online")),
-    Metric("cycle", "cycle", ".0f", Column(1, 6, "offline")),
-    Metric(ELAPSED, "seconds", ",.0f", Column(2, 8)),
-    Metric("dataset/passes", "passes", ",.1f", Column(3, 9, "offline"), reduce="last"),
-    Metric(
-        "time/fps", "fps", ",.0f", Column(3, 8, "online"), Curve(60, "blue", (0, None), "steps/s")
-    ),
-    Metric("train/n_updates", "updates", ",.0f", reduce="last"),
-    Metric("train/learning_rate", "learning rate", curve=Curve(65, "white"), reduce="last"),
-    Metric("eval/", "evaluation", reduce="last"),
-    Metric("curriculum/", "curriculum", reduce="last"),
-)
-"""What every run logs."""
-
-EPISODES: Metrics = (
-    Metric(
-        "rollout/success_rate",
-        "success",
-        ".0%",
-        Column(6, 8, "online"),
-        Curve(1, "green", (0, 1)),
-        epoch=0,
-        check="etude.core.metrics.declared:success_stuck",
-    ),
-    Metric(
-        RETURN,
-        "return",
-        ".2f",
-        Column(4, 9, "online"),
-        Curve(0, "green"),
-        epoch=1,
-        check="etude.core.metrics.declared:no_progress",
-    ),
-    Metric(
-        "rollout/ep_len_mean",
-        "length",
-        ".1f",
-        Column(5, 8, "online"),
-        Curve(10, "blue", (0, None), "episode length"),
-    ),
-    Metric(
-        "eval/success_rate",
-        "eval success",
-        ".1%",
-        Column(90, 13),
-        Curve(2, "bright_green", (0, 1)),
-        summary="{value:.1%} success, mean reward {row[eval/mean_reward]:.2f}; best {best[0]:.1%}",
-        check="etude.core.metrics.declared:needs_noise",
-        score=True,
-    ),
-    Metric(
-        "eval/mean_reward",
-        "eval return",
-        ".2f",
-        Column(91, 12),
-        Curve(3, "bright_green"),
-        summary="mean reward {value:.2f}; best {best[1]:.2f}",
-        check="etude.core.metrics.declared:got_worse",
-        score=True,
-    ),
-    Metric(
-        "reward/",
-        "reward terms",
-        curve=Curve(100, "yellow"),
-        check="etude.core.metrics.declared:term_dominates",
-    ),
-)
-"""What runs with an environment log of their episodes, in training and in evaluation."""
 
 
 class Evaluated(NamedTuple):
@@ -319,8 +245,7 @@ class Health:
     def warnings(self) -> list[Warning]:
         """What the checks of the run's metrics give, in the order of declaration."""
         checks = [metric.check for metric in self.metrics if metric.check and self.rows]
-        made = [attribute(check) if isinstance(check, str) else check for check in checks]
-        return [warning for check in made if (warning := check(self)) is not None]
+        return [warning for check in checks if (warning := check(self)) is not None]
 
 
 def episode_metric(health: Health, prefix: str = "rollout") -> str:
@@ -484,3 +409,75 @@ def term_dominates(health: Health) -> Warning | None:
         "one reward term dominates",
         f"{name} is {share:.0%} of the reward, the others hardly count: lower its weight",
     )
+
+
+COUNTERS: Metrics = (
+    Metric("timesteps", "steps", ",.0f", Column(0, 11, "online")),
+    Metric("updates", "updates", ",.0f", Column(0, 11, "offline")),
+    Metric("episodes", "episodes", ",.0f", Column(1, 9, "online")),
+    Metric("cycle", "cycle", ".0f", Column(1, 6, "offline")),
+    Metric(ELAPSED, "seconds", ",.0f", Column(2, 8)),
+    Metric("dataset/passes", "passes", ",.1f", Column(3, 9, "offline"), reduce="last"),
+    Metric(
+        "time/fps", "fps", ",.0f", Column(3, 8, "online"), Curve(60, "blue", (0, None), "steps/s")
+    ),
+    Metric("train/n_updates", "updates", ",.0f", reduce="last"),
+    Metric("train/learning_rate", "learning rate", curve=Curve(65, "white"), reduce="last"),
+    Metric("eval/", "evaluation", reduce="last"),
+    Metric("curriculum/", "curriculum", reduce="last"),
+)
+"""What every run logs."""
+EPISODES: Metrics = (
+    Metric(
+        "rollout/success_rate",
+        "success",
+        ".0%",
+        Column(6, 8, "online"),
+        Curve(1, "green", (0, 1)),
+        epoch=0,
+        check=success_stuck,
+    ),
+    Metric(
+        RETURN,
+        "return",
+        ".2f",
+        Column(4, 9, "online"),
+        Curve(0, "green"),
+        epoch=1,
+        check=no_progress,
+    ),
+    Metric(
+        "rollout/ep_len_mean",
+        "length",
+        ".1f",
+        Column(5, 8, "online"),
+        Curve(10, "blue", (0, None), "episode length"),
+    ),
+    Metric(
+        "eval/success_rate",
+        "eval success",
+        ".1%",
+        Column(90, 13),
+        Curve(2, "bright_green", (0, 1)),
+        summary="{value:.1%} success, mean reward {row[eval/mean_reward]:.2f}; best {best[0]:.1%}",
+        check=needs_noise,
+        score=True,
+    ),
+    Metric(
+        "eval/mean_reward",
+        "eval return",
+        ".2f",
+        Column(91, 12),
+        Curve(3, "bright_green"),
+        summary="mean reward {value:.2f}; best {best[1]:.2f}",
+        check=got_worse,
+        score=True,
+    ),
+    Metric(
+        "reward/",
+        "reward terms",
+        curve=Curve(100, "yellow"),
+        check=term_dominates,
+    ),
+)
+"""What runs with an environment log of their episodes, in training and in evaluation."""

@@ -22,8 +22,9 @@ import numpy as np
 
 from etude.core.contracts import ActionSpec, Array
 from etude.core.errors import UsageError
-from etude.envs.mujoco.env import Action, Draws, MujocoEnv, Task, Term
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.task import Action, Draws, Task, Term
 from etude.envs.mujoco.terms.rewards import square_sum
 
 # Of Gymnasium's half-cheetah, which a user of it cannot change.

@@ -8,8 +8,8 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.trees import Tree
-from etude.envs.mujoco.env import Draws, Part, derived
 from etude.envs.mujoco.robot import Robot
+from etude.envs.mujoco.task import Draws, Part, derived
 
 
 class VelocityCommand(Part):

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from etude.core.contracts import Array, Observations
-from etude.envs.mujoco.env import Part, Term
-from etude.envs.mujoco.observing import Group
+from etude.envs.mujoco.task import Group, Part, Term
 
 SIMULATION, TARGET = "_simulation", "_target"
 """What pictures are drawn from: observations that are not stored."""
@@ -33,7 +32,7 @@ class Actor(Protocol):
 
 
 class Demonstration(Part):
-    """A part that stands behind those of a task; `EnvConfig.demonstration` names its class.
+    """A part that stands behind those of a task; `TaskConfig.demonstration` is its class.
 
     It is made of the task's config and its view, which has a "target" [num_envs, 3].
     """

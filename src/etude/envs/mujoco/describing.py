@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -11,11 +11,8 @@ import numpy as np
 from etude.core.abilities import Described
 from etude.core.contracts import Array
 from etude.core.trees import Tree
-from etude.envs.mujoco.observing import Group, Observation
 from etude.envs.mujoco.simulation import load_spec
-
-if TYPE_CHECKING:
-    from etude.envs.mujoco.env import MujocoEnv
+from etude.envs.mujoco.task import Group, Observation, TaskEnv
 
 _HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 _SHAPE = re.compile(r",? \[num_envs[^\]]*\]( m)?(?=[.:;])|\[num_envs[^\]]*\]:? ?")
@@ -25,7 +22,7 @@ _INTEGRATORS = {
 }
 
 
-def describe(env: MujocoEnv) -> Tree:
+def describe(env: TaskEnv) -> Tree:
     """Terms, joints, actuators and control of a task, with what its parts say of themselves.
 
     A part's "default_pose" {joint: rad or m} is shown with the joints; other entries are added.
@@ -58,7 +55,7 @@ def describe(env: MujocoEnv) -> Tree:
     }
 
 
-def _observation(env: MujocoEnv, name: str, group: Group) -> Tree:
+def _observation(env: TaskEnv, name: str, group: Group) -> Tree:
     """How one observation is put together of its terms."""
     terms, offset = [], 0
     for label, term in group.terms.items():
@@ -132,7 +129,7 @@ def _actuators(model: mujoco.MjModel) -> list[Tree]:
     return found
 
 
-def _scene(env: MujocoEnv) -> str:
+def _scene(env: TaskEnv) -> str:
     """The task's MJCF; "" where it cannot stand alone, as where meshes are files of their own."""
     model = env.task.model
     if isinstance(model, mujoco.MjModel):

@@ -1,242 +1,32 @@
-"""Tasks on MuJoCo: a task is a model, parts and named terms, and this runs many of it at once.
-
-A `TaskConfig` describes a task in `define`, which returns a `Task`. Terms are plain functions that
-give [num_envs] or [num_envs, n] numbers. What has state, or acts on the simulation, is a `Part`:
-robots, commands, random pushes. Arrays that a part asks `env.state` for are in every snapshot.
-"""
+"""Many environments of one task on MuJoCo at once."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from hashlib import blake2b
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, TypeVar
 
-import mujoco
 import numpy as np
 
 from etude.core.contracts import (
-    ActionSpec,
     Array,
     ArraySpec,
     EnvSpec,
-    Exactness,
     Observations,
     StepResult,
 )
 from etude.core.errors import UsageError
-from etude.core.keys import GOLDEN, Key, Streams, mix
+from etude.core.keys import Key, Streams
 from etude.core.trees import Tree
-from etude.envs.config import EnvConfig
-from etude.envs.mujoco.observing import Group, Observation, Reader, check_terms
+from etude.envs.mujoco.describing import describe
+from etude.envs.mujoco.observing import Reader, check_terms
 from etude.envs.mujoco.simulation import (
-    Camera,
-    Model,
     Simulation,
     avoid_sparse,
     compile_model,
     digest,
 )
+from etude.envs.mujoco.task import Draws, Part, Task
 
 A = TypeVar("A")
-Term = Callable[[Any], Array]
-"""A function of the task's view, or of the environment where the task has none."""
-
-
-class Draws:
-    """Random numbers of some environments, decided by key, environment, episode, step and a name.
-
-    Nothing is stored between steps, so nothing has to be in a snapshot, and the same numbers come
-    however often they are asked for.
-    """
-
-    def __init__(self, env: MujocoEnv, env_ids: Array | slice = slice(None)) -> None:
-        self._env, self._env_ids = env, env_ids
-
-    def uniform(self, name: str, *shape: int, low: Any = 0.0, high: Any = 1.0) -> Array:
-        """[k, *shape] float64 in [low, high), which may be arrays of that shape."""
-        count = int(np.prod(shape))
-        stream = np.uint64(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little"))
-        index = np.arange(1, count + 1, dtype=np.uint64)
-        bits = mix(self._moments()[:, None] ^ mix(stream + index * GOLDEN)) >> np.uint64(11)
-        unit = bits.astype(np.float64) * 2.0**-53
-        found: Array = low + unit.reshape(-1, *shape) * (np.asarray(high) - low)
-        return found
-
-    def normal(self, name: str, *shape: int) -> Array:
-        """[k, *shape] float64, standard normal."""
-        radius, angle = np.moveaxis(self.uniform(name, 2, *shape), 1, 0)
-        normal: Array = np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle)
-        return normal
-
-    def integers(self, name: str, low: int, high: int) -> Array:
-        """[k] int64 from low to high, both included."""
-        found: Array = np.floor(self.uniform(name, low=low, high=high + 1)).astype(np.int64)
-        return found
-
-    @cached_property
-    def generators(self) -> list[np.random.Generator]:
-        """numpy's generators, one per environment, at the start of its episode's stream."""
-        ids = np.arange(self._env.num_envs)[self._env_ids]
-        return self._env.streams.begin(ids.tolist(), self._env.episode[ids].tolist())
-
-    def _moments(self) -> Array:
-        """[k] uint64: a number for this step of each environment's episode."""
-        env, ids = self._env, self._env_ids
-        who = np.arange(env.num_envs, dtype=np.uint64)[ids] + np.uint64(1)
-        episode = mix(mix(env.seed + who * GOLDEN) + env.episode[ids].astype(np.uint64) * GOLDEN)
-        moments: Array = mix(episode + env.elapsed[ids].astype(np.uint64) * GOLDEN)
-        return moments
-
-
-class Part:
-    """Something of a task that has state, or acts on the simulation; override what is needed."""
-
-    _env: MujocoEnv | None = None
-
-    @property
-    def env(self) -> MujocoEnv:
-        """The environments that the part belongs to."""
-        if self._env is None:
-            raise UsageError(
-                f"This {type(self).__name__} belongs to no environment: name it in Task(parts=...)."
-            )
-        return self._env
-
-    def edit(self, spec: mujoco.MjSpec) -> None:
-        """Add to the model before it is compiled: sensors, actuators, terrain. It may be asked for
-        again, by whoever draws pictures."""
-
-    def bind(self) -> None:
-        """Find arrays and ids once `self.env` is there; its simulation is not stepped yet."""
-
-    def reset(self, env_ids: Array, draws: Draws) -> None:
-        """Write the start of an episode of environments [k], which hold the model's defaults."""
-
-    def begin(self, env_ids: Array, draws: Draws) -> None:
-        """The same for what depends on where things are: derived fields are computed by now."""
-
-    def act(self) -> None:
-        """Before the physics of every control step, in all environments."""
-
-    def update(self) -> None:
-        """After it."""
-
-    def change(self) -> None:
-        """After the step was rewarded, before what comes next is observed: new commands."""
-
-    def restored(self) -> None:
-        """After a snapshot was restored: bring up to date what is no state."""
-
-
-P = TypeVar("P", bound=Part)
-
-
-class derived(Generic[P]):  # noqa: N801 - used like `property`
-    """A property of a part that is computed once for every state of the simulation."""
-
-    def __init__(self, compute: Callable[[P], Array]) -> None:
-        self._compute, self.__doc__ = compute, compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_derived_{name}"
-
-    def __get__(self, part: P | None, owner: type) -> Any:
-        if part is None:
-            return self
-        known = part.__dict__.get(self._name)
-        if known is None or known[0] != part.env.tick:
-            known = part.__dict__[self._name] = (part.env.tick, self._compute(part))
-        return known[1]
-
-
-class Action(Part):
-    """What a policy's action [num_envs, n] does: `apply` writes controls.
-
-    `delay`: an action takes effect so many control steps late, at least and at most; drawn for
-    every episode.
-    """
-
-    size: int
-    """Numbers of an action, known once the model is there."""
-    limit: float = 1.0
-
-    def __init__(self, delay: tuple[int, int] = (0, 0)) -> None:
-        if not 0 <= delay[0] <= delay[1]:
-            raise UsageError(f"The delay of actions is (least, most) in steps, not {delay}.")
-        self.delay = delay
-
-    @property
-    def spec(self) -> ActionSpec:
-        return ActionSpec("box", low=(-self.limit,) * self.size, high=(self.limit,) * self.size)
-
-    @abstractmethod
-    def apply(self, actions: Array) -> None:
-        """Write the controls for actions [num_envs, n]."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task: what is simulated, what is seen, what is rewarded, and when episodes end."""
-
-    model: Model
-    action: Action
-    observations: Mapping[str, Mapping[str, Term | Observation] | Group]
-    """{observation: {term: function}}, concatenated in order. Policies read "state"."""
-    rewards: Mapping[str, tuple[Term, float]]
-    """{term: (function, weight)}; a term of weight 0 is not computed."""
-    max_episode_steps: int
-    """Control steps after which time has run out."""
-    substeps: int = 1
-    """Physics steps of a control step."""
-    terminations: Mapping[str, Term] = field(default_factory=dict)
-    """{term: [num_envs] bool}: any of them ends the episode."""
-    success: Term | Literal["survived"] | None = "survived"
-    """[num_envs] bool, asked when an episode ends. "survived": whether no termination ended it;
-    None: only the return says how well it went."""
-    statistics: Mapping[str, Term] = field(default_factory=dict)
-    """{name: [num_envs]}: logged when an episode ends."""
-    outcomes: tuple[str, ...] = ()
-    """What the statistic "outcome" counts through, success first; (): names of terminations."""
-    parts: Sequence[Part] = ()
-    """In the order in which they are asked; the action's part comes last, if not named here."""
-    view: Any = None
-    """What terms are given, with live arrays; None: the environment."""
-    time_limit: Term | None = None
-    """[num_envs] control steps, where environments differ."""
-    motions: tuple[str, ...] = ()
-    """Names of the motions that are imitated."""
-    camera: Camera = field(default_factory=Camera)
-    """Of films and windows."""
-    picture_camera: Camera | None = None
-    """Of the pictures that a policy sees; None: `camera`."""
-    lagged: bool = False
-    """Derived fields are those of before the last physics step, as `mj_step` leaves them."""
-    forward_after_reset: bool = True
-    """Whether observations and `begin` read derived fields of environments just reset."""
-
-    @property
-    def all_parts(self) -> tuple[Part, ...]:
-        """The parts and the action's."""
-        last = () if self.action in self.parts else (self.action,)
-        return *self.parts, *last
-
-
-class TaskConfig(EnvConfig):
-    """The config of a task on MuJoCo: its fields are options, `define` is the task."""
-
-    @abstractmethod
-    def define(self) -> Task:
-        """The task with these options. Called once for every group of environments."""
-
-    def build(self, num_envs: int, threads: int = 1) -> MujocoEnv:
-        return MujocoEnv(self.define(), num_envs, threads)
-
-    def exactness(self) -> Exactness:
-        """Such tasks are exact: state is declared, and `etude check` finds what is not."""
-        return Exactness(True, "the snapshot holds every number the simulation continues from")
 
 
 class MujocoEnv:
@@ -345,8 +135,6 @@ class MujocoEnv:
 
     def describe(self) -> Tree:
         """What runs a policy of this task elsewhere; see `etude.core.abilities.Described`."""
-        from etude.envs.mujoco.describing import describe
-
         return describe(self)
 
     def reset(self, key: Key) -> Observations:

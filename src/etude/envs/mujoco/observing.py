@@ -6,71 +6,18 @@ is shown late, or again as history, is shown as it was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from etude.envs.mujoco.env import Draws, MujocoEnv
-
-Function = Callable[[Any], Array]
-F = TypeVar("F", bound=Callable[..., Array])
+from etude.envs.mujoco.task import Draws, Function, Group, Observation, TaskEnv
 
 
-@dataclass(frozen=True)
-class Observation:
-    """A term [num_envs, n] or [num_envs], and how it is measured: each only where given, in this
-    order."""
-
-    term: Function
-    noise: float | Array = 0.0
-    """Uniform noise of up to so much either way, in the term's unit."""
-    clip: tuple[float, float] | None = None
-    scale: float | Array = 1.0
-    delay: tuple[int, int] = (0, 0)
-    """The measurement is so many control steps old, at least and at most: drawn per episode."""
-    history: int = 1
-    """The last so many measurements, newest first."""
-    unit: str = ""
-    """Of the term, before `scale`; a term that is `measured` says its own."""
-    about: str = ""
-    """What the term is, for whoever measures it on a robot; default its docstring's first line."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.delay[0] <= self.delay[1] or self.history < 1:
-            raise UsageError(
-                f"An observation's delay is (least, most) in steps, and its history 1 or more: not "
-                f"{self.delay} and {self.history}."
-            )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the term is shown as it is."""
-        late = self.delay[1] or self.history > 1
-        return not (np.any(self.noise) or self.clip or np.any(self.scale != 1.0) or late)
-
-    @classmethod
-    def of(cls, term: Function | Observation) -> Observation:
-        """The term with its pipeline, or with an empty one."""
-        return term if isinstance(term, Observation) else cls(term)
-
-
-def measured(unit: str) -> Callable[[F], F]:
-    """Decorates a term that gives numbers in this unit, "1" for those without."""
-
-    def decorate(term: F) -> F:
-        term.unit = unit  # type: ignore[attr-defined]
-        return term
-
-    return decorate
-
-
-def check_terms(env: MujocoEnv) -> None:
+def check_terms(env: TaskEnv) -> None:
     """Refuse rewards and terminations that do not give one number or bool per environment."""
     task = env.task
     terms = {f"reward '{name}'": term for name, (term, weight) in task.rewards.items() if weight}
@@ -84,7 +31,7 @@ def check_terms(env: MujocoEnv) -> None:
             )
 
 
-def _columns(env: MujocoEnv, name: str, term: Function) -> Function:
+def _columns(env: TaskEnv, name: str, term: Function) -> Function:
     """The term as [num_envs, n], or as it is where it has more axes; or what is wrong with it."""
     shape = np.shape(term(env.view))
     if shape == (env.num_envs,):
@@ -102,27 +49,11 @@ def _beside(channels: list[Function], dtype: str) -> Function:
     return lambda view: np.concatenate([channel(view) for channel in channels], axis=1, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Terms that share a delay and a history, on top of their own pipelines."""
-
-    terms: Mapping[str, Function | Observation]
-    delay: tuple[int, int] = (0, 0)
-    history: int = 1
-    dtype: str = "float32"
-    """What policies read is float32."""
-
-    @classmethod
-    def of(cls, terms: Mapping[str, Function | Observation] | Group) -> Group:
-        """The group, or one of these terms that share nothing."""
-        return terms if isinstance(terms, Group) else cls(terms)
-
-
 class Reader:
     """One observation of a task: its terms side by side."""
 
     def __init__(
-        self, env: MujocoEnv, name: str, terms: Mapping[str, Function | Observation] | Group
+        self, env: TaskEnv, name: str, terms: Mapping[str, Function | Observation] | Group
     ) -> None:
         group = Group.of(terms)
         self._view = env.view
@@ -138,7 +69,7 @@ class Reader:
             channels = [self._channel(env, name, whole)]
         self._read = _beside(channels, group.dtype)
 
-    def _channel(self, env: MujocoEnv, name: str, channel: Observation) -> Function:
+    def _channel(self, env: TaskEnv, name: str, channel: Observation) -> Function:
         channel = replace(channel, term=_columns(env, name, channel.term))
         if channel.is_plain:
             return channel.term
@@ -167,7 +98,7 @@ class Reader:
 class _Measurement:
     """A term with noise, clipped and scaled."""
 
-    def __init__(self, env: MujocoEnv, name: str, channel: Observation) -> None:
+    def __init__(self, env: TaskEnv, name: str, channel: Observation) -> None:
         self._env, self._name, self._channel = env, name, channel
 
     def __call__(self, view: Any) -> Array:
@@ -184,7 +115,7 @@ class _Measurement:
 class _Buffer:
     """The latest measurements of a term, of which an episode's delay chooses."""
 
-    def __init__(self, env: MujocoEnv, name: str, measure: Function, channel: Observation) -> None:
+    def __init__(self, env: TaskEnv, name: str, measure: Function, channel: Observation) -> None:
         self._env, self._name, self._measure, self._channel = env, name, measure, channel
         shape = measure(env.view).shape[1:]
         self._kept = env.state(

@@ -12,13 +12,10 @@ import mujoco
 import numpy as np
 
 from etude.core.abilities import EnvWrapper, Restarts, ability
-from etude.core.contracts import Array, ArraySpec, BatchEnv, Observations, StepResult
-from etude.core.errors import UsageError
-from etude.core.imports import attribute
+from etude.core.contracts import Array, ArraySpec, Observations, StepResult
 from etude.core.keys import Key
-from etude.envs.config import ENVS, EnvConfig
-from etude.envs.mujoco.demonstration import SIMULATION, TARGET, Demonstration
-from etude.envs.mujoco.env import MujocoEnv, TaskConfig
+from etude.envs.mujoco.demonstration import SIMULATION, TARGET
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.offscreen import Renderer
 
 IMAGE = "image"
@@ -102,30 +99,3 @@ class Pictured(EnvWrapper):
         self._thread.submit(self._camera.close).result()
         self._thread.shutdown()
         super().close()
-
-
-def pictured(config: EnvConfig, num_envs: int, threads: int) -> BatchEnv:
-    """Environments of a task that are seen in pictures of `config.pictures` pixels a side."""
-    env, _ = demonstrated_env(config, num_envs, threads, f"env.pictures {config.pictures}")
-    return Pictured(env, config.pictures)
-
-
-def demonstrated_env(
-    config: EnvConfig, num_envs: int, threads: int = 1, wanted: str = "A demonstration"
-) -> tuple[MujocoEnv, Demonstration]:
-    """Environments of a task that observe what pictures and demonstrations need, and that part.
-
-    wanted: what needs them, for the message where the task has no such part.
-    """
-    if not (isinstance(config, TaskConfig) and config.demonstration):
-        kinds = [name for name in ENVS.names() if ENVS.load(name).demonstration]
-        raise UsageError(
-            f"{wanted} needs a task that says how it is shown and done, {' or '.join(kinds)}, and "
-            f"not one of the kind '{config.kind}'."
-        )
-    task = config.define()
-    shown: Demonstration = attribute(config.demonstration)(config, task.view)
-    parts = (*task.all_parts, shown)
-    observations = {**task.observations, **shown.observations()}
-    seen = replace(task, parts=parts, observations=observations)
-    return MujocoEnv(seen, num_envs, threads), shown

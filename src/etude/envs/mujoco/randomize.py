@@ -14,8 +14,8 @@ from pydantic import Field
 
 from etude.core.config import Config
 from etude.core.contracts import Array
-from etude.envs.mujoco.env import Draws, Part
 from etude.envs.mujoco.robot import Robot, matching, names_of
+from etude.envs.mujoco.task import Draws, Part
 
 Range = tuple[float, float]
 Late = Annotated[int, Field(ge=0, le=1000)]

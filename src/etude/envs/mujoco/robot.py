@@ -12,7 +12,7 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.envs.mujoco.env import Action, Draws, Part, derived
+from etude.envs.mujoco.task import Action, Draws, Part, derived
 
 _FREE, _HINGE, _SLIDE = (
     int(mujoco.mjtJoint.mjJNT_FREE),

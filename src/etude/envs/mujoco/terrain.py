@@ -10,7 +10,7 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.envs.mujoco.env import Draws, Part
+from etude.envs.mujoco.task import Draws, Part
 
 RESOLUTION = 0.1
 """m between the points of the height field."""

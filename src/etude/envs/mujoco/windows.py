@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import mujoco
 
-from etude.core.errors import UsageError
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.framing import aim
@@ -56,15 +55,3 @@ class ScreenWindow:
 
     def __exit__(self, *details: object) -> None:
         self._window.__exit__(*details)
-
-
-def browser_window(env: MujocoEnv, title: str, port: int | None) -> Any:
-    """MuJoCo's viewer in the browser, for this machine only; port None: the first free one."""
-    try:
-        browser = importlib.import_module("etude.envs.mujoco.browser")
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"MuJoCo {mujoco.__version__} has no web viewer here that Etude can keep to this "
-            f"machine ({error}); leave out --web."
-        ) from error
-    return browser.BrowserWindow(env, title, port)

@@ -37,7 +37,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from statistics import fmean
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ from etude.core.abilities import StyleMotions, StyleReference, ability
 from etude.core.contracts import Array, BatchMetrics, EnvSpec, Fragment
 from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Curve, Metric, Metrics, Warning
+from etude.core.metrics.declared import Column, Curve, Health, Metric, Metrics, Warning
 from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree, digest, num_bytes
 from etude.data.returns import values_after
@@ -57,13 +57,9 @@ from etude.envs.config import EnvConfig
 from etude.models.networks import generator_of, load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import Discriminator
-from etude.planning.recipe import RewardsConfig, RewardsSection
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Resolved, RewardsConfig, RewardsSection
 from etude.rl.optimizer import Finding, NetworkOptimizer
 from etude.rl.rewards.given import RewardSource
-
-if TYPE_CHECKING:
-    from etude.core.metrics.declared import Health
 
 STYLE = "style"
 """The observation that the discriminator sees, [frames, features] float32, newest frame last."""

@@ -13,8 +13,7 @@ from etude.core.contracts import Array, BatchMetrics, Fragment
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import Tree
-from etude.planning.recipe import RewardsConfig
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Resolved, RewardsConfig
 
 if TYPE_CHECKING:
     from etude.rl.sampling import Batch, Experience, Sample
@@ -35,6 +34,7 @@ class RewardSource:
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
         """The transitions of one shard's store to learn from: a `Sampler`."""
+
         from etude.rl.sampling import uniform
 
         return uniform(store, generator, size)

@@ -25,8 +25,7 @@ from etude.core.contracts import Array, EnvSpec, Observations
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.data.store.episodes import Transitions
-from etude.planning.recipe import RewardsConfig
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Resolved, RewardsConfig
 from etude.rl.rewards.given import RewardSource
 from etude.rl.sampling import Batch, Experience, Sample, finished, mixture, uniform
 

@@ -23,8 +23,7 @@ from etude.models.reward_networks import (
     rewards_of,
 )
 from etude.planning.loading import policy_parts
-from etude.planning.recipe import RewardsConfig
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Resolved, RewardsConfig
 from etude.rl.rewards.given import RewardSource
 from etude.rl.sampling import Batch
 from etude.runs import checkpoint

@@ -48,8 +48,7 @@ from etude.data.store.episodes import Subsets, Transitions
 from etude.models.networks import load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import RewardNetwork, RewardNetworkConfig, make_reward_network
-from etude.planning.recipe import RewardsConfig, RewardsSection
-from etude.planning.resolve import Resolved
+from etude.planning.recipe import Resolved, RewardsConfig, RewardsSection
 from etude.rl.optimizer import Finding, NetworkOptimizer
 from etude.rl.rewards import scores as reward_scores
 from etude.rl.rewards.given import RewardSource

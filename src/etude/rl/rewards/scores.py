@@ -22,19 +22,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.keys import Key
-from etude.core.metrics.declared import Column, Metric, Metrics, Warning
+from etude.core.metrics.declared import Column, Health, Metric, Metrics, Warning
 from etude.data.contrast import SAME
 from etude.data.store.views import EpisodesOf
 from etude.models.reward_networks import RewardNetwork, rewards_of
-
-if TYPE_CHECKING:
-    from etude.core.metrics.declared import Health
 
 CHANCE = 0.5
 """What a constant reward scores."""
@@ -56,6 +53,20 @@ def _summary(name: str, what: str) -> str:
     return (
         f"{{value:.2f}} of {what} in the right order, 95 % interval {interval}; a constant reward "
         f"scores {CHANCE}"
+    )
+
+
+def not_above_chance(health: Health) -> Warning | None:
+    """Late in a run, the last evaluation does not tell the reward from a constant one."""
+    last = next((row for row in reversed(health.rows) if PAIRS in row or PROGRESS in row), {})
+    name = PROGRESS if PROGRESS in last else PAIRS
+    if health.progress < 0.5 or last.get(name + LOW, math.inf) > CHANCE:
+        return None
+    return Warning(
+        "no better than a constant reward",
+        f"{name} is {last[name]:.2f} (95 % interval {last[name + LOW]:.2f} to "
+        f"{last[name + HIGH]:.2f}) where a constant reward scores {CHANCE}: add failures to the "
+        "dataset, or hold out more episodes (algorithm.held_out)",
     )
 
 
@@ -87,7 +98,7 @@ METRICS: Metrics = (
         Column(95, 17, "offline"),
         about="pairs of equal length in the order of returns",
         summary=_summary(PAIRS, "pairs of equal length"),
-        check="etude.rl.rewards.scores:not_above_chance",
+        check=not_above_chance,
     ),
     Metric(SUCCESS, "successes", ".2f", about="successes above failures of equal length"),
 )
@@ -363,17 +374,3 @@ def _ranks(values: Array) -> Array:
     ends = np.cumsum(counts)
     ranks: Array = (ends - (counts + 1) / 2)[place]
     return ranks
-
-
-def not_above_chance(health: Health) -> Warning | None:
-    """Late in a run, the last evaluation does not tell the reward from a constant one."""
-    last = next((row for row in reversed(health.rows) if PAIRS in row or PROGRESS in row), {})
-    name = PROGRESS if PROGRESS in last else PAIRS
-    if health.progress < 0.5 or last.get(name + LOW, math.inf) > CHANCE:
-        return None
-    return Warning(
-        "no better than a constant reward",
-        f"{name} is {last[name]:.2f} (95 % interval {last[name + LOW]:.2f} to "
-        f"{last[name + HIGH]:.2f}) where a constant reward scores {CHANCE}: add failures to the "
-        "dataset, or hold out more episodes (algorithm.held_out)",
-    )

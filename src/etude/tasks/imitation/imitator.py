@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from etude.core.contracts import Array
@@ -12,8 +10,9 @@ from etude.core.trees import Tree
 from etude.data.motion import rotations as rot
 from etude.data.motion.library import Figure
 from etude.data.motion.skeleton import BALLS, HINGES, NAMES, NUM_BODIES, NUM_POSE, NUM_SPEED
-from etude.envs.mujoco.env import Action, Draws
+from etude.envs.mujoco.task import Action, Draws
 from etude.tasks.imitation import features
+from etude.tasks.imitation.options import ImitationOptions
 from etude.tasks.imitation.tables import (
     aims,
     join,
@@ -24,9 +23,6 @@ from etude.tasks.imitation.tables import (
     style_motions,
     style_windows,
 )
-
-if TYPE_CHECKING:
-    from etude.tasks.imitation.task import ImitationConfig
 
 _LAST_START = 10
 """Frames that a clip which does not loop has left at least, at a random start."""
@@ -44,7 +40,7 @@ class Imitator(Action):
 
     size = NUM_ACTIONS
 
-    def __init__(self, config: ImitationConfig) -> None:
+    def __init__(self, config: ImitationOptions) -> None:
         super().__init__()
         self._config = config
         self.library = motion_library(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,15 +19,13 @@ from etude.data.motion.skeleton import (
 )
 from etude.envs.robots.humanoid import CONTROL_RATE
 from etude.tasks.imitation import features
-
-if TYPE_CHECKING:
-    from etude.tasks.imitation.task import ImitationConfig
+from etude.tasks.imitation.options import ImitationOptions
 
 _BETWEEN = 4
 """Moments of a frame at which windows for the discriminator may begin."""
 
 
-def motion_library(config: ImitationConfig, finer: int = 1) -> MotionLibrary:
+def motion_library(config: ImitationOptions, finer: int = 1) -> MotionLibrary:
     """The config's clips at the control rate, or a finer one, for as long as an episode takes."""
     ahead = max(config.future, default=0)
     found = clips.load(config.clips, config.folder)
@@ -36,7 +33,7 @@ def motion_library(config: ImitationConfig, finer: int = 1) -> MotionLibrary:
     return library.build(found, finer * CONTROL_RATE, finer * frames)
 
 
-def style_windows(config: ImitationConfig) -> Array:
+def style_windows(config: ImitationOptions) -> Array:
     """[N, window, n] float32: every window of the reference clips, newest frame last.
 
     They are what the observation "style" shows of a figure that moves exactly as its clip, and of
@@ -48,7 +45,7 @@ def style_windows(config: ImitationConfig) -> Array:
     return np.concatenate([features.reference_windows(motion_library(config), window), finer])
 
 
-def style_motions(config: ImitationConfig) -> Array:
+def style_motions(config: ImitationOptions) -> Array:
     """[N] int64: the clip that each of `style_windows` is of."""
     libraries = motion_library(config), motion_library(config, _BETWEEN)
     return np.concatenate([np.repeat(np.arange(x.num_motions), x.cycles) for x in libraries])

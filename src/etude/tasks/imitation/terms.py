@@ -9,7 +9,7 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.data.motion import metrics
 from etude.data.motion.skeleton import NUM_BODIES
-from etude.envs.mujoco.env import Draws, Part, Term
+from etude.envs.mujoco.task import Draws, Part, Term
 from etude.tasks.imitation.imitator import NUM_ACTIONS, Imitator
 from etude.tasks.imitation.tables import single
 

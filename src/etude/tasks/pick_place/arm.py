@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.envs.mujoco.env import Action, Draws
+from etude.envs.mujoco.task import Action, Draws
 from etude.envs.robots.kuka.hand_control import DAMPING, POSTURE, HandControl, solve_pose
 from etude.envs.robots.kuka.scene import (
     FINGERS,
@@ -19,10 +17,8 @@ from etude.envs.robots.kuka.scene import (
     arm_table,
     joint_names,
 )
+from etude.tasks.pick_place.options import PickPlaceOptions
 from etude.tasks.pick_place.scene import CONTROL_SECONDS, CUBE, CUBE_HALF, REST_HEIGHT, TABLE_CENTER
-
-if TYPE_CHECKING:
-    from etude.tasks.pick_place.task import PickPlaceConfig
 
 STAGES = ("reach", "align", "grasp", "carry", "place", "release", "clear")
 """Parts of the staged potential; each is a reward term."""
@@ -67,7 +63,7 @@ class PickPlaceArm(Action):
     All are relative to where the hand or the joints are.
     """
 
-    def __init__(self, config: PickPlaceConfig) -> None:
+    def __init__(self, config: PickPlaceOptions) -> None:
         super().__init__()
         self._config = config
         # A sum has no discount for which shaping would cancel: it would pay to run out of time.

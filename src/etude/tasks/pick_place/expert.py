@@ -12,11 +12,11 @@ import numpy as np
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
 from etude.envs.mujoco.demonstration import Demonstration
-from etude.envs.mujoco.env import Draws
+from etude.envs.mujoco.task import Draws
 from etude.envs.robots.kuka.scene import STROKE
 from etude.tasks.pick_place import terms
 from etude.tasks.pick_place.arm import STAGES, TENT
-from etude.tasks.pick_place.task import PickPlaceConfig
+from etude.tasks.pick_place.options import PickPlaceOptions
 from etude.tasks.pick_place.terms import SLICES
 
 HOVER = 0.055
@@ -42,7 +42,7 @@ class Phase(IntEnum):
 class PickPlaceExpert:
     """One script per environment, each in its own phase."""
 
-    def __init__(self, config: PickPlaceConfig, num_envs: int) -> None:
+    def __init__(self, config: PickPlaceOptions, num_envs: int) -> None:
         if config.control == "joint":
             raise UsageError('The expert moves the hand: use control "hand" or "hand-turn".')
         self._config = config

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.envs.mujoco.env import Term
-from etude.envs.mujoco.observing import measured
+from etude.envs.mujoco.task import Draws, Part, Term, measured
 from etude.envs.robots.kuka.scene import STROKE
 from etude.tasks.pick_place.arm import (
     DROPPED,
@@ -17,7 +18,7 @@ from etude.tasks.pick_place.arm import (
     free,
     gentleness,
 )
-from etude.tasks.pick_place.scene import TABLE_CENTER
+from etude.tasks.pick_place.scene import CONTROL_SECONDS, TABLE_CENTER
 
 OUTCOMES = (
     "success",
@@ -210,3 +211,51 @@ STATISTICS: dict[str, Term] = {
     "drop_height": drop_height,
     "outcome": outcome,
 }
+
+
+class PositionNoise(Part):
+    """Measured positions of cube and target are off by normal noise of a standard deviation, m.
+
+    Each measurement is disturbed once: all that an observation says of the two positions is derived
+    from the same disturbed numbers. So no part of an observation can be used to average the noise
+    of another away. The hand is exact, as joint encoders are.
+    """
+
+    def __init__(self, size: float) -> None:
+        self._size = size
+
+    def bind(self) -> None:
+        self._noise = self.env.state("noise", 2, 6)
+        """[num_envs, (now, a step ago), (cube, target)] m."""
+
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        # A cube that was never seen before is taken to be still.
+        self._noise[env_ids] = self._size * draws.normal("noise", 6)[:, None]
+
+    def update(self) -> None:
+        self._noise[:, 1] = self._noise[:, 0]
+        self._noise[:, 0] = self._size * self.env.draws.normal("noise", 6)
+
+    def observations(self) -> dict[str, Term]:
+        """The terms of "state" that tell of the two positions, as measured."""
+
+        def cube() -> Array:
+            return self._noise[:, 0, :3]
+
+        def target() -> Array:
+            return self._noise[:, 0, 3:]
+
+        def target_offset(arm: PickPlaceArm) -> Array:
+            offset: Array = target_offset(arm) + (target() - cube())
+            return offset
+
+        noisy: dict[str, Term] = {
+            "cube_offset": lambda arm: cube_offset(arm) + cube(),
+            "cube_velocity": lambda arm: (
+                cube_velocity(arm) + (cube() - self._noise[:, 1, :3]) / CONTROL_SECONDS
+            ),
+            "target_offset": target_offset,
+            "hand_to_target": lambda arm: hand_to_target(arm) + target(),
+            "at_target": lambda arm: lies_at(target_offset(arm)),
+        }
+        return {name: wraps(STATE[name])(term) for name, term in noisy.items()}

@@ -9,14 +9,17 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from etude.core.config import Config
-from etude.core.contracts import Array
+from etude.core.contracts import Array, Observations
 from etude.core.trees import Tree
-from etude.envs.mujoco.env import Action, Draws, Task, TaskConfig, Term
-from etude.envs.mujoco.observing import measured
+from etude.envs.mujoco.config import TaskConfig
+from etude.envs.mujoco.demonstration import Demonstration
 from etude.envs.mujoco.simulation import Camera
+from etude.envs.mujoco.task import Action, Draws, Task, Term, measured
 from etude.envs.robots.kuka.scene import HAND_SITE, arm_table, joint_names, kuka_spec
 
 TIMESTEP = 0.01
+_DAMPING = 0.05
+"""Of the least squares by which the expert moves its joints."""
 HOME = (0.0, 0.38, 0.0, -1.28, 0.0, 1.48, 0.0)
 """Joint angles at the start, rad: the hand points down, in the middle of the box."""
 BOX_CENTER = (0.55, 0.0, 0.45)
@@ -34,80 +37,6 @@ class ReachReward(Config):
     hold: float = Field(1.0, description="For the share of the holding time gained or lost.")
     action_cost: float = Field(-0.01, description="Per unit of mean squared action.")
     success: float = Field(5.0, description="Once, when the target has been held.")
-
-
-class ReachConfig(TaskConfig):
-    """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
-
-    demonstration: ClassVar[str] = "etude.tasks.reach.demonstration:ReachDemonstration"
-
-    kind: Literal["reach"] = "reach"
-    box_side: float = Field(0.4, gt=0, le=0.5, description="Side of the box of targets, m.")
-    tolerance: float = Field(0.02, gt=0, description="How close the hand must be, m.")
-    hold_steps: int = Field(5, ge=1, description="Consecutive control steps to hold the target.")
-    min_distance: float = Field(
-        0.05, gt=0, description="Least distance from hand to target at the start, m."
-    )
-    start_jitter: float = Field(
-        0.1, ge=0, le=0.3, description="Largest random offset of each joint at the start, rad."
-    )
-    speed: float = Field(
-        0.4, gt=0, le=1, description="Largest joint speed an action asks for, share of the limit."
-    )
-    substeps: int = Field(10, ge=1, le=1000, description="Physics steps of 10 ms per control step.")
-    max_episode_steps: int = Field(50, ge=1, description="Control steps before time runs out.")
-    shown_steps: int | None = Field(
-        None,
-        ge=1,
-        description="The target is shown only in the first so many steps, in which the arm is "
-        "held still; None shows it always.",
-    )
-    reward: ReachReward = Field(ReachReward(), description="Weights of the reward terms.")
-
-    @model_validator(mode="after")
-    def _leaves_time_to_move(self) -> ReachConfig:
-        if self.shown_steps is not None and self.shown_steps >= self.max_episode_steps:
-            raise ValueError(
-                f"env.shown_steps {self.shown_steps} must be less than env.max_episode_steps "
-                f"{self.max_episode_steps}: the arm is held still in them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_room_for_targets(self) -> ReachConfig:
-        most = 0.7 * self.box_side  # of a ball around any hand, the box has corners outside
-        if self.min_distance > most:
-            raise ValueError(
-                f"env.min_distance {self.min_distance:g} leaves no room for targets in a box of "
-                f"env.box_side {self.box_side:g}: use {most:g} or less"
-            )
-        return self
-
-    def define(self) -> Task:
-        arm = ReachingArm(self)
-        weights = self.reward.model_dump()
-        observations: dict[str, dict[str, Term]] = {"state": OBSERVATIONS}
-        if self.shown_steps is not None:
-            # For a value function, which is no part of what acts, the target is never hidden.
-            critic = {name: OBSERVATIONS[name] for name in _OF_TARGET}
-            shown = {
-                name: while_shown(term) if name in _OF_TARGET else term
-                for name, term in OBSERVATIONS.items()
-            }
-            observations = {"state": shown, "critic": critic}
-        return Task(
-            model=kuka_spec(fingers="locked", timestep=TIMESTEP),
-            action=arm,
-            view=arm,
-            observations=observations,
-            rewards={name: (term, weights[name]) for name, term in REWARDS.items()},
-            terminations={"success": success},
-            success=success,
-            statistics={"final_distance": distance},
-            substeps=self.substeps,
-            max_episode_steps=self.max_episode_steps,
-            camera=CAMERA,
-        )
 
 
 class ReachingArm(Action):
@@ -332,3 +261,120 @@ def while_shown(term: Term) -> Term:
         return np.where(arm.shown, term(arm), 0.0)
 
     return shown
+
+
+class ReachDemonstration(Demonstration):
+    """Progress is the share of the way to the target."""
+
+    def bind(self) -> None:
+        self._first_distance = self.env.keep("first_distance", np.ones(self.env.num_envs))
+
+    def begin(self, env_ids: Array, draws: Draws) -> None:
+        self._first_distance[env_ids] = self.view.distance[env_ids]
+
+    def progress(self) -> Array:
+        covered = 1.0 - self.view.distance / self._first_distance
+        return np.where(success(self.view), 1.0, covered)
+
+    def proprioception(self) -> tuple[Array, ...]:
+        return self.view.joint_position, self.view.joint_velocity, self.view.hand
+
+    def expert(self) -> ReachExpert:
+        return ReachExpert(self.view, self.config)
+
+
+class ReachExpert:
+    """Moves the hand straight at the target, by damped least squares on the joints."""
+
+    def __init__(self, arm: ReachingArm, config: ReachConfig) -> None:
+        self._arm, self._simulation = arm, arm.env.simulation
+        self._body = int(self._simulation.model.site(HAND_SITE).bodyid[0])
+        self._scale = arm_table().speed * (config.speed * (TIMESTEP * config.substeps))
+
+    def reset(self, env_ids: Array) -> None:
+        """Nothing is remembered."""
+
+    def act(self, obs: Observations) -> Array:
+        """Actions [num_envs, 7] float32 for where the arms are now."""
+        move, _ = self._simulation.jacobians(self._body, self._arm.hand)
+        move = move[:, :, : len(self._scale)]
+        square = move @ move.transpose(0, 2, 1) + _DAMPING**2 * np.eye(3)
+        joints = move.transpose(0, 2, 1) @ np.linalg.solve(square, self._arm.offset[:, :, None])
+        actions = joints[:, :, 0] / self._scale
+        # Shortened as a whole, so that the hand keeps its direction.
+        actions /= np.maximum(np.abs(actions).max(axis=1, keepdims=True), 1.0)
+        return np.asarray(actions, np.float32)
+
+
+class ReachConfig(TaskConfig):
+    """Hold the hand near a random point; actions are joint motions, without inverse kinematics."""
+
+    demonstration: ClassVar[type[Demonstration] | None] = ReachDemonstration
+
+    kind: Literal["reach"] = "reach"
+    box_side: float = Field(0.4, gt=0, le=0.5, description="Side of the box of targets, m.")
+    tolerance: float = Field(0.02, gt=0, description="How close the hand must be, m.")
+    hold_steps: int = Field(5, ge=1, description="Consecutive control steps to hold the target.")
+    min_distance: float = Field(
+        0.05, gt=0, description="Least distance from hand to target at the start, m."
+    )
+    start_jitter: float = Field(
+        0.1, ge=0, le=0.3, description="Largest random offset of each joint at the start, rad."
+    )
+    speed: float = Field(
+        0.4, gt=0, le=1, description="Largest joint speed an action asks for, share of the limit."
+    )
+    substeps: int = Field(10, ge=1, le=1000, description="Physics steps of 10 ms per control step.")
+    max_episode_steps: int = Field(50, ge=1, description="Control steps before time runs out.")
+    shown_steps: int | None = Field(
+        None,
+        ge=1,
+        description="The target is shown only in the first so many steps, in which the arm is "
+        "held still; None shows it always.",
+    )
+    reward: ReachReward = Field(ReachReward(), description="Weights of the reward terms.")
+
+    @model_validator(mode="after")
+    def _leaves_time_to_move(self) -> ReachConfig:
+        if self.shown_steps is not None and self.shown_steps >= self.max_episode_steps:
+            raise ValueError(
+                f"env.shown_steps {self.shown_steps} must be less than env.max_episode_steps "
+                f"{self.max_episode_steps}: the arm is held still in them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_room_for_targets(self) -> ReachConfig:
+        most = 0.7 * self.box_side  # of a ball around any hand, the box has corners outside
+        if self.min_distance > most:
+            raise ValueError(
+                f"env.min_distance {self.min_distance:g} leaves no room for targets in a box of "
+                f"env.box_side {self.box_side:g}: use {most:g} or less"
+            )
+        return self
+
+    def define(self) -> Task:
+        arm = ReachingArm(self)
+        weights = self.reward.model_dump()
+        observations: dict[str, dict[str, Term]] = {"state": OBSERVATIONS}
+        if self.shown_steps is not None:
+            # For a value function, which is no part of what acts, the target is never hidden.
+            critic = {name: OBSERVATIONS[name] for name in _OF_TARGET}
+            shown = {
+                name: while_shown(term) if name in _OF_TARGET else term
+                for name, term in OBSERVATIONS.items()
+            }
+            observations = {"state": shown, "critic": critic}
+        return Task(
+            model=kuka_spec(fingers="locked", timestep=TIMESTEP),
+            action=arm,
+            view=arm,
+            observations=observations,
+            rewards={name: (term, weights[name]) for name, term in REWARDS.items()},
+            terminations={"success": success},
+            success=success,
+            statistics={"final_distance": distance},
+            substeps=self.substeps,
+            max_episode_steps=self.max_episode_steps,
+            camera=CAMERA,
+        )

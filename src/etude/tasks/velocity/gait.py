@@ -7,9 +7,9 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.trees import Tree
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import MujocoEnv, Part
-from etude.envs.mujoco.observing import measured
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.robot import Feet
+from etude.envs.mujoco.task import Part, measured
 
 LEG = 0.213
 """m: thigh and calf are equally long."""

@@ -10,11 +10,11 @@ from pydantic import Field
 
 from etude.core.config import Config
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import Task, TaskConfig, Term
-from etude.envs.mujoco.observing import Observation
+from etude.envs.mujoco.config import TaskConfig
 from etude.envs.mujoco.randomize import Late, Randomization
 from etude.envs.mujoco.robot import LEVEL, Feet, JointTargets, Robot
 from etude.envs.mujoco.simulation import Camera, load_spec
+from etude.envs.mujoco.task import Observation, Task, Term
 from etude.envs.mujoco.terms import observations as obs
 from etude.envs.mujoco.terms import resets, rewards, terminations
 from etude.envs.mujoco.terrain import Terrain

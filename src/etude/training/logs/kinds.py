@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from etude.core.config import Config
 from etude.core.contracts import LogWriter
@@ -33,8 +33,7 @@ class OpenLog(NamedTuple):
 class LogConfig(Config):
     """The base of every log writer's config; `kind` is its name in a recipe."""
 
-    if TYPE_CHECKING:
-        kind: str
+    kind: str
 
     def check(self) -> None:
         """Refuse, before anything is written, what could not be logged later."""

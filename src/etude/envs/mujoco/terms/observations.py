@@ -9,8 +9,8 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.observing import Function, Observation
 from etude.envs.mujoco.robot import Feet, Robot
+from etude.envs.mujoco.task import Function, Observation
 from etude.envs.mujoco.terrain import Terrain
 
 

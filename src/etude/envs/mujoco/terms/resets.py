@@ -8,8 +8,8 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
-from etude.envs.mujoco.env import Draws, Part
 from etude.envs.mujoco.robot import Robot
+from etude.envs.mujoco.task import Draws, Part
 from etude.envs.mujoco.terrain import Terrain
 
 

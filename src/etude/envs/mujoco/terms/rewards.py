@@ -6,8 +6,9 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.envs.mujoco.commands import VelocityCommand
-from etude.envs.mujoco.env import MujocoEnv, Term
+from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.robot import Feet, Robot
+from etude.envs.mujoco.task import Term
 
 
 def square_sum(values: Array) -> Array:

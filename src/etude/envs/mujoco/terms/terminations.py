@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from etude.envs.mujoco.env import Term
 from etude.envs.mujoco.robot import Robot
+from etude.envs.mujoco.task import Term
 
 
 def tilted(robot: Robot, degrees: float = 60.0) -> Term:
