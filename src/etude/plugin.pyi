@@ -27,11 +27,11 @@ from etude.planning.recipe import AlgorithmConfig as AlgorithmConfig
 from etude.planning.recipe import Inputs as Inputs
 from etude.planning.recipe import Learner as Learner
 from etude.planning.recipe import PlanSection as PlanSection
-from etude.planning.resolve import Resolved as Resolved
+from etude.planning.recipe import Resolved as Resolved
 from etude.rl.base import PolicyAlgorithm as PolicyAlgorithm
 from etude.rl.off_policy import OffPolicy as OffPolicy
+from etude.rl.off_policy import OffPolicyConfig as OffPolicyConfig
 from etude.rl.on_policy import OnPolicyConfig as OnPolicyConfig
-from etude.rl.replay import OffPolicyConfig as OffPolicyConfig
 
 # isort: split
 # Rollouts, advantages and replay

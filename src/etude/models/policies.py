@@ -157,7 +157,7 @@ class PolicyConfig(BasePolicyConfig):
         if self.kind not in CLASSES:
             raise UsageError(
                 f"policy.kind {self.kind} does not say what it builds: derive its class from "
-                "etude.plugin.ModulePolicyConfig, or define `policy_class`."
+                "ModulePolicyConfig, or define `policy_class`."
             )
         found: type[BasePolicy] = attribute(CLASSES[self.kind])
         return found
