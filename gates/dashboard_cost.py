@@ -18,16 +18,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 import etude
 from etude.core.metrics.declared import Health
 from etude.planning import recipes
 from etude.planning.recipe import metrics_of
 from etude.planning.recipes import Recipe
 from etude.planning.resolve import resolve
-from etude.training.logs.dashboard import Dashboard
-from etude.training.logs.following import DashboardCallback
+from etude.training.logs.dashboard import Dashboard, DashboardCallback, TerminalConsole
 from machine import report_load
 from report import Gate, parse
 
@@ -77,7 +74,7 @@ def without(recipe: Recipe, folder: Path) -> float:
 def within(recipe: Recipe, folder: Path) -> tuple[float, float]:
     """(seconds of the run, seconds of them in the dashboard)."""
     with open(os.devnull, "w") as nowhere:
-        console = Console(file=nowhere, force_terminal=True, width=160, height=50)
+        console = TerminalConsole(file=nowhere, force_terminal=True, width=160, height=50)
         health = Health(metrics_of(recipe), resolve(recipe).loops.iterations)
         dashboard = Dashboard("reach", str(folder), health, console)
         start = time.perf_counter()

@@ -58,10 +58,10 @@ class Terminal:
             self._x = self._y = 0
         elif command in "KJ":
             # At the margin the cursor still stands on the last character, and erases it.
-            start = min(self._x, self.width - 1)
+            start = 0 if argument == "2" else min(self._x, self.width - 1)
             self._rows[self._y][start:] = [" "] * (self.width - start)
             if command == "J":
-                for row in self._rows[self._y + 1 :]:
+                for row in self._rows[0 if argument == "2" else self._y + 1 :]:
                     row[:] = [" "] * self.width
         elif command != "m":
             self.unknown.add(f"{argument}{command}")

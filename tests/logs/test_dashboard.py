@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 from log_points import METRICS, rows_like_a_run
-from rich.cells import cell_len
-from rich.console import Console
 
 from etude.core import progress
 from etude.core.clock import Clock, ClockConfig, Loops
 from etude.core.metrics.declared import Health
-from etude.training.logs.dashboard import Dashboard
+from etude.training.logs.dashboard import Above, Dashboard, TerminalConsole
 from etude.training.logs.dashboard_view import draw
-from etude.training.logs.screen import Above, Screen
 
 SIZES = [(80, 24), (160, 50), (110, 30), (120, 24), (100, 60), (60, 15), (40, 10), (20, 5), (8, 3)]
 SIZES += [(1, 1), (0, 0), (250, 80), (109, 80)]
 
 
 def make(width: int = 80, height: int = 24, iterations: int = 24) -> Dashboard:
-    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
+    console = TerminalConsole(file=io.StringIO(), force_terminal=True, width=width, height=height)
     folder, health = "runs/reach/2026-01-01-000000-s0", Health(METRICS, iterations)
     facts = [("seed", "3"), ("changed", "clock.iterations 2")]
     return Dashboard("reach", folder, health, console, facts)
@@ -41,10 +38,9 @@ def clock_at(iterations: int, total: int = 23) -> Clock:
 def text_of(dashboard: Dashboard, width: int, height: int) -> list[str]:
     """What is drawn, after checking that it fits."""
     lines = draw(dashboard._view(), width, height)
-    texts = ["".join(text for text, _ in line) for line in lines]
-    assert len(texts) <= height
-    assert all(cell_len(text) == width for text in texts)
-    return texts
+    assert len(lines) <= height
+    assert all(line.cell_len == width for line in lines)
+    return [line.plain for line in lines]
 
 
 def rows_with_trouble() -> list[dict[str, Any]]:
@@ -142,8 +138,7 @@ def test_it_says_how_far_a_long_wait_is_and_what_came_on_standard_error() -> Non
         wait.start -= 61
         assert dashboard._view().state == "evaluating 12 of 20 episodes, 61 s"
     assert dashboard._view().state == "evaluating"
-    screen = Screen(Console(file=io.StringIO(), force_terminal=True, width=80))
-    above = Above(screen, io.StringIO(), dashboard._note)
+    above = Above(dashboard._console, io.StringIO(), dashboard._note)
     print("SIGINT: the run is saved at the end of this iteration", file=above)
     assert "SIGINT: the run is saved" in "\n".join(text_of(dashboard, 80, 23))
 

@@ -6,11 +6,11 @@ import io
 import sys
 
 import pytest
-from rich.console import Console
+from rich.console import Group
+from rich.text import Text
 from terminal import Terminal
 
-from etude.training.logs.dashboard_view import Line, fit
-from etude.training.logs.screen import Redirect, Screen
+from etude.training.logs.dashboard import TerminalConsole, _Live
 
 
 class Tty(io.StringIO):
@@ -28,73 +28,103 @@ class Tty(io.StringIO):
         return True
 
 
-def screen_on(terminal: Terminal) -> tuple[Screen, Tty]:
-    tty = Tty(terminal)
-    console = Console(
-        file=tty, force_terminal=True, width=terminal.width, height=terminal.height, no_color=True
-    )
-    return Screen(console), tty
+class Picture:
+    """A live drawing of a few lines on a terminal that is standard output."""
+
+    def __init__(self, width: int, height: int, patch: pytest.MonkeyPatch) -> None:
+        self.terminal = Terminal(width, height)
+        self.tty, self.lines = Tty(self.terminal), list[str]()
+        self.console = TerminalConsole(
+            file=self.tty, force_terminal=True, width=width, height=height, no_color=True
+        )
+        patch.setattr(sys, "stdout", self.tty)
+        patch.setattr(sys, "stderr", io.StringIO())  # a file: left alone
+        self.noted = list[str]()
+        self.live = _Live(self.console, self.group, self.noted.append)
+        self.live.auto_refresh = False
+
+    def group(self) -> Group:
+        return Group(*(Text(line, "bold", no_wrap=True) for line in self.lines))
+
+    def show(self, *lines: str) -> None:
+        self.lines = list(lines)
+        if not self.live.is_started:
+            self.live.start(refresh=True)
+        else:
+            self.live.refresh()
 
 
-def picture(*texts: str) -> list[Line]:
-    return [fit([(text, "bold")], 10) for text in texts]
-
-
-def test_a_picture_changes_in_place_and_prints_go_above() -> None:
-    terminal = Terminal(10, 4)
-    screen, tty = screen_on(terminal)
-    tty.write("before\n")
-    screen.show(picture("one", "two"), 10)
+def test_a_picture_changes_in_place_and_prints_go_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture(10, 4, monkeypatch)
+    terminal = picture.terminal
+    print("before")
+    picture.show("one", "two")
     assert terminal.lines == ["before", "one", "two", ""]
-    screen.show(picture("one", "0123456789"), 10)
+    picture.show("one", "0123456789")
     assert terminal.lines == ["before", "one", "0123456789", ""]
-    screen.show(picture("one", "2"), 10)
+    picture.show("one", "2")
     assert terminal.lines == ["before", "one", "2", ""]
-    screen.print_above("said\nand more than a line\n")
-    assert terminal.lines == ["han a line", "one", "2", ""]
-    assert terminal.above == ["before", "said", "and more t"]
-    screen.show(picture("only"), 10)
-    assert terminal.lines == ["han a line", "only", "", ""]
-    screen.end(picture("the", "end"), 10)
-    tty.write("after\n")
+    print("said\nand more than a line")
+    assert terminal.lines == ["and more t", "han a line", "one", "2"]
+    assert terminal.above == ["before", "said"]
+    picture.show("only")
+    assert terminal.lines == ["and more t", "han a line", "only", ""]
+    picture.lines = ["the", "end"]
+    picture.live.stop()
+    print("after")
     assert terminal.lines == ["the", "end", "after", ""]
     assert "one" not in terminal.above  # no copies of old pictures when scrolling back
     assert not terminal.unknown
 
 
-def test_a_line_that_fills_the_width_keeps_its_last_character() -> None:
-    terminal = Terminal(10, 4)
-    screen, _ = screen_on(terminal)
-    screen.show(picture("x"), 10)
-    screen.print_above("0123456789\n")
-    assert terminal.lines == ["0123456789", "x", "", ""]
+def test_a_line_that_fills_the_width_keeps_its_last_character(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    picture = Picture(10, 4, monkeypatch)
+    picture.show("x")
+    print("0123456789")
+    assert picture.terminal.lines == ["0123456789", "x", "", ""]
 
 
-def test_after_another_size_it_is_drawn_from_the_top() -> None:
-    terminal = Terminal(10, 4)
-    screen, tty = screen_on(terminal)
-    tty.write("junk\njunk\n")
-    screen.show(picture("one"), 10)
-    screen.restart()
-    screen.show(picture("two"), 10)
-    assert terminal.lines == ["two", "", "", ""]
+def test_after_another_size_it_is_drawn_from_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture(10, 4, monkeypatch)
+    print("junk\njunk")
+    picture.show("one")
+    picture.console.width = 9
+    picture.show("two")
+    assert picture.terminal.lines == ["two", "", "", ""]
 
 
 def test_what_is_printed_goes_above_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal(20, 5)
-    screen, tty = screen_on(terminal)
-    monkeypatch.setattr(sys, "stdout", tty)
-    monkeypatch.setattr(sys, "stderr", io.StringIO())  # a file: left alone
-    kept = sys.stderr
-    screen.show(picture("picture"), 20)
-    redirect = Redirect(screen)
+    picture = Picture(20, 5, monkeypatch)
+    terminal, kept = picture.terminal, sys.stderr
+    picture.show("picture")
     assert sys.stderr is kept
-    print("half", end="")
+    print("half", end="", flush=True)
     assert terminal.lines == ["picture", "", "", "", ""]
-    print(" and whole")
+    print(" and [whole]")
     assert sys.stdout.isatty()
-    assert terminal.lines == ["half and whole", "picture", "", "", ""]
+    assert terminal.lines == ["half and [whole]", "picture", "", "", ""]
     print("no end", end="")
-    redirect.end()
-    assert sys.stdout is tty
-    assert terminal.lines == ["half and whole", "no end", "picture", "", ""]
+    picture.live.stop()
+    assert sys.stdout is picture.tty
+    assert terminal.lines == ["half and [whole]", "no end", "picture", "", ""]
+    assert not picture.noted
+
+
+def test_a_terminal_that_is_gone_is_drawn_on_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture(20, 5, monkeypatch)
+    picture.show("picture")
+    calls = 0
+
+    def gone(text: str) -> int:
+        nonlocal calls
+        calls += 1
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(picture.tty, "write", gone)
+    for _ in range(3):
+        picture.live.refresh()
+    picture.live.stop()
+    assert calls == 1
+    assert not picture.console._buffer  # what was not written is not kept

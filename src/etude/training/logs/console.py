@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
 from typing import Any, TextIO
 
+from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.history import Row as LogRow
 from etude.core.metrics.declared import (
     Health,
@@ -17,6 +19,7 @@ from etude.core.metrics.declared import (
     numbers,
 )
 from etude.core.metrics.usage import fleet
+from etude.training.callbacks import Callback, Context
 
 ROWS_PER_HEADING = 20
 
@@ -106,3 +109,44 @@ def line_of(columns: Columns, row: Row) -> str:
 
 def text_of(metric: Metric, row: Row) -> str:
     return format(row[metric.name], metric.format) if metric.name in row else ""
+
+
+class EpochLines(Callback):
+    """Hands every epoch's number and the means of its metrics to whoever prints a line of it."""
+
+    def __init__(self, show: Callable[[int, dict[str, float]], None]) -> None:
+        self._show = show
+
+    def epoch_end(self, context: Context, summary: dict[str, float]) -> None:
+        self._show(context.clock.now.epochs, summary)
+
+
+class LossLines(Callback):
+    """Says what a loss was, on average, in every iteration.
+
+    With `every`, also in every so many batches of the run.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], metric: Metric, every: int | None = None
+    ) -> None:
+        self._say, self._metric, self._every = say, metric, every
+        self._iteration: list[float] = []
+        self._recent: list[float] = []
+
+    def batch_end(self, context: Context, metrics: BatchMetrics) -> None:
+        if self._metric.name not in metrics.values:
+            return
+        self._iteration.append(metrics.values[self._metric.name])
+        self._recent.append(metrics.values[self._metric.name])
+        batch = context.clock.now.updates + len(self._iteration)
+        if self._every and batch % self._every == 0:
+            self._say(f"    batch {batch:,}: {self._metric.label} {fmean(self._recent):.4g}")
+            self._recent = []
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        if self._iteration:
+            count, mean = len(self._iteration), fmean(self._iteration)
+            number, label = context.clock.now.iterations, self._metric.label
+            self._say(f"  iteration {number:,}: {label} {mean:.4g}, mean of {count:,} batches")
+        self._iteration = []

@@ -1,44 +1,52 @@
-"""The live dashboard: where a run stands, how it learns, and where its time goes.
+"""The live dashboard: training progress, learning curves, and where the time goes.
 
-It takes log rows like any other log, and callbacks for batches and iterations in between. A thread
-draws, at most four times a second and never for more than a hundredth of the time.
+It takes log rows like any other log, and callbacks for batches and iterations in between. It is
+drawn once a second by `rich.live.Live`. The cursor stays visible and the screen the ordinary one:
+a process that is killed leaves a terminal that works.
 """
 
 from __future__ import annotations
 
-import threading
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.file_proxy import FileProxy
+from rich.live import Live
 
 from etude.core import progress
 from etude.core.clock import Clock
+from etude.core.contracts import BatchMetrics, Fragment
 from etude.core.history import Row, history_of
 from etude.core.metrics.declared import ELAPSED, Health, declares, episode_metric, numbers
 from etude.core.metrics.usage import machine, seconds_of
+from etude.training.callbacks import Callback, Context
 from etude.training.logs.console import columns_of, heading_of, line_of
 from etude.training.logs.curves import Curve, number, span_of
 from etude.training.logs.dashboard_view import Level, Shown, View, draw, table_width
-from etude.training.logs.screen import Redirect, Screen
 
-INTERVAL = 0.25
-MAX_SHARE = 1 / 150
-"""Of one core's time, what drawing may take."""
 RECENT_ROWS = 20
 MESSAGES = 20
-"""Of those that are shown, the last so many are kept."""
+"""Number of messages that are kept for drawing."""
 TABLE_ROWS = 40
-"""Of the table of the last rows."""
+"""Number of log rows in the table of the last rows."""
 _DOING = {"collect": "collecting", "train": "learning", "test": "evaluating", "save": "saving"}
-"""What the dashboard says of a stopwatch phase."""
+"""The activity shown for a stopwatch phase."""
+
+
+class TerminalConsole(Console):
+    """A console that leaves the cursor visible: a killed process could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
 
 
 class Dashboard:
-    """A log and a display; draws from `begin` to `close`."""
+    """A log writer that draws from `begin` to `close`."""
 
     def __init__(
         self,
@@ -48,50 +56,49 @@ class Dashboard:
         console: Console | None = None,
         facts: Sequence[tuple[str, str]] = (),
     ):
-        """`health`: follows the run; of its declared metrics those with a curve are drawn.
+        """`health`: follows the run; its declared metrics that have a curve are drawn.
 
-        facts: what the run is, as names and values.
+        facts: names and values that describe the run.
         """
         self._facts = facts
         self._name, self._folder, self._health = name, folder, health
         drawn = [(metric.curve, metric) for metric in health.metrics if metric.curve is not None]
         self._drawn = sorted(drawn, key=lambda pair: pair[0].place)
         self._has_curve = declares(tuple(metric for _, metric in drawn))
-        self._console = console or Console()
+        self._console = console or TerminalConsole()
         self._curves: dict[str, Curve] = {}
         self._seconds: deque[dict[str, float]] = deque(maxlen=RECENT_ROWS)
         self._elapsed_row, self._rows = 0.0, 0
         self._last: dict[str, float] = {}
         self._trend = self._evaluated = ""
         self._table: list[str] = []
-        self._warnings = ()
+        self._warnings: Sequence[tuple[str, str]] = ()
         self._messages: list[str] = []
-        """What was said, to be printed at the end as well."""
+        """Messages, to be printed at the end as well."""
         self._noted: list[str] = []
-        """The same, and what was printed to standard error."""
+        """The last messages and lines of standard error."""
         self._clock: Clock | None = None
         self._batches = self._begun_at = 0
         self._activity = "starting"
         self._start = time.perf_counter()
-        self._drawing: _Drawing | None = None
+        self._live: _Live | None = None
         self._ended = False
         self.cost = 0.0
         """Seconds spent in here: drawing (processor time) and taking in rows."""
-
-    _warnings: Sequence[tuple[str, str]]
 
     def begin(self, history: Iterable[Row]) -> None:
         """Show the curves so far and start drawing."""
         kept = history_of(history).thinned()
         for place, row in kept.numbered():
-            self._draw(numbers(row), place + 1 - self._rows)
+            self._add_row(numbers(row), place + 1 - self._rows)
         self._health.follow(kept)
         self._elapsed_row = self._last.get(ELAPSED, 0.0)
         self._check_health()
         self._seconds.clear()
         self._start = time.perf_counter()
-        self._waits_shown_on = progress.show_on(None)  # The picture shows them.
-        self._drawing = _Drawing(self._console, self._view, self._note)
+        self._waits_shown_on = progress.show_on(None)  # The dashboard shows waits.
+        self._live = _Live(self._console, self._lines, self._note)
+        self._live.start(refresh=True)
 
     def write(self, row: dict[str, Any]) -> None:
         start = time.perf_counter()
@@ -100,40 +107,42 @@ class Dashboard:
         self.cost += time.perf_counter() - start
 
     def close(self) -> None:
-        """Leave a last picture, and below it whatever was said meanwhile."""
-        if self._drawing is None:
+        """Leave a last drawing, and below it the messages."""
+        if self._live is None:
             return
-        drawing, self._drawing, self._ended = self._drawing, None, True
+        live, self._live, self._ended = self._live, None, True
         finished = self._clock is not None and self._clock.finished
         self._activity = "finished" if finished else "stopped"
         messages, self._messages, self._noted = self._messages, [], []
-        drawing.stop()
+        live.stop()
         progress.show_on(self._waits_shown_on)
-        self.cost += drawing.seconds
+        self.cost += live.seconds
         for message in messages:
-            self._console.print(message, highlight=False, markup=False, soft_wrap=True)
+            self._console.out(message, highlight=False)
 
     def follow(self, clock: Clock) -> None:
-        """The run's clock, which is read whenever something is drawn."""
+        """Read the run's clock whenever the dashboard is drawn."""
         self._clock, self._begun_at = clock, clock.now.iterations
+        if self._live is not None:
+            self._live.refresh()
 
     def batch(self) -> None:
-        """One gradient step was taken."""
+        """Count a gradient step."""
         self._batches += 1
 
     def iteration(self) -> None:
-        """An iteration has ended."""
+        """Start counting gradient steps anew."""
         self._batches = 0
 
     def activity(self, phase: str) -> None:
-        """What the run does now, by the name of its stopwatch phase; "" between two."""
+        """Show what the run does now. `phase`: of its stopwatch; "" between two phases."""
         if phase:
             self._activity = _DOING.get(phase, phase)
 
     def say(self, text: str) -> None:
-        """Print a message; while the dashboard is up, it is part of it."""
-        if self._drawing is None:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Print a message; while the dashboard is up, show it there."""
+        if self._live is None:
+            self._console.out(text, highlight=False)
         else:
             self._messages = [*self._messages, text]
             self._note(text)
@@ -143,11 +152,11 @@ class Dashboard:
 
     def _take(self, row: dict[str, Any]) -> None:
         values = numbers(row)
-        self._draw(values)
+        self._add_row(values)
         self._health.add(values)
 
-    def _draw(self, values: dict[str, float], rows: int = 1) -> None:
-        """Add a row to the curves; `rows`: how many it stands for, those before it included."""
+    def _add_row(self, values: dict[str, float], rows: int = 1) -> None:
+        """Add a row to the curves. `rows`: number of rows of the run since the last one."""
         for name in values:
             if name not in self._curves and self._has_curve(name):
                 self._curves[name] = Curve(self._rows)
@@ -171,8 +180,15 @@ class Dashboard:
         self._evaluated = evaluated.words() if (evaluated := health.evaluated) else ""
         self._warnings = tuple(health.warnings)
 
+    def _lines(self) -> Group:
+        """Draw within the terminal; the last time smaller, so that later output fits below."""
+        width, height = self._console.size
+        if self._ended:
+            return Group(*draw(self._view(), min(width, 100), min(height - 5, 22)))
+        return Group(*draw(self._view(), width, height - 1))
+
     def _view(self) -> View:
-        """What is to be drawn now; read by the drawing thread, so nothing here is changed."""
+        """The content to draw now. It is read by the drawing thread, which changes nothing."""
         elapsed = time.perf_counter() - self._start
         clock, left, progress = self._clock, None, ""
         if clock is not None:
@@ -181,8 +197,8 @@ class Dashboard:
             if done and not clock.finished and not self._ended:
                 left = elapsed / done * (clock.loops.iterations - now.iterations)
             unit, key = ("steps", "timesteps") if total.timesteps else ("updates", "updates")
-            progress = f"{getattr(now, key):,} of {getattr(total, key):,} {unit}"
-            progress += f" · {clock.progress:.0%}"
+            done_of = f"{getattr(now, key):,} of {getattr(total, key):,} {unit}"
+            progress = f"{done_of} · {clock.progress:.0%}"
         levels = _levels(clock, self._batches)
         seconds: dict[str, float] = {}
         for part in list(self._seconds):
@@ -209,7 +225,7 @@ class Dashboard:
         )
 
     def _state(self) -> str:
-        """What the run does now; how far and for how long, once that has taken a while."""
+        """The current activity, with its progress and seconds once it has taken a while."""
         wait = None if self._ended else progress.current()
         if wait is None or (wait.seconds < progress.SLOW and not wait.total):
             return self._activity
@@ -218,7 +234,7 @@ class Dashboard:
         return f"{self._activity}{counted}{lasting}"
 
     def _scale(self) -> str:
-        """What the right end of the curves stands for."""
+        """The number of steps or updates at the right end of the curves."""
         clock, curve = self._clock, next(iter(self._curves.values()), None)
         if clock is None or curve is None:
             return ""
@@ -248,7 +264,7 @@ class Dashboard:
 
 
 def _levels(clock: Clock | None, batches: int) -> list[Level]:
-    """Where the four levels of the clock stand; one that contains others moves with them."""
+    """The four levels of the clock; the share of one includes the progress of those inside."""
     if clock is None:
         return [Level(name, 0, 0, 0.0) for name in ("epoch", "cycle", "iteration", "batch")]
     loops, now, total = clock.loops, clock.now, clock.loops.total
@@ -276,46 +292,94 @@ def _levels(clock: Clock | None, batches: int) -> list[Level]:
     return [Level(*level) for level in zip(names, done, sizes, shares, strict=True)]
 
 
-class _Drawing:
-    """The thread that draws."""
+class _Live(Live):
+    """Draws a terminal's lines in place, and prints standard output and error above them."""
 
     def __init__(
-        self, console: Console, view: Callable[[], View], note: Callable[[str], None]
+        self, console: Console, lines: Callable[[], Group], note: Callable[[str], None]
     ) -> None:
-        self._console, self._view = console, view
-        self._size = console.size
-        self._ended = threading.Event()
+        """`note`: gets what is printed to standard error, which may be out of sight at once."""
+        super().__init__(
+            console=console,
+            refresh_per_second=1,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+            get_renderable=lines,
+        )
         self.seconds = 0.0
-        """Processor time that it took."""
-        self._screen = Screen(console)
-        self._redirect = Redirect(self._screen, note)
-        self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
-        self._thread.start()
+        """Processor time of drawing."""
+        self._size = console.size
+        self._note = note
+        self._replaced: dict[str, TextIO] = {}
 
-    def stop(self) -> None:
-        """Draw a last time, smaller: there must be room for what is said after the run."""
-        self._ended.set()
-        self._thread.join()
-        self._redirect.end()
+    def start(self, refresh: bool = False) -> None:
+        for name, note in (("stdout", None), ("stderr", self._note)):
+            stream = getattr(sys, name)
+            if stream is not None and stream.isatty():
+                self._replaced[name] = stream
+                setattr(sys, name, Above(self.console, stream, note))
+        super().start(refresh)
+
+    def refresh(self) -> None:
         start = time.thread_time()
-        width, height = self._console.size
-        lines = draw(self._view(), min(width, 100), min(height - 5, 22))
-        with suppress(OSError):  # a terminal that is gone is no reason to fail
-            self._screen.end(lines, width)
+        try:
+            if self.console.size != self._size:  # the terminal has wrapped what was drawn
+                self._size = self.console.size
+                self.console.clear()
+            super().refresh()
+        except OSError:  # the terminal is gone; a console keeps what it could not write
+            self.console.quiet = True
         self.seconds += time.thread_time() - start
 
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._ended.wait(pause):
-            start = time.thread_time()
-            size = width, height = self._console.size
-            try:
-                if size != self._size:  # the terminal has wrapped what was drawn
-                    self._size = size
-                    self._screen.restart()
-                self._screen.show(draw(self._view(), width, height - 1), width)
-            except OSError:
-                return
-            taken = time.thread_time() - start
-            self.seconds += taken
-            pause = max(INTERVAL, taken / MAX_SHARE)
+    def stop(self) -> None:
+        for name, stream in self._replaced.items():
+            above = getattr(sys, name)
+            if isinstance(above, Above):
+                above.finish()
+                setattr(sys, name, stream)
+        self._replaced = {}
+        with suppress(OSError):
+            super().stop()
+
+
+class Above(FileProxy):
+    """Replaces standard output or error, and prints whole lines above the dashboard."""
+
+    def __init__(
+        self, console: Console, stream: TextIO, note: Callable[[str], None] | None = None
+    ) -> None:
+        super().__init__(console, stream)
+        self._console, self._note, self._rest = console, note, ""
+
+    def write(self, text: str) -> int:
+        lines, newline, self._rest = (self._rest + text).rpartition("\n")
+        if newline:
+            self._console.out(lines, highlight=False)
+            if self._note is not None:
+                self._note(lines)
+        return len(text)
+
+    def flush(self) -> None:
+        """Half a line waits for its end."""
+
+    def finish(self) -> None:
+        """Print a last line that was not ended."""
+        if self._rest:
+            self.write("\n")
+
+
+class DashboardCallback(Callback):
+    """Reports batches and iterations to a dashboard; log rows come per cycle."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        self._dashboard = dashboard
+
+    def run_start(self, context: Context) -> None:
+        self._dashboard.follow(context.clock)
+
+    def batch_end(self, context: Context, metrics: BatchMetrics) -> None:
+        self._dashboard.batch()
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        self._dashboard.iteration()

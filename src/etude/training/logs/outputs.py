@@ -100,12 +100,11 @@ def open_logs(
     shown: list[Callback] = []
     if console and config.console != "none":
         from etude.core.metrics.declared import Health
-        from etude.training.logs.console import ConsoleTable
-        from etude.training.logs.following import DashboardCallback, EpochLines, LossLines
+        from etude.training.logs.console import ConsoleTable, EpochLines, LossLines
 
         health = Health(metrics, iterations)
         if config.console != "table" and shows_dashboard():
-            from etude.training.logs.dashboard import Dashboard
+            from etude.training.logs.dashboard import Dashboard, DashboardCallback
 
             facts = [("seed", str(recipe["seed"])), ("changed", changed() or "nothing")]
             dashboard = Dashboard(recipe["name"], str(folder), health, facts=facts)
