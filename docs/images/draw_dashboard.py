@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from rich.segment import Segments
 
 from etude.api import Run
 from etude.core.clock import Clock
@@ -42,7 +43,7 @@ def main(run: Run) -> None:
     dashboard.activity("collect")
     dashboard._begun_at, dashboard._start = 0, time.perf_counter() - rows[-1][ELAPSED]
     for line in draw(dashboard._view(), WIDTH, HEIGHT):
-        console.print(line, no_wrap=True)
+        console.print(Segments(line))
     picture = Path(__file__).with_name("dashboard.svg")
     picture.write_text(console.export_svg(title=f"etude train {run.recipe.name}"))
 

@@ -45,8 +45,6 @@ def tensorboard_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point
 
 def wandb_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point]:
     """(name, step, value) of the history in all .wandb files of a run folder, as W&B keeps it."""
-    from etude.training.logs.wandb import read_records
-
     points = []
     for file in sorted(folder.glob("wandb/*run-*/*.wandb")):
         for record in read_records(file):
@@ -58,6 +56,34 @@ def wandb_points(folder: Path, free: tuple[str, ...] = FREE) -> list[Point]:
                 if not name.startswith((*free, "_")):
                     points.append((name, step, float(json.loads(item.value_json))))
     return sorted(points)
+
+
+BLOCK, HEADER, FULL, LAST = 32_768, 7, 1, 4
+
+
+def read_records(file: Path) -> Iterator[Any]:
+    """The messages in a .wandb file, up to where a kill cut it off.
+
+    The format is LevelDB's log: blocks of 32 KiB, in them pieces of (checksum, length, kind), after
+    a header that happens to be as long as that of a piece.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    message, at = b"", HEADER
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            while BLOCK - at >= HEADER:
+                if at + HEADER > len(block):
+                    return
+                _, length, kind = struct.unpack_from("<IHB", block, at)
+                piece = block[at + HEADER : at + HEADER + length]
+                if kind == 0 or len(piece) < length:
+                    return
+                message, at = message + piece, at + HEADER + length
+                if kind in (FULL, LAST):
+                    yield Record.FromString(message)
+                    message = b""
+            at = 0
 
 
 def row_points(rows: list[dict[str, Any]], free: tuple[str, ...] = FREE) -> list[Point]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from log_points import METRICS, rows_like_a_run
+from rich.segment import Segment
 
 from etude.core import progress
 from etude.core.clock import Clock, ClockConfig, Loops
@@ -39,8 +40,8 @@ def text_of(dashboard: Dashboard, width: int, height: int) -> list[str]:
     """What is drawn, after checking that it fits."""
     lines = draw(dashboard._view(), width, height)
     assert len(lines) <= height
-    assert all(line.cell_len == width for line in lines)
-    return [line.plain for line in lines]
+    assert all(Segment.get_line_length(line) == width for line in lines)
+    return ["".join(piece.text for piece in line) for line in lines]
 
 
 def rows_with_trouble() -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_points import row_points, rows_like_a_run, wandb_points
+from log_points import read_records, row_points, rows_like_a_run, wandb_points
 from PIL import Image
 
 from etude.core.errors import EtudeError, UsageError
@@ -26,7 +26,7 @@ from wandb_server import WandbServer
 pytest.importorskip("wandb", reason="wandb is not installed: pip install etude[wandb]")
 
 from etude.training.logs import wandb as wandb_log
-from etude.training.logs.wandb import WandbLog, read_records
+from etude.training.logs.wandb import WandbLog
 
 ROWS = rows_like_a_run(8)
 
@@ -70,6 +70,10 @@ def test_a_strangers_folder_does_not_lead_it_elsewhere(tmp_path: Path) -> None:
     (folder / "wandb.json").write_text(json.dumps(state))
     with pytest.raises(EtudeError, match="its id is none of W&B's"):
         log.begin([])
+    state |= {"id": "x", "unfinished": "../../important"}
+    (folder / "wandb.json").write_text(json.dumps(state))
+    with pytest.raises(EtudeError, match="its folder does not belong to W&B"):
+        log.begin([])
     (folder / "wandb.json").unlink()
     (folder / "wandb").mkdir()
     (folder / "wandb" / "settings").write_text("[default]\nbase_url = https://example.com\n")
@@ -98,6 +102,19 @@ def test_what_a_killed_process_had_buffered_is_sent_again(tmp_path: Path) -> Non
     assert json.loads((folder / "wandb.json").read_text())["sent"] == ROWS[4]["timesteps"]
     follow(make(folder), ROWS[:4], ROWS[4:])
     assert wandb_points(folder) == sorted(row_points(ROWS))
+
+
+def test_rows_of_a_killed_process_of_an_earlier_version_are_sent_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    follow(make(folder), [], ROWS[:5])
+    state = json.loads((folder / "wandb.json").read_text())
+    del state["unfinished"]
+    state["confirmed"] = ROWS[2]["timesteps"]  # and rows 4 and 5 were in its buffers
+    (folder / "wandb.json").write_text(json.dumps(state))
+    for file in folder.glob("wandb/*run-*/*.wandb"):
+        file.unlink()
+    follow(make(folder), ROWS[:5], ROWS[5:])
+    assert wandb_points(folder) == sorted(row_points(ROWS[3:]))
 
 
 def test_files_that_were_synced_and_removed_are_not_missed(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.file_proxy import FileProxy
 from rich.live import Live
+from rich.segment import Segment, Segments
 
 from etude.core import progress
 from etude.core.clock import Clock
@@ -97,7 +98,7 @@ class Dashboard:
         self._seconds.clear()
         self._start = time.perf_counter()
         self._waits_shown_on = progress.show_on(None)  # The dashboard shows waits.
-        self._live = _Live(self._console, self._lines, self._note)
+        self._live = _Live(self._console, self._picture, self._note)
         self._live.start(refresh=True)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -180,12 +181,14 @@ class Dashboard:
         self._evaluated = evaluated.words() if (evaluated := health.evaluated) else ""
         self._warnings = tuple(health.warnings)
 
-    def _lines(self) -> Group:
+    def _picture(self) -> Segments:
         """Draw within the terminal; the last time smaller, so that later output fits below."""
         width, height = self._console.size
         if self._ended:
-            return Group(*draw(self._view(), min(width, 100), min(height - 5, 22)))
-        return Group(*draw(self._view(), width, height - 1))
+            lines = draw(self._view(), min(width, 100), min(height - 5, 22))
+        else:
+            lines = draw(self._view(), width, height - 1)
+        return Segments([piece for line in lines for piece in (*line, Segment.line())])
 
     def _view(self) -> View:
         """The content to draw now. It is read by the drawing thread, which changes nothing."""
@@ -296,7 +299,7 @@ class _Live(Live):
     """Draws a terminal's lines in place, and prints standard output and error above them."""
 
     def __init__(
-        self, console: Console, lines: Callable[[], Group], note: Callable[[str], None]
+        self, console: Console, picture: Callable[[], Segments], note: Callable[[str], None]
     ) -> None:
         """`note`: gets what is printed to standard error, which may be out of sight at once."""
         super().__init__(
@@ -305,7 +308,7 @@ class _Live(Live):
             redirect_stdout=False,
             redirect_stderr=False,
             vertical_overflow="crop",
-            get_renderable=lines,
+            get_renderable=picture,
         )
         self.seconds = 0.0
         """Processor time of drawing."""

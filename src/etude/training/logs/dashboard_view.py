@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
-from rich.text import Text
+from rich.segment import Segment
+from rich.style import Style
 
 from etude.training.logs.curves import bar, duration, number, spark, split
 
-_line = Text.assemble
+Line = list[Segment]
 WIDE, TALL = 110, 30
 """From this size on there is room for two columns."""
 
@@ -88,7 +89,7 @@ class View:
     messages: Sequence[str] = ()
 
 
-def draw(view: View, width: int, height: int) -> list[Text]:
+def draw(view: View, width: int, height: int) -> list[Line]:
     """At most `height` lines of exactly `width` cells."""
     roomy = width >= WIDE and height >= TALL
     lines = _wide(view, width, height) if roomy else _narrow(view, width, height)
@@ -105,27 +106,41 @@ def _left(width: int) -> int:
     return width * 9 // 20
 
 
-def _fit(line: Text, width: int) -> Text:
-    """Shorten (with …) or fill a line to `width` cells."""
-    if width <= 0:
-        return Text()
-    line.truncate(width, overflow="ellipsis", pad=True)
-    line.no_wrap = True
+def _line(*pieces: str | tuple[str, str] | Line) -> Line:
+    """A line of texts, texts with a style, and other lines."""
+    line: Line = []
+    for piece in pieces:
+        if isinstance(piece, list):
+            line += piece
+        else:
+            text, style = (piece, "") if isinstance(piece, str) else piece
+            line.append(Segment(text, Style.parse(style)))
     return line
 
 
-def _ends(left: Text, right: Text, width: int) -> Text:
+_length = Segment.get_line_length
+
+
+def _fit(line: Line, width: int) -> Line:
+    """Shorten (with …) or fill a line to `width` cells."""
+    if width > 0 and _length(line) > width:
+        cut = Segment.adjust_line_length(line, width - 1)
+        return [*cut, Segment("…", cut[-1].style if cut else None)]
+    return Segment.adjust_line_length(line, max(width, 0))
+
+
+def _ends(left: Line, right: Line, width: int) -> Line:
     """Left and right ends of a line; the left one is cut where both do not fit."""
-    room = width - right.cell_len - 1
+    room = width - _length(right) - 1
     return _fit(left, width) if room < 8 else _line(_fit(left, room), " ", right)
 
 
-def _header(view: View, width: int) -> list[Text]:
+def _header(view: View, width: int) -> list[Line]:
     times = f"{duration(view.elapsed)} elapsed"
     if view.left is not None:
         times += f" · {duration(view.left)} left"
     state = _line((view.state, "bold green"), f" · {times} ")
-    if state.cell_len > width - 20:
+    if _length(state) > width - 20:
         state = _line((view.state + " ", "bold green"))
     name = _line((" etude ", "reverse bold"), (" " + view.name, "bold"))
     folder = view.folder
@@ -134,7 +149,7 @@ def _header(view: View, width: int) -> list[Text]:
     return [_ends(name, state, width), _line((" " + folder, "dim"))]
 
 
-def _levels(view: View, width: int) -> list[Text]:
+def _levels(view: View, width: int) -> list[Line]:
     figures = max((len(f"{v.done:,}/{v.total:,}") for v in view.levels), default=0)
     names = 10 if width >= 30 else 5
     lines = []
@@ -146,7 +161,7 @@ def _levels(view: View, width: int) -> list[Text]:
     return lines
 
 
-def _curves(curves: Sequence[Shown], width: int, height: int, scale: str) -> list[Text]:
+def _curves(curves: Sequence[Shown], width: int, height: int, scale: str) -> list[Line]:
     """One line for each curve that fits; spare lines make the first curves taller.
 
     A tall curve has a heading, an axis and at least three lines. `scale`: the x axis.
@@ -161,7 +176,7 @@ def _curves(curves: Sequence[Shown], width: int, height: int, scale: str) -> lis
     sizes = [size + (i < (left - 2 * tall) % tall) for i, size in enumerate(sizes)]
     names = min(max(cell_len(curve.label) for curve in shown) + 1, max(width // 3, 6))
     values = max(len(curve.value) for curve in shown)
-    lines: list[Text] = []
+    lines: list[Line] = []
     for curve in shown:
         if curve.is_term or not sizes:
             lines.append(_flat(curve, names, max(width - names - values - 1, 1), values))
@@ -173,10 +188,10 @@ def _curves(curves: Sequence[Shown], width: int, height: int, scale: str) -> lis
     return lines
 
 
-def _flat(curve: Shown, names: int, width: int, values: int) -> Text:
+def _flat(curve: Shown, names: int, width: int, values: int) -> Line:
     """A curve in one line, between its name and its value."""
     (text,), _ = spark(curve.points, curve.span, width, 1, curve.bounds)
-    name = _fit(Text(curve.label), names - 1)
+    name = _fit(_line(curve.label), names - 1)
     return _line(name, " ", (text, curve.style), (f" {curve.value:>{values}}", "bold"))
 
 
@@ -184,20 +199,20 @@ AXIS = 9
 """Width of the numbers at a curve's axis."""
 
 
-def _tall(curve: Shown, width: int, height: int) -> list[Text]:
+def _tall(curve: Shown, width: int, height: int) -> list[Line]:
     """A curve below its name and value, with the ends of its axis at its left."""
     rows = height - 1
     drawn, axis = spark(curve.points, curve.span, max(width - AXIS - 1, 1), rows, curve.bounds)
     marks = [number(axis.high), *[""] * (rows - 2), number(axis.low)]
     name = _line((curve.label, "bold"), (" (log)" if axis.is_log else "", "dim"))
-    lines = [_ends(name, Text(curve.value, "bold"), width)]
+    lines = [_ends(name, _line((curve.value, "bold")), width)]
     for mark, text in zip(marks, drawn, strict=True):
         left = f"{mark:>{AXIS}}{'┤' if mark else '│'}"
         lines.append(_line((left, "dim"), (text, curve.style)))
     return lines
 
 
-def _time(view: View, width: int, rows: bool) -> list[Text]:
+def _time(view: View, width: int, rows: bool) -> list[Line]:
     """Where the time goes: one bar, and its parts in rows of their own or in one line."""
     total = sum(view.seconds.values())
     spent = [(n, c, s, view.seconds.get(n, 0.0)) for n, c, s in PARTS]
@@ -216,15 +231,15 @@ def _time(view: View, width: int, rows: bool) -> list[Text]:
     lines = []
     for name, char, style, seconds in known:
         item = _line((char, style), f" {name} {seconds / total:.0%}")
-        if lines and lines[-1].cell_len + 3 + item.cell_len <= width:
+        if lines and _length(lines[-1]) + 3 + _length(item) <= width:
             lines[-1] = _line(lines[-1], "   ", item)
         else:
             lines.append(item)
     return [whole, *lines]
 
 
-def _health(view: View, width: int, height: int) -> list[Text]:
-    first = Text(view.trend or "too early to say", "bold" if view.trend else "dim")
+def _health(view: View, width: int, height: int) -> list[Line]:
+    first = _line((view.trend, "bold") if view.trend else ("too early to say", "dim"))
     if not view.warnings and view.trend:
         first = _line(first, ("   ✓ no warnings", "green"))
     wrapped = []
@@ -239,53 +254,52 @@ def _health(view: View, width: int, height: int) -> list[Text]:
     return [first, *wrapped[:room]]
 
 
-def _messages(view: View, width: int, count: int) -> list[Text]:
+def _messages(view: View, width: int, count: int) -> list[Line]:
     """The last lines of the messages, at most `count`."""
     pieces = [
         piece
         for message in view.messages
         for piece in textwrap.wrap(message, max(width, 10), subsequent_indent="  ")
     ]
-    return [Text(piece, "yellow") for piece in pieces[-count:]]
+    return [_line((piece, "yellow")) for piece in pieces[-count:]]
 
 
-def _facts(view: View, width: int, height: int) -> list[Text]:
+def _facts(view: View, width: int, height: int) -> list[Line]:
     """Names and values that describe the run; long values are wrapped."""
     names = max((cell_len(name) for name, _ in view.facts), default=0) + 2
     lines = []
     for name, value in view.facts:
         for i, piece in enumerate(textwrap.wrap(value, max(width - names, 10)) or [""]):
-            lines.append(_line(("" if i else name).ljust(names), piece))
-            lines[-1].stylize("dim", 0, names)
+            lines.append(_line((("" if i else name).ljust(names), "dim"), piece))
     if len(lines) > height > 0:
-        lines[height - 1 :] = [Text(" " * names + "…", "dim")]
+        lines[height - 1 :] = [_line((" " * names + "…", "dim"))]
     return lines[: max(height, 0)]
 
 
-def _narrow(view: View, width: int, height: int) -> list[Text]:
+def _narrow(view: View, width: int, height: int) -> list[Line]:
     """One column; blocks in the order of the screen, the highest number is left out first."""
 
-    def rule(title: str) -> Text:
+    def rule(title: str) -> Line:
         rest = "─" * max(width - len(title) - 4, 0)
         return _line(("── ", "dim"), (title, "bold"), (f" {rest}", "dim"))
 
     header, system = _header(view, width), " · ".join(view.system)
     facts = " · ".join(f"{name} {value}" for name, value in view.facts)
-    health, evaluated = _health(view, width, 4), Text(view.evaluated)
-    if view.evaluated and evaluated.cell_len + health[0].cell_len + 3 <= width:
+    health, evaluated = _health(view, width, 4), _line(view.evaluated)
+    if view.evaluated and _length(evaluated) + _length(health[0]) + 3 <= width:
         health[0] = _ends(health[0], evaluated, width)
     elif view.evaluated:
         health.insert(1, evaluated)
-    blocks: list[tuple[int, list[Text]]] = [
+    blocks: list[tuple[int, list[Line]]] = [
         (0, header[:1]),
         (5, header[1:]),
-        (8, [Text(facts, "dim")] if facts else []),
+        (8, [_line((facts, "dim"))] if facts else []),
         (6, [rule(" · ".join(filter(None, ("progress", view.progress))))]),
         (1, _levels(view, width)),
         (2, []),
         (4, [rule("where the time goes"), *_time(view, width, rows=False)]),
         (3, [rule("health"), *health]),
-        (7, [Text(system, "dim")] if system else []),
+        (7, [_line((system, "dim"))] if system else []),
         (3, _messages(view, width, 2)),
     ]
     wanted = min(len(view.curves), 4)
@@ -302,26 +316,26 @@ def _narrow(view: View, width: int, height: int) -> list[Text]:
     return [line for _, lines in blocks for line in lines]
 
 
-def _box(title: str, lines: Sequence[Text], width: int, height: int) -> list[Text]:
+def _box(title: str, lines: Sequence[Line], width: int, height: int) -> list[Line]:
     """Lines in a frame of exactly this size."""
     rule = "─" * max(width - cell_len(title) - 5, 0)
     framed = [_line(("╭─ ", "dim"), (title, "bold"), (f" {rule}╮", "dim"))]
-    inside = [*lines[: height - 2], *(Text() for _ in range(height - 2 - len(lines)))]
+    inside = [*lines[: height - 2], *(_line() for _ in range(height - 2 - len(lines)))]
     framed += [_line(("│ ", "dim"), _fit(line, width - 4), (" │", "dim")) for line in inside]
     return [*framed, _line((f"╰{'─' * (width - 2)}╯", "dim"))]
 
 
-def _wide(view: View, width: int, height: int) -> list[Text]:
+def _wide(view: View, width: int, height: int) -> list[Line]:
     """Two columns: progress and health of the run on the left, its curves on the right."""
     left = _left(width)
     right, inner, body = width - left - 1, table_width(width), height - 2
-    evaluated = [Text(view.evaluated)] if view.evaluated else []
+    evaluated = [_line(view.evaluated)] if view.evaluated else []
     panels = {
-        "progress": [*_levels(view, inner), Text(), Text(view.progress)],
+        "progress": [*_levels(view, inner), _line(), _line(view.progress)],
         "health": [*evaluated, *_health(view, inner, max(8, body // 3))],
         "where the time goes": _time(view, inner, rows=True),
-        "messages": _messages(view, inner, 6) or [Text("none", "dim")],
-        "machine": [Text(text) for text in view.system],
+        "messages": _messages(view, inner, 6) or [_line(("none", "dim"))],
+        "machine": [_line(text) for text in view.system],
     }
     while sum(len(lines) + 2 for lines in panels.values()) > body - 4 and len(panels) > 2:
         panels.popitem()
@@ -332,7 +346,7 @@ def _wide(view: View, width: int, height: int) -> list[Text]:
     sizes.insert(1, ("run", facts, size))
     if size < rest:
         heading, *rows = view.rows or [""]
-        table = [Text(heading, "dim"), *(Text(row) for row in rows[-max(rest - size - 3, 0) :])]
+        table = [_line((heading, "dim")), *(_line(row) for row in rows[-max(rest - size - 3, 0) :])]
         sizes.insert(3, ("last rows", table, rest - size))
     column = [line for title, lines, size in sizes for line in _box(title, lines, left, size)]
     beside = _box("curves", _curves(view.curves, right - 4, body - 2, view.scale), right, body)

@@ -1,11 +1,11 @@
 """Weights & Biases: the same rows, each sent once however often the run is killed.
 
-W&B cannot remove rows. Since a replayed row equals the one that was sent, rows that W&B has are
-skipped, and rows that it lost in a kill are sent again. What it has is known online by its server;
-offline by the files it wrote (its process buffers rows, so those handed over may be missing);
-where the files were synced and removed, by wandb.json in the run's folder.
+W&B cannot remove rows. A replayed row equals the one that was sent, so rows that W&B has are
+skipped, and rows that it lost in a kill are sent again. Online its server says which it has.
+Offline a process writes files of its own and buffers rows: files of a process that was killed are
+removed, and their rows written again. wandb.json in the run's folder keeps the last step of each.
 
-All of it happens in a thread of its own, so that no service and no server holds up a run.
+W&B is called in a thread of its own, so that neither its service nor its server holds up a run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import json
 import os
 import re
 import secrets
-import struct
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -196,7 +196,7 @@ class WandbLog:
             end_service(self._service)
             raise
         # Only now has W&B let go of its buffers.
-        self._state.save(confirmed=self._has, uploaded=self._finished)
+        self._state.save(confirmed=self._has, uploaded=self._finished, unfinished="")
 
     def _open(self) -> None:
         """Join the W&B run of this folder."""
@@ -208,13 +208,8 @@ class WandbLog:
                 f"{settings} would tell W&B where to send the run, and Etude wrote no such file: "
                 "remove it, and give settings in your own folder or by variables."
             )
-        # Two processes within a second get folders that differ in a number after the id.
-        name = self._state.id
-        files = sorted(self._folder.glob(f"wandb/*run-*-{name}*/run-{name}.wandb"))
         try:
-            # A file is of one process, and its rows come after those of the files before.
-            each = (max(_steps(file), default=NOTHING) for file in reversed(files))
-            found = next((step for step in each if step > NOTHING), NOTHING)
+            self._remove_unfinished()
             self._run = self._joined()
         except Exception as error:  # of many types, some of them not public
             end_service(self._service)  # it would keep the run's id
@@ -228,9 +223,20 @@ class WandbLog:
             self._has = int(self._run.starting_step) - 1
             self._say(f"W&B: {self._run.url}")
         else:
-            self._has = max(found, self._state.confirmed) if files else self._state.sent
+            self._has = self._state.sent
             self._say(f"W&B is offline: `wandb sync {self._folder}/wandb/offline-run-*` sends it.")
-        self._state.save(confirmed=self._has, sent=self._has)
+        unfinished = Path(self._run.dir).parent.name if self._mode == "offline" else ""
+        self._state.save(confirmed=self._has, sent=self._has, unfinished=unfinished)
+
+    def _remove_unfinished(self) -> None:
+        """Remove the files of a process that was killed: their rows are written again.
+
+        Where a person has synced and removed them, nothing is missing.
+        """
+        folder = self._folder / "wandb" / self._state.unfinished
+        if self._state.unfinished and folder.is_dir():
+            self._state.save(sent=self._state.confirmed)
+            shutil.rmtree(folder)
 
     def _joined(self) -> Any:
         """W&B's run, from a service that lives."""
@@ -273,6 +279,8 @@ class _State:
     """Whether the run has ended in W&B too, with its policy."""
     final: int = NOTHING
     """The step of the policy whose evaluation after the run's end W&B has."""
+    unfinished: str = ""
+    """The folder of files that a process writes offline, until it has closed them."""
 
     def load(self) -> None:
         if not self.path.exists():
@@ -285,6 +293,11 @@ class _State:
                 raise ValueError("its id is none of W&B's")  # it becomes part of a path
             self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
             self.final = int(content.get("final", NOTHING))
+            if "unfinished" not in content:  # of an earlier version: rows may be missing
+                self.sent = self.confirmed
+            self.unfinished = str(content.get("unfinished", ""))
+            if not re.fullmatch(r"(offline-run-[\w-]+)?", self.unfinished):
+                raise ValueError("its folder does not belong to W&B")
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise EtudeError(
                 f"{self.path} cannot be read ({error}): put it back, or remove it to send the run "
@@ -296,41 +309,6 @@ class _State:
         vars(self).update(changes)
         content = {name: value for name, value in vars(self).items() if name != "path"}
         files.replace_file(self.path, [json.dumps(content).encode() + b"\n"])
-
-
-def _steps(file: Path) -> Iterator[int]:
-    """The steps of the rows in a .wandb file."""
-    for record in read_records(file):
-        if record.WhichOneof("record_type") == "history":
-            yield int(record.history.step.num)
-
-
-BLOCK, HEADER, FULL, LAST = 32_768, 7, 1, 4
-
-
-def read_records(file: Path) -> Iterator[Any]:
-    """The messages in a .wandb file, up to where a kill cut it off.
-
-    The format is LevelDB's log: blocks of 32 KiB, in them pieces of (checksum, length, kind), after
-    a header that happens to be as long as that of a piece.
-    """
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    message, at = b"", HEADER
-    with file.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            while BLOCK - at >= HEADER:
-                if at + HEADER > len(block):
-                    return
-                _, length, kind = struct.unpack_from("<IHB", block, at)
-                piece = block[at + HEADER : at + HEADER + length]
-                if kind == 0 or len(piece) < length:
-                    return
-                message, at = message + piece, at + HEADER + length
-                if kind in (FULL, LAST):
-                    yield Record.FromString(message)
-                    message = b""
-            at = 0
 
 
 class FinalPolicy(Callback):
