@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from PIL import Image
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from etude.core.errors import EtudeError
-from etude.training.logs.tensorboard import FinalLog, TensorBoardLog
+from etude.training.logs.tensorboard import TensorBoardLog
 
 
 def write(folder: Path, history: list[dict[str, float]], rows: list[dict[str, float]]) -> None:
@@ -127,7 +130,7 @@ def test_recipe_and_plan_are_texts_and_settings_are_hyperparameters(tmp_path: Pa
 def test_the_final_evaluation_is_added_and_a_resume_drops_it(tmp_path: Path) -> None:
     rows = rows_like_a_run(3)
     write(tmp_path, [], rows)
-    FinalLog(tmp_path).add(1024, {"final/mean_reward": 2.5}, {})
+    TensorBoardLog(tmp_path).add_final(1024, {"final/mean_reward": 2.5}, {})
     expected = single(row_points(rows, ()))
     assert tensorboard_points(tmp_path, ()) == [*expected, ("final/mean_reward", 1024, 2.5)]
     write(tmp_path, rows, [])
@@ -137,9 +140,24 @@ def test_the_final_evaluation_is_added_and_a_resume_drops_it(tmp_path: Path) -> 
 def test_pictures_of_the_final_evaluation(tmp_path: Path) -> None:
     drawn = tmp_path / "success.png"
     Image.new("RGB", (8, 5), (255, 0, 0)).save(drawn)
-    FinalLog(tmp_path).add(1024, {}, {"final/success": drawn})
+    TensorBoardLog(tmp_path).add_final(1024, {}, {"final/success": drawn})
     events = tensorboard_events(tmp_path)
     ((step, value),) = [(e.step, v) for e in events for v in e.summary.value if v.HasField("image")]
     assert (step, value.tag) == (1024, "final/success")
     assert (value.image.width, value.image.height) == (8, 5)
     assert value.image.encoded_image_string == drawn.read_bytes()
+
+
+def test_tensorflow_is_not_loaded_where_it_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise SystemExit('TensorFlow loaded')")
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from etude.training.logs.tensorboard import TensorBoardLog\n"
+        "log = TensorBoardLog(Path(sys.argv[1]), {'seed': 1})\n"
+        "log.begin([]); log.write({'timesteps': 1, 'a': 1.0}); log.close()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path})
+    assert tensorboard_points(tmp_path / "run") == [("a", 1, 1.0)]

@@ -1,8 +1,8 @@
 """TensorBoard: a scalar per metric and row, the recipe as text and as hyperparameters.
 
 Files are in the run's folder itself, whose name TensorBoard then gives to the run. They are
-written with TensorBoard's own record writer and message types, row by row and without a thread of
-their own. Its EventFileWriter would load all of TensorFlow where that is installed.
+written with TensorBoard's own record writer, one event per row. Importing torch's
+`SummaryWriter` would load TensorFlow where that is installed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from etude.runs import files
 from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
 
 _OWN = re.compile(r"events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?")
-"""Names of files that are written here; those of other writers have a host in them."""
+"""Names of files written here; other writers put the host's name into theirs."""
 
 
 class TensorBoardConfig(LogConfig):
@@ -37,7 +38,7 @@ class TensorBoardConfig(LogConfig):
     def add_final(
         self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
     ) -> None:
-        FinalLog(run.folder).add(step, metrics, pictures)
+        TensorBoardLog(run.folder).add_final(step, metrics, pictures)
 
 
 class TensorBoardLog:
@@ -86,6 +87,30 @@ class TensorBoardLog:
             with self._clear_faults():
                 writer.close()
 
+    def add_final(
+        self, step: int, metrics: Mapping[str, float], pictures: Mapping[str, Path]
+    ) -> None:
+        """Write the evaluation after the run's end to a file of its own, beside the closed log.
+
+        pictures: {"final/success": file}, each a PNG.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        now, values = time.time(), []
+        for name, file in pictures.items():
+            png = file.read_bytes()
+            width, height = struct.unpack(">II", png[16:24])  # at the beginning of every PNG
+            image = Summary.Image(
+                height=height, width=width, colorspace=3, encoded_image_string=png
+            )
+            values.append(Summary.Value(tag=name, image=image))
+        with self._clear_faults():
+            self._open(now, ".final")
+            self._add_row({**metrics, "timesteps": step}, now)
+            self._add(Event(wall_time=now, step=step, summary=Summary(value=values)))
+        self.close()
+
     def _open(self, wall_time: float, suffix: str = "") -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -129,36 +154,24 @@ def _seconds(history: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _about(folder: Path, recipe: Mapping[str, Any], wall_time: float) -> Any:
-    """What a run is: recipe and plan as they stand in its folder, and its hyperparameters."""
+    """The event with recipe and plan, as they stand in the folder, and the hyperparameters."""
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-    def value(tag: str, plugin: str, content: bytes, **data: Any) -> Any:
-        of = SummaryMetadata.PluginData(plugin_name=plugin, content=content)
-        return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=of), **data)
-
-    values = []
+    summary = Summary()
     for name, file in (("recipe", folder / "recipe.yaml"), ("plan", folder / "plan.txt")):
         if file.is_file():
-            lines = file.read_text().splitlines()
-            block = "\n".join(f"    {line}" for line in lines)  # Markdown's for verbatim text
-            shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-            text = TensorProto(dtype=DT_STRING, string_val=[block.encode()], tensor_shape=shape)
-            values.append(value(f"{name}/text_summary", "text", b"", tensor=text))
+            value = summary.value.add(tag=f"{name}/text_summary")
+            value.metadata.plugin_data.plugin_name = "text"
+            value.tensor.dtype = 7  # DT_STRING
+            value.tensor.tensor_shape.dim.add(size=1)
+            # Indented, Markdown shows a text as it is.
+            text = textwrap.indent(file.read_text().rstrip("\n"), "    ")
+            value.tensor.string_val.append(text.encode())
     if recipe:
-        data = HParamsPluginData(version=0)
-        data.session_start_info.start_time_secs = wall_time
-        for name, chosen in hyperparameters(recipe).items():
-            kind = "string_value" if isinstance(chosen, str) else "number_value"
-            kind = "bool_value" if isinstance(chosen, bool) else kind
-            setattr(data.session_start_info.hparams[name], kind, chosen)
-        content = data.SerializeToString()
-        values.append(value("_hparams_/session_start_info", "hparams", content))
-    return Event(wall_time=wall_time, summary=Summary(value=values))
+        summary.MergeFrom(hparams_pb(hyperparameters(recipe), start_time_secs=wall_time))
+    return Event(wall_time=wall_time, summary=summary)
 
 
 _COMPARED = (
@@ -180,26 +193,3 @@ def hyperparameters(recipe: Mapping[str, Any]) -> dict[str, float | str | bool]:
 
     add("", recipe)
     return found
-
-
-class FinalLog(TensorBoardLog):
-    """A file of its own beside the log of the run, which has been closed."""
-
-    def add(self, step: int, metrics: Mapping[str, float], pictures: Mapping[str, Path]) -> None:
-        """pictures: {"final/success": file}, each a PNG."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        now, values = time.time(), []
-        for name, file in pictures.items():
-            png = file.read_bytes()
-            width, height = struct.unpack(">II", png[16:24])  # at the beginning of every PNG
-            image = Summary.Image(
-                height=height, width=width, colorspace=3, encoded_image_string=png
-            )
-            values.append(Summary.Value(tag=name, image=image))
-        with self._clear_faults():
-            self._open(now, ".final")
-            self._add_row({**metrics, "timesteps": step}, now)
-            self._add(Event(wall_time=now, step=step, summary=Summary(value=values)))
-        self.close()
