@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import short_recipes
@@ -33,9 +35,8 @@ from etude.planning.recipes import Recipe
 from etude.rollout import ray as on_ray_module
 from etude.rollout.elastic import ElasticCollector, NoWorkers
 from etude.rollout.host import Blueprint, Host
-from etude.rollout.knocking import answers, is_open
 from etude.rollout.local import Placement
-from etude.rollout.ray import RayFleet, check_address, find_address
+from etude.rollout.ray import RayFleet, answers, check_address, find_address, is_open
 from etude.rollout.schedule import Schedule
 from etude.training.callbacks import Callback, Context
 from run_hash import run_hash
@@ -293,26 +294,28 @@ def test_a_token_that_others_can_read_is_none(
     check_address("127.0.0.1:6379")
 
 
+class Everything(grpc.GenericRpcHandler):
+    """A server that does whatever it is asked."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+
+
 @pytest.mark.rotated
 def test_what_a_stranger_is_told(cluster: Any) -> None:
     host, _, port = cluster.address.rpartition(":")
     assert answers((host, int(port)), 5.0)
     assert not is_open((host, int(port)), 5.0)
-    with socket.create_server(("127.0.0.1", 0)) as server:  # It listens, and says nothing.
-        at = server.getsockname()[:2]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It listens, and says nothing.
+        at = silent.getsockname()[:2]
         assert not answers(at, 0.05)
         assert not is_open(at, 0.05)
-
-        def greet() -> None:
-            line, _ = server.accept()
-            with line:
-                line.recv(4096)
-                line.sendall(b"\0\0\x0f\x01\x05\0\0\0\x01@\x0bgrpc-status\x010")
-
-        for _ in range(2):
-            server.accept()[0].close()
-        threading.Thread(target=greet, daemon=True).start()
-        assert is_open(at, 5.0)
+    server = grpc.server(ThreadPoolExecutor(1), [Everything()])
+    at = ("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+    assert answers(at, 5.0)
+    assert is_open(at, 5.0)
+    server.stop(None).wait()
     assert not answers(at, 1.0)  # It is gone.
 
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import ipaddress
 import os
 import secrets
+import select
+import socket
+import struct
 import sys
 import threading
 import time
@@ -26,7 +30,6 @@ from etude.core.keys import Key
 from etude.data.segments import SegmentBuffer
 from etude.rollout.elastic import Answered, ElasticCollector, Event, HeadLost, Heard, Joined, Lost
 from etude.rollout.host import Answer, Blueprint, Failure, Hello, Host, Task
-from etude.rollout.knocking import answers, end_of, is_loopback, is_open, split
 from etude.rollout.local import CollectorConfig, Workers
 from etude.rollout.schedule import Patience, Schedule
 from etude.runs.manifest import PREFIXES
@@ -495,3 +498,62 @@ def check_address(address: str) -> bool:
         if known.st_uid == os.getuid() and known.st_mode & 0o077:
             raise UsageError(f"Others can read the Ray token in {file}: `chmod 600 {file}`.")
     return at_home
+
+
+def answers(address: tuple[str, int], seconds: float) -> bool:
+    """Whether a server of Ray's lives: one that has ended refuses, a frozen one says nothing."""
+    return _call(address, seconds) not in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+
+def is_open(address: tuple[str, int], seconds: float) -> bool:
+    """Whether the head of a cluster serves a client without a token."""
+    return _call(address, seconds) == "OK"
+
+
+def _call(address: tuple[str, int], seconds: float) -> str:
+    """The status of a gRPC call without a token. Ray's own client waits where nobody answers, some
+    calls for ever, and does not tell whether a cluster lets in anybody."""
+    import grpc
+
+    # Without these, a proxy would be asked, and a call would wait for the one before.
+    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(_joined(*address), options) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=seconds)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"
+
+
+def split(address: str) -> tuple[str, int]:
+    """(host, port) of host:port; port 0 where there is none."""
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def end_of(socket_file: str) -> select.poll | None:
+    """A poll of the process behind a socket file: `poll(0)` is [] while it lives. None where the
+    operating system does not name the process."""
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(socket_file)
+            pid, _, _ = struct.unpack(
+                "3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+    except (OSError, AttributeError):  # Linux alone has both.
+        return None
+    return ended
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
