@@ -18,6 +18,8 @@ import yaml
 import etude
 import etude.plugin
 from commands import run_all
+from etude.core.catalogue import KINDS as KINDS_OF_SECTIONS
+from etude.core.catalogue import RECIPES
 from run_hash import run_hash
 from test_docs import BLOCK, ROOT, commands
 
@@ -78,6 +80,20 @@ def test_the_page_shows_the_files_as_they_are() -> None:
     assert sorted(shown) == FILES
     for name, text in shown.items():
         assert text == (PACKAGE / name).read_text(), f"docs/plugins.md shows another {name}"
+
+
+def test_entry_point_groups_keep_their_names() -> None:
+    """Packages that are installed somewhere name them: a group with another name loses them."""
+    groups = {section: arguments[0] for section, arguments in KINDS_OF_SECTIONS.items()}
+    assert groups == {
+        "algorithm": "etude.algorithms",
+        "env": "etude.envs",
+        "policy": "etude.policies",
+        "rewards": "etude.rewards",
+        "collector": "etude.collectors",
+        "logs": "etude.logs",
+    }
+    assert RECIPES.group == "etude.recipes"
 
 
 def other_modules(text: str) -> set[str]:

@@ -73,11 +73,11 @@ def _first_lines(module: str) -> dict[str, str]:
 RECIPES = Catalogue("etude.recipes", ("etude.tasks:RECIPES",))
 """Functions that return a Recipe."""
 KINDS: dict[str, tuple[Any, ...]] = {
-    "algorithm": ("etude.rl", ("etude.rl:ALGORITHMS",)),
+    "algorithm": ("etude.algorithms", ("etude.rl:ALGORITHMS",)),
     "env": ("etude.envs", ("etude.tasks:ENVS", "etude.envs:ENVS")),
     "policy": ("etude.policies", ("etude.models:POLICIES",), "etude.models:PURPOSES"),
     "rewards": ("etude.rewards", ("etude.rl:REWARDS",)),
     "collector": ("etude.collectors", ("etude.rollout:COLLECTORS",)),
-    "logs": ("etude.training.logs", ("etude.training.logs:LOGS",)),
+    "logs": ("etude.logs", ("etude.training.logs:LOGS",)),
 }
 """What a section of a recipe can be: {section: arguments of its `Catalogue`}."""

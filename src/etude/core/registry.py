@@ -4,7 +4,7 @@ A kind is a config class with a field `kind`, which builds its own thing and wri
 the plan. Three places are searched for a name:
 
 1. this package: a list in the `__init__.py` of the kinds' folder, {name: "module:Class"};
-2. installed packages: the entry points of a group such as `etude.rl`;
+2. installed packages: the entry points of a group such as `etude.algorithms`;
 3. `module:Class` or `file.py:Class`, which needs trust where a recipe file names it.
 
 Names are listed without importing anything; a kind's module is imported when a recipe uses it.
