@@ -13,7 +13,7 @@ affected:  ## the tests that a change touches, by the import graph, the nearest 
 	python tests/affected.py -- -n 2
 
 # W&B's tests stand apart: its service hangs on the process that began it.
-WANDB = tests/logs/test_wandb.py
+WANDB = tests/training/logs/test_wandb.py
 
 nightly:  ## all that ten runs of CI do, and how long each part of it takes
 	rm -f build/seconds.json

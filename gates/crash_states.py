@@ -3,7 +3,7 @@
     python gates/crash_states.py
 
 Short runs (PPO; SAC with its replay) write through a file system (FUSE) that records writes, names
-and flushes; `tests/crash_model.py` says which of them a crash may lose, tear or reorder. For every
+and flushes; `tests/lib/crash_model.py` says which a crash may lose, tear or reorder. For every
 prefix of every recording, and every way to lose what was not flushed by then, the run must be
 there once it had been made; the newest checkpoint whose save had returned, or a newer one, must
 verify and be what was saved; metrics.jsonl and the replay must hold what it names; and nothing may
@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 
 import etude
 from crash_model import Folders

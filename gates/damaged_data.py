@@ -28,7 +28,7 @@ import numpy as np
 from etude.core.limited import Limits
 from etude.data.formats.opening import DataError, open_dataset
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 from damage import WAYS, damage  # isort: skip
 
 from report import Gate, parse

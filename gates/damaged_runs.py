@@ -22,7 +22,7 @@ from pathlib import Path
 from etude.runs import files
 from report import Gate, parse
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 from damage_cases import RECIPES, DamagedRuns, by_command_line, in_process
 
 KINDS = ("byte",) * 7 + ("cut", "cut", "missing")

@@ -28,7 +28,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 import fresh_attempt  # isort: skip
 from fresh_attempt import ITERATIONS, PHASES, SIZE  # isort: skip
 

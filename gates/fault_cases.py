@@ -32,7 +32,7 @@ from types import ModuleType
 from report import Gate, parse
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(TESTS / "lib")]
 
 
 def faults() -> list[str]:

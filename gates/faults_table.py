@@ -153,7 +153,7 @@ FAULTS = (
         "NaN or infinity in observation, reward, action, loss, gradient, physics or dataset: "
         "caught in that update, nothing saved, the culprit named",
         "each",
-        ("algorithms/test_ppo_nonfinite.py", "training/test_run_nonfinite.py"),
+        ("rl/test_ppo_nonfinite.py", "training/test_run_nonfinite.py"),
         "200",
         (Need("not_finite", 200, "caught"),),
     ),
@@ -162,7 +162,7 @@ FAULTS = (
         "damaged HDF5 file or shard, external links, absurd shapes: the reader's parent lives, "
         "file and episode are named",
         "100",
-        ("experience/test_datasets_damaged.py",),
+        ("data/test_datasets_damaged.py",),
         "5,000",
         (Need("damaged_data", 5_000, "cases"),),
     ),
@@ -218,7 +218,7 @@ FAULTS = (
         "recipe edited, other instruction set or library version before a resume: refused, or "
         "marked not exact for good",
         "each",
-        ("app/test_exactness.py", "runs/test_manifest.py", "envs/test_probe.py"),
+        ("building/test_exactness.py", "runs/test_manifest.py", "envs/test_probe.py"),
         "each",
         tests_are_the_gate=True,
     ),
@@ -261,7 +261,7 @@ FAULTS = (
         22,
         "one damaged byte in any file of a run: resumes from what is whole, or says what is lost",
         "every file",
-        ("test_damaged_runs.py", "app/test_falling_back.py"),
+        ("test_damaged_runs.py", "building/test_falling_back.py"),
         "5,000",
         (Need("damaged_runs", 5_000, "cases"), Need("damaged_runs", 50, "by command line")),
     ),
@@ -287,7 +287,7 @@ FAULTS = (
         "folders and files of other programs beside runs and inside of them: prune, fsck and the "
         "cleaning of a resume delete and change none of them",
         "20",
-        ("test_fault_cases.py", "app/test_runs.py"),
+        ("test_fault_cases.py", "cli/test_runs.py"),
         "1,000 foreign folders beside 2,000 runs, listed within 10 s of processor time",
         (Need("fault_cases", 1000, "foreign folders", "foreign_folders"),),
     ),
@@ -300,8 +300,8 @@ FAULTS = (
         (
             "test_fault_cases.py",
             "core/test_outlets.py",
-            "logs/test_apart.py",
-            "logs/test_wandb.py",
+            "training/logs/test_apart.py",
+            "training/logs/test_wandb.py",
         ),
         "100",
         (Need("fault_cases", 100, "faults of what only reports", "reporting"),),
@@ -321,7 +321,7 @@ FAULTS = (
         "code that decides bits changed before a resume or on one of two ranks (Etude's, an "
         "environment's, a package's, the model): named, and never called exact",
         "each kind",
-        ("core/test_code.py", "app/test_changed_task.py", "test_fault_cases.py"),
+        ("core/test_code.py", "building/test_changed_task.py", "test_fault_cases.py"),
         "200",
         (Need("fault_cases", 200, "changes of code", "changed_code"),),
     ),
@@ -330,7 +330,7 @@ FAULTS = (
         "bytes of a dataset or replay changed in place while training: noticed before the next "
         "save, and named",
         "20",
-        ("experience/test_episodes_resume.py", "test_fault_cases.py"),
+        ("data/test_episodes_resume.py", "test_fault_cases.py"),
         "500",
         (Need("fault_cases", 500, "changes of data in training", "changed_data"),),
     ),
@@ -359,7 +359,7 @@ FAULTS = (
         "hostile ONNX, tar, JSON, YAML and tables in bundles, foreign requests to the page of "
         "`--web`: bounded time and memory, interrupts answered, nothing told",
         "20",
-        ("test_fault_cases.py", "app/test_export.py", "app/test_view.py"),
+        ("test_fault_cases.py", "share/test_export.py", "cli/test_view.py"),
         "1,000 bundles and ONNX files, 100 requests",
         (
             Need("fault_cases", 1_000, "hostile bundles and ONNX files", "hostile_bundles"),
@@ -380,7 +380,7 @@ FAULTS = (
         "memory limit reached (address space), replay larger than the disk: one sentence, the last "
         "good checkpoint kept",
         "each",
-        ("app/test_out_of_memory.py", "test_fault_cases.py"),
+        ("planning/test_out_of_memory.py", "test_fault_cases.py"),
         "20",
         (Need("fault_cases", 20, "memory or disk limits", "memory_limits"),),
     ),

@@ -21,7 +21,7 @@ import time
 from itertools import product
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 from short_recipes import reach_at_scale_short  # isort: skip
 
 import etude

@@ -25,7 +25,7 @@ from typing import Any
 
 from etude.planning.resolve import resolve
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 from rank_driver import free_port  # isort: skip
 from ray_nodes import node, start  # isort: skip
 

@@ -1,4 +1,4 @@
-"""Shared by all tests. This folder is on the import path, so `toys` and `run_hash` can be used."""
+"""Shared by all tests. `tests/lib` is on the import path."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from toys import changed, tiny_bc, tiny_motions, tiny_offline, tiny_reach, tiny_
 
 EVERYTHING = "reach-at-scale-short"
 """LSTM, priorities, collection ahead and two shards at once."""
-DRIVER = Path(__file__).with_name("kill_driver.py")
+DRIVER = Path(__file__).parent / "lib" / "kill_driver.py"
 GATE = Path(__file__).parents[1] / "gates" / "exact_resume.py"
 
 

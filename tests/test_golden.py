@@ -18,5 +18,5 @@ KNOWN = json.loads(FILE.read_text())
 )
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_a_short_run_gives_the_same_bits_as_before(name: str, tmp_path: Path) -> None:
-    """Where a change is meant, say why in docs/decisions and run tests/golden_runs.py."""
+    """Where a change is meant, say why in docs/decisions and run tests/lib/golden_runs.py."""
     assert golden_hash(RUNS[name](tmp_path), tmp_path) == KNOWN[name]

@@ -196,7 +196,7 @@ def test_every_command_of_the_page(environment: dict[str, str], tmp_path: Path) 
 def test_five_kills_change_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(SHORT))
-    driver = str(Path(__file__).with_name("kill_driver.py"))
+    driver = str(Path(__file__).parent / "lib" / "kill_driver.py")
     done = subprocess.run(
         [sys.executable, driver, str(recipe), str(tmp_path), "5", "1"],
         env=environment,

@@ -103,7 +103,7 @@ def _library() -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler to refuse allocations with")
-    source = Path(__file__).parents[1] / "refusing.c"
+    source = Path(__file__).parents[1] / "lib" / "refusing.c"
     made = _folder() / "refusing.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", made, source], check=True)
     return str(made)

@@ -28,7 +28,7 @@ from etude.planning.recipe import Recipe
 from etude.runs.folder import METRICS, REPORTING
 from etude.training.callbacks import Callback, Context
 from etude.training.logs import apart
-from logs.log_points import row_points, single, tensorboard_points
+from log_points import row_points, single, tensorboard_points
 from toys import tiny_reach
 from wandb_server import WandbServer
 
@@ -89,7 +89,7 @@ def _environment(folder: Path) -> dict[str, str]:
     """W&B's own folders are not those of the person who runs this."""
     own = {f"WANDB_{name}_DIR": str(folder / "own") for name in ("CACHE", "CONFIG", "DATA")}
     known = {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"}
-    paths = [str(TESTS), known.get("PYTHONPATH", "")]
+    paths = [str(TESTS / "lib"), known.get("PYTHONPATH", "")]
     return {**known, **own, "PYTHONPATH": os.pathsep.join(paths), "TERM": "xterm"}
 
 

@@ -353,7 +353,7 @@ def struck(
     """A run on a cluster of its own, with settings `ray`, one of whose processes gets a signal."""
     recipe = changed(LSTM, collector={"kind": "ray", "threads": 1, "actors": 1})
     (folder / "recipe.yaml").write_text(recipes.dump(recipe))
-    driver = Path(__file__).parents[1] / "head_driver.py"
+    driver = Path(__file__).parents[1] / "lib" / "head_driver.py"
     arguments = [folder / "recipe.yaml", folder / "run", what, int(number), seconds, pause]
     return subprocess.Popen(
         [sys.executable, "-u", str(driver), *map(str, arguments)],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
     name: os.environ[name] for name in ("HOME", "PATH", "MUJOCO_GL") if name in os.environ
 }

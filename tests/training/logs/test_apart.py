@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_points import row_points, rows_like_a_run, single, tensorboard_points
 
 from etude.api import Run, resume, train
 from etude.core.errors import EtudeError
@@ -22,6 +21,7 @@ from etude.training.logs import apart as module
 from etude.training.logs.apart import ApartLog, Background, apart
 from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
 from etude.training.logs.outputs import LogsConfig, Outputs, open_logs
+from log_points import row_points, rows_like_a_run, single, tensorboard_points
 from toys import tiny_reach
 
 ROWS = rows_like_a_run(6)

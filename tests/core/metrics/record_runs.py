@@ -1,4 +1,4 @@
-"""Runs with known verdicts: records them again, `python tests/metrics/record_runs.py [NAME ...]`.
+"""Record runs with known verdicts again: `python tests/core/metrics/record_runs.py [NAME ...]`.
 
 Each is a real training of a minute or less. What its log rows hold of the metrics that health
 reads is kept in tests/metrics/runs/NAME.jsonl, and test_recorded_runs.py says what must be said.

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from log_points import row_points, single, tensorboard_points, wandb_points
 from terminal import Terminal
 
 import etude
 from etude.api import Run
 from etude.cli import main as cli
 from etude.planning import recipes
+from log_points import row_points, single, tensorboard_points, wandb_points
 from toys import tiny_reach
 
 HAS_WANDB = importlib.util.find_spec("wandb") is not None

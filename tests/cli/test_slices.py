@@ -21,7 +21,7 @@ from etude.core.errors import AGAIN, UsageError
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
 
-FAKE = Path(__file__).parents[1] / "fake_slurm.py"
+FAKE = Path(__file__).parents[1] / "lib" / "fake_slurm.py"
 SHORT = [
     *("--clock.total-timesteps", "10240", "--algorithm.update-epochs", "1"),
     *("--evaluation.every", "never", "--checkpoint.every", "never"),

@@ -1,6 +1,6 @@
 """A short run of every method, and one hash of all it learned and logged.
 
-    python tests/golden_runs.py [NAME ...]      # write tests/golden.json anew
+    python tests/lib/golden_runs.py [NAME ...]      # write tests/golden.json anew
 
 The hashes hold for processors that compute as the one did that wrote the file; `machine` says so.
 Names of parameters and metrics are left out: only numbers count, so that a rename changes nothing.
@@ -25,7 +25,7 @@ from etude.runs import checkpoint, standard
 from run_hash import comparable_rows
 from toys import changed, tiny_bc, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 
-FILE = Path(__file__).with_name("golden.json")
+FILE = Path(__file__).parents[1] / "golden.json"
 SMALL_EVALUATION = {"episodes": 6, "num_envs": 6, "envs_per_group": 6, "final_episodes": 6}
 
 

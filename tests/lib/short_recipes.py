@@ -1,6 +1,6 @@
 """Recipes that take seconds, save and evaluate often: tests and gates kill and resume them.
 
-On the command line: `etude train tests/short_recipes.py:pick_place_short`.
+On the command line: `etude train tests/lib/short_recipes.py:pick_place_short`.
 """
 
 from __future__ import annotations

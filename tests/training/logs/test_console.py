@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import math
 
-from log_points import METRICS, rows_like_a_run
-
 from etude.core.metrics.declared import Health
 from etude.core.metrics.usage import bottleneck, fleet
 from etude.training.logs.console import ConsoleTable
+from log_points import METRICS, rows_like_a_run
 
 
 def make(stream: io.StringIO) -> ConsoleTable:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from log_points import row_points, rows_like_a_run, single, tensorboard_events, tensorboard_points
 from PIL import Image
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 

@@ -21,6 +21,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.outlets import notices
 from etude.training.logs import apart
 from etude.training.logs.apart import ApartLog, Background
+from log_points import row_points, rows_like_a_run, wandb_points
 from wandb_server import WandbServer
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install etude[wandb]")
@@ -96,7 +97,7 @@ def test_what_a_killed_process_had_buffered_is_sent_again(tmp_path: Path) -> Non
     here = Path(__file__).parent
     # The child has a W&B process of its own, which dies with it.
     env = {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"}
-    env["PYTHONPATH"] = os.pathsep.join([str(here.parent), env.get("PYTHONPATH", "")])
+    env["PYTHONPATH"] = os.pathsep.join([str(here.parents[1] / "lib"), env.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", script, str(folder), str(here)]
     subprocess.run(command, check=False, env=env)
     assert json.loads((folder / "wandb.json").read_text())["sent"] == ROWS[4]["timesteps"]

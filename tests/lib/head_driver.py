@@ -1,6 +1,6 @@
 """A run on a Ray cluster of its own whose head, or Ray's process beside it, is struck.
 
-    python tests/head_driver.py RECIPE FOLDER gcs_server|raylet|PID SIGNAL SECONDS [PAUSE]
+    python tests/lib/head_driver.py RECIPE FOLDER gcs_server|raylet|PID SIGNAL SECONDS [PAUSE]
 
 SECONDS: how long it is waited for then; 0 for as long as a person would wait. PAUSE: seconds that
 the run does something else after the strike.
