@@ -127,7 +127,7 @@ def test_own_sources_count_where_they_compute(
         ("compare/charts.py", False),
         ("rl/ppo.py", True),
         ("core/keys.py", True),
-        ("robots/go1/go1.xml", True),
+        ("envs/robots/go1/go1.xml", True),
     ):
         with (copy / file).open("a") as stream:
             stream.write("\n")
