@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import pytest
-from log_points import METRICS, rows_like_a_run
 from rich.segment import Segment
 
 from etude.core import progress
@@ -15,6 +14,7 @@ from etude.core.clock import Clock, ClockConfig, Loops
 from etude.core.metrics.declared import Health
 from etude.training.logs.dashboard import Above, Dashboard, TerminalConsole
 from etude.training.logs.dashboard_view import draw
+from log_points import METRICS, rows_like_a_run
 
 SIZES = [(80, 24), (160, 50), (110, 30), (120, 24), (100, 60), (60, 15), (40, 10), (20, 5), (8, 3)]
 SIZES += [(1, 1), (0, 0), (250, 80), (109, 80)]

@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from etude.core.errors import EtudeError
 from etude.training.logs.tensorboard import TensorBoardLog
+from log_points import row_points, rows_like_a_run, single, tensorboard_events, tensorboard_points
 
 
 def write(folder: Path, history: list[dict[str, float]], rows: list[dict[str, float]]) -> None:

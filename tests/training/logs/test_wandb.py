@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_points import read_records, row_points, rows_like_a_run, wandb_points
 from PIL import Image
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.outlets import notices
 from etude.training.logs import apart
 from etude.training.logs.apart import ApartLog, Background
-from log_points import row_points, rows_like_a_run, wandb_points
+from log_points import read_records, row_points, rows_like_a_run, wandb_points
 from wandb_server import WandbServer
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install etude[wandb]")
