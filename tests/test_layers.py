@@ -23,7 +23,7 @@ ROOMS = (
     {"planning"},
     {"rl", "building"},
     {"tasks"},
-    {"gym", "plugin"},
+    {"gym"},
     {"evaluate"},
     {"api", "plugin"},
     {"compare"},

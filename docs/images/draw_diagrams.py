@@ -279,16 +279,18 @@ def exactness() -> str:
 
 LAYERS = [
     ("cli", "one file per command"),
-    ("sweeps", "many trials of a recipe"),
-    ("api.py", "plan, train, resume, Run"),
-    ("reports | recording", "evaluations, films, datasets"),
+    ("share", "bundles, exports, verify"),
+    ("compare", "comparisons, the page of a run, sweeps"),
+    ("api.py | plugin.py", "plan, train, resume, Run"),
+    ("evaluate", "evaluations, films, demonstrations"),
     ("tasks", "reach, pick-place, ... and the recipes"),
-    ("algorithms | building", "PPO, SAC, ... | a run, put together"),
+    ("rl | building", "PPO, SAC, ... | a run, put together"),
     ("planning", "recipe, resolve, plan"),
-    ("logs", "table, dashboard, TensorBoard, W&B"),
-    ("training | robots", "loop, evaluation, saving, ranks"),
-    ("envs | rollout | learning | datasets", ""),
-    ("models | experience | motion | metrics | runs", ""),
+    ("training", "loop, evaluation, saving, ranks, logs"),
+    ("rollout | mj.py", "groups, threads, Ray"),
+    ("envs", "MuJoCo, robots, Gymnasium, PettingZoo"),
+    ("data", "segments, datasets, motions"),
+    ("models | runs", "policies | everything on disk"),
     ("core", "clock, keys, contracts, registry, trees"),
 ]
 
