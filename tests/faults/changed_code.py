@@ -149,7 +149,7 @@ def _change(place: Place, kind: str, chance: random.Random) -> str:
     if kind == "etude":
         root = place.root / "src" / "etude"
         sources = (path for path in sorted(root.rglob("*.py")) if path.stat().st_size)
-        known = [path for path in sources if path.relative_to(root).parts[0] not in SHOWS]
+        known = [p for p in sources if not p.relative_to(root).as_posix().startswith(SHOWS)]
         with chance.choice(known).open("a") as stream:
             stream.write(f"\n_CHANGED = {chance.random()}\n")
         return "etude"

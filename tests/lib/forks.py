@@ -154,6 +154,7 @@ def _call(
 
 
 def _serve() -> None:
+    sys.path.append(str(Path(__file__).parents[1]))
     # What most commands load.
     for module in ("etude.building.build", "etude.envs.mujoco.env", "etude.cli.plan"):
         importlib.import_module(module)

@@ -245,7 +245,7 @@ class PositionNoise(Part):
         def target() -> Array:
             return self._noise[:, 0, 3:]
 
-        def target_offset(arm: PickPlaceArm) -> Array:
+        def measured_offset(arm: PickPlaceArm) -> Array:
             offset: Array = target_offset(arm) + (target() - cube())
             return offset
 
@@ -254,8 +254,8 @@ class PositionNoise(Part):
             "cube_velocity": lambda arm: (
                 cube_velocity(arm) + (cube() - self._noise[:, 1, :3]) / CONTROL_SECONDS
             ),
-            "target_offset": target_offset,
+            "target_offset": measured_offset,
             "hand_to_target": lambda arm: hand_to_target(arm) + target(),
-            "at_target": lambda arm: lies_at(target_offset(arm)),
+            "at_target": lambda arm: lies_at(measured_offset(arm)),
         }
         return {name: wraps(STATE[name])(term) for name, term in noisy.items()}
