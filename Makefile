@@ -7,7 +7,7 @@ check:  ## lint, spelling and types
 	mypy
 
 test:  ## the fast suite; 3 minutes on two cores
-	pytest -n 2 --dist worksteal --at-most 1
+	pytest -n 2 --dist worksteal --at-most=1
 
 affected:  ## the tests that a change touches, by the import graph, the nearest first
 	python tests/affected.py -- -n 2
@@ -18,9 +18,9 @@ WANDB = tests/training/logs/test_wandb.py
 nightly:  ## all that ten runs of CI do, and how long each part of it takes
 	rm -f build/seconds.json
 	failed=; \
-	pytest -m '' --record build/seconds.json $(WANDB) || failed=1; \
-	pytest -n 2 --dist worksteal -m '' --record build/seconds.json --ignore $(WANDB) || failed=1; \
-	python gates/smallest.py --record build/seconds.json || failed=1; \
+	pytest -m '' --record=build/seconds.json $(WANDB) || failed=1; \
+	pytest -n 2 --dist worksteal -m '' --record=build/seconds.json --ignore $(WANDB) || failed=1; \
+	python gates/smallest.py --record=build/seconds.json || failed=1; \
 	python tests/rotation.py build/seconds.json && [ -z "$$failed" ]
 
 format:

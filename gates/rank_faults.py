@@ -27,7 +27,7 @@ from etude.runs import checkpoint
 from report import Gate, parse
 from results import fingerprint
 
-DRIVER = Path(__file__).parents[1] / "tests" / "rank_fault_driver.py"
+DRIVER = Path(__file__).parents[1] / "tests" / "lib" / "rank_fault_driver.py"
 PLACES = ("physics", "gradient", "observation", "reward", "action", "log-probability", "loss")
 STEPS = 256
 """Of an iteration."""

@@ -24,7 +24,7 @@ from etude.planning import recipes
 from report import Gate, parse
 from results import fingerprint
 
-DRIVER = Path(__file__).parents[1] / "tests" / "rank_driver.py"
+DRIVER = Path(__file__).parents[1] / "tests" / "lib" / "rank_driver.py"
 
 
 PATIENCE = 120.0

@@ -30,7 +30,7 @@ from etude.rollout.local import Placement
 from report import Gate, parse
 from results import fingerprint
 
-DRIVER = Path(__file__).parents[1] / "tests" / "head_driver.py"
+DRIVER = Path(__file__).parents[1] / "tests" / "lib" / "head_driver.py"
 WITHIN = 120.0
 
 

@@ -1,10 +1,10 @@
 """The rotation of long checks: one run of CI does one part of ten, and ten runs do them all.
 
-    pytest --rotation commit          # of the tests marked `rotated`, the part of HEAD
-    pytest --rotation 3               # part 3
-    pytest --rotation since:d41d8cd   # the parts of all commits after this one
-    pytest --at-most 1                # none that the record says takes longer than 1 s
-    pytest --record build/seconds.json         # keep how long each test took
+    pytest --rotation=commit          # of the tests marked `rotated`, the part of HEAD
+    pytest --rotation=3               # part 3
+    pytest --rotation=since:d41d8cd   # the parts of all commits after this one
+    pytest --at-most=1                # none that the record says takes longer than 1 s
+    pytest --record=build/seconds.json         # keep how long each test took
     python tests/rotation.py build/seconds.json    # print minutes by part, and balance the parts
 
 Tests rotate one by one, or with all others of their file that are marked `rotated(together=True)`:
