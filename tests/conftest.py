@@ -11,7 +11,7 @@ import torch
 from hypothesis import settings
 
 import rotation
-from etude.core import trust
+from etude.core import user_code
 from etude.envs import probe
 
 # What tests trust is kept away from what the person who runs them trusts.
@@ -57,5 +57,5 @@ def fresh_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _fresh_trust() -> None:
     """What one test has loaded is neither doubted nor trusted in the next."""
-    for memory in (trust._doubted, trust._vouched, trust._used):
+    for memory in (user_code._doubted, user_code._vouched, user_code._used):
         memory.clear()

@@ -21,7 +21,7 @@ import yaml
 import etude
 from etude.api import Run, resume, train
 from etude.cli import main as cli
-from etude.core import trust
+from etude.core import user_code
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
@@ -435,7 +435,7 @@ def own_recipe(task: str) -> etude.Recipe:
 
 def forget() -> None:
     """As in another process."""
-    for memory in (trust._doubted, trust._vouched, trust._used):
+    for memory in (user_code._doubted, user_code._vouched, user_code._used):
         memory.clear()
 
 
@@ -451,7 +451,7 @@ def test_trust_is_asked_once_and_remembered(
 
     forget()
     shutil.copytree(made.path, "copy", symlinks=True)
-    with pytest.raises(trust.Untrusted, match=f"would import own_task.py from {task}"):
+    with pytest.raises(user_code.Untrusted, match=f"would import own_task.py from {task}"):
         Run("copy").evaluate(4)
     assert Run("copy").rows()  # only code needs trust
     forget()
@@ -460,7 +460,7 @@ def test_trust_is_asked_once_and_remembered(
     Run("copy").evaluate(4)
     task.write_text(TASK + "\n# another version\n")
     forget()
-    with pytest.raises(trust.Untrusted, match="has changed since it was trusted"):
+    with pytest.raises(user_code.Untrusted, match="has changed since it was trusted"):
         Run("copy").evaluate(4)
     forget()
     assert cli.main(["eval", "copy", "--episodes", "4", "--trust"]) == 0
@@ -468,7 +468,7 @@ def test_trust_is_asked_once_and_remembered(
     assert cli.main(["eval", "copy", "--episodes", "4"]) == 0
     forget()
     resume("mine")  # one's own code may change
-    kept = next((Path(trust._store(tmp_path)).parent).iterdir()).read_text()
+    kept = next((Path(user_code._store(tmp_path)).parent).iterdir()).read_text()
     assert set(json.loads(kept)) == {"file", "code"}
 
 
@@ -492,7 +492,7 @@ def test_what_is_typed_is_trusted(
 KIND = """
 open("imported", "a").close()
 import torch
-from etude.models.module_policies import ModulePolicyConfig
+from etude.models.actor_critic import ModulePolicyConfig
 
 
 class Kind(ModulePolicyConfig):
@@ -513,7 +513,7 @@ def test_a_kind_that_a_file_names_is_not_imported_without_trust(
         with pytest.raises(UsageError, match=r"nobody has trusted it|not 'list'"):
             recipes.load(path)
     path.write_text(yaml.safe_dump({**plain, "logs": {"writers": [named]}}))
-    with pytest.raises(trust.Untrusted):
+    with pytest.raises(user_code.Untrusted):
         recipes.load(path)
     assert not (tmp_path / "imported").exists()
 
@@ -525,7 +525,7 @@ def test_a_kind_that_a_file_names_is_not_imported_without_trust(
     forget()
     before = Path("copy/recipe.yaml").read_bytes()
     for refused in (Run, resume):
-        with pytest.raises(trust.Untrusted, match=r"copy/recipe.yaml names"):
+        with pytest.raises(user_code.Untrusted, match=r"copy/recipe.yaml names"):
             refused("copy")
     assert Path("copy/recipe.yaml").read_bytes() == before  # it is not taken for damaged
     resume("copy", trust=True)
@@ -544,7 +544,7 @@ def test_trust_that_cannot_be_kept_still_holds(
     resume("made")
     assert "could not be kept" in capsys.readouterr().err
     forget()
-    with pytest.raises(trust.Untrusted):
+    with pytest.raises(user_code.Untrusted):
         resume("made")
     resume("made", trust=True)
 

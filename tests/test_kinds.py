@@ -85,7 +85,7 @@ def test_every_exception_is_needed() -> None:
 UNFINISHED = """
 from etude.rl.on_policy import OnPolicyConfig
 from etude.envs.config import EnvConfig
-from etude.models.module_policies import ModulePolicyConfig
+from etude.models.actor_critic import ModulePolicyConfig
 from etude.models.policies import PolicyConfig
 
 

@@ -21,9 +21,8 @@ from pydantic_core import PydanticUndefined
 import etude
 import etude.plugin
 from etude.cli.main import VERBS, main
-from etude.core.catalogue import KINDS, RECIPES, Catalogue
+from etude.core.catalogue import KINDS, RECIPES, Catalogue, load_attribute
 from etude.core.config import Config
-from etude.core.imports import attribute
 from etude.planning.recipe import FREE, LATER, REGISTRIES, Recipe
 from etude.planning.recipes import made_by
 
@@ -124,7 +123,7 @@ def kinds_page(section: str) -> str:
     lines = [f"# {section}\n\n{ABOUT[section]}\n", "| kind | what it is |\n|---|---|"]
     lines += [f"| `{k}` | {_cell(catalogue.purpose(k))} |" for k in known]
     for place, kinds in by_class.items():
-        config = attribute(place)
+        config = load_attribute(place)
         lines.append(f"\n## {', '.join(kinds)} {{: #{_slug(section, kinds[0])} }}\n")
         lines += [f'<span id="{_slug(section, kind)}"></span>' for kind in kinds[1:]]
         lines.append(" ".join((config.__doc__ or "").split()) + "\n")
@@ -166,7 +165,7 @@ def command_line_page() -> str:
         page = _printed([verb, "--help"])
         lines.append(f"## etude {verb}\n\n```text\n{page}```\n")
         if verb in ("data", "motion"):
-            inside = attribute(f"etude.cli.{verb}:VERBS")
+            inside = load_attribute(f"etude.cli.{verb}:VERBS")
             for each in inside:
                 lines.append(
                     f"### etude {verb} {each}\n\n```text\n{_printed([verb, each, '--help'])}```\n"
@@ -184,7 +183,7 @@ what [tasks for robots](../robots.md) are made of.
 def python_page() -> str:
     """The public names of `etude`, by mkdocstrings."""
     exports = etude._EXPORTS
-    mj = attribute("etude.mj:__all__")
+    mj = load_attribute("etude.mj:__all__")
     groups = {
         "Runs": ["plan", "train", "resume", "Run", "Recipe"],
         "Policies and rewards": ["load_policy", "load_reward", "export"],
@@ -205,7 +204,7 @@ def python_page() -> str:
             lines.append(f"::: {module}.{inside}\n")
     lines.append("## etude.mj\n")
     for name in mj:
-        thing = attribute(f"etude.mj:{name}")
+        thing = load_attribute(f"etude.mj:{name}")
         if isinstance(thing, types.ModuleType):
             lines.append(f"::: {thing.__name__}\n")
         elif getattr(thing, "__module__", "").startswith("etude."):

@@ -22,12 +22,11 @@ from etude.building.executing import (
     silent,
 )
 from etude.building.executing import Interrupted as Interrupted
-from etude.core import trust as trusted
+from etude.core import user_code
 from etude.core.contracts import LogWriter
 from etude.core.errors import Damaged, UsageError
 from etude.core.history import History
 from etude.core.ranks import ALONE, Ranks, was_restarted
-from etude.core.seals import unsealed
 from etude.core.trees import digest
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan, explained
@@ -37,6 +36,7 @@ from etude.planning.recipe import Recipe, Resolved
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
+from etude.runs.documents import unsealed
 from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.callbacks import Callback
@@ -193,7 +193,7 @@ def train(
     torchrun has started them again, the run in the folder `path` goes on.
     """
     asked = _asked(say, on_phase, logs, callbacks)
-    trusted.vouch(recipes.texts(recipe))
+    user_code.trust_texts(recipes.texts(recipe))
     with joined() as ranks:
         if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
             assert path is not None
@@ -231,7 +231,7 @@ def _asked(
 
 def create(run: Resolved, path: str | Path) -> Run:
     """Plan a run and make its folder, without training: `resume` begins with it."""
-    trusted.vouch(recipes.texts(run.recipe))
+    user_code.trust_texts(recipes.texts(run.recipe))
     _create(run, path, ALONE, silent).close()
     return Run(path)
 
@@ -260,7 +260,7 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     file_system.check(target.parent, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
     document, text = manifest_of(run, plan, ranks), recipes.dump(recipe)
     folder = RunFolder.create(target, text, render(plan), plan.to_json(), document)
-    trusted.remember(folder.recipe, recipes.texts(recipe))
+    user_code.remember_trust(folder.recipe, recipes.texts(recipe))
     return folder
 
 

@@ -62,7 +62,7 @@ from etude.rl.optimizer import TargetNetwork as TargetNetwork
 from etude.models.actor_critic import ActorCritic as ActorCritic
 from etude.models.actor_critic import EvaluatedActions as EvaluatedActions
 from etude.models.actor_critic import Memory as Memory
-from etude.models.module_policies import ModulePolicyConfig as ModulePolicyConfig
+from etude.models.actor_critic import ModulePolicyConfig as ModulePolicyConfig
 from etude.models.networks import Mlp as Mlp
 from etude.models.normalise import Normaliser as Normaliser
 from etude.models.normalise import RewardScaler as RewardScaler

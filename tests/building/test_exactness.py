@@ -24,7 +24,7 @@ from etude.cli.main import main
 from etude.core.errors import UsageError
 from etude.planning import recipes
 from etude.planning.recipe import FREE, _among, fields
-from etude.runs import checkpoint, manifest, standard
+from etude.runs import checkpoint, manifest
 from etude.runs.folder import RunFolder
 from etude.training.saving import RUN
 from toys import changed, tiny_reach
@@ -182,7 +182,7 @@ def test_a_run_of_an_earlier_version_that_saved_nothing_begins(run: Path) -> Non
 
 
 def other_computation(patch: pytest.MonkeyPatch) -> str:
-    patch.setattr(standard, "digest", lambda: "0" * 64)
+    patch.setattr(manifest, "standard_digest", lambda: "0" * 64)
     return "the hash of the standard computation was "
 
 

@@ -19,8 +19,7 @@ from etude.cli.main import main
 from etude.compare.inventory import entry
 from etude.core.contracts import BatchMetrics
 from etude.runs import checkpoint
-from etude.runs.finding import disk_bytes, find_runs
-from etude.runs.folder import RunFolder
+from etude.runs.folder import RunFolder, disk_bytes, find_runs
 from etude.runs.lock import Lock, is_locked
 from etude.runs.pruning import free, surplus_of, unfinished
 from etude.training.callbacks import Callback, Context

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from etude.core.own_code import load_object
+from etude.core.user_code import load_object
 
 ROBOT = """
 from pydantic import Field

@@ -24,13 +24,13 @@ from test_episodes import World, everything, geometry
 
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
-from etude.core.seals import sealed
 from etude.core.trees import Tree, digest
 from etude.data.editing import take, write
 from etude.data.store import log as log_module
 from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.data.store.log import StoreFault
 from etude.runs import checkpoint
+from etude.runs.documents import sealed
 from etude.runs.files import Disk
 from faults.changed_data import WAYS, Mapped
 

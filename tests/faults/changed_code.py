@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import etude
-from etude.core.code import SHOWS
+from etude.core.code_hashes import SHOWS
 from rank_driver import free_port
 
 ROW = 28

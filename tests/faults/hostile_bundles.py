@@ -28,8 +28,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from etude.core.seals import SEAL, sealed
 from etude.runs import bundle
+from etude.runs.documents import SEAL, sealed
 from faults._watched import watched
 
 ROW = 32

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from etude.core import trust
+from etude.core import user_code
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.limited import FrameWriter
-from etude.core.seals import SEAL, sealed
 from etude.data.formats import child as datasets_child
 from etude.data.motion import clips
 from etude.data.store.episodes import EpisodeStore
@@ -43,6 +42,7 @@ from etude.models.reward_networks import (
 )
 from etude.planning import recipes
 from etude.runs import checkpoint, documents, files, parts, tensors
+from etude.runs.documents import SEAL, sealed
 
 CUT = b"\n--8<--\n"
 CORPUS = Path(__file__).parent / "corpus"
@@ -186,7 +186,7 @@ def recipe_reader(scratch: Path) -> Reader:
         except EtudeError as error:
             return _sentence(error)
         finally:
-            trust._doubted.clear()
+            user_code._doubted.clear()
         return None
 
     return Reader(read, seeds, 1024)

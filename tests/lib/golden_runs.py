@@ -21,7 +21,7 @@ import short_recipes
 from etude.api import train
 from etude.core.metrics.board import LAST_RETURNS, SUCCESSES
 from etude.planning.recipes import Recipe
-from etude.runs import checkpoint, standard
+from etude.runs import checkpoint, manifest
 from run_hash import comparable_rows
 from toys import changed, tiny_bc, tiny_motions, tiny_offline, tiny_reach, tiny_reward_only
 
@@ -97,7 +97,7 @@ def golden_hash(recipe: Recipe, folder: Path) -> str:
 
 def machine() -> str:
     """How this machine rounds."""
-    return standard.digest()[:16]
+    return manifest.standard_digest()[:16]
 
 
 def main() -> None:

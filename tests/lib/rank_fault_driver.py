@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.core import code
+from etude.core import code_hashes
 from etude.core.errors import UsageError
 from etude.envs.mujoco.simulation import Simulation
 from etude.planning import recipes
 from etude.rl.ppo import PPO
 from etude.rollout.local import LocalCollector
-from etude.runs import standard
+from etude.runs import manifest
 from rank_driver import PATIENCE, attempt, wait
 
 COLLECTED = ("observation", "reward", "action", "log-probability")
@@ -96,9 +96,13 @@ def inject(kind: str, iteration: int) -> None:
     if kind in ("drift", "moments"):
         wrap(PPO, "end_iteration", drifting)
     if kind == "bits":
-        wrap(standard, "digest", lambda good: lambda: "other bits")
+        wrap(manifest, "standard_digest", lambda good: lambda: "other bits")
     if kind == "code":
-        wrap(code, "hashes", lambda good: lambda roots: good(roots) | {"etude": "another"})
+        wrap(
+            code_hashes,
+            "compute_hashes",
+            lambda good: lambda roots: good(roots) | {"etude": "another"},
+        )
     if kind == "build":
         wrap(LocalCollector, "__init__", lambda good: partial(_fail, "no such file"))
 

@@ -19,7 +19,7 @@ from etude.planning import out_of_memory
 from etude.planning.out_of_memory import OutOfMemory
 from etude.planning.recipes import Recipe
 from etude.rl import off_policy as replay
-from etude.runs import checkpoint, standard, tensors
+from etude.runs import checkpoint, manifest, tensors
 from etude.training.callbacks import Callback, Context
 from toys import changed, tiny_reach
 
@@ -179,6 +179,6 @@ def test_a_thread_that_has_no_memory_says_so(monkeypatch: pytest.MonkeyPatch) ->
     def refuse() -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(standard, "_results", refuse)
+    monkeypatch.setattr(manifest, "_results", refuse)
     with pytest.raises(MemoryError):
-        standard.digest.__wrapped__()
+        manifest.standard_digest.__wrapped__()

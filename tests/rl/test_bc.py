@@ -20,7 +20,7 @@ from etude.data.store.geometry import OBS
 from etude.data.store.labels import Labels
 from etude.data.store.views import EpisodesOf
 from etude.models.chunks import ChunkPolicy, ChunkPolicyConfig
-from etude.models.imitating import Demonstrated, imitation_loss, imitation_window
+from etude.models.imitation import Demonstrated, imitation_loss, imitation_window
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.rl.bc import BCConfig

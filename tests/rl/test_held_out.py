@@ -13,13 +13,13 @@ import pytest
 from etude.core.contracts import ActionSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
-from etude.core.seals import SEAL, sealed
 from etude.data.store import files as episodes_files
 from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.data.store.labels import Labels
 from etude.data.store.views import EpisodesOf
 from etude.rl.offline import split, split_store
 from etude.rl.reward_only import RewardOnlyConfig
+from etude.runs.documents import SEAL, sealed
 from etude.runs.files import Disk
 from toys import toy_dataset
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from etude.core.errors import EtudeError
-from etude.core.seals import sealed, unsealed
 from etude.runs import bundle, tensors
+from etude.runs.documents import sealed, unsealed
 
 ARRAYS = {"weight": np.arange(6, dtype=np.float32)}
 CHUNKS = tensors.chunks(ARRAYS, tensors.layout(ARRAYS))

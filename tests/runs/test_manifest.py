@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude.runs import manifest, standard
+from etude.runs import manifest
 
 
 def test_collect_is_json_and_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_required_packages_are_named_by_version(tmp_path: Path) -> None:
 
 def test_the_standard_computation_decides(tmp_path: Path) -> None:
     old = manifest.collect("exact", project=tmp_path)
-    assert old["computation"] == standard.digest()
+    assert old["computation"] == manifest.standard_digest()
     new = old | {"computation": "0" * 64}
     (said,), _ = manifest.differences(old, new)
     assert said.startswith("The hash of the standard computation was ")
@@ -155,11 +155,11 @@ def test_the_standard_computation_decides(tmp_path: Path) -> None:
 
 def test_the_standard_computation_is_short_and_always_the_same() -> None:
     torch.set_num_threads(2)
-    standard.digest()
+    manifest.standard_digest()
     start = time.perf_counter()
-    again = standard.digest.__wrapped__()
+    again = manifest.standard_digest.__wrapped__()
     assert time.perf_counter() - start < 0.3
-    assert again == standard.digest()
+    assert again == manifest.standard_digest()
     assert torch.get_num_threads() == 2
 
 
@@ -176,10 +176,10 @@ def test_the_standard_computation_notices_other_instructions(variable: str) -> N
     if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this machine has no other instructions to choose from")
     name, _, value = variable.partition("=")
-    code = "from etude.runs import standard; print(standard.digest())"
+    code = "from etude.runs import manifest; print(manifest.standard_digest())"
     command = [sys.executable, "-c", code]
     found = subprocess.run(
         command, env={**os.environ, name: value}, capture_output=True, text=True, check=True
     )
     assert len(found.stdout.strip()) == 64
-    assert found.stdout.strip() != standard.digest()
+    assert found.stdout.strip() != manifest.standard_digest()

@@ -31,12 +31,12 @@ from etude.api import resume, train
 from etude.cli.main import main
 from etude.core.clock import ClockConfig
 from etude.core.keys import Key
-from etude.core.seals import sealed, unsealed
 from etude.evaluate import film
 from etude.models.policies import make_policy
 from etude.planning import recipes
 from etude.runs import bundle, onnx_files
 from etude.runs.checkpoint import load_policy_parts
+from etude.runs.documents import sealed, unsealed
 from etude.runs.metrics_log import chain_of
 from etude.runs.parts import policy_part
 from etude.share import verify as verifying

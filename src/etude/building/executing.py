@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from etude.building.build import Parts
-from etude.core import code
+from etude.core import code_hashes
 from etude.core.clock import Clock
-from etude.core.code import differing
+from etude.core.code_hashes import differing
 from etude.core.errors import AGAIN, EtudeError, NonFinite, UsageError, raise_ending
 from etude.core.history import History
 from etude.core.ranks import (
@@ -24,14 +24,14 @@ from etude.core.ranks import (
     was_restarted,
     world_size,
 )
-from etude.core.seals import sealed
 from etude.core.trees import Tree
 from etude.core.units import amount
 from etude.models.networks import is_image
 from etude.planning import recipes
 from etude.planning.plan import Plan, counted
 from etude.planning.recipe import Recipe, Resolved, code_roots, metrics_of
-from etude.runs import files, manifest, standard
+from etude.runs import files, manifest
+from etude.runs.documents import sealed
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import DiskHistory
 from etude.training.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
@@ -62,7 +62,7 @@ def compare_recipes(recipe: Recipe, ranks: Ranks) -> None:
 
 def compare_bits(ranks: Ranks) -> None:
     """Refuse ranks that would not stay together: each applies the updates to weights of its own."""
-    if others := ranks.differing(standard.digest):
+    if others := ranks.differing(manifest.standard_digest):
         cpus = ranks.gather([manifest.cpu_name()])
         raise UsageError(
             f"Rank 0, on {cpus[0]}, computes other bits than {named(others)}, on "
@@ -123,7 +123,9 @@ def compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
 def compare_code(ranks: Ranks, run: Resolved) -> None:
     """Refuse ranks that compute with other code or another model than the first."""
     if ranks.size > 1:
-        compare_hashes({**code.hashes(code_roots(run.recipe)), MODEL: run.spec.model}, ranks)
+        compare_hashes(
+            {**code_hashes.compute_hashes(code_roots(run.recipe)), MODEL: run.spec.model}, ranks
+        )
 
 
 def open_folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
@@ -229,6 +231,6 @@ def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
         ranks=ranks.size,
         recipe=recipes.digest(recipe),
         model=spec.model,
-        code=code.hashes(code_roots(recipe)),
+        code=code_hashes.compute_hashes(code_roots(recipe)),
         notes=spec.notes,
     )

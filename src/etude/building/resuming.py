@@ -14,7 +14,7 @@ from etude.core.clock import Clock
 from etude.core.errors import Damaged, UsageError
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
-from etude.core.trust import Untrusted
+from etude.core.user_code import Untrusted
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan
 from etude.planning.recipe import Recipe, Resolved, changes, dump, load, parsed

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pydantic import Field
 
 from etude.cli.options import Positional, Reporting, parse
-from etude.core.own_code import load_object
+from etude.core.user_code import load_object
 from etude.envs.check import check_env, render_findings
 from etude.envs.config import ENVS, EnvConfig
 

@@ -16,13 +16,13 @@ from etude.building import resuming
 from etude.cli.options import Positional, Reporting, parse
 from etude.core.errors import EtudeError, UsageError
 from etude.core.progress import waiting
-from etude.core.seals import unsealed
 from etude.core.trees import Tree
-from etude.core.trust import Untrusted
+from etude.core.user_code import Untrusted
 from etude.data.store import manifest
 from etude.data.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, load
 from etude.runs import checkpoint
+from etude.runs.documents import unsealed
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder
 from etude.runs.metrics_log import DiskHistory, Marks, is_as_saved, named, parsed, salvage
 from etude.runs.parts import check_part

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from pydantic import Field
 
 from etude.cli.slices import ALIASES, Slicing, limit_of, parsed, shell, with_grace
-from etude.core import trust
+from etude.core import user_code
 from etude.core.errors import AGAIN, NonFinite, UsageError
 from etude.planning.recipes import texts
 
@@ -68,7 +68,7 @@ def manifest(
 ) -> str:
     """The text of the manifest; folder: the run's; memory in GiB; limit: seconds of a slice."""
     train = [*arguments, *with_grace(given.recipe, given.margin)]
-    body = shell(str(folder), ["etude"], train, trust.has_run(texts(given.recipe)))
+    body = shell(str(folder), ["etude"], train, user_code.names_code(texts(given.recipe)))
     if limit is not None:
         body = f'(sleep {limit - given.margin} && kill -USR1 "$$") &\n{body}'
     body += 'exit "$code"\n'

@@ -13,8 +13,7 @@ from etude.cli.slices import ALIASES, Slicing, limit_of, parsed, shell, with_gra
 from etude.core.errors import AGAIN, UsageError
 from etude.core.units import duration
 from etude.runs import files
-from etude.runs.finding import is_run
-from etude.runs.folder import default_path
+from etude.runs.folder import default_path, is_run
 
 
 class SlurmCommand(Slicing):

@@ -10,7 +10,7 @@ from pydantic import Field
 from etude.cli.options import Called
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.core.trust import vouch
+from etude.core.user_code import trust_texts
 from etude.envs import NAMED_BY
 from etude.planning import recipes
 from etude.planning.recipe import REGISTRIES, Recipe
@@ -31,7 +31,7 @@ class Trusting(Config):
 def find_target(arguments: list[str]) -> tuple[Recipe, list[str]]:
     """The recipe that is named first, of the kinds asked for, and the options after it."""
     name, rest = arguments[0], spelled_out(arguments[1:])
-    vouch(text.partition("=")[2] or text for text in rest)
+    trust_texts(text.partition("=")[2] or text for text in rest)
     return with_kinds(recipes.find(name, "--trust" in rest), rest), rest
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.metrics.declared import numbers, step_of
-from etude.runs.finding import changed_at, disk_bytes
+from etude.runs.folder import changed_at, disk_bytes
 from etude.runs.lock import is_locked
 
 State = Literal["running", "finished", "stopped", "failed"]

@@ -9,10 +9,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from etude.core.imports import attribute
+
+def load_attribute(name: str) -> Any:
+    """The object "module:name" of this package, for registries that name modules above them."""
+    module, _, inside = name.partition(":")
+    return getattr(import_module(module), inside)
 
 
 class Catalogue:
@@ -37,7 +42,7 @@ class Catalogue:
 
     def purpose(self, name: str) -> str:
         """The first line of the docstring behind a name, whose module is not imported for it."""
-        if self._purposes and name in (said := attribute(self._purposes)):
+        if self._purposes and name in (said := load_attribute(self._purposes)):
             return str(said[name])
         place = self.built_in().get(name) or self.installed()[name].value
         module, _, inside = place.partition(":")
@@ -48,7 +53,7 @@ class Catalogue:
         """{name: "module:object"} of this package."""
         known: dict[str, str] = {}
         for each in self._lists:
-            known |= attribute(each)
+            known |= load_attribute(each)
         return known
 
     @cache  # noqa: B019
@@ -60,7 +65,7 @@ class Catalogue:
 @cache
 def _first_lines(module: str) -> dict[str, str]:
     """{name: first line of its docstring} of a module's functions and classes."""
-    from etude.core.own_code import file_of
+    from etude.core.user_code import file_of
 
     path = file_of(module)
     if path is None:

@@ -85,6 +85,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(text in str(error) for text in _REFUSED)
 
 
+def describe_error(error: BaseException) -> str:
+    """An error of user code in a few words, with file and line where they are known."""
+    text = " ".join(str(error).split()).rstrip(".") or "no message"
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
+
+
 class NonFinite(EtudeError):
     """A NaN or an infinity, caught before it could reach the weights.
 

@@ -18,10 +18,9 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 from pydantic_core import PydanticKnownError
 
-from etude.core.catalogue import KINDS, Catalogue
+from etude.core.catalogue import KINDS, Catalogue, load_attribute
 from etude.core.config import Config
-from etude.core.errors import KindError, UsageError
-from etude.core.imports import attribute, describe
+from etude.core.errors import KindError, UsageError, describe_error
 
 C = TypeVar("C", bound=Config)
 
@@ -50,11 +49,11 @@ class Registry(Catalogue, Generic[C]):
         """The config class of a kind; refuses what is none."""
         built_in, installed = self.built_in(), self.installed()
         if name in built_in:
-            return cast(type[C], attribute(built_in[name]))
+            return cast(type[C], load_attribute(built_in[name]))
         if name in installed:
             found = _load_entry(installed[name])
         elif ":" in name:
-            from etude.core.own_code import load_object
+            from etude.core.user_code import load_object
 
             found = load_object(name, "module:Class")
         else:
@@ -62,7 +61,7 @@ class Registry(Catalogue, Generic[C]):
             known = f"{', '.join(most)} or {last}" if most else last
             context = {"discriminator": "'kind'", "tag": name, "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", context)
-        base = attribute(self._base)
+        base = load_attribute(self._base)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise UsageError(
                 f"{self.section}.kind {name} is no {self.section}: it must be a class derived from "
@@ -114,5 +113,6 @@ def _load_entry(entry: EntryPoint) -> Any:
         return entry.load()
     except Exception as error:  # someone else's package may fail in any way
         raise UsageError(
-            f"The entry point '{entry.name}' of {entry.group} cannot be loaded: {describe(error)}."
+            f"The entry point '{entry.name}' of {entry.group} cannot be loaded: "
+            f"{describe_error(error)}."
         ) from error

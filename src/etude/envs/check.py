@@ -11,8 +11,7 @@ from typing import Literal, NoReturn
 import numpy as np
 
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
-from etude.core.errors import EtudeError
-from etude.core.imports import describe
+from etude.core.errors import EtudeError, describe_error
 from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.core.trees import digest, leaves
@@ -197,7 +196,9 @@ def check_env(
         except Broken as broken:
             found[item] = Finding(item, "failed", broken.problem, broken.fix)
         except Exception as error:  # foreign code may fail in any way
-            found[item] = Finding(item, "failed", describe(error), "Mend the code named here.")
+            found[item] = Finding(
+                item, "failed", describe_error(error), "Mend the code named here."
+            )
     return [found[item] for item in ITEMS]
 
 
@@ -241,7 +242,7 @@ class Inspection:
         except EtudeError as error:
             self._fail(BUILD, str(error), "Mend what is named here.")
         except Exception as error:  # foreign code may fail in any way
-            self._fail(BUILD, describe(error), "Mend the code named here.")
+            self._fail(BUILD, describe_error(error), "Mend the code named here.")
         self._totals()
 
     def _fail(self, item: str, problem: str, fix: str) -> None:

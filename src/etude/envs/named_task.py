@@ -10,12 +10,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.abilities import EnvWrapper
 from etude.core.contracts import BatchEnv, Exactness
-from etude.core.errors import EtudeError, UsageError, contained
+from etude.core.errors import EtudeError, UsageError, contained, describe_error
 from etude.core.explain import explain
-from etude.core.imports import describe
 from etude.core.keys import Key
-from etude.core.own_code import load_object
 from etude.core.trees import Tree
+from etude.core.user_code import load_object
 from etude.envs import DEFAULT_TASK
 from etude.envs.config import EnvConfig
 from etude.envs.probe import probe
@@ -95,7 +94,7 @@ def make_task(config: TaskConfig, num_envs: int, threads: int = 1) -> BatchEnv:
     except EtudeError:
         raise
     except Exception as error:  # someone else's code may fail in any way
-        raise UsageError(f"{config.task} cannot be made: {describe(error)}.") from error
+        raise UsageError(f"{config.task} cannot be made: {describe_error(error)}.") from error
     return env
 
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from etude.core.abilities import AbsentAgents, ability
 from etude.core.contracts import Array, BatchEnv, Exactness, StepResult
-from etude.core.errors import EtudeError, Exited, UsageError
+from etude.core.errors import EtudeError, Exited, UsageError, describe_error
 from etude.core.guard import Hung, Supervisor, supervised
-from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.core.trees import Tree, digest
@@ -125,7 +124,7 @@ def _here(
     except (UsageError, Hung, Exited):
         raise
     except Exception as error:  # foreign code may fail in any way once restored
-        return Exactness(False, f"'{name}' cannot be restored: {describe(error)}"), None
+        return Exactness(False, f"'{name}' cannot be restored: {describe_error(error)}"), None
     finally:
         env.close()
         other.close()
@@ -239,13 +238,13 @@ def _main() -> dict[str, Any]:
         env = _found(order["make"])(config, order["rows"])
     except Exception as error:  # what one process has registered, another does not know
         told = isinstance(error, EtudeError)
-        return {"unmade": str(error).rstrip(".") if told else describe(error)}
+        return {"unmade": str(error).rstrip(".") if told else describe_error(error)}
     try:
         # As in a resume: the first that happens to a new instance is that it is restored.
         after = steps_after(env, object_state.decode(order["snapshot"]))
         return {"after": after, "begin": first_steps(env)}
     except Exception as error:  # foreign code may fail in any way once restored
-        return {"failed": describe(error)}
+        return {"failed": describe_error(error)}
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from etude.core import code
+from etude.core import code_hashes
 from etude.core import progress as waits
+from etude.core.catalogue import load_attribute
 from etude.core.contracts import KINDS, Array
 from etude.core.errors import EtudeError, UsageError
-from etude.core.imports import attribute
 from etude.evaluate import OFFLINE, fresh
 from etude.evaluate.fresh import FreshEpisodes
 from etude.planning.loading import chosen_path
@@ -281,7 +281,7 @@ def examine(
                 "is: leave --checkpoint and --stochastic out."
             )
         chosen = recipe.algorithm.offline_evaluation
-        metrics: dict[str, Any] = attribute(OFFLINE.get(chosen, chosen))(recipe, path, say)
+        metrics: dict[str, Any] = load_attribute(OFFLINE.get(chosen, chosen))(recipe, path, say)
         return metrics
     if video:
         # Where nothing is filmed, nothing that draws is loaded.
@@ -311,7 +311,7 @@ def _changed_code(recipe: Recipe, path: Path) -> list[str]:
         was = RunFolder(path).manifest().get("code", {})
     except EtudeError:  # damaged, or a policy that was taken out of its run
         return []
-    return code.differing(was, code.hashes(code_roots(recipe)))
+    return code_hashes.differing(was, code_hashes.compute_hashes(code_roots(recipe)))
 
 
 def finish(recipe: Recipe, path: Path, say: Say) -> None:

@@ -35,7 +35,7 @@ from torch.nn import functional
 from etude.core.contracts import Action, Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.models.imitating import Demonstrated, Window
+from etude.models.imitation import Demonstrated, Window
 from etude.models.networks import EncoderConfig
 from etude.models.policies import BasePolicy, BasePolicyConfig, Features
 

@@ -12,10 +12,10 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
+from etude.core.catalogue import load_attribute
 from etude.core.config import Config
 from etude.core.contracts import Action, ActionSpec, Array, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
-from etude.core.imports import attribute
 from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
@@ -159,7 +159,7 @@ class PolicyConfig(BasePolicyConfig):
                 f"policy.kind {self.kind} does not say what it builds: derive its class from "
                 "ModulePolicyConfig, or define `policy_class`."
             )
-        found: type[BasePolicy] = attribute(CLASSES[self.kind])
+        found: type[BasePolicy] = load_attribute(CLASSES[self.kind])
         return found
 
 

@@ -18,11 +18,10 @@ from torch import nn
 
 from etude.core.config import Config
 from etude.core.contracts import ActionSpec, ArraySpec
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import EtudeError, UsageError, describe_error
 from etude.core.explain import explain
-from etude.core.imports import describe
 from etude.core.trees import Tree, is_array
-from etude.core.trust import doubt
+from etude.core.user_code import require_trust
 from etude.models.networks import MOST_UNITS, load_arrays
 from etude.models.policies import CONTRACT_FORMAT, POLICIES, BasePolicy, BasePolicyConfig
 
@@ -57,7 +56,7 @@ def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]
     except ValidationError as error:
         raise UsageError(f"The contract is not one of Etude's: {explain(error, model)}") from error
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise UsageError(f"The contract describes no network: {describe(error)}.") from error
+        raise UsageError(f"The contract describes no network: {describe_error(error)}.") from error
     return network
 
 
@@ -131,5 +130,5 @@ def policy_from_contract(
         )
     kind = contract["policy"].get("kind") if isinstance(contract.get("policy"), dict) else None
     if isinstance(kind, str):  # A file must not choose which code runs.
-        doubt([kind], path, trust)
+        require_trust([kind], path, trust)
     return rebuild(PolicyContract, contract, arrays, PolicyContract.build)

@@ -21,11 +21,10 @@ from etude.core.contracts import Algorithm, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.metrics.declared import COUNTERS, EPISODES, Metrics
-from etude.core.own_code import module_or_file
 from etude.core.ranks import ALONE, Ranks
 from etude.core.registry import Registry
 from etude.core.trees import Tree
-from etude.core.trust import doubt, origins
+from etude.core.user_code import code_files, module_or_file, require_trust
 from etude.data.segments import SegmentBuffer
 from etude.envs import NAMED_BY
 from etude.envs.config import ENVS, EnvConfig
@@ -452,11 +451,11 @@ def parsed(data: bytes, source: str, path: Path, trust: bool = False) -> Recipe:
         words = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{source} cannot be read as YAML: {words}.") from error
     # Before it is validated, which imports the kinds that it names.
-    doubt(_texts(content), path, trust)
+    require_trust(_texts(content), path, trust)
     if isinstance(content, dict):
         content.setdefault("name", path.stem)
     recipe = validated(content, source)
-    doubt(texts(recipe), path, trust)
+    require_trust(texts(recipe), path, trust)
     return recipe
 
 
@@ -473,13 +472,13 @@ def _check_size(content: Any) -> None:
 
 
 def code_roots(recipe: Recipe) -> tuple[str, ...]:
-    """Modules and files of the code that a recipe names, which `etude.core.code.hashes` begins at.
+    """Modules and files of the code that a recipe names: the roots of `compute_hashes`.
 
     They are known once the recipe's environment has been made.
     """
     found = {
         str(file) if (where := _module_part(text)).endswith(".py") else where
-        for text, file in origins(texts(recipe)).items()
+        for text, file in code_files(texts(recipe)).items()
     }
     waiting: list[Any] = [recipe]
     while waiting:

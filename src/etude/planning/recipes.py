@@ -9,9 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from etude.core.catalogue import RECIPES
-from etude.core.errors import EtudeError, UsageError
-from etude.core.imports import attribute, describe
+from etude.core.catalogue import RECIPES, load_attribute
+from etude.core.errors import EtudeError, UsageError, describe_error
 from etude.planning.recipe import Recipe as Recipe
 from etude.planning.recipe import changes as changes
 from etude.planning.recipe import digest as digest
@@ -26,7 +25,7 @@ names, purpose = RECIPES.names, RECIPES.purpose
 
 def made_by(name: str) -> Callable[[], Recipe]:
     """The function that makes a recipe."""
-    made: Callable[[], Recipe] = attribute(
+    made: Callable[[], Recipe] = load_attribute(
         RECIPES.built_in().get(name) or RECIPES.installed()[name].value
     )
     return made
@@ -80,7 +79,7 @@ def find(target: str, trust: bool = False) -> Recipe:
 
 def _from_function(target: str) -> Recipe:
     """What the function behind `file.py:function` or `module:function` returns."""
-    from etude.core.own_code import load_object
+    from etude.core.user_code import load_object
 
     function = load_object(target, "my_recipes.py:my_recipe")
     if not callable(function):
@@ -94,7 +93,7 @@ def _from_function(target: str) -> Recipe:
 
         raise UsageError(f"{target}: {explain(error, Recipe)}") from error
     except Exception as error:  # someone else's code may fail in any way
-        raise UsageError(f"{target} failed: {describe(error)}.") from error
+        raise UsageError(f"{target} failed: {describe_error(error)}.") from error
     if not isinstance(recipe, Recipe):
         raise UsageError(
             f"{target} returns a {type(recipe).__name__}; it must return an etude.Recipe, such as "

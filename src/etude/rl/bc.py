@@ -7,7 +7,7 @@ An iteration, top to bottom (`batches`):
    around a step, and the actions from that step on. A window is as long as the policy wants it,
    one step for a plain network, `horizon` steps for a recurrent one, a chunk for `act` and `flow`.
 3. Images are shifted at random by a few pixels, and the policy says what its loss is
-   (`models/imitating.py`).
+   (`models/imitation.py`).
 
 Policies are those of any other algorithm: `etude train ppo --from RUN` and `etude train sac --from
 RUN` go on from a cloned one.
@@ -32,7 +32,7 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.data.store.views import EpisodesOf, Windows
 from etude.models.encoders import random_shift
-from etude.models.imitating import Demonstrated, imitation_loss, imitation_window
+from etude.models.imitation import Demonstrated, imitation_loss, imitation_window
 from etude.models.networks import load_arrays
 from etude.models.policies import BasePolicy, make_policy
 from etude.planning import memory

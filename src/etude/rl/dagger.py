@@ -35,7 +35,7 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.data.segments import SegmentBuffer, SegmentGeometry, episode_starts, join, non_finite
 from etude.models.actor_critic import ActorCritic, Memory
-from etude.models.imitating import imitation_errors
+from etude.models.imitation import imitation_errors
 from etude.models.normalise import merge_all
 from etude.models.policies import BasePolicy, Features, map_features
 from etude.models.rebuilding import policy_from_contract

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-from etude.core.code import differing
+from etude.core.code_hashes import differing
 from etude.core.contracts import Broadcast, Fragment, Snapshot
 from etude.core.errors import EtudeError
 from etude.core.trees import Tree, copy_arrays, num_bytes

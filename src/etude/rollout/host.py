@@ -15,16 +15,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from etude.core.code import hashes
+from etude.core.code_hashes import compute_hashes
 from etude.core.contracts import BatchEnv, Broadcast, Fragment, Policy, Snapshot
-from etude.core.errors import EtudeError, NonFinite
-from etude.core.imports import describe
+from etude.core.errors import EtudeError, NonFinite, describe_error
 from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest, map_arrays
 from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.rollout.group import Group
 from etude.rollout.local import Workers
-from etude.runs import standard
+from etude.runs import manifest
 from etude.runs.manifest import cpu_name
 
 PROBE_STEPS = 8
@@ -43,7 +42,7 @@ class Blueprint:
     """The collector's; group g has `key.child("group", g)`."""
     threads: int
     code: tuple[str, ...] = ()
-    """Where the run's own code begins, see `etude.core.code.hashes`."""
+    """Where the run's own code begins, see `etude.core.code_hashes.compute_hashes`."""
 
     def new_part(self) -> Fragment:
         """An empty fragment of one group."""
@@ -80,7 +79,7 @@ class Failure:
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, NonFinite):
             return cls(str(error), trace, error.where, error.arrays)
-        return cls(str(error) if isinstance(error, EtudeError) else describe(error), trace)
+        return cls(str(error) if isinstance(error, EtudeError) else describe_error(error), trace)
 
     def error(self, group: int, worker: str) -> EtudeError:
         """The exception that the run ends with."""
@@ -149,7 +148,7 @@ class Host:
 
     def code(self) -> dict[str, str]:
         """Hashes of the code that this process computes with."""
-        return hashes(self._blueprint.code)
+        return compute_hashes(self._blueprint.code)
 
     def probe(self, broadcast: Broadcast) -> str:
         """SHA-256 of the standard computation and of a few steps of one group, with the run's
@@ -169,7 +168,7 @@ class Host:
         finally:
             group.env.close()
         named = {**vars(fragment), "finals": fragment.finals._asdict(), "end": end}
-        named["standard"] = standard.digest()
+        named["standard"] = manifest.standard_digest()
         named["episodes"] = {n.replace("/", "."): a for n, a in fragment.episodes.items()}
         del named["seconds"]
         return digest(named)

@@ -132,7 +132,7 @@ class CollectorConfig(Config):
         """The collector of the groups `local`, which are this rank's; it closes the workers.
 
         `buffers` are filled in turn. `exact`: a run of these environments resumes bit for bit.
-        `code`: where the run's own code begins, see `etude.core.code.hashes`.
+        `code`: where the run's own code begins, see `etude.core.code_hashes.compute_hashes`.
         """
         views = [[b.part(self.part(g)) for g in local] for b in buffers]
         envs = [make_env() for _ in local]

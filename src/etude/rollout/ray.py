@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from etude.core import trust
+from etude.core import user_code
 from etude.core.contracts import BatchEnv, Broadcast, Collector, Policy
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
@@ -63,7 +63,9 @@ def check(address: str) -> None:
             "with --collector.kind local."
         )
     if address not in ("local", "auto"):
-        trust.check(address, f"exchange objects that are code with the Ray cluster at {address}")
+        user_code.check_trust(
+            address, f"exchange objects that are code with the Ray cluster at {address}"
+        )
     if address != "local":
         check_address(find_address(address))
 

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from etude.core.errors import EtudeError, UsageError
-from etude.core.seals import SEAL, sealed
 from etude.core.trees import Tree
 from etude.runs import files, onnx_files, tensors
-from etude.runs.documents import Malformed, decode_json
+from etude.runs.documents import SEAL, Malformed, decode_json, sealed
 
 FORMAT = 1
 INDEX, CARD, RECIPE, MANIFEST, METRICS = (

@@ -17,8 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from etude.core.errors import UsageError, is_out_of_memory
-from etude.core.imports import describe
+from etude.core.errors import UsageError, describe_error, is_out_of_memory
 from etude.core.trees import Tree
 from etude.runs import files
 from etude.runs.documents import Malformed, assemble
@@ -202,8 +201,8 @@ def fitting(path: Path, what: str) -> Iterator[None]:
             raise
         raise UsageError(
             f"{path} was saved by another version of Etude, or by something else: its {what} does "
-            f"not fit this run ({describe(error)[:300]}). Resume it with that version, or start a "
-            "new run from its policy with --from."
+            f"not fit this run ({describe_error(error)[:300]}). Resume it with that version, or "
+            "start a new run from its policy with --from."
         ) from error
 
 

@@ -6,6 +6,7 @@ spelling of Python's `json` (NaN, Infinity), since "best so far" often starts at
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -15,6 +16,9 @@ from etude.core.trees import SEPARATOR, Tree
 
 MAX_DEPTH = 64
 """Deeper trees are refused on both sides, so that no reader can run out of stack."""
+
+SEAL = "seal"
+"""The field of a sealed document that holds the SHA-256 of the others."""
 
 _encode = json.JSONEncoder(sort_keys=True).encode
 
@@ -100,3 +104,45 @@ def _depth(document: Any) -> int:
                 inner.extend(item)
         level, depth = inner, depth + 1
     return depth
+
+
+def sealed(document: Tree) -> bytes:
+    """A document as JSON text that any changed byte shows in."""
+    return _encode_sealed({**document, SEAL: _seal_of(document)})
+
+
+def unsealed(data: bytes, must: bool = False) -> Tree:
+    """The document in `data`; raises `ValueError` with the end of the sentence "<file> ...".
+
+    One that never had a seal is taken as it is, since files had none before; with `must` it is
+    refused: a seal shows that the file is Etude's.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is not valid JSON") from error
+    if not isinstance(document, dict):
+        raise ValueError("is not a JSON object")
+    if not must and SEAL not in document and not any(map(_is_seal, document.items())):
+        return document
+    seal = document.pop(SEAL, None)
+    # The hash is that of the text without the line of the seal, which needs no slow encoding.
+    if hashlib.sha256(data.replace(f' "{SEAL}": "{seal}",\n'.encode(), b"", 1)).hexdigest() == seal:
+        return document
+    if seal != _seal_of(document) or data != _encode_sealed({**document, SEAL: seal}):
+        raise ValueError("was changed after it was written")
+    return document
+
+
+def _is_seal(entry: tuple[str, object]) -> bool:
+    """Whether this is a seal, also one whose name was changed."""
+    name, value = entry
+    return len(name) == len(SEAL) and isinstance(value, str) and len(value) == 64
+
+
+def _encode_sealed(document: Tree) -> bytes:
+    return (json.dumps(document, sort_keys=True, indent=1, default=repr) + "\n").encode()
+
+
+def _seal_of(document: Tree) -> str:
+    return hashlib.sha256(_encode_sealed(document)).hexdigest()

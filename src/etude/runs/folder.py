@@ -8,16 +8,16 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
-from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree, is_array
 from etude.runs import checkpoint, files
+from etude.runs.documents import sealed, unsealed
 from etude.runs.lock import Lock
 from etude.runs.metrics_log import MetricsLog, Say
 
@@ -46,6 +46,8 @@ _OWN_FOLDERS = re.compile(
 """What Etude writes into a run's folder, besides its checkpoints."""
 _MOST_TEXT = 1 << 20
 """Bytes of a recipe, manifest or plan; those of runs have some thousands."""
+_MAX_DEPTH = 5
+"""Levels of folders that are searched for runs."""
 
 
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
@@ -354,3 +356,60 @@ def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
                 continue
             kept[f"{prefix}{name}"] = leaf
     return kept
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (path / RECIPE).is_file() and (path / "checkpoints").is_dir()
+
+
+def find_runs(folder: Path, level: int = 0) -> Iterator[Path]:
+    """Every run in a folder or below it, or the folder itself; links are not followed."""
+    if is_run(folder):
+        yield folder
+    elif level < _MAX_DEPTH:
+        for path in _folders(folder):
+            if not path.name.startswith("."):
+                yield from find_runs(path, level + 1)
+
+
+def find_unfinished(folder: Path, level: int = 0) -> Iterator[Path]:
+    """Every run that someone began to create and did not come to its end."""
+    if is_run(folder) and not folder.name.startswith(checkpoint.TEMPORARY):
+        return
+    for path in _folders(folder) if level < _MAX_DEPTH else ():
+        if path.name.startswith(checkpoint.TEMPORARY):
+            yield path
+        elif not path.name.startswith("."):
+            yield from find_unfinished(path, level + 1)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError:  # not a folder, gone by now, or not ours to read
+        return []
+    return sorted(found)
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes that a file or a whole folder takes on the disk; links are not followed."""
+    total = 0
+    waiting = [os.fspath(path)]
+    while waiting:
+        here = waiting.pop()
+        with suppress(OSError):  # a run that trains removes files meanwhile
+            total += os.lstat(here).st_blocks * 512
+            if os.path.isdir(here) and not os.path.islink(here):
+                waiting += [entry.path for entry in os.scandir(here)]
+    return total
+
+
+def changed_at(*paths: Path) -> float:
+    """When one of these was last changed, in seconds since 1970; 0 where none is there."""
+    times = [0.0]
+    for path in paths:
+        with suppress(OSError):
+            times.append(os.lstat(path).st_mtime)
+    return max(times)

@@ -24,8 +24,17 @@ import yaml
 
 from etude.core.errors import EtudeError
 from etude.runs import checkpoint, files
-from etude.runs.finding import changed_at, disk_bytes, find_unfinished
-from etude.runs.folder import MANIFEST, METRICS, RECIPE, RunFolder, foreign, has_seal
+from etude.runs.folder import (
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    RunFolder,
+    changed_at,
+    disk_bytes,
+    find_unfinished,
+    foreign,
+    has_seal,
+)
 from etude.runs.lock import is_locked
 
 Say = Callable[[str], None]

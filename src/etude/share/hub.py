@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import EtudeError, UsageError
-from etude.core.imports import describe
+from etude.core.errors import EtudeError, UsageError, describe_error
 from etude.core.progress import waiting
 from etude.runs import bundle
 
@@ -54,8 +53,8 @@ def upload(path: Path, repo: str, private: bool, say: Callable[[str], None]) -> 
                 )
         except Exception as error:  # its errors are many, and some are of other packages
             raise EtudeError(
-                f"{path} could not be uploaded to {repo}: {describe(error)[:300]}. It stays where "
-                f"it is: etude bundle {path} --upload {repo} tries again."
+                f"{path} could not be uploaded to {repo}: {describe_error(error)[:300]}. It stays "
+                f"where it is: etude bundle {path} --upload {repo} tries again."
             ) from error
     return str(url)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from etude.core.contracts import Array
-from etude.core.imports import describe
+from etude.core.errors import describe_error
 from etude.core.limited import FrameWriter, serve
 from etude.core.trees import Tree
 from etude.runs import onnx_files
@@ -67,7 +67,7 @@ def run(order: Tree, writer: FrameWriter) -> None:
     except MemoryError:
         writer.send("failed", what="it needs too much memory")
     except Exception as error:  # onnxruntime has many kinds of them
-        writer.send("failed", what=describe(error)[:200])
+        writer.send("failed", what=describe_error(error)[:200])
 
 
 def _received(kind: str, shape: Sequence[int]) -> Array:

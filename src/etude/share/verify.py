@@ -21,19 +21,17 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from etude.core import code
+from etude.core import code_hashes
 from etude.core.contracts import Array
-from etude.core.errors import EtudeError
-from etude.core.imports import describe
+from etude.core.errors import EtudeError, describe_error
 from etude.core.limited import Ended, LimitedProcess, Limits
-from etude.core.seals import unsealed
 from etude.core.trees import Tree, digest
 from etude.evaluate import evaluation, fresh
 from etude.models.policies import BasePolicy
 from etude.planning.loading import policies, policy_parts
 from etude.planning.recipe import Recipe, code_roots
 from etude.runs import bundle, manifest, onnx_files, tensors
-from etude.runs.documents import Malformed
+from etude.runs.documents import Malformed, unsealed
 from etude.runs.folder import NOT_EXACT
 from etude.runs.manifest import Differences, differences
 from etude.runs.metrics_log import DiskHistory, chain_of, older_digest_of
@@ -85,7 +83,7 @@ class Deadline:
 def changed_machine(recipe: Recipe, made_on: Tree) -> Differences:
     """What decides or may move bits and is different here; made_on: the manifest of the run."""
     torch.set_num_threads(recipe.learner.threads)
-    own = code.hashes(code_roots(recipe))
+    own = code_hashes.compute_hashes(code_roots(recipe))
     here = manifest.collect("", {"learner": recipe.learner.threads}, code=own)
     return differences({name: value for name, value in made_on.items() if name != "files"}, here)
 
@@ -138,7 +136,7 @@ def check_onnx(folder: Path, policy: BasePolicy, deadline: Deadline) -> Finding:
     except TookLong:
         raise
     except Exception as error:  # a stranger's files may fail in any way
-        return Finding(what, "differs", f"{MODEL} cannot be run: {describe(error)[:200]}")
+        return Finding(what, "differs", f"{MODEL} cannot be run: {describe_error(error)[:200]}")
     words = f"{steps:,} recorded steps, largest difference from torch {most:.1e}"
     if not most <= TOLERANCE:
         return Finding(what, "differs", f"{words}, and {TOLERANCE:g} is allowed")

@@ -26,8 +26,7 @@ import torch
 from torch import distributed
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from etude.core.errors import EtudeError, NonFinite
-from etude.core.imports import describe
+from etude.core.errors import EtudeError, NonFinite, describe_error
 from etude.core.ranks import ALONE, LostRank, Ranks, ReportedElsewhere, named
 from etude.core.trees import is_array
 from etude.runs import tensors
@@ -152,7 +151,7 @@ class Heartbeat:
         missing = f": {named(behind)} did not come" if behind else ""
         raise LostRank(
             f"An exchange between ranks broke, though all of them live{missing} "
-            f"({describe(error)}). {CONTINUE}"
+            f"({describe_error(error)}). {CONTINUE}"
         ) from error
 
     @property
@@ -209,7 +208,7 @@ def _note(error: BaseException, rank: int) -> bytes:
         return note if len(note) <= LARGEST_NOTE else encode([code, "", trace, error.where, {}])
     if isinstance(error, LostRank):
         return encode([code, str(error), "", None, {}])
-    text = str(error) if isinstance(error, EtudeError) else f"{describe(error)}."
+    text = str(error) if isinstance(error, EtudeError) else f"{describe_error(error)}."
     return encode([code, f"Rank {rank} failed: {text}", trace, None, {}])
 
 

@@ -22,10 +22,10 @@ from etude.compare.sweeps.values import Scored, Values, Vary
 from etude.core.clock import Interval, Loops
 from etude.core.errors import Damaged, UsageError
 from etude.core.metrics.declared import numbers
-from etude.core.seals import sealed, unsealed
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import files
+from etude.runs.documents import sealed, unsealed
 from etude.runs.folder import METRICS, RECIPE
 from etude.runs.lock import Lock
 from etude.runs.metrics_log import DiskHistory

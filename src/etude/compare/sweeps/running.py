@@ -19,7 +19,7 @@ from etude.compare.sweeps.processes import (
 from etude.compare.sweeps.table import notes, settings
 from etude.core.errors import AGAIN, EtudeError, NonFinite, UsageError
 from etude.core.progress import waiting
-from etude.core.trust import Untrusted, remember
+from etude.core.user_code import Untrusted, remember_trust
 from etude.planning import recipes
 from etude.planning.out_of_memory import check_plan
 from etude.planning.plan import make_plan
@@ -68,7 +68,7 @@ def prepare(sweep: Sweep, say: Say) -> None:
     if not any(trial.bracket == sweep.rung[0] for trial in sweep.trials):
         plan(sweep, sweep.draw(), say)
         sweep.save()
-        remember(sweep.folder / BASE, recipes.texts(sweep.recipe))
+        remember_trust(sweep.folder / BASE, recipes.texts(sweep.recipe))
 
 
 @waiting("planning trials")

@@ -12,10 +12,10 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
-from etude.core.seals import sealed, unsealed
 from etude.core.trees import Tree
 from etude.data.store.geometry import StoreGeometry
 from etude.data.store.log import DamagedStore, Disk, Stamp, clear_faults, file_size, fsync, stamp_of
+from etude.runs.documents import sealed, unsealed
 
 DESCRIPTION, SEAL = "store.json", "sealed.json"
 _MOST_JSON = 64 << 20

@@ -16,8 +16,8 @@ from pydantic import Field
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
 from etude.core.errors import NonFinite, UsageError, contained
 from etude.core.keys import Key
-from etude.core.own_code import load_module, module_or_file, permit
 from etude.core.trees import Tree
+from etude.core.user_code import check_module_trust, load_module, module_or_file
 from etude.envs.adapters import gym_spaces, object_state
 from etude.envs.adapters.gym_spaces import FILM_RATE, NUMBERS, Spaces, rendered
 from etude.envs.config import EnvConfig
@@ -127,7 +127,7 @@ def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
     """One instance, or one sentence about why there is none."""
     for text in config.kwargs.values():
         if isinstance(text, str) and ":" in text:  # Gymnasium imports what stands before it.
-            permit(text, text.partition(":")[0])
+            check_module_trust(text, text.partition(":")[0])
     where, _, name = config.id.rpartition(":")
     if where:  # Gymnasium would import it as well, and not look in the current folder.
         load_module(config.id, where)

@@ -13,9 +13,8 @@ from gymnasium import spaces
 from mujoco.batch import DATA_FIELDS
 
 from etude.core.contracts import ActionSpec, Array, ArraySpec, Observations
-from etude.core.errors import UsageError
+from etude.core.errors import UsageError, describe_error
 from etude.core.guard import check_array
-from etude.core.imports import describe
 
 FILM_RATE = 30.0
 """Steps of a second, of an environment that does not say its `render_fps`."""
@@ -28,7 +27,7 @@ def rendered(render: Callable[[], Any], name: str) -> Array:
     try:
         picture: Array = np.asarray(render())
     except Exception as error:  # someone else's code may fail in any way
-        raise UsageError(f"'{name}' cannot be drawn: {describe(error)}.") from error
+        raise UsageError(f"'{name}' cannot be drawn: {describe_error(error)}.") from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise UsageError(
             f"'{name}' cannot be drawn: its render gives no picture [height, width, 3] of bytes "

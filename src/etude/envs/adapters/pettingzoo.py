@@ -14,12 +14,10 @@ from gymnasium import spaces
 from pydantic import Field
 
 from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
-from etude.core.errors import EtudeError, UsageError, contained
-from etude.core.imports import describe
+from etude.core.errors import EtudeError, UsageError, contained, describe_error
 from etude.core.keys import Key
-from etude.core.own_code import load_object
 from etude.core.trees import Tree
-from etude.core.trust import Untrusted
+from etude.core.user_code import Untrusted, load_object
 from etude.envs.adapters import object_state
 from etude.envs.adapters.gym_spaces import FILM_RATE, Spaces, rendered
 from etude.envs.config import EnvConfig
@@ -61,9 +59,11 @@ def make_parallel(name: str, kwargs: Mapping[str, Any]) -> ParallelEnv:
     except EtudeError:
         raise
     except TypeError as error:
-        raise UsageError(f"'{name}' does not take these arguments: {describe(error)}.") from error
+        raise UsageError(
+            f"'{name}' does not take these arguments: {describe_error(error)}."
+        ) from error
     except Exception as error:  # someone else's code may fail in any way
-        raise UsageError(f"'{name}' cannot be made: {describe(error)}.") from error
+        raise UsageError(f"'{name}' cannot be made: {describe_error(error)}.") from error
     if hasattr(env, "agent_iter"):
         raise UsageError(f"'{name}' lets agents act in turn: name its parallel_env instead.")
     missing = [part for part in _NEEDED if not hasattr(env, part)]

@@ -33,9 +33,15 @@ import numpy as np
 from etude.core.abilities import Located, ability
 from etude.core.config import Config
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Observations, StepResult
-from etude.core.errors import EtudeError, NonFinite, ProcessLost, UsageError, contained
+from etude.core.errors import (
+    EtudeError,
+    NonFinite,
+    ProcessLost,
+    UsageError,
+    contained,
+    describe_error,
+)
 from etude.core.guard import place_of
-from etude.core.imports import describe
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
@@ -345,10 +351,10 @@ def _tried(
     except EtudeError as error:
         return None, partial(EtudeError, str(error))
     except MemoryError as error:
-        said = f"{where}, {_doing(made)}, memory ran out: {describe(error)}."
+        said = f"{where}, {_doing(made)}, memory ran out: {describe_error(error)}."
         return None, partial(EtudeError, said)
     except Exception as error:  # foreign code may fail in any way
-        return None, partial(EtudeError, f"{where}: {describe(error)}.")
+        return None, partial(EtudeError, f"{where}: {describe_error(error)}.")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from etude.core.contracts import Array
-from etude.core.errors import EtudeError, UsageError
-from etude.core.imports import describe
+from etude.core.errors import EtudeError, UsageError, describe_error
 from etude.envs.mujoco.commands import VelocityCommand
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
@@ -301,7 +300,7 @@ class BrowserWindow:
                 ) from error
             if isinstance(error, EtudeError) or not isinstance(error, Exception):
                 raise
-            raise UsageError(f"The web viewer did not start: {describe(error)}.") from error
+            raise UsageError(f"The web viewer did not start: {describe_error(error)}.") from error
         self.url = f"http://{HOST}:{panel.port}/{_TOKEN}/"
         self._model = decorated(env)
         self._data = mujoco.MjData(self._model)

@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import Any, ParamSpec
 
 from etude.core.contracts import BatchMetrics, Fragment, LogWriter
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, describe_error
 from etude.core.history import History, Row
-from etude.core.imports import describe
 from etude.core.outlets import notices
 from etude.core.progress import waiting
 from etude.training.callbacks import Callback, Context
@@ -31,7 +30,7 @@ Rows = Callable[[], History]
 
 def words(error: BaseException) -> str:
     """An error as a sentence."""
-    return str(error) if isinstance(error, EtudeError) else f"{describe(error)}."
+    return str(error) if isinstance(error, EtudeError) else f"{describe_error(error)}."
 
 
 class Apart:

@@ -74,7 +74,7 @@ def imitation_loss(
     else:
         raise UsageError(
             f"A policy of the kind {policy.config.kind} does not say how it imitates: give it "
-            "imitation_window and imitation_loss (etude.models.imitating)."
+            "imitation_window and imitation_loss (etude.models.imitation)."
         )
     weights = shown.valid.to(losses.dtype)
     return (losses * weights).sum() / weights.sum()

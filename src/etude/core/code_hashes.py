@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from etude.core.own_code import find_spec
+from etude.core.user_code import find_spec
 
 OWN = "etude"
 SHOWS = ("cli/", "compare/", "demos/", "evaluate/", "share/", "training/logs/")
@@ -34,7 +34,7 @@ MOST_BYTES = 64 << 20
 _CODE = {".py", ".pyx", ".so", ".pyd"}
 
 
-def hashes(roots: Iterable[str]) -> dict[str, str]:
+def compute_hashes(roots: Iterable[str]) -> dict[str, str]:
     """{name: SHA-256 of its code, or the version of a required package}.
 
     `roots`: modules by name, and files that end in `.py`.
