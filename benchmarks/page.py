@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.run import PEERS, RESULTS, is_older, is_ours, read  # isort: skip
 from benchmarks.tasks import TASKS, Task  # isort: skip
 from page_figures import OLDER  # isort: skip
-from etude.compare.charts import COLORS, FAINT, GRID, SvgCanvas, steps_text, ticks
+from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -322,41 +323,28 @@ def resumed(task: Task, runs: list[Record]) -> list[Record]:
 
 
 def kill_picture(task: Task, found: list[Record]) -> bytes:
-    """Scores over steps, a panel for each peer: untouched, killed, resumed."""
+    """Scores over steps, a panel for each peer: left alone, killed, resumed."""
     place = 3 if task.score == "success" else 2
-    columns, width, height, left, top, bottom = 3, 320, 220, 56, 34, 30
+    columns = min(len(found), 3)
     rows = -(-len(found) // columns)
-    canvas = SvgCanvas(columns * width, rows * height + 24)
-    for i, (name, color) in enumerate(_PARTS.items()):
-        canvas.line([(left + 170 * i, 12), (left + 24 + 170 * i, 12)], color, 3)
-        canvas.text((left + 32 + 170 * i, 12), name, FAINT, "start", 12)
-    panels = []
-    for run in found:
-        curves = (run["curve"], run["killed"]["curve_before"], run["killed"]["curve_after"])
-        panels.append([[(p[1], p[place]) for p in c if p[place] is not None] for c in curves])
-    every = [point for lines in panels for line in lines for point in line]
-    most = max((x for x, _ in every), default=1)
-    low, high = min((y for _, y in every), default=0), max((y for _, y in every), default=1)
-    for i, (run, lines) in enumerate(zip(found, panels, strict=True)):
-        x0, y0 = left + width * (i % columns), 24 + height * (i // columns)
-        inner, tall = width - left - 12, height - top - bottom
 
-        def at(
-            x: float, y: float, x0: int = x0, y0: int = y0, inner: int = inner, tall: int = tall
-        ) -> tuple[float, float]:
-            share = (y - low) / ((high - low) or 1)
-            return x0 + inner * x / most, y0 + top + tall * (1 - share)
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+        for panel, run in zip_longest(panels, found):
+            if run is None:
+                panel.set_axis_off()
+                continue
+            panel.set_title(run["peer"])
+            panel.xaxis.set_major_formatter(steps_text)
+            panel.locator_params(axis="x", nbins=4)
+            lines = (run["curve"], run["killed"]["curve_before"], run["killed"]["curve_after"])
+            for line, (name, color) in zip(lines, _PARTS.items(), strict=True):
+                points = [(p[1], p[place]) for p in line if p[place] is not None]
+                label = name if run is found[0] else None
+                panel.plot(*zip(*points, strict=True), color=color, label=label)
+        figure.legend(loc="outside upper left", ncols=len(_PARTS))
 
-        for y in ticks(low, high, 4):
-            canvas.line([at(0, y), at(most, y)], GRID)
-            canvas.text((x0 - 6, at(0, y)[1]), f"{y:g}", FAINT, "end", 11)
-        for x in ticks(0, most, 3):
-            canvas.text((at(x, low)[0], y0 + height - 16), steps_text(x), FAINT, "middle", 11)
-        canvas.text((x0, y0 + 18), run["peer"])
-        for line, color in zip(lines, _PARTS.values(), strict=True):
-            if len(line) > 1:
-                canvas.line([at(*point) for point in line], color, 1.6)
-    return canvas.bytes()
+    return drawn(draw, 3.2 * columns, 2.2 * rows + 0.3)
 
 
 def curves(task: Task, runs: list[Record]) -> dict[str, list[list[tuple[float, float]]]]:
@@ -374,33 +362,21 @@ def curves(task: Task, runs: list[Record]) -> dict[str, list[list[tuple[float, f
 
 def picture(task: Task, found: dict[str, list[list[tuple[float, float]]]]) -> bytes:
     """Scores over seconds, one line per run, one colour per peer."""
-    width, height, left, top, right, bottom = 960, 420, 64, 24, 250, 44
-    every = [point for lines in found.values() for line in lines for point in line]
-    most = max(x for x, _ in every)
-    low, high = min(y for _, y in every), max(*(y for _, y in every), task.target)
-    canvas = SvgCanvas(width, height)
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = left + (width - left - right) * x / most
-        return across, height - bottom - (height - top - bottom) * (y - low) / ((high - low) or 1)
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.set_title(f"{task.name}: {task.score}")
+        axes.set_xlabel("seconds")
+        axes.axhline(task.target, color=FAINT, linewidth=1)
+        for i, (peer, lines) in enumerate(sorted(found.items())):
+            for line in lines:
+                label = peer if line is lines[0] else None
+                color = COLORS[i % len(COLORS)]
+                axes.plot(*zip(*line, strict=True), color=color, label=label)
+        axes.set_xlim(left=0)
+        figure.legend(loc="outside right upper")
 
-    for y in ticks(low, high):
-        canvas.line([at(0, y), at(most, y)], GRID)
-        canvas.text((left - 8, at(0, y)[1]), f"{y:g}", FAINT, "end", 12)
-    for x in ticks(0, most):
-        canvas.text(
-            (at(x, low)[0], height - bottom + 16), f"{steps_text(x)} s", FAINT, "middle", 12
-        )
-    canvas.line([at(0, task.target), at(most, task.target)], FAINT)
-    for i, (peer, lines) in enumerate(sorted(found.items())):
-        color = COLORS[i % len(COLORS)]
-        for line in lines:
-            canvas.line([at(*point) for point in line], color, 1.6)
-        y = top + 10 + 20 * i
-        canvas.line([(width - right + 16, y), (width - right + 36, y)], color, 3)
-        canvas.text((width - right + 44, y), peer)
-    canvas.text((left, 12), f"{task.name}: {task.score}", FAINT, "start", 12)
-    return canvas.bytes()
+    return drawn(draw, 9.6, 4.2)
 
 
 def render(results: dict[str, Any]) -> tuple[str, dict[str, bytes]]:

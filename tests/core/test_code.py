@@ -126,7 +126,7 @@ def test_own_sources_count_where_they_compute(
     before = code_hashes.compute_hashes([])
     for file, counts in (
         ("cli/plan.py", False),
-        ("compare/charts.py", False),
+        ("compare/outputs.py", False),
         ("rl/ppo.py", True),
         ("core/keys.py", True),
         ("envs/robots/go1/go1.xml", True),

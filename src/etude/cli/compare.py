@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from etude.cli.options import Positional, Reporting, parse
-from etude.compare import comparison_text, reading
+from etude.compare import outputs, reading
 from etude.compare.comparison import Comparison, compare
 from etude.core.errors import UsageError
 from etude.runs import files
@@ -79,8 +79,8 @@ def run(arguments: list[str]) -> None:
     )
     width = shutil.get_terminal_size((100, 24)).columns
     command.show(
-        comparison_text.to_json(found) if command.json_output else None,
-        "" if command.json_output else comparison_text.to_table(found, width, sys.stdout.isatty()),
+        outputs.to_json(found) if command.json_output else None,
+        "" if command.json_output else outputs.to_table(found, width, sys.stdout.isatty()),
     )
     for name in command.out:
         path = Path(name)
@@ -93,9 +93,7 @@ def run(arguments: list[str]) -> None:
 def written(found: Comparison, ending: str) -> bytes:
     """The comparison as a file with this ending."""
     if ending == ".csv":
-        return comparison_text.to_csv(found).encode()
+        return outputs.to_csv(found).encode()
     if ending == ".json":
-        return (json.dumps(comparison_text.to_json(found), indent=2) + "\n").encode()
-    from etude.compare import charts
-
-    return charts.png(found) if ending == ".png" else charts.svg(found)
+        return (json.dumps(outputs.to_json(found), indent=2) + "\n").encode()
+    return outputs.to_chart(found, ending.removeprefix("."))

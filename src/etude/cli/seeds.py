@@ -172,7 +172,7 @@ def train_seeds(
     runs.check()
     runs.train()
     from etude.compare.comparison import compare
-    from etude.compare.comparison_text import to_table
+    from etude.compare.outputs import to_table
     from etude.compare.reading import read
 
     found = compare([read(runs.path(seed)) for seed in runs.seeds])

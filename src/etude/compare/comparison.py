@@ -88,6 +88,10 @@ class Comparison:
         """A value of the metric, as people read it."""
         return f"{value:.1%}" if self.is_share else number(value)
 
+    def level(self, value: float) -> str:
+        """The same, short: for an axis, or a level that is asked for."""
+        return f"{value:.0%}" if self.is_share else number(value)
+
     def pairs(self) -> list[tuple[Group, Group, Estimate]]:
         """(a, b, how likely a run of a scores higher than one of b) of every two groups."""
         improvement = statistics.probability_of_improvement

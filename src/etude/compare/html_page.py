@@ -1,7 +1,7 @@
-"""A page about runs: one HTML file that needs no network and trusts nothing a run's folder says.
+"""The HTML page of a run, or of several with their comparison: one file that needs no network.
 
-Every text of a run is escaped, its pictures are data, and the page's own script is the only one
-that a browser runs: its hash is in the page's security policy.
+A run's folder is untrusted: every text from it is escaped, its pictures are embedded as data, and
+the hash in the page's security policy allows no script but the page's own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from etude.compare import comparison_text
-from etude.compare.charts import COLORS
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from etude.compare import outputs
 from etude.compare.comparison import Comparison
 from etude.compare.reading import RunRecord, printable
 from etude.core.metrics.declared import ELAPSED, Metrics, Warning, charted, numbers, step_of
+from etude.evaluate.charts import COLORS
 from etude.runs.folder import PLAN, RECIPE
 from etude.training.logs.curves import duration
 
@@ -31,220 +33,175 @@ _TEXT, _PICTURE, _PICTURES, _FILM, _FILMS = 1 << 16, 600_000, 2_400_000, 8 << 20
 """Bytes of a text, a picture, all pictures, a film and all films of a page."""
 _KINDS = {".png": (b"\x89PNG\r\n\x1a\n", "image/png"), ".webp": (b"RIFF", "image/webp")}
 _EVALUATIONS = 3
+_TABLE_WIDTH = 110
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the page says of a run."""
+    """The content of a run's page that its files alone do not have."""
 
     record: RunRecord
     command: str
-    """What starts it again."""
+    """The command that trains the run again."""
     changed: str = ""
-    """The settings in which it is not the recipe of its name."""
+    """Settings that differ from the recipe of that name."""
     metrics: Metrics = ()
-    """What it logs, in words."""
+    """Declarations of its metrics."""
     warnings: tuple[Warning, ...] = ()
     trend: str = ""
     evaluated: str = ""
     fingerprint: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
-    """What could not be found out, and why."""
-
-
-def page(
-    runs: Sequence[RunPage], comparison: Comparison | None, films: bool = False, note: str = ""
-) -> str:
-    """The page of a run, or of several with their comparison.
-
-    films: with films, which are large. note: why there is no comparison of several.
-    """
-    title = runs[0].record.name or runs[0].record.path.name
-    title = title if len(runs) == 1 else f"{len(runs)} runs of {title}"
-    charts: list[dict[str, Any]] = []
-    budget = Budget(_PICTURES, _FILMS if films else 0)
-    body = [f"<h1>{escape(printable(title))}</h1>"]
-    if len(runs) == 1:
-        body += _run(runs[0], charts, budget)
-    else:
-        body += _several(runs, comparison, note, charts, budget)
-    script, style = ((_ASSETS / n).read_text() for n in ("script.js", "style.css"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
-    )
-    document = {"charts": charts, "colors": COLORS, "unit": runs[0].record.unit}
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(printable(title))}</title>",
-            f"<style>\n{style}</style></head><body>",
-            *body,
-            f'<script type="application/json" id="data">{_embedded(document)}</script>',
-            f"<script>{script}</script></body></html>\n",
-        ]
-    )
-
-
-def _embedded(document: Any) -> str:
-    """JSON that cannot end the element it is in."""
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    """Reasons why something is missing."""
 
 
 @dataclass
 class Budget:
-    """Bytes that are left for pictures and films."""
+    """Bytes left for pictures and films."""
 
     pictures: int
     films: int
 
 
-def _run(run: RunPage, charts: list[dict[str, Any]], budget: Budget) -> list[str]:
-    """The page of one run."""
-    parts = (
-        ("asked", "What was asked", _asked(run)),
-        ("evaluation", "Evaluation", _evaluations(run)),
-        ("episodes", "Episodes seen", _pictures(run, budget)),
-        ("health", "Health", _health(run)),
-        ("failures", "Failures of the run", _failures(run)),
-        ("curves", "Curves", _curves([run], charts, {})),
-        ("plan", "Plan", _plan(run)),
-        ("machine", "Machine and versions", _machine(run)),
-        ("repeat", "How to repeat it", _repeat(run)),
-    )
-    there = [part for part in parts if part[2]]
-    links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in there)
-    lines = [f'<p class="faint">{_text(run.record.path)}</p>', *_cards(run), f"<nav>{links}</nav>"]
-    for key, title, inside in there:
-        lines += [f'<h2 id="{key}">{title}</h2>', *inside]
-    return lines
+def page(
+    runs: Sequence[RunPage], comparison: Comparison | None, films: bool = False, note: str = ""
+) -> str:
+    """The page as HTML.
 
-
-def _several(
-    runs: Sequence[RunPage],
-    comparison: Comparison | None,
-    note: str,
-    charts: list[dict[str, Any]],
-    budget: Budget,
-) -> list[str]:
-    """The page of several runs: their comparison, their curves, and each of them folded."""
-    lines = [f'<p class="warning">{_text(note)}</p>'] if note else []
-    letters: dict[Path, str] = {}
+    films: embed films, which are large. note: the reason why several runs are not compared.
+    """
+    title = runs[0].record.name or runs[0].record.path.name
+    title = title if len(runs) == 1 else f"{len(runs)} runs of {title}"
+    budget = Budget(_PICTURES, _FILMS if films else 0)
+    charts, letters = list[dict[str, Any]](), dict[Path, str]()
     if comparison is not None:
-        lines += ['<h2 id="comparison">Comparison</h2>', *_comparison(comparison, charts)]
+        charts.append(_comparison_chart(comparison))
         letters = {run.path: group.letter for group in comparison.groups for run in group.runs}
-    lines += ['<h2 id="curves">Curves of the runs</h2>', *_curves(runs, charts, letters)]
-    lines += ['<h2 id="runs">Runs</h2>']
-    for run in runs:
-        warned = f", {len(run.warnings)} warnings" if run.warnings else ""
-        lines += [
-            '<section class="run"><details><summary>'
-            f"{_text(run.record.path)}, seed {_text(run.record.seed)}{warned}</summary>",
-            *_cards(run),
-            *(part for make in (_asked, _evaluations) for part in make(run)),
-            *_pictures(run, budget),
-            *_failures(run),
-            "<h3>Health</h3>",
-            *_health(run),
-            "<h3>Machine and versions</h3>",
-            *_machine(run),
-            *_repeat(run),
-            "</details></section>",
-        ]
-    return lines
+    first = len(charts)
+    curves = _curves(runs, letters)
+    charts += curves[: _METRICS if len(runs) == 1 else _METRICS_OF_MANY]
+    script, style = ((_ASSETS / n).read_text() for n in ("script.js", "style.css"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    loader = FileSystemLoader(_ASSETS)
+    env = Environment(loader=loader, autoescape=True, finalize=_finalize, undefined=StrictUndefined)
+    return env.get_template("page.html").render(
+        title=title,
+        policy=f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'",
+        style=style,
+        script=script,
+        data=_json({"charts": charts, "colors": COLORS, "unit": runs[0].record.unit}),
+        charts=charts,
+        drawn_curves=range(first, len(charts)),
+        other_curves=len(curves) - len(charts) + first,
+        comparison=comparison,
+        table="" if comparison is None else outputs.to_table(comparison, _TABLE_WIDTH),
+        colors=COLORS,
+        note=note,
+        runs=[_content(run, budget) for run in runs],
+    )
 
 
-def _cards(run: RunPage) -> list[str]:
-    """The figures that one looks for first."""
-    rows = run.record.rows
-    last = numbers(rows[-1]) if rows else {}
-    found: list[tuple[str, str]] = []
-    final = _final(run)
-    if final is not None and "eval/success_rate" in final:
-        count = final.get("eval/episodes", 0)
-        found.append(
-            (f"{final['eval/success_rate']:.1%}", f"success of {count:.0f} fresh episodes")
-        )
-    if final is not None and "eval/mean_reward" in final:
-        found.append((f"{final['eval/mean_reward']:,.2f}", "mean return of them"))
-    if last:
-        found.append((f"{step_of(last):,}", run.record.unit))
-        found.append((duration(last.get(ELAPSED, 0.0)), "time"))
-    if "time/fps" in last:
-        found.append((f"{last['time/fps']:,.0f}", "steps/s at the end"))
-    found.append((_text(run.record.seed), "seed"))
-    cards = (f'<div class="card"><b>{value}</b><span>{name}</span></div>' for value, name in found)
-    return [f'<div class="cards">{"".join(cards)}</div>']
+def _finalize(value: object) -> object:
+    """A text without control characters, except for line breaks."""
+    if isinstance(value, Markup):
+        return value
+    return "\n".join(printable(line) for line in str(value).split("\n"))
 
 
-def _final(run: RunPage) -> dict[str, float] | None:
-    """The figures of the evaluation at the end of training."""
-    for folder in reversed(_evaluation_folders(run)):
-        if folder.name.endswith("-final"):
-            try:
-                document = json.loads(_bytes(folder / "summary.json", _TEXT) or b"")
-            except (ValueError, RecursionError):
-                return None
-            return numbers(document) if isinstance(document, dict) else None
-    return None
+def _json(document: Any) -> str:
+    """JSON that cannot end the element it is in."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _asked(run: RunPage) -> list[str]:
-    recipe = _file(run.record.path / RECIPE)
-    what = f", with {_text(run.changed)}" if run.changed else ""
-    return [
-        f"<p>The recipe <code>{_text(run.record.name)}</code>{what}.</p>",
-        f'<pre class="wrap">{_text(run.command)}</pre>',
-        f"<details><summary>The whole recipe</summary><pre>{recipe}</pre></details>",
+def _content(run: RunPage, budget: Budget) -> dict[str, Any]:
+    """The fields of a run in the template."""
+    path, folders = run.record.path, _subfolders(run.record.path / "evaluations")
+    failures = [(folder, _file(folder / "error.txt")) for folder in _subfolders(path / "failures")]
+    evaluations = [
+        (folder, _file(folder / "report.txt") or _file(folder / "summary.json"))
+        for folder in folders[-_EVALUATIONS:]
     ]
+    pictures = [
+        _picture(file, budget) for folder in folders[::-1] for file in sorted(folder.glob("*.png"))
+    ]
+    trend = f"Training is {run.trend}" if run.trend else ""
+    fingerprint = (run.fingerprint or {}).items()
+    return {
+        "path": path,
+        "name": run.record.name,
+        "seed": run.record.seed,
+        "changed": run.changed,
+        "command": run.command,
+        "recipe": _file(path / RECIPE),
+        "plan": _file(path / PLAN),
+        "cards": [*_cards(run, folders)],
+        "evaluations": [(folder.name, text) for folder, text in evaluations if text],
+        "failures": [(folder.name, text) for folder, text in failures[-_EVALUATIONS:] if text],
+        "pictures": [picture for picture in pictures if picture is not None],
+        "left_out": pictures.count(None),
+        "warnings": run.warnings,
+        "health": "; ".join(text for text in (trend, run.evaluated) if text),
+        "machine": [*_leaves(run.record.manifest)],
+        "fingerprint": "\n".join(f"{name:<10}{value}" for name, value in fingerprint),
+        "notes": run.notes,
+    }
 
 
-def _plan(run: RunPage) -> list[str]:
-    text = _file(run.record.path / PLAN)
-    return [f"<pre>{text}</pre>"] if text else []
+def _cards(run: RunPage, evaluations: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """(value, name) of the most important figures."""
+    final = _final_metrics(evaluations)
+    if "eval/success_rate" in final:
+        count = final.get("eval/episodes", 0)
+        yield f"{final['eval/success_rate']:.1%}", f"success of {count:.0f} fresh episodes"
+    if "eval/mean_reward" in final:
+        yield f"{final['eval/mean_reward']:,.2f}", "mean return of them"
+    if run.record.rows:
+        last = numbers(run.record.rows[-1])
+        yield f"{step_of(last):,}", run.record.unit
+        yield duration(last.get(ELAPSED, 0.0)), "time"
+        if "time/fps" in last:
+            yield f"{last['time/fps']:,.0f}", "steps/s at the end"
+    yield str(run.record.seed), "seed"
 
 
-def _curves(
-    runs: Sequence[RunPage], charts: list[dict[str, Any]], letters: Mapping[Path, str]
-) -> list[str]:
-    """A chart for each metric, with a line for each run."""
-    single = len(runs) == 1
-    most, points = (_METRICS, _POINTS) if single else (_METRICS_OF_MANY, _POINTS_OF_MANY)
+def _final_metrics(evaluations: Sequence[Path]) -> dict[str, float]:
+    """Metrics of the evaluation at the end of training; {} without one."""
+    final = [folder for folder in evaluations if folder.name.endswith("-final")]
+    try:
+        document = json.loads(_bytes(final[-1] / "summary.json", _TEXT) or b"") if final else {}
+    except (ValueError, RecursionError):
+        return {}
+    return numbers(document) if isinstance(document, dict) else {}
+
+
+def _curves(runs: Sequence[RunPage], letters: Mapping[Path, str]) -> list[dict[str, Any]]:
+    """A chart for each metric, with a line for each run, in the order of the dashboard."""
     series: dict[str, list[dict[str, Any]]] = {}
     for number, run in enumerate(runs):
         letter = letters.get(run.record.path, "")
         color = ord(letter) - ord("A") if letter else number
-        for name, line in _series(run.record, points).items():
-            label = f"{letter} seed {run.record.seed}" if letter else run.record.path.name
+        label = f"{letter} seed {run.record.seed}" if letter else run.record.path.name
+        lines = _series(run.record, _POINTS if len(runs) == 1 else _POINTS_OF_MANY)
+        for name, line in lines.items():
             series.setdefault(name, []).append({"label": printable(label), "color": color, **line})
-    if not series:
-        return ["<p>There are no rows yet.</p>"]
     labels = {metric.name: metric.label for run in runs for metric in run.metrics}
     order = {m.name: m.curve.place for run in runs for m in run.metrics if m.curve is not None}
-    chosen = sorted(series, key=lambda name: (order.get(name, 1000), name))
-    shown = [name for name in chosen if not name.startswith(("time/", "system/"))]
-    shown = (shown + [name for name in chosen if name not in shown])[:most]
-    lines = [
-        '<div class="tools"><label><input type="checkbox" id="log"> logarithmic</label>'
-        '<label><input type="checkbox" id="time"> over seconds</label>'
-        '<span class="faint">Point at a curve for its values.</span></div>',
-        "<noscript><p>Curves are drawn by a script, which this browser does not run.</p>"
-        "</noscript>",
-        '<div class="charts">',
-        *(_figure(charts, name, labels.get(name, ""), series[name]) for name in shown),
-        "</div>",
-    ]
-    left = len(series) - len(shown)
-    return [*lines, f'<p class="faint">{left} more are in metrics.jsonl.</p>'] if left else lines
+
+    def place(name: str) -> tuple[bool, float, str]:
+        return name.startswith(("time/", "system/")), order.get(name, 1000), name
+
+    return [_chart(name, labels.get(name, ""), series[name]) for name in sorted(series, key=place)]
 
 
-def _series(record: RunRecord, points: int) -> dict[str, dict[str, list[float]]]:
-    """{metric: {"x": steps, "y": values, "t": seconds}}, of at most so many points each."""
+def _chart(name: str, label: str, series: list[dict[str, Any]]) -> dict[str, Any]:
+    is_share = name.endswith(("success_rate", "clip_fraction"))
+    return {"name": printable(name), "label": label, "share": is_share, "series": series}
+
+
+def _series(record: RunRecord, max_points: int) -> dict[str, dict[str, list[float]]]:
+    """{metric: {"x": steps, "y": values, "t": seconds}}."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in record.rows:
         step, seconds = step_of(numbers(row)), numbers(row).get(ELAPSED, 0.0)
@@ -252,33 +209,16 @@ def _series(record: RunRecord, points: int) -> dict[str, dict[str, list[float]]]
             if name != ELAPSED:
                 found.setdefault(name, []).append((step, value, round(seconds, 2)))
     lines = {}
-    for name, each in found.items():
-        stride = -(-len(each) // points)
-        kept = each[::-1][::stride][::-1]  # the last one is always there
+    for name, points in found.items():
+        stride = -(-len(points) // max_points)
+        kept = points[::-1][::stride][::-1]  # with the last one
         x, y, t = zip(*kept, strict=True)
         lines[name] = {"x": [*x], "y": [float(f"{v:.6g}") for v in y], "t": [*t]}
     return lines
 
 
-def _figure(
-    charts: list[dict[str, Any]],
-    name: str,
-    label: str,
-    series: list[dict[str, Any]],
-    large: bool = False,
-) -> str:
-    share = name.endswith(("success_rate", "clip_fraction"))
-    charts.append({"name": printable(name), "share": share, "series": series})
-    said = f" {escape(label)}" if label else ""
-    return (
-        f'<figure class="chart" data-chart="{len(charts) - 1}"{" data-large=1" if large else ""}>'
-        f'<figcaption><span><b>{_text(name)}</b>{said}</span><span class="value"></span>'
-        "</figcaption></figure>"
-    )
-
-
-def _comparison(comparison: Comparison, charts: list[dict[str, Any]]) -> list[str]:
-    document = comparison_text.to_json(comparison)
+def _comparison_chart(comparison: Comparison) -> dict[str, Any]:
+    groups = outputs.to_json(comparison)["groups"]
     series = [
         {
             "label": group["group"],
@@ -288,104 +228,32 @@ def _comparison(comparison: Comparison, charts: list[dict[str, Any]]) -> list[st
             "low": group["curve"]["low"],
             "high": group["curve"]["high"],
         }
-        for number, group in enumerate(document["groups"])
+        for number, group in enumerate(groups)
     ]
-    legend = "".join(
-        f'<span><span class="swatch" style="background:{COLORS[k % len(COLORS)]}"></span>'
-        f"{_text(group.name)}, {len(group.runs)} runs</span>"
-        for k, group in enumerate(comparison.groups)
-    )
-    return [
-        f"<p>{_text(comparison.metric)}: the interquartile mean over seeds with the 95 % interval "
-        "of a bootstrap.</p>",
-        '<div class="charts large">'
-        + _figure(charts, comparison.metric, "interquartile mean over seeds", series, large=True)
-        + "</div>",
-        f'<div class="legend">{legend}</div>',
-        f"<pre>{_text_lines(comparison_text.to_table(comparison, 110))}</pre>",
-    ]
+    return _chart(comparison.metric, "interquartile mean over seeds", series)
 
 
-def _evaluation_folders(run: RunPage) -> list[Path]:
-    folder = run.record.path / "evaluations"
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in inside if path.is_dir()]
+def _subfolders(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
 
 
-def _evaluations(run: RunPage) -> list[str]:
-    """What the newest evaluations say."""
-    lines = []
-    for folder in _evaluation_folders(run)[-_EVALUATIONS:]:
-        text = _file(folder / "report.txt") or _file(folder / "summary.json")
-        if text:
-            lines += [f"<h3>{_text(folder.name)}</h3>", f"<pre>{text}</pre>"]
-    return lines
-
-
-def _pictures(run: RunPage, budget: Budget) -> list[str]:
-    """Strips of successes and failures, and their films where these are wanted."""
-    figures, left_out = [], 0
-    for folder in reversed(_evaluation_folders(run)):
-        for path in sorted(folder.glob("*.png")):
-            embedded = _media(path, budget)
-            left_out += embedded is None
-            if embedded is not None:
-                name = path.stem.replace("-", " ").replace("_", " ")
-                figures.append(
-                    f"<figure>{embedded}<figcaption>{_text(name)}, {_text(folder.name)}"
-                    "</figcaption></figure>"
-                )
-    lines = [f'<div class="pictures">{"".join(figures)}</div>'] if figures else []
-    if left_out:
-        lines.append(f'<p class="faint">{left_out} more are in evaluations/.</p>')
-    return lines
-
-
-def _media(path: Path, budget: Budget) -> str | None:
-    """A picture, with its film where there is room for one; None where it is too large."""
-    alternative = f'alt="{_text(path.stem)}"'
+def _picture(path: Path, budget: Budget) -> dict[str, Any] | None:
+    """A picture, or the film of that name if the budget allows it; None if it is too large."""
+    name = path.stem.replace("-", " ").replace("_", " ")
     film = _bytes(path.with_suffix(".mp4"), min(_FILM, budget.films)) if budget.films else None
-    if film is not None and film[4:8] == b"ftyp":
+    is_film = film is not None and film[4:8] == b"ftyp"
+    if film is not None and is_film:
         budget.films -= len(film)
-        return f'<video controls loop muted src="data:video/mp4;base64,{_base64(film)}"></video>'
-    magic, kind = _KINDS[path.suffix]
-    picture = _bytes(path, min(_PICTURE, budget.pictures))
-    if picture is None or not picture.startswith(magic):
-        return None
-    budget.pictures -= len(picture)
-    return f'<img {alternative} src="data:{kind};base64,{_base64(picture)}">'
-
-
-def _failures(run: RunPage) -> list[str]:
-    """Reports of what ended the run before its time."""
-    folder = run.record.path / "failures"
-    lines = []
-    for path in sorted(folder.iterdir())[-_EVALUATIONS:] if folder.is_dir() else ():
-        if text := _file(path / "error.txt"):
-            lines += [f"<h3>{_text(path.name)}</h3><pre>{text}</pre>"]
-    return lines
-
-
-def _health(run: RunPage) -> list[str]:
-    lines = [
-        f'<p class="warning"><b>{_text(warning.name)}</b>: {_text(warning.text)}</p>'
-        for warning in run.warnings
-    ]
-    if not lines:
-        lines = ['<p class="fine">No warnings at the end of the run.</p>']
-    said = [f"Training is {run.trend}" if run.trend else "", run.evaluated]
-    words = "; ".join(text for text in said if text)
-    return [*lines, f"<p>{_text(words)}.</p>"] if words else lines
-
-
-def _machine(run: RunPage) -> list[str]:
-    rows = [*_leaves(run.record.manifest)]
-    if not rows:
-        return ["<p>manifest.json is damaged or missing: `etude fsck` says more.</p>"]
-    cells = "".join(
-        f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows
-    )
-    return [f'<div class="wide"><table>{cells}</table></div>']
+        kind, content = "video/mp4", film
+    else:
+        magic, kind = _KINDS[path.suffix]
+        picture = _bytes(path, min(_PICTURE, budget.pictures))
+        if picture is None or not picture.startswith(magic):
+            return None
+        budget.pictures -= len(picture)
+        content = picture
+    data = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return {"name": name, "folder": path.parent.name, "is_film": is_film, "data": data}
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -396,39 +264,20 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield str(name), str(value)[:300]
 
 
-def _repeat(run: RunPage) -> list[str]:
-    lines = [
-        "<p>With the versions above, on a machine that computes the same bits, this gives the same "
-        "run:</p>",
-        f'<pre class="wrap">{_text(run.command)}</pre>',
-    ]
-    if run.fingerprint is not None:
-        lines.append("<p>Its fingerprint (SHA-256) is then</p>")
-        rows = "\n".join(f"{name:<10}{value}" for name, value in run.fingerprint.items())
-        lines.append(f"<pre>{_text_lines(rows)}</pre>")
-    return lines + [f'<p class="faint">{_text(note)}</p>' for note in run.notes]
-
-
-def _text(value: object) -> str:
-    return escape(printable(value))
-
-
-def _text_lines(text: str) -> str:
-    return "\n".join(_text(line) for line in text.split("\n"))
-
-
 def _file(path: Path) -> str:
-    """A text file as HTML, cut where it is long; "" where there is none."""
+    """A text file, cut if it is long; "" without one."""
     data = _bytes(path, None)
     if data is None:
         return ""
     cut = "\n..." if len(data) > _TEXT else ""
-    return _text_lines(data[:_TEXT].decode(errors="replace").rstrip() + cut)
+    return data[:_TEXT].decode(errors="replace").rstrip() + cut
 
 
 def _bytes(path: Path, most: int | None) -> bytes | None:
-    """What is in a regular file of at most so many bytes, or the beginning of a text (most None);
-    nothing is opened through a link in its place."""
+    """The content of a regular file of at most `most` bytes, or the beginning of a text (None).
+
+    Symbolic links are not followed.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as stream:
@@ -438,7 +287,3 @@ def _bytes(path: Path, most: int | None) -> bytes | None:
             return stream.read(_TEXT + 1 if most is None else most)
     except OSError:
         return None
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

@@ -1,7 +1,7 @@
 """Evaluations of policies and rewards, films, and policies that act."""
 
 OFFLINE = {
-    "held-out": "etude.evaluate.offline:examine",
-    "rewards": "etude.evaluate.rewards:examine",
+    "held-out": "etude.evaluate.offline:examine_policy",
+    "rewards": "etude.evaluate.offline:examine_reward",
 }
 """Evaluations of runs without an environment, by `AlgorithmConfig.offline_evaluation`."""

@@ -1,4 +1,4 @@
-"""A comparison as a table in the terminal, as JSON and as CSV."""
+"""A comparison as a table for the terminal, as JSON, as CSV and as a chart."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.compare.comparison import Comparison, Group
+from etude.compare.reading import printable
 from etude.core.metrics import statistics
 from etude.core.metrics.statistics import Estimate
-from etude.training.logs.curves import EIGHTHS, duration, number
+from etude.evaluate.charts import COLORS, FAINT, drawn, steps_text
+from etude.training.logs.curves import EIGHTHS, duration
 
 _MOST_SHOWN = 12
 """Lines of a part of the table."""
@@ -128,7 +130,7 @@ def _scores(it: Comparison, width: int) -> Table:
         cells |= {"IQM": it.score(iqm.value)}
         cells |= {"95 % interval": spread if len(group.runs) > 1 else "one run"}
         if it.success is not None:
-            names = (f"reach {_level(it)}", it.unit, "time")
+            names = (f"reach {it.level(it.success)}", it.unit, "time")
             cells |= dict(zip(names, _reached(group), strict=True))
         for name in () if index else cells:
             table.add_column(name, justify="right", no_wrap=True)
@@ -139,11 +141,6 @@ def _scores(it: Comparison, width: int) -> Table:
         style = "bold" if group is best and len(it.groups) > 1 else ""
         table.add_row(group.letter, Text(group.label), *cells.values(), style=style)
     return table
-
-
-def _level(it: Comparison) -> str:
-    assert it.success is not None
-    return f"{it.success:.0%}" if it.is_share else number(it.success)
 
 
 def _reached(group: Group) -> list[str]:
@@ -199,3 +196,42 @@ def _better(a: Group, b: Group, p: Estimate) -> str:
         f"{first.letter} scores higher than {second.letter} with probability {shown.value:.2f} "
         f"(95 % interval {shown.low:.2f} to {shown.high:.2f})"
     )
+
+
+def to_chart(it: Comparison, kind: str) -> bytes:
+    """Curves over seeds with their bands on the left, final scores on the right, as svg or png."""
+    height = 4.4 + 0.2 * len(it.groups)
+    return drawn(lambda figure: _draw(figure, it), 9.6, height, kind)
+
+
+def _draw(figure: Any, it: Comparison) -> None:
+    curves, scores = figure.subplots(1, 2, sharey=True, width_ratios=[4, 1])
+    curves.set_title(printable(it.metric))
+    curves.set_xlabel(it.unit)
+    curves.xaxis.set_major_formatter(steps_text)
+    curves.yaxis.set_major_formatter(lambda value, _: it.level(value))
+    scores.set_title("final scores, IQM")
+    scores.set_xticks(range(len(it.groups)), [group.letter for group in it.groups])
+    scores.set_xlim(-0.5, len(it.groups) - 0.5)
+    for index, group in enumerate(it.groups):
+        color = COLORS[index % len(COLORS)]
+        middle, low, high = statistics.band(group.values)
+        count = f"{len(group.runs)} run{'s' if len(group.runs) > 1 else ''}"
+        label = printable(f"{group.name}, {count}")[:110]
+        marker = "" if len(group.steps) > 1 else "o"
+        curves.plot(group.steps, middle, marker=marker, linewidth=2, color=color, label=label)
+        found, error = statistics.estimate(statistics.iqm, group.final, draws=10_000), None
+        if len(group.runs) > 1:
+            curves.fill_between(group.steps, low, high, color=color, alpha=0.18, linewidth=0)
+            error = [[found.value - found.low], [found.high - found.value]]
+        scores.errorbar(index, found.value, error, fmt="o", capsize=4, color=color)
+        beside = index + 0.12 + 0.05 * (np.arange(len(group.runs)) % 3)
+        scores.plot(beside, group.final[:, 0], ".", markeredgewidth=0, alpha=0.5, color=color)
+    if it.success is not None:
+        bottom, top = curves.get_ylim()
+        if it.is_share or bottom < it.success < top:
+            curves.axhline(it.success, color=FAINT, linestyle="--", linewidth=1)
+    if it.is_share:
+        curves.set_ylim(-0.04, 1.04)
+    curves.set_xlim(left=0)
+    figure.legend(loc="outside lower left")
