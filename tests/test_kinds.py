@@ -112,7 +112,7 @@ class Plain(PolicyConfig):
         (ALGORITHMS, "Algorithm", "is not finished: the class must define `make`."),
         (ENVS, "Env", "is not finished: the class must define `build` and `exactness`."),
         (POLICIES, "Policy", "is not finished: the class must define `network`."),
-        (REWARDS, "Env", "is no rewards: it must be a class derived from"),
+        (REWARDS, "Env", "must be a class derived from"),
     ],
 )
 def test_an_unfinished_class_is_refused_by_a_sentence(

@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--learner.device tpu", "--learner.device must be 'cpu', 'cuda' or 'auto', not 'tpu'."),
         ("--algorithm.target_kl x", "--algorithm.target-kl must be a number or none, not 'x'."),
         ("--env.reward.hold much", "--env.reward.hold must be a number, not 'much'."),
-        ("--checkpoint.every 0_steps", "--checkpoint.every: '0_steps' is no interval"),
+        ("--checkpoint.every 0_steps", "--checkpoint.every: '0_steps' is not an interval"),
         ("--seed -1", "--seed must be at least 0, not -1."),
         ("--seed", "--seed needs a value: it is 0 if left out."),
         ("--seed 1 2", "'2' belongs to no option: options are written --section.field value."),

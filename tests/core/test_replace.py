@@ -46,7 +46,7 @@ def test_kinds_are_replaced_with_their_defaults() -> None:
         ("collector.n_envs", 4, "did you mean collector.num_envs?"),
         ("env.tol", 4, "did you mean env.tolerance?"),
         ("evaluation.num_envs", 3, "must be a multiple of evaluation.num_envs 3"),
-        ("algorithm.gamma.x", 3, "gamma is a value and no section: it has no field x."),
+        ("algorithm.gamma.x", 3, "gamma is a value, not a section: it has no field x."),
         ("algorithm.kind", "sacc", "algorithm.kind must be 'ppo', 'sac', 'td3'"),
     ],
 )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import etude
-from etude.core.code_hashes import SHOWS
+from etude.core.code_hashes import NOT_HASHED
 from rank_driver import free_port
 
 ROW = 28
@@ -149,7 +149,7 @@ def _change(place: Place, kind: str, chance: random.Random) -> str:
     if kind == "etude":
         root = place.root / "src" / "etude"
         sources = (path for path in sorted(root.rglob("*.py")) if path.stat().st_size)
-        known = [p for p in sources if not p.relative_to(root).as_posix().startswith(SHOWS)]
+        known = [p for p in sources if not p.relative_to(root).as_posix().startswith(NOT_HASHED)]
         with chance.choice(known).open("a") as stream:
             stream.write(f"\n_CHANGED = {chance.random()}\n")
         return "etude"

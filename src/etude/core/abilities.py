@@ -1,6 +1,6 @@
-"""What only some environments can do, as protocols, and how wrappers pass it on.
+"""Optional abilities of environments, as protocols, and the base class of wrappers.
 
-`ability(env, Restarts)` is the object that restarts the episodes of `env`, or None.
+`ability(env, Restarts)` returns the object that restarts the episodes of `env`, or None.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ A = TypeVar("A")
 
 @runtime_checkable
 class TimedPhysics(Protocol):
-    """Knows how long its simulator took."""
+    """Measures the time of its simulator."""
 
     physics_seconds: float
-    """Of the last step."""
+    """Seconds of the last step."""
 
 
 @runtime_checkable
 class AbsentAgents(Protocol):
-    """Has agents that can be absent: they died or have not yet come."""
+    """Has agents that can be absent: they have died or not yet spawned."""
 
     present: Array
-    """[num_envs] bool, for the observation that was given last."""
+    """[num_envs] bool, for the last observation."""
 
 
 @runtime_checkable
 class FollowsCurriculum(Protocol):
-    """Can be made easier."""
+    """Can be made easier by a training curriculum."""
 
     def follow(self, curriculum: Tree) -> None:
-        """Take in the broadcast's curriculum before a rollout, {} for the whole task.
+        """Apply the broadcast's curriculum before a rollout; {} is the full task.
 
-        It decides how episodes begin from then on and changes none that is open. It is no part of
-        a snapshot, as it comes with every broadcast. One whose `spec.motions` are imitated is
-        given "weights" [motions]; in evaluation environment i plays motion i modulo their number,
-        from its first frame.
+        It affects the episodes that begin afterwards, and none that is running. Snapshots do not
+        contain it, because every broadcast does. Imitation of `spec.motions` gets "weights"
+        [motions]; in evaluation, environment i plays motion i modulo their number, from its first
+        frame.
         """
 
 
 @runtime_checkable
 class Restarts(Protocol):
-    """Can leave all its episodes at once, which a curriculum in rounds asks for."""
+    """Can restart all its episodes at once, for a curriculum in rounds."""
 
     def restart(self) -> Observations:
-        """Every environment leaves its episode, unreported, and begins its next one."""
+        """Abandon all running episodes without reporting them, and begin the next ones."""
 
 
 @runtime_checkable
 class StyleReference(Protocol):
-    """Has motion that can be compared with a reference, by an adversarial motion prior.
+    """Has reference motion for the discriminator of an adversarial motion prior.
 
-    It has the observation "style", [frames, features] float32: the last frames of motion of this
+    Its observation "style" [frames, features] float32 holds the last frames of motion of the
     episode, newest last.
     """
 
@@ -67,46 +67,46 @@ class StyleReference(Protocol):
 
 @runtime_checkable
 class StyleMotions(Protocol):
-    """Has a reference of several motions, and the observation "motion", [1] float32: the number of
-    the motion that is practised."""
+    """Has a reference of several motions; its observation "motion" [1] float32 is the index of the
+    motion that is practised."""
 
     def style_motions(self) -> Array:
-        """[n] int64: the motion that each window of the reference is of."""
+        """[n] int64: index of the motion of each window of the reference."""
 
 
 @runtime_checkable
 class Pictured(Protocol):
-    """Draws its environments."""
+    """Renders its environments."""
 
     step_rate: float
-    """Steps of a second, as a film should show them."""
+    """Control steps per second: the frame rate of a film in real time."""
     watch: Callable[[int], None] | None
-    """Called with each environment after its step, while it still stands where it ended."""
+    """Called with the index of each environment after its step and before its reset."""
 
     def picture(self, env_id: int) -> Array:
-        """[height, width, 3] uint8 of an environment as it is."""
+        """Render an environment in its current state: [height, width, 3] uint8."""
         ...
 
 
 @runtime_checkable
 class Described(Protocol):
-    """Says what a policy of it needs where it acts without this package, on a robot for example."""
+    """Describes what a policy needs to act without this package, on a robot for example."""
 
     def describe(self) -> Tree:
-        """Plain JSON for a policy's contract, any part of what docs/export.md lists; "scene" is an
-        MJCF that is written beside the policy. Parts of a task say theirs in the same way."""
+        """JSON for a policy's contract: any part of what docs/export.md lists; "scene" is an
+        MJCF that is written beside the policy. Parts of a task have the same method."""
         ...
 
 
 @runtime_checkable
 class Located(Protocol):
-    """Knows which of its environments it is calling, and what for; any thread may ask."""
+    """Reports which environment it is calling, and for what; callable from any thread."""
 
     call: str
     """"reset" or "step"."""
 
     def where(self) -> str:
-        """Such as "environment 3"."""
+        """The environment, for example "environment 3"."""
         ...
 
 
@@ -115,36 +115,36 @@ class Interruptible(Protocol):
     """Can end a call that hangs, which then raises `ProcessLost`."""
 
     def interrupt(self, seconds: float) -> None:
-        """End the call, after so many seconds; any thread may ask."""
+        """End the call, which has taken `seconds`; callable from any thread."""
         ...
 
 
 @runtime_checkable
 class Bounded(Protocol):
-    """Declares what it observes."""
+    """Declares the bounds of its observations."""
 
     bounds: dict[str, tuple[Array, Array]]
-    """{name: (low, high)} of one environment's observation, where there are finite bounds."""
+    """{name: (low, high)} of the observations of one environment that have finite bounds."""
 
 
 @runtime_checkable
 class HasAbilities(Protocol):
-    """Has parts, or wraps an environment, and knows which of them can do something."""
+    """Has parts, or wraps an environment, and finds the part that has an ability."""
 
     def ability(self, kind: type[A]) -> A | None:
-        """The object that has an ability, or None."""
+        """The object that has the ability, or None."""
         ...
 
 
 class EnvWrapper:
-    """An environment around another one; it can do what the inner one can."""
+    """A wrapper of an environment, with the abilities of the inner one."""
 
     def __init__(self, inner: BatchEnv) -> None:
         self.inner = inner
         self.num_envs, self.spec = inner.num_envs, inner.spec
 
     def ability(self, kind: type[A]) -> A | None:
-        """The object that has an ability; a wrapper that must take part in it gives itself."""
+        """The object that has the ability; wrappers override this to return themselves."""
         return ability(self.inner, kind)
 
     def reset(self, key: Key) -> Observations:
@@ -164,7 +164,7 @@ class EnvWrapper:
 
 
 def ability(env: Any, kind: type[A]) -> A | None:
-    """`env`, or the environment inside of it, as one with an ability; None where it has not."""
+    """The object behind `env` that has an ability: itself, a wrapped one or a part; or None."""
     if isinstance(env, HasAbilities):
         return env.ability(kind)
     return env if isinstance(env, kind) else None

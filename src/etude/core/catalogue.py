@@ -1,7 +1,7 @@
-"""Names: which recipes and kinds there are, and where each is, found without importing them.
+"""Names of recipes and kinds and their places, listed without importing their modules.
 
 Two places are searched: lists of this package, {name: "module:object"}, and the entry points of
-installed packages. The modules behind the names are imported by who uses them.
+installed packages.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ def load_attribute(name: str) -> Any:
 
 
 class Catalogue:
-    """Names of one group, such as recipes or algorithms."""
+    """The names of one group, for example of all algorithms."""
 
     def __init__(self, group: str, built_in: Sequence[str], purposes: str = "") -> None:
-        """`group`: the entry points of other packages. `built_in`: the lists of this package, each
-        as package:NAME. `purposes`: a table of sentences, as package:NAME, for names that share a
-        docstring."""
+        """`group`: group of the entry points. `built_in`: lists of this package, each as
+        package:NAME. `purposes`: descriptions of names that share a class, as package:NAME."""
         self.group, self._lists, self._purposes = group, built_in, purposes
 
     def names(self) -> list[str]:
-        """Every name, those of this package first."""
+        """All names, those of this package first."""
         return [*(self.built_in() | self.installed())]
 
     def source(self, name: str) -> str:
-        """Where a name comes from: "" for this package, otherwise the package that brings it."""
+        """The installed package that defines a name; "" for this package."""
         if name in self.built_in() or name not in self.installed():
             return ""
         package = self.installed()[name].dist
         return "another package" if package is None else package.name
 
     def purpose(self, name: str) -> str:
-        """The first line of the docstring behind a name, whose module is not imported for it."""
+        """The first line of the docstring behind a name, read without importing its module."""
         if self._purposes and name in (said := load_attribute(self._purposes)):
             return str(said[name])
         place = self.built_in().get(name) or self.installed()[name].value
@@ -85,4 +84,4 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "collector": ("etude.collectors", ("etude.rollout:COLLECTORS",)),
     "logs": ("etude.logs", ("etude.training.logs:LOGS",)),
 }
-"""What a section of a recipe can be: {section: arguments of its `Catalogue`}."""
+"""{section of a recipe: arguments of its `Catalogue`}"""

@@ -1,8 +1,7 @@
-"""The clock: four nested levels, and "due" as a pure question about counters.
+"""The clock of a run: counters on four nested levels, and intervals that are due by them.
 
-An epoch is a block of cycles, a cycle a block of iterations, an iteration fills the buffer once
-and updates from it in batches. Counters are whole numbers without bound; nothing here asks for
-the time of day.
+An epoch is a block of cycles, a cycle a block of iterations; an iteration fills the buffer once
+and updates from it in batches. No schedule depends on wall-clock time.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Interval:
             )
         count = int(re.sub("[_,]", "", match[1]))
         if count == 0:
-            raise ValueError(f"'{text}' is no interval; write 'never' to switch it off")
+            raise ValueError(f"'{text}' is not an interval; write 'never' to switch it off")
         return cls(count, _UNITS[match[2]])
 
 
@@ -55,13 +54,13 @@ def _checked(text: str) -> str:
 
 
 LOG_ROWS = 10_000_000
-"""Of a run, at most: some 10 GB of metrics.jsonl."""
+"""Most log rows of a run: about 10 GB of metrics.jsonl."""
 IntervalText = Annotated[str, AfterValidator(_checked)]
 """An interval as people write it; `Interval.parse` reads it."""
 
 
 class ClockConfig(Config):
-    """How long a run is: a budget of environment steps, or a number of epochs."""
+    """Length of a run: a budget of environment steps, or a number of epochs."""
 
     aliases = {  # noqa: RUF012
         "total_timesteps": "timesteps total_steps steps max_steps max_iterations num_iterations",
@@ -89,17 +88,17 @@ class ClockConfig(Config):
 
 @dataclass(frozen=True)
 class Loops:
-    """The loops of a run in whole numbers: what the plan prints and the clock follows."""
+    """Lengths of the nested loops of a run, printed by the plan and followed by the clock."""
 
     iterations: int
     iterations_per_cycle: int
     cycles_per_epoch: int
     steps_per_iteration: int
-    """Environment steps an iteration collects; 0 for a run that collects nothing."""
+    """Environment steps per iteration; 0 for offline learning."""
     batches_per_iteration: int
-    """Gradient steps of an iteration, at most."""
+    """Most gradient steps of an iteration."""
     idle_iterations: int = 0
-    """The first iterations, which only collect."""
+    """Number of first iterations that only collect."""
 
     @classmethod
     def of(
@@ -135,7 +134,7 @@ class Loops:
         return loops
 
     def _check_length(self) -> None:
-        """Refuse a run that no machine ends: absurd sizes are typing errors."""
+        """Raise for a run that no machine could finish: such sizes are typing errors."""
         total = self.total
         lengths = {
             "log rows": (total.cycles, LOG_ROWS, "more clock.iterations make a log row"),
@@ -147,7 +146,7 @@ class Loops:
                 raise UsageError(f"The run has {count:,} {what}, and at most {most:,} fit: {fix}.")
 
     def at(self, iterations: int, updates: int | None = None) -> Counters:
-        """All counters after so many iterations; the last cycle and epoch may be short."""
+        """All counters after `iterations`; the last cycle and epoch may be short."""
 
         def completed(count: int, size: int) -> int:
             return -(-count // size) if iterations >= self.iterations else count // size
@@ -164,24 +163,23 @@ class Loops:
 
     @property
     def total(self) -> Counters:
-        """All counters at the end of the run, with the most updates it can take."""
+        """All counters at the end of the run, with the most updates it can have."""
         return self.at(self.iterations)
 
     def times_due(self, interval: Interval, also_last: bool = False) -> int:
-        """How often an interval comes due in the whole run; `also_last` adds the run's end."""
+        """How often an interval is due in the whole run; `also_last` adds the run's end."""
         total = self.total
         if interval.count == 0:
             return int(also_last)
-        # A counter that advances by more than the interval comes due once per iteration, not more;
-        # updates do not advance in the first ones, where nothing is learned.
+        # An interval shorter than an iteration is due once per iteration; updates do not advance in
+        # the first iterations, which only collect.
         moving = self.iterations - (self.idle_iterations if interval.unit == "updates" else 0)
         times = min(int(getattr(total, interval.unit)) // interval.count, max(moving, 0))
         last_due = self.at(self.iterations - 1).is_due(interval, total)
         return times + int(also_last and not last_due)
 
     def longest_wait(self, interval: Interval) -> int:
-        """The most iterations from one time that an interval comes due to the next, or to the
-        run's end."""
+        """Most iterations between two times that an interval is due, or until the run's end."""
         per_cycle = self.iterations_per_cycle
         each = {"iterations": 1, "cycles": per_cycle, "epochs": per_cycle * self.cycles_per_epoch}
         advance = {"timesteps": self.steps_per_iteration, "updates": self.batches_per_iteration}
@@ -195,7 +193,7 @@ class Loops:
 
 @dataclass(frozen=True)
 class Counters:
-    """What has happened so far: completed iterations, cycles and epochs, steps and updates."""
+    """Completed iterations, cycles, epochs, environment steps and updates."""
 
     iterations: int = 0
     cycles: int = 0
@@ -204,7 +202,7 @@ class Counters:
     updates: int = 0
 
     def is_due(self, interval: Interval, after: Counters) -> bool:
-        """Whether an interval came due on the way from these counters to `after`."""
+        """Whether an interval became due between these counters and `after`."""
         if interval.count == 0:
             return False
         before_count = int(getattr(self, interval.unit)) // interval.count
@@ -212,7 +210,7 @@ class Counters:
 
 
 class Clock:
-    """Where a run stands. It is its own state, so a resume cannot shift a schedule."""
+    """Progress of a run. Its counters are its whole state, so a resume cannot shift a schedule."""
 
     def __init__(self, loops: Loops) -> None:
         self.loops = loops
@@ -227,7 +225,7 @@ class Clock:
 
     @property
     def only_collects(self) -> bool:
-        """Whether the iteration under way is one of the first, which learn nothing."""
+        """Whether the current iteration is one of the first, which only collect."""
         return self.now.iterations < self.loops.idle_iterations
 
     @property
@@ -236,28 +234,28 @@ class Clock:
         return self.now.iterations / self.loops.iterations
 
     def advance(self, updates: int, episodes: int) -> None:
-        """One iteration has ended, after so many gradient steps and finished episodes."""
+        """Count an iteration with its gradient steps and finished episodes."""
         self.before = self.now
         self.now = self.loops.at(self.now.iterations + 1, self.now.updates + updates)
         self.episodes += episodes
 
     def skip_idle(self) -> None:
-        """Begin with the first iteration that learns, to time what is typical of a run."""
+        """Begin with the first iteration that learns, to time typical iterations."""
         self.now = self.before = self.loops.at(self.loops.idle_iterations)
 
     def end_here(self) -> None:
-        """Make the iteration that just ended the run's last."""
+        """End the run after the iteration that just ended."""
         self.continue_to(replace(self.loops, iterations=self.now.iterations))
         self.ended_early = True
 
     def continue_to(self, loops: Loops) -> None:
-        """Give the run another length; what was a short last cycle goes on."""
+        """Change the run's length; a short last cycle continues."""
         self.loops = loops
         self.now = loops.at(self.now.iterations, self.now.updates)
         self.ended_early = False
 
     def is_due(self, interval: Interval) -> bool:
-        """Whether an interval came due in the iteration that just ended."""
+        """Whether an interval became due in the iteration that just ended."""
         return self.before.is_due(interval, self.now)
 
     @property

@@ -1,9 +1,8 @@
 """Hashes of the code that a run computes with, compared at a resume, between ranks and with actors.
 
-They cover Etude's own sources, every module that a recipe's kinds and environment import from
-outside the standard library, as far as import statements say, and the versions of the packages
-that installed ones of these require. Modules of a project are hashed one by one, an installed
-package as a whole. Nothing is imported for it.
+They cover Etude's sources, every module that the import statements of a recipe's kinds and
+environment reach outside the standard library, and the versions of required packages. Modules of a
+project are hashed one by one, an installed package as a whole. No module is imported for it.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from typing import Any
 from etude.core.user_code import find_spec
 
 OWN = "etude"
-SHOWS = ("cli/", "compare/", "demos/", "evaluate/", "share/", "training/logs/")
-"""Folders of Etude that only show or compare what a run has computed."""
+NOT_HASHED = ("cli/", "compare/", "demos/", "evaluate/", "share/", "training/logs/")
+"""Folders of Etude that only show or compare results."""
 BY_VERSION = {"mujoco", "numpy", "torch"}
-"""Large packages that the manifest lists by version, and the standard computation covers."""
+"""Large packages, compared by version and by the standard computation instead."""
 MOST_BYTES = 64 << 20
-"""Of an installed package's files besides its sources, hashed by content; the rest goes by size."""
+"""Bytes of an installed package's data files that are hashed by content; of the rest, the size is."""
 _CODE = {".py", ".pyx", ".so", ".pyd"}
 
 
@@ -52,7 +51,7 @@ def compute_hashes(roots: Iterable[str]) -> dict[str, str]:
 
 
 def differing(mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    """Names of code that two processes both have, and that is not the same."""
+    """Names of code that both processes have in different versions."""
     return sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])
 
 
@@ -62,13 +61,13 @@ def _own() -> str:
         {
             name: file
             for file in _files(root)
-            if not (name := file.relative_to(root).as_posix()).startswith(SHOWS)
+            if not (name := file.relative_to(root).as_posix()).startswith(NOT_HASHED)
         }
     )
 
 
 def _reached(roots: Iterable[str]) -> tuple[dict[str, Path], dict[str, Path]]:
-    """(modules of a project, installed packages) that these import, directly or not, by name."""
+    """(modules of a project, installed packages) that `roots` import, directly or not, by name."""
     project: dict[str, Path] = {}
     installed: dict[str, Path] = {}
     left, seen = list(roots), set[str]()
@@ -121,7 +120,7 @@ def _site_folders() -> tuple[Path, ...]:
 
 
 def _imports(file: Path, name: str) -> Iterator[str]:
-    """Modules that a source file names in its import statements, those in functions too."""
+    """Modules in the import statements of a source file, also inside functions."""
     if file.suffix != ".py":
         return
     try:
@@ -155,7 +154,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _of_files(files: dict[str, Path]) -> str:
-    """SHA-256 over names and contents; large data that would take long is told apart by size."""
+    """SHA-256 over names and contents; of large data files, over names and sizes."""
     found, data_bytes = hashlib.sha256(), 0
     for name, file in sorted(files.items()):
         try:
@@ -171,7 +170,7 @@ def _of_files(files: dict[str, Path]) -> str:
 
 
 def _required(installed: dict[str, Path]) -> list[str]:
-    """Distributions of installed packages, and those that these require, by normal name."""
+    """Distributions of installed packages and their requirements, by normalised name."""
     if not installed:
         return []
     owners = importlib.metadata.packages_distributions()

@@ -1,4 +1,4 @@
-"""The base of every config: frozen, keyword-only, nothing unknown, each field with its help."""
+"""Base class of all configs: frozen, keyword-only, no unknown fields, help for each field."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from pydantic import (
 from etude.core.errors import UsageError
 
 LARGEST = 10**18
-"""Of every number in a config, in both directions, where its field names no bound of its own:
-counters are 64-bit, and arrays float32."""
-
-
+"""Bound of the absolute value of every number in a config whose field has no other bound: counters
+are 64-bit, arrays float32."""
 SECONDS = 1e9
-"""Longest wait of a field: thirty years; systems refuse more."""
+"""Longest wait that a field accepts: thirty years; operating systems refuse more."""
 _NO_SCHEMA = ("default", "metadata")
 
 
 def _bounded(schema: Any) -> Any:
-    """A schema of pydantic's in which every number has a lower and an upper bound."""
+    """Add a lower and an upper bound to every number of a pydantic schema."""
     if isinstance(schema, list | tuple):
         return type(schema)(map(_bounded, schema))
     if not isinstance(schema, dict):
@@ -43,13 +41,13 @@ def _bounded(schema: Any) -> Any:
 
 
 class Config(BaseModel):
-    """What a person may choose about one part; it lives beside the part it configures."""
+    """Options of one part of a run, defined beside that part."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     renamed: ClassVar[Mapping[str, str]] = {}
-    """{earlier name: field}: recipes of earlier versions are read, and options are explained."""
+    """{earlier name: field}, for recipes of earlier versions and for error messages."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """{field: "its names in other libraries"}: who writes one of them is told the field's."""
+    """{field: "its names in other libraries"}, for error messages about unknown fields."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -72,9 +70,9 @@ class Config(BaseModel):
         return self._changed({name: value, **changes} if name else changes)
 
     def _changed(self, changes: dict[str, Any]) -> Self:
-        """A copy with values at dotted names; what is wrong is one sentence."""
+        """A copy with values at dotted names; validation errors are one sentence."""
         content = self._content(changes)
-        # A kind that is known by module:Class is not what its own class declares.
+        # The name of a kind given as module:Class is not in the Literal of its class.
         kind = {} if "kind" in changes else {"kind": content.pop("kind", None)}
         try:
             made = type(self).model_validate(content)
@@ -85,7 +83,7 @@ class Config(BaseModel):
         return made.model_copy(update=kind) if kind.get("kind") else made
 
     def _content(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """The fields that were given, with values at dotted names, as plain data."""
+        """The fields that are set, with changes at dotted names, as plain data."""
         content = {name: getattr(self, name) for name in self.model_fields_set}
         inside: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
@@ -104,15 +102,15 @@ class Config(BaseModel):
                 content[section] = given
             else:
                 field = next(iter(given))
-                raise UsageError(f"{section} is a value and no section: it has no field {field}.")
+                raise UsageError(f"{section} is a value, not a section: it has no field {field}.")
         return content
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with fields changed, unvalidated; names that are no fields are refused."""
+        """A copy with fields changed, unvalidated; unknown fields raise."""
         for name in (each for each in update or () if each not in type(self).model_fields):
             raise UsageError(
-                f"{type(self).__name__} has no field {name}: `replace({name}=...)` says which is "
-                "meant, and checks the value as well."
+                f"{type(self).__name__} has no field {name}: `replace({name}=...)` suggests the right "
+                "name, and validates the value."
             )
         return super().model_copy(update=update, deep=deep)
 
@@ -120,4 +118,4 @@ class Config(BaseModel):
 AbsolutePath = Annotated[
     str, AfterValidator(lambda path: str(Path(path).absolute()) if path else path)
 ]
-"""A path, or "": a run that is read from another folder must find what it names."""
+"""An absolute path, or "": a run must find the file from any working directory."""

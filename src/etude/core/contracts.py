@@ -1,8 +1,9 @@
-"""The contracts everything meets through. Shapes are in the docstrings.
+"""Data types and interfaces between environments, policies, rollouts and algorithms.
 
     rollout(broadcast, snapshot, key) -> (fragment, snapshot')
 
-is a pure function; exact resume, any number of workers and recovery of a lost one follow from it.
+is a pure function; exact resume, independence of the number of workers and recovery of lost ones
+follow from it. Shapes are in the docstrings.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Observations = dict[str, Array]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Whatever has memory. The checkpoint knows nothing else about it."""
+    """An object with state that checkpoints save."""
 
     def state_dict(self) -> Tree: ...
 
@@ -39,10 +40,10 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class ReadsFiles(Protocol):
-    """What learns from files that stay on the disk: a dataset, a replay."""
+    """An object that reads files during training, for example a dataset."""
 
     def check_unchanged(self) -> None:
-        """Raise where such a file was changed while it was in use; called before every save."""
+        """Raise if a file was changed while it was in use; called before every save."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ class ArraySpec:
 
 
 _LEAST, _MOST = np.float32(-1.0), np.float32(1.0)
-"""Bounds of a box policy's actions; float32, so that the arithmetic stays in it."""
+"""Bounds of a box policy's actions, in float32 so that the arithmetic stays float32."""
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What an environment accepts: a box, or one or several discrete choices.
+    """Actions of an environment: a box, or one or several discrete choices.
 
     A box policy acts in [-1, 1] per dimension; `to_env` clips and scales to [low, high].
     """
@@ -75,13 +76,13 @@ class ActionSpec:
 
     @property
     def array(self) -> ArraySpec:
-        """How one environment's action is stored: float32 [dims] or int64 [choices]."""
+        """Shape and type of one environment's action: float32 [dims] or int64 [choices]."""
         if self.kind == "box":
             return ArraySpec((len(self.low),), "float32")
         return ArraySpec((len(self.sizes),), "int64")
 
     def to_env(self, actions: Array) -> Array:
-        """Policy actions [num_envs, n] in the environment's units; a discrete one as [num_envs]."""
+        """Convert policy actions [num_envs, n] to the environment's; discrete ones to [num_envs]."""
         if self.kind == "discrete":
             return np.asarray(actions[:, 0])
         if self.kind == "multi_discrete":
@@ -94,7 +95,7 @@ class ActionSpec:
         return scaled
 
     def from_env(self, actions: Array) -> Array:
-        """Actions [num_envs, n] in the environment's units as a policy's, changed in place."""
+        """Convert the environment's actions [num_envs, n] to a policy's, in place."""
         if self.kind == "box":
             if self._scale is not None:
                 center, reach, _, _ = self._scale
@@ -105,18 +106,18 @@ class ActionSpec:
 
     @cached_property
     def _scale(self) -> tuple[Array, Array, Array, Array] | None:
-        """Center, half width and bounds of the box, float32; None where it is [-1, 1] already."""
+        """Center, half width and bounds of the box, float32; None if the box is [-1, 1]."""
         low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
         if bool((low == -1.0).all() and (high == 1.0).all()):
             return None
         half = np.float32(0.5)
-        # The bounds again, because rounding can put the scaled action just outside them.
+        # With the bounds, because rounding can move a scaled action just beyond them.
         return (high + low) * half, (high - low) * half, low, high
 
 
 @dataclass(frozen=True)
 class Exactness:
-    """Whether an environment can be killed and resumed bit for bit, and how that is known."""
+    """Whether a run in an environment can be resumed bit for bit, and the reason."""
 
     exact: bool
     reason: str
@@ -124,82 +125,83 @@ class Exactness:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a policy and a plan need to know of an environment, without running it."""
+    """Description of an environment for policies and plans."""
 
     observations: dict[str, ArraySpec]
     action: ActionSpec
     max_episode_steps: int | None
     statistics: tuple[str, ...] = ()
-    """Names in `StepResult.episodes`, besides return and length, which the group keeps."""
+    """Names in `StepResult.episodes`; the group adds return and length."""
     substeps: int = 1
     outcomes: tuple[str, ...] = ()
-    """What can become of an episode, by the number in the statistic "outcome"; the first is
+    """Names of the outcomes of an episode, indexed by the statistic "outcome"; the first is
     success."""
     agents: int = 1
-    """Agents that share one environment; each counts as one of `num_envs`."""
+    """Agents per environment; each counts as one of `num_envs`."""
     motions: tuple[str, ...] = ()
-    """What is imitated, by the number in the statistic "motion"."""
+    """Names of the imitated motions, indexed by the statistic "motion"."""
     sentences: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """{sentence: vector} of the observation "task"; {} where there is none, or no sentence."""
-    model: str = ""  # a hash of the simulated model, where there is one
+    """{sentence: vector} of the observation "task"; {} for environments without sentences."""
+    model: str = ""
+    """Hash of the simulated model; "" without one."""
     notes: tuple[str, ...] = ()
-    """What a plan says of the environment."""
+    """Sentences about the environment for the plan."""
 
 
 KINDS = ("outcome", "motion")
-"""Statistics that are the number of a kind, by `EnvSpec.outcomes` and `EnvSpec.motions`: they have
-no mean."""
+"""Statistics that are indices, of `EnvSpec.outcomes` and `EnvSpec.motions`; they are not averaged."""
 
 
 @dataclass
 class StepResult:
-    """One control step of all environments; those that finished have been reset in it."""
+    """One control step of all environments; finished ones are already reset."""
 
     obs: Observations
-    """{name: [num_envs, ...]}: what the next action is chosen from."""
+    """{name: [num_envs, ...]}: observations for the next action."""
     reward: Array
     """[num_envs] float32."""
     terminated: Array
-    """[num_envs] bool: the task ended here; the value of the future is 0."""
+    """[num_envs] bool: the task ended; the value of the next state is 0."""
     truncated: Array
-    """[num_envs] bool: time ran out; the value of the future is V(final observation)."""
+    """[num_envs] bool: the time limit was reached; the value of the next state is V(final
+    observation)."""
     final_envs: Array
     """[k] int64, ascending: environments that finished."""
     final_obs: Observations
-    """{name: [k, ...]}: what they ended on, before the reset."""
+    """{name: [k, ...]}: their last observations, before the reset."""
     episodes: dict[str, Array] = field(default_factory=dict)
-    """{name: [k] float64}: any named numbers about the finished episodes; success is
-    "is_success", a reward term's sum is "reward/<term>"."""
+    """{name: [k] float64}: statistics of the finished episodes; success is "is_success", the sum of
+    a reward term is "reward/<term>"."""
 
 
 class BatchEnv(Protocol):
-    """Many copies of one environment, with randomness from `key.episode(env, episode)`.
+    """A batch of copies of one environment, with randomness from `key.episode(env, episode)`.
 
-    What only some environments can do is in `etude.core.abilities`. One whose `spec.motions` are
-    imitated reports "motion" and "is_success" of every episode.
+    Optional methods are in `etude.core.abilities`. With `spec.motions`, every episode reports
+    "motion" and "is_success".
     """
 
     num_envs: int
     spec: EnvSpec
 
     def reset(self, key: Key) -> Observations:
-        """Every environment at the start of its episode 0."""
+        """Begin episode 0 of every environment."""
 
     def step(self, actions: Array) -> StepResult:
-        """`actions`: as `spec.action.to_env` gives them."""
+        """Step all environments with `actions` from `spec.action.to_env`."""
 
     def snapshot(self) -> Tree:
-        """A copy of everything that decides the future: arrays [num_envs, ...]."""
+        """A copy of the whole state, arrays [num_envs, ...]."""
 
     def restore(self, snapshot: Tree, key: Key) -> None:
-        """Continue from a snapshot, on any instance with as many environments."""
+        """Continue from a snapshot, on any instance with the same `num_envs`."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the learner sends out: weights and normaliser, curriculum, a version number."""
+    """Data sent to the rollout: weights with the normaliser, curriculum, version number."""
 
     version: int
     policy: Tree
@@ -207,12 +209,12 @@ class Broadcast:
 
 
 Snapshot = Tree
-"""Everything one group of environments is: simulator state, last observations, open episodes,
-recurrent state, arrays [num_envs, ...]; and the round of the curriculum they began in."""
+"""Whole state of one group of environments: simulator state, last observations, running episodes and
+recurrent state, arrays [num_envs, ...]; and the curriculum round in which they began."""
 
 
 class Finals(NamedTuple):
-    """The observations that finished episodes ended on: sparse, in (step, environment) order."""
+    """Last observations of finished episodes: sparse, in (step, environment) order."""
 
     envs: Array
     """[k] int64."""
@@ -221,17 +223,17 @@ class Finals(NamedTuple):
     obs: Observations
     """{name: [k, ...]}."""
     state: dict[str, Array]
-    """{name: [k, ...]}: the recurrent state these observations were met with."""
+    """{name: [k, ...]}: recurrent state at these observations."""
 
 
 @dataclass
 class Fragment:
-    """The experience of a rollout: `steps` of each of `num_envs` environments, observations raw."""
+    """Experience of a rollout: `steps` of each of `num_envs` environments, observations raw."""
 
     obs: Observations
-    """{name: [num_envs, steps, ...]}: what each action was chosen from."""
+    """{name: [num_envs, steps, ...]}: the observation of each action."""
     actions: Array
-    """[num_envs, steps, n] as the policy gave them, before clipping and scaling."""
+    """[num_envs, steps, n]: outputs of the policy, before clipping and scaling."""
     log_probs: Array
     """[num_envs, steps] float32."""
     rewards: Array
@@ -241,31 +243,31 @@ class Fragment:
     truncated: Array
     """[num_envs, steps] bool."""
     present: Array
-    """[num_envs, steps] bool: an agent was there; other steps count for nothing."""
+    """[num_envs, steps] bool: an agent was present; other steps are ignored."""
     states: dict[str, Array]
-    """{name: [num_envs, segments, ...]}: the recurrent state every segment began with."""
+    """{name: [num_envs, segments, ...]}: recurrent state at the start of every segment."""
     last_obs: Observations
-    """{name: [num_envs, ...]}: the observation after the last step."""
+    """{name: [num_envs, ...]}: observations after the last step."""
     last_state: dict[str, Array]
-    """{name: [num_envs, ...]}: the recurrent state it was met with."""
+    """{name: [num_envs, ...]}: recurrent state at these observations."""
     finals: Finals
     episodes: dict[str, Array]
     """{name: [k] float64}: statistics of finished episodes, in the order of `finals`."""
     moments: dict[str, Tree]
-    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all steps of this fragment, for
-    every observation that the policy reads."""
+    """{name: {"count", "mean" [n], "m2" [n]}} float64 over all steps of this fragment, for every
+    observation that the policy reads."""
     restarted: Array
-    """[num_envs] bool: it began a new episode before the first step, and so does not continue the
-    fragment before, whose last episode was left open."""
+    """[num_envs] bool: a new episode began before the first step, so this fragment does not continue
+    the previous one, whose last episode was abandoned."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went: "physics", "environment" and "inference"; "transport" where it came
-    from another process. Decides nothing."""
+    """Time spent in "physics", "environment" and "inference"; from another process also in
+    "transport". For logs only."""
 
 
 class Action(NamedTuple):
     """Actions [num_envs, n], their log-probabilities [num_envs], and the policy's next state.
 
-    log_probs: None where `Policy.log_probs` gives those of a whole rollout at once.
+    log_probs: None if `Policy.log_probs` computes those of a whole rollout at once.
     """
 
     actions: torch.Tensor
@@ -274,34 +276,34 @@ class Action(NamedTuple):
 
 
 class Policy(Protocol):
-    """Acts and is trained. The normaliser is inside it and travels with it everywhere."""
+    """A policy with its observation normaliser."""
 
     @property
     def observations(self) -> dict[str, ArraySpec]:
-        """What it reads to act or to learn; environments may give more."""
+        """Observations that it reads to act or to learn."""
 
     @property
     def actor_observations(self) -> dict[str, ArraySpec]:
-        """What it needs to act: a critic may read more."""
+        """Observations that it reads to act, without those of the critic."""
 
     @property
     def state_specs(self) -> dict[str, ArraySpec]:
         """Recurrent state of one environment, {} for a memoryless policy."""
 
     def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
-        """All the randomness of a rollout, [steps, num_envs, n] float32."""
+        """Draw the random numbers of a whole rollout, [steps, num_envs, n] float32."""
 
     def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
-        """[steps, num_envs]: log-probabilities of the actions from noise [steps, num_envs, n].
+        """Log-probabilities [steps, num_envs] of the actions from noise [steps, num_envs, n].
 
-        None where they depend on the observations as well, and `act` gives them step by step.
+        None if they also depend on the observations; `act` then returns them for each step.
         """
 
     def initial_state(self, num_envs: int) -> dict[str, Array]:
-        """Recurrent state at an episode's start, {name: [num_envs, ...]}."""
+        """Recurrent state at the start of an episode, {name: [num_envs, ...]}."""
 
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
-        """The action for raw observations; without noise, the most likely one."""
+        """Actions for raw observations; without noise, the most likely ones."""
 
     def state_dict(self) -> Tree: ...
 
@@ -309,71 +311,72 @@ class Policy(Protocol):
 
 
 class Collector(Stateful, Protocol):
-    """Runs groups somewhere and gives their results in group order, whoever finished first."""
+    """Runs the groups and returns their results in group order."""
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
         """The next fragment of every group."""
 
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
-        """Where to tell a person what happens on the way, and why the run is not exact any more."""
+        """Set where to print events, and where to report why the run is no longer exact."""
 
     def status(self) -> dict[str, float]:
-        """Its `system/` columns of a log row, since they were last read. Decides nothing."""
+        """Its `system/` columns of a log row, since the last call."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class BatchMetrics:
-    """One gradient step, as the board, progress bars and callbacks see it."""
+    """Metrics of one gradient step."""
 
     values: dict[str, float]
 
 
 class Algorithm(Stateful, Protocol):
-    """Learns from fragments. PPO, SAC and reward models share the loop through this."""
+    """Learns from fragments: the interface between the training loop and PPO, SAC, reward models..."""
 
     def broadcast(self, clock: Clock) -> Broadcast:
-        """What the next rollout acts with."""
+        """The data for the next rollout."""
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """Take in what was collected; metrics about it."""
+        """Store collected experience; returns metrics."""
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
-        """One gradient step at a time; not called in iterations that only collect."""
+        """Yield after each gradient step; not called in iterations that only collect."""
 
     def end_iteration(self) -> dict[str, float]:
-        """What happens after the update: the normaliser takes in what was collected."""
+        """Finish the iteration after its updates, for example update the normaliser; returns
+        metrics."""
 
     def policy_parts(self) -> tuple[Tree, Tree]:
-        """(arrays, contract): all that is needed to act, for a checkpoint's `policy/`."""
+        """(arrays, contract) of the policy, for a checkpoint's `policy/`."""
 
     def load_policy(self, arrays: Tree) -> None:
-        """Put back the arrays of `policy_parts`."""
+        """Restore the arrays of `policy_parts`."""
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
-        """Begin a new run with what another one learned.
+        """Begin a new run from the policy of another one.
 
-        arrays: those of its `policy_parts`. training: its `state_dict` at that time; None where
-        only the policy was kept, and then whatever else is learned begins anew.
+        arrays: those of its `policy_parts`. training: its `state_dict`; None if only the policy was
+        kept, and everything else is then learned from scratch.
         """
 
     def retire(self, states: list[Tree]) -> None:
-        """Give up files that none of these states needs: what `state_dict` gave, without arrays,
-        to every checkpoint that can still be resumed."""
+        """Delete files that no resumable checkpoint needs; `states`: their `state_dict`s without
+        arrays."""
 
     def close(self) -> None: ...
 
 
 class LogWriter(Protocol):
-    """A place for metric rows. One that raises ends no run."""
+    """Writes metric rows. An error in it does not end the run."""
 
     def begin(self, history: Iterable[Row]) -> None:
-        """The rows a resumed run keeps, none for a new one; what was written after them is void.
+        """Begin after the rows in `history`, none for a new run; later rows in the log are obsolete.
 
-        Called again, with all rows so far, after an error. They are read from the disk as they are
-        iterated, and may be millions: a log that needs each of them takes no list of them, and one
-        that draws or summarises takes `history_of(history).thinned()`.
+        Called again, with all rows so far, after an error. Rows are read from disk while they are
+        iterated, and may be millions: do not make a list of them; charts and summaries use
+        `history_of(history).thinned()`.
         """
 
     def write(self, row: Row) -> None: ...

@@ -1,4 +1,4 @@
-"""Errors a person can cause or must be told about; each message names the fix."""
+"""Errors for the user, whose messages name the fix; errors and exits of user code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 
 class EtudeError(Exception):
-    """A mistake or fault that ends in one clear sentence, not in a traceback.
+    """An error that is shown as one sentence, without a traceback.
 
-    Whatever a file or a name put into the sentence, it stays one line without control characters.
+    Line breaks and control characters in names are removed from the message.
     """
 
     exit_code = 1
@@ -25,19 +25,19 @@ class EtudeError(Exception):
         super().__init__("".join(shown))
 
 
-AGAIN = 75
-"""Exit code of a run that a signal has ended and that is saved: `etude resume` goes on (EX_TEMPFAIL
-of sysexits.h, by which schedulers and mailers know a failure that passes)."""
+RESUMABLE = 75
+"""Exit code of a run that was ended by a signal and can be resumed (EX_TEMPFAIL of sysexits.h, a
+temporary failure for schedulers)."""
 
 
 class UsageError(EtudeError):
-    """What was asked for does not exist or does not add up."""
+    """Invalid input: something does not exist, or values contradict each other."""
 
     exit_code = 2
 
 
 class KindError(ValueError):
-    """A config that its kind refuses, with pydantic's error; `explain` names the fields."""
+    """Invalid config of a kind, with pydantic's error; `explain` makes a sentence of it."""
 
     def __init__(self, error: Any, model: type) -> None:
         super().__init__(str(error))
@@ -45,7 +45,7 @@ class KindError(ValueError):
 
 
 class Damaged(EtudeError):
-    """A file is not what was written to it: missing, cut or altered. `path` says which."""
+    """A file is missing, truncated or altered. `path`: the file."""
 
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(message)
@@ -53,11 +53,11 @@ class Damaged(EtudeError):
 
 
 class ProcessLost(EtudeError):
-    """Environments are gone with the process they ran in; `restore` or `reset` restarts it."""
+    """The process of some environments has ended; `restore` or `reset` restarts it."""
 
 
 def _has_room(num_bytes: int = 64 << 20) -> bool:
-    """Whether this process is given so much more memory."""
+    """Whether this process can allocate more memory."""
     try:
         bytearray(num_bytes)
     except MemoryError:
@@ -69,18 +69,18 @@ _REFUSED = (
     *("can't allocate memory", "annot allocate memory", "ould not allocate memory"),
     *("can't start new thread", "failed to map segment"),
 )
-"""What torch, MuJoCo, Python and the system's loader say in errors of their own types."""
+"""Parts of messages of torch, MuJoCo, Python and the dynamic loader without memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is what numpy, torch, MuJoCo, Python or the system raise without memory."""
+    """Whether numpy, torch, MuJoCo, Python or the system raised an error for lack of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if isinstance(error, EtudeError):
         return False
-    if "unknown exception" in str(error):  # pybind11 may have no memory left to say what it caught
+    if "unknown exception" in str(error):  # pybind11 without memory for a message
         return not _has_room()
     return any(text in str(error) for text in _REFUSED)
 
@@ -96,10 +96,10 @@ def describe_error(error: BaseException) -> str:
 
 
 class NonFinite(EtudeError):
-    """A NaN or an infinity, caught before it could reach the weights.
+    """A NaN or an infinity, found before it could reach the weights.
 
-    `where` names the first culprit ("observation 'state', column 4 of environment 17");
-    `arrays` is a small flat tree that reproduces it.
+    `where`: the first one ("observation 'state', column 4 of environment 17"); `arrays`: a small
+    flat tree that reproduces it.
     """
 
     exit_code = 3
@@ -111,11 +111,11 @@ class NonFinite(EtudeError):
 
 
 class Exited(EtudeError):
-    """Foreign code was to end the process."""
+    """User code tried to end the process."""
 
 
 class Exit(BaseException):
-    """`os._exit` was called where it must not end the process."""
+    """`os._exit` was called by user code."""
 
     def __str__(self) -> str:
         return f"os._exit({self.args[0]})"
@@ -126,21 +126,21 @@ _leave = os._exit
 
 
 def _exit(status: int) -> NoReturn:
-    """`os._exit`, but for foreign code, which a thread of this process runs, not a child of it."""
+    """`os._exit` that raises `Exit` for user code in a thread of this process, not in a child."""
     if getattr(_mine, "process", None) == os.getpid():
         raise Exit(status)
     _leave(status)
 
 
 def refuse_exits() -> None:
-    """From now on this thread runs foreign code alone, whose `os._exit` is an error."""
+    """Make `os._exit` raise in this thread from now on; for threads that run user code only."""
     os._exit = _exit
     _mine.process = os.getpid()
 
 
 @contextmanager
 def contained(what: Callable[[], str]) -> Iterator[None]:
-    """Foreign code that is to end the process raises an error instead; what: names that code."""
+    """Turn attempts of user code to end the process into errors; `what` names the code."""
     before = getattr(_mine, "process", None)
     refuse_exits()
     try:
@@ -152,7 +152,7 @@ def contained(what: Callable[[], str]) -> Iterator[None]:
 
 
 def raise_ending(error: BaseException, what: str) -> NoReturn:
-    """Raise what was to end the process as an error; an interrupt of the main thread stays one."""
+    """Raise `Exited` for an attempt to end the process; interrupts of the main thread pass."""
     main = threading.current_thread() is threading.main_thread()
     if isinstance(error, KeyboardInterrupt) and main:
         raise error
@@ -160,7 +160,7 @@ def raise_ending(error: BaseException, what: str) -> NoReturn:
     if not isinstance(error, SystemExit | Exit):
         text = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    # Others put hooks in the place of sys.exit, as W&B does, and here is one for os._exit.
+    # Skip hooks in place of sys.exit (W&B's) and of os._exit (ours).
     while len(frames) > 1 and frames[-1].name in ("exit", "_exit"):
         del frames[-1]
     last = frames[-1]

@@ -1,13 +1,13 @@
-"""Kinds: what each section of a recipe can be, and the config class behind every name.
+"""Kinds: the choices for each section of a recipe, and the config class behind every name.
 
-A kind is a config class with a field `kind`, which builds its own thing and writes its own part of
-the plan. Three places are searched for a name:
+A kind is a config class with a field `kind`; it builds its object and writes its part of the
+plan. Three places are searched for a name:
 
 1. this package: a list in the `__init__.py` of the kinds' folder, {name: "module:Class"};
 2. installed packages: the entry points of a group such as `etude.algorithms`;
-3. `module:Class` or `file.py:Class`, which needs trust where a recipe file names it.
+3. `module:Class` or `file.py:Class`, which must be trusted if a recipe file names it.
 
-Names are listed without importing anything; a kind's module is imported when a recipe uses it.
+Listing names imports no module; the module of a kind is imported when a recipe uses it.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class Registry(Catalogue, Generic[C]):
     """The kinds of one section of a recipe."""
 
     def __init__(self, section: str, base: str, default: str | None = None) -> None:
-        """`base`: the class that configs derive from, as module:Class. `default`: the kind of a
-        section that does not say its own."""
+        """`base`: base class of the configs, as module:Class. `default`: kind of a section without
+        the field `kind`."""
         super().__init__(*KINDS[section])
         self.section, self._base, self._default = section, base, default
 
     def has(self, name: str) -> bool:
-        """Whether there may be such a kind."""
+        """Whether a name can be a kind: it is listed, or names code."""
         return name in self.names() or ":" in name
 
     def check(self, name: str, prefix: str = "") -> None:
-        """Refuse a kind that there is not; the section's name is written after the prefix."""
+        """Raise for an unknown kind; the message begins with `prefix` and the section."""
         if not self.has(name):
             *most, last = (f"'{kind}'" for kind in self.names())
             known = f"{', '.join(most)} or {last}" if most else last
             raise UsageError(f"{prefix}{self.section}.kind must be {known}, not '{name}'.")
 
     def load(self, name: str) -> type[C]:
-        """The config class of a kind; refuses what is none."""
+        """The config class of a kind; raises for an unknown one."""
         built_in, installed = self.built_in(), self.installed()
         if name in built_in:
             return cast(type[C], load_attribute(built_in[name]))
@@ -64,7 +64,7 @@ class Registry(Catalogue, Generic[C]):
         base = load_attribute(self._base)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise UsageError(
-                f"{self.section}.kind {name} is no {self.section}: it must be a class derived from "
+                f"{self.section}.kind {name} must be a class derived from "
                 f"{self._base.replace(':', '.')}."
             )
         if missing := sorted(getattr(found, "__abstractmethods__", ())):
@@ -75,11 +75,11 @@ class Registry(Catalogue, Generic[C]):
         return cast(type[C], found)
 
     def make(self, name: str) -> C:
-        """A config of a kind with all its defaults."""
+        """A config of a kind with default values."""
         return self.validate({"kind": name})
 
     def convert(self, section: Config | None, kind: str) -> C:
-        """A section as another kind: fields stay where one kind derives from the other."""
+        """Convert a section to another kind; keeps fields if one kind derives from the other."""
         self.check(kind)
         there, wanted = type(section), self.load(kind)
         if section is None or not (issubclass(wanted, there) or issubclass(there, wanted)):
@@ -88,7 +88,7 @@ class Registry(Catalogue, Generic[C]):
         return self.validate(kept | {"kind": kind})
 
     def validate(self, value: Any) -> C:
-        """A config from plain data with the field `kind`; one that is made already stays."""
+        """Validate plain data with the field `kind`; a config is returned unchanged."""
         if isinstance(value, Config) and type(value) is not self.load(value.kind):  # type: ignore[attr-defined]
             value = value.model_dump()
         if not isinstance(value, dict):
@@ -96,14 +96,14 @@ class Registry(Catalogue, Generic[C]):
         if "kind" not in value and self._default is None:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
         name = value.get("kind", self._default)
-        # What is no text was not asked about where a file names code: it stands for no class.
+        # Trust is checked for texts only: another type must not select a class.
         name = name if isinstance(name, str) else type(name).__name__
         model = self.load(name)
         try:
             made = model.model_validate({k: v for k, v in value.items() if k != "kind"})
         except ValidationError as error:
             raise KindError(error, model) from error
-        # A class that was named by module:Class, or as an entry point, is found again by that.
+        # A class named by module:Class or by an entry point keeps that name in its config.
         named = made.model_dump(include={"kind"}) == {"kind": name}
         return made if named else made.model_copy(update={"kind": name})
 
@@ -111,7 +111,7 @@ class Registry(Catalogue, Generic[C]):
 def _load_entry(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except Exception as error:  # someone else's package may fail in any way
+    except Exception as error:  # user code may raise anything
         raise UsageError(
             f"The entry point '{entry.name}' of {entry.group} cannot be loaded: "
             f"{describe_error(error)}."
