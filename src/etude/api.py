@@ -36,7 +36,7 @@ from etude.planning.recipe import Recipe, Resolved
 from etude.planning.resolve import resolve
 from etude.rollout.local import Placement
 from etude.runs import checkpoint, file_system
-from etude.runs.documents import unsealed
+from etude.runs.documents import decode_sealed
 from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.callbacks import Callback
@@ -92,7 +92,7 @@ class Run:
         """What a finished run did."""
         path = self.path / SUMMARY
         try:
-            return unsealed(path.read_bytes()) if path.exists() else {}
+            return decode_sealed(path.read_bytes()) if path.exists() else {}
         except ValueError as error:
             raise Damaged(path, f"{path} {error}: `etude resume` writes it anew.") from error
 

@@ -19,9 +19,10 @@ from etude.cli.main import main
 from etude.compare.inventory import entry
 from etude.core.contracts import BatchMetrics
 from etude.runs import checkpoint
-from etude.runs.folder import RunFolder, disk_bytes, find_runs
+from etude.runs.finding import disk_bytes, find_runs
+from etude.runs.folder import RunFolder
 from etude.runs.lock import Lock, is_locked
-from etude.runs.pruning import free, surplus_of, unfinished
+from etude.runs.pruning import delete_surplus, find_killed_runs, find_surplus
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
 
@@ -185,7 +186,7 @@ def test_pruned_runs_go_on_and_are_evaluated(
     assert main(["prune", str(run)]) == 0  # nobody is there to be asked
     assert "Nothing was removed: --yes does it." in capsys.readouterr().out
     assert names(run) == before
-    expected, size = surplus_of([run]), disk_bytes(run)
+    expected, size = find_surplus([run]), disk_bytes(run)
     assert main(["prune", str(run), "--yes"]) == 0
     assert disk_bytes(run) <= size - sum(each.bytes for each in expected) + 8192
     assert [name for name in names(run) if "training" in name] == ["1536/training"]
@@ -209,7 +210,7 @@ def test_nothing_is_removed_without_yes(
     assert main(["prune", str(run)]) == 0
     assert names(run) == before
     assert main(["prune", str(run), "--yes"]) == 0
-    assert surplus_of([run]) == []
+    assert find_surplus([run]) == []
     assert "Freed " in capsys.readouterr().out
 
 
@@ -218,7 +219,7 @@ def test_a_copy_without_links_keeps_its_best(folder: Path) -> None:
     best = checkpoint.step_of(run / "checkpoints" / "best")
     for link in ("best", "final", "latest"):
         (run / "checkpoints" / link).unlink()
-    assert not [text for _, text in free(surplus_of([run])) if text]
+    assert not [text for _, text in delete_surplus(find_surplus([run])) if text]
     assert f"{best}/policy" in names(run)
     assert "1536/training" in names(run)
 
@@ -228,7 +229,7 @@ def test_policies_that_the_recipe_keeps_are_kept(tmp_path: Path) -> None:
     run = train(recipe, tmp_path / "run").path
     kept = [name for name in names(run) if name.endswith("policy")]
     assert len(kept) >= 4
-    assert not [text for _, text in free(surplus_of([run])) if text]
+    assert not [text for _, text in delete_surplus(find_surplus([run])) if text]
     left = names(run)
     assert [name for name in left if name.endswith("training")] == ["1536/training"]
     assert {"256/policy", "512/policy", "1024/policy", "1536/policy"} <= {*left}
@@ -242,35 +243,35 @@ def test_leftovers_of_dead_saves_and_what_was_set_aside(folder: Path) -> None:
     (run / ".tmp-manifest.json-99").write_text("{}")
     notes, said = run / "checkpoints" / "notes.damaged", list[str]()
     notes.write_text("of a person")
-    assert surplus_of([run], say=said.append) == []
+    assert find_surplus([run], say=said.append) == []
     assert said == [f"{run} is left: Etude has not written {notes}."]
     notes.unlink()
-    found = surplus_of([run])
+    found = find_surplus([run])
     assert {each.path.name for each in found} == {
         *(".tmp-000000001024-99", ".tmp-manifest.json-99"),
         *("000000000512.damaged", "000000000256.aside-2"),
     }
-    assert [text for _, text in free(found)] == [""] * 4
-    assert surplus_of([run]) == []
+    assert [text for _, text in delete_surplus(found)] == [""] * 4
+    assert find_surplus([run]) == []
     assert resume(run).summary()["counts"]["timesteps"] == 1536
 
 
 def test_what_might_still_be_needed_is_left(folder: Path) -> None:
     run = folder / "a" / "finished"
-    assert surplus_of([run])
+    assert find_surplus([run])
     with RunFolder.open(run):
-        assert surplus_of([run]) == []  # someone writes it
+        assert find_surplus([run]) == []  # someone writes it
     other = folder / "stopped"
     text = (other / "recipe.yaml").read_text()
     assert "start_from: null" in text
     start = run / "checkpoints" / "000000001280"
     (other / "recipe.yaml").write_text(text.replace("start_from: null", f"start_from: {start}"))
-    assert surplus_of([run, other]) == []  # another run starts from it
+    assert find_surplus([run, other]) == []  # another run starts from it
     (other / "recipe.yaml").write_text(text)
     damage = run / "checkpoints" / "000000001536" / "training" / "arrays.safetensors"
     damage.write_bytes(b"\0" + damage.read_bytes()[1:])
-    found = surplus_of([run])  # by sizes, of which all are right
-    assert {each.path.name: why for each, why in free(found)} == {
+    found = find_surplus([run])  # by sizes, of which all are right
+    assert {each.path.name: why for each, why in delete_surplus(found)} == {
         "000000001024": "",
         "000000001280": f"{start} has changed and is left.",
     }
@@ -280,16 +281,16 @@ def test_what_might_still_be_needed_is_left(folder: Path) -> None:
     shutil.copytree(
         run / "checkpoints" / "000000001536", run / "checkpoints" / "000000000001.damaged"
     )
-    assert surplus_of([run]) == []  # nothing is whole, so that anything may be of use
+    assert find_surplus([run]) == []  # nothing is whole, so that anything may be of use
 
 
 def test_a_run_that_began_meanwhile_is_left(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = folder / "a" / "finished"
-    found, before = surplus_of([run]), names(run)
+    found, before = find_surplus([run]), names(run)
     with RunFolder.open(run):
-        left = [text for _, text in free(found)]
+        left = [text for _, text in delete_surplus(found)]
     assert ["is being written" in text for text in left] == [True]
     assert names(run) == before
 
@@ -303,17 +304,17 @@ def age(path: Path, seconds: float) -> None:
 
 def test_runs_that_saved_nothing(folder: Path) -> None:
     run = folder / "failed"
-    assert surplus_of([run]) == []  # a minute old: someone may still look at it
+    assert find_surplus([run]) == []  # a minute old: someone may still look at it
     age(run, 7200)
     half = folder / ".tmp-half-99"
     shutil.copytree(run, half)
     age(half, 60)
-    assert unfinished(folder) == []
+    assert find_killed_runs(folder) == []
     age(half, 7200)
-    found = [*surplus_of([run]), *unfinished(folder)]
+    found = [*find_surplus([run]), *find_killed_runs(folder)]
     assert [each.path for each in found] == [run, half]
-    assert [text for _, text in free(found)] == ["", ""]
+    assert [text for _, text in delete_surplus(found)] == ["", ""]
     assert not run.exists()
     assert not half.exists()
     age(folder / "stopped", 7200)
-    assert surplus_of([folder / "stopped"]) == []
+    assert find_surplus([folder / "stopped"]) == []

@@ -17,7 +17,7 @@ from etude.api import Interrupted, Run, resume, train
 from etude.cli.main import main
 from etude.cli.slices import in_slices, num_slices, seconds_of, shell
 from etude.core.contracts import BatchMetrics
-from etude.core.errors import AGAIN, UsageError
+from etude.core.errors import RESUMABLE, UsageError
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
 
@@ -50,7 +50,7 @@ def test_a_run_in_slices_is_the_untouched_run(tmp_path: Path) -> None:
         train(tiny_reach(6), run, callbacks=[Limit(signal.SIGUSR1)])
     with pytest.raises(Interrupted) as stopped:
         resume(run, callbacks=[Limit(signal.SIGTERM)])
-    assert stopped.value.exit_code == AGAIN
+    assert stopped.value.exit_code == RESUMABLE
     resume(run)
     assert Run(run).summary()["counts"] == untouched.summary()["counts"]
     assert Run(run).fingerprint() == untouched.fingerprint()
@@ -174,7 +174,7 @@ def test_the_job_of_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
     assert job["metadata"]["name"] == "etude-reach-short-s3"
     rules = job["spec"]["podFailurePolicy"]["rules"]
     assert [rule["action"] for rule in rules] == ["Ignore", "Ignore", "FailJob"]
-    assert rules[0]["onExitCodes"]["values"] == [AGAIN]
+    assert rules[0]["onExitCodes"]["values"] == [RESUMABLE]
     pod = job["spec"]["template"]["spec"]
     assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 60)
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "disk"}
@@ -200,7 +200,7 @@ def test_a_pod_ends_itself_where_it_is_told_to(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("run", str(run))
     script = text[0].replace("run=/runs/reach-short-s0", f"run={run}")
-    assert subprocess.run(["bash", "-c", script], cwd=tmp_path, timeout=30).returncode == AGAIN
+    assert subprocess.run(["bash", "-c", script], cwd=tmp_path, timeout=30).returncode == RESUMABLE
     assert (tmp_path / "limit").read_text() == "3480\n"  # an hour but for the margin
 
 

@@ -13,14 +13,14 @@ from typing import TextIO
 
 import pytest
 
-from etude.core import outlets
-from etude.core.outlets import Notices, Outlet, OutputLost
+from etude.core import output
+from etude.core.output import Notices, OutputLost, OutputStream
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sentences: list[str] = []
-    monkeypatch.setattr(outlets.notices, "tell", sentences.append)
+    monkeypatch.setattr(output.notices, "add", sentences.append)
     return sentences
 
 
@@ -36,7 +36,7 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
 
 def test_what_is_read_comes_at_once_and_in_order(pipe: tuple[int, TextIO]) -> None:
     read, stream = pipe
-    outlet = Outlet(stream, "Standard output")
+    outlet = OutputStream(stream, "Standard output")
     print("one", "zwölf", file=outlet)
     assert os.read(read, 100) == "one zwölf\n".encode()
     print("half", end="", file=outlet)
@@ -48,7 +48,7 @@ def test_what_is_read_comes_at_once_and_in_order(pipe: tuple[int, TextIO]) -> No
 
 def test_a_reader_that_went_away_is_told_once(pipe: tuple[int, TextIO], told: list[str]) -> None:
     read, stream = pipe
-    outlet = Outlet(stream, "Standard output")
+    outlet = OutputStream(stream, "Standard output")
     os.close(read)
     for _ in range(3):
         print("a row", file=outlet)
@@ -62,7 +62,7 @@ def test_a_reader_that_stops_holds_up_nothing_and_misses_little(
     pipe: tuple[int, TextIO], told: list[str]
 ) -> None:
     read, stream = pipe
-    outlet = Outlet(stream, "Standard output")
+    outlet = OutputStream(stream, "Standard output")
     row, begin = "x" * 99, time.monotonic()
     rows = 30_000
     for _ in range(rows):
@@ -77,14 +77,14 @@ def test_a_reader_that_stops_holds_up_nothing_and_misses_little(
     lines = seen.decode().splitlines()
     kept, note = lines[:-1], lines[-1]
     assert set(kept) == {row}
-    assert len(kept) * 100 > outlets.LARGEST
+    assert len(kept) * 100 > output.LARGEST
     assert note == f"... {rows - len(kept):,} lines are left out ..."
     assert len(told) == 1
 
 
 def test_a_disk_that_has_room_again_gets_what_has_waited(tmp_path: Path, told: list[str]) -> None:
     with open(tmp_path / "out", "w") as stream:
-        outlet = Outlet(stream, "Standard output")
+        outlet = OutputStream(stream, "Standard output")
         good, full = os.dup(stream.fileno()), os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, stream.fileno())
         print("while it is full", file=outlet)
@@ -102,7 +102,7 @@ def test_a_disk_that_has_room_again_gets_what_has_waited(tmp_path: Path, told: l
 
 def test_a_child_leaves_what_waits_to_its_parent(pipe: tuple[int, TextIO]) -> None:
     read, stream = pipe
-    outlet = Outlet(stream, "Standard output")
+    outlet = OutputStream(stream, "Standard output")
     outlet.write("the parent's, ")
     outlet.forget()  # as after a fork
     print("the child's", file=outlet)
@@ -111,7 +111,7 @@ def test_a_child_leaves_what_waits_to_its_parent(pipe: tuple[int, TextIO]) -> No
 
 def test_a_result_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "w") as stream:
-        outlet = Outlet(stream, "Standard output", strict=True)
+        outlet = OutputStream(stream, "Standard output", strict=True)
         with pytest.raises(OutputLost, match="Standard output cannot be written: No space left"):
             print("a plan", file=outlet)
 
@@ -120,16 +120,16 @@ def test_notices_are_kept_where_the_run_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notices = Notices()
-    notices.tell("Before there was a folder.")
+    notices.add("Before there was a folder.")
     notices.keep_in(tmp_path / "missing" / "reporting.log")
     notices.keep_in(tmp_path / "reporting.log")
-    notices.tell("After it.")
+    notices.add("After it.")
     kept = (tmp_path / "reporting.log").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in kept] == ["Before there was a folder.", "After it."]
     assert capsys.readouterr().err == "Before there was a folder.\nAfter it.\n"
     (tmp_path / "other.log").symlink_to(tmp_path / "elsewhere")
     notices.keep_in(tmp_path / "other.log")
-    notices.tell("Not through a link.")
+    notices.add("Not through a link.")
     assert not (tmp_path / "elsewhere").exists()
 
 

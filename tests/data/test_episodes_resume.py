@@ -30,7 +30,7 @@ from etude.data.store import log as log_module
 from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.data.store.log import StoreFault
 from etude.runs import checkpoint
-from etude.runs.documents import sealed
+from etude.runs.documents import encode_sealed
 from etude.runs.files import Disk
 from faults.changed_data import WAYS, Mapped
 
@@ -327,7 +327,8 @@ def a_dataset(path: Path) -> EpisodeStore:
 
 def reseal(path: Path, document: Tree) -> None:
     """Change a file as one would who knows how it is sealed."""
-    path.write_bytes(sealed({name: value for name, value in document.items() if name != "seal"}))
+    unsealed = {name: value for name, value in document.items() if name != "seal"}
+    path.write_bytes(encode_sealed(unsealed))
 
 
 def test_every_byte_of_a_dataset_is_checked_before_it_is_used(tmp_path: Path) -> None:

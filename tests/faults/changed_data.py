@@ -224,7 +224,7 @@ class Disturbance(Callback):
         else:
             self._way(path, place, self.data)
 
-    def put_back(self) -> None:
+    def restore_text(self) -> None:
         assert self.path is not None
         with suppress(FileNotFoundError):
             if self.path.read_bytes() == self.data:
@@ -269,5 +269,5 @@ def case(number: int, seed: int, folder: Path) -> None:
     left = _steps(run)
     assert len(left) == min(disturbance._at - 1, 3), f"{left} after iteration {disturbance._at}"
     checkpoint.verify((run / "checkpoints" / "latest").resolve())
-    disturbance.put_back()
+    disturbance.restore_text()
     assert etude.resume(run).fingerprint() == undisturbed(name), "the resumed run differs"

@@ -29,7 +29,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from etude.runs import bundle
-from etude.runs.documents import SEAL, sealed
+from etude.runs.documents import SEAL, encode_sealed
 from faults._watched import watched
 
 ROW = 32
@@ -77,7 +77,7 @@ def reseal(folder: Path) -> None:
             data = path.read_bytes() if size < 1 << 28 else b""
             listed[name] = {"bytes": size, "sha256": hashlib.sha256(data).hexdigest()}
     content = {name: value for name, value in about.items() if name not in (SEAL, "files")}
-    (folder / bundle.INDEX).write_bytes(sealed({**content, "files": listed}))
+    (folder / bundle.INDEX).write_bytes(encode_sealed({**content, "files": listed}))
 
 
 def replace_model(folder: Path, data: bytes) -> None:
@@ -362,7 +362,8 @@ def bad_number(folder: Path, rng: random.Random) -> None:
     item, key = rng.choice(places)
     item[key] = rng.choice([10**9, 10**18, -1, 0, 2**63, 1e308, True, None, "x" * 100, [], {}])
     document.pop(SEAL, None)
-    data = sealed(document) if name == "evaluation/summary.json" else json.dumps(document).encode()
+    is_sealed = name == "evaluation/summary.json"
+    data = encode_sealed(document) if is_sealed else json.dumps(document).encode()
     (folder / name).write_bytes(data)
     if name.startswith("policy/"):
         manifest = json.loads((folder / "policy/manifest.json").read_text())
@@ -372,7 +373,7 @@ def bad_number(folder: Path, rng: random.Random) -> None:
             kept = files["contract.json"].keys()
             files["contract.json"].update({k: v for k, v in about.items() if k in kept})
         content = {k: v for k, v in manifest.items() if k != SEAL}
-        (folder / "policy/manifest.json").write_bytes(sealed(content))
+        (folder / "policy/manifest.json").write_bytes(encode_sealed(content))
     reseal(folder)
 
 

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 
 from etude import api
 from etude.api import Run
-from etude.core.errors import AGAIN
+from etude.core.errors import RESUMABLE
 from etude.planning.resolve import resolve
 from toys import tiny_reach
 
@@ -51,7 +51,7 @@ def case(number: int, seed: int, folder: Path) -> None:
     run = shutil.copytree(paused, folder / "run", symlinks=True)
     at = random.Random(f"{seed} {number}").uniform(0.0, seconds)
     code = stopped(run, at)
-    assert code in (0, AGAIN, KILLED), f"exit code {code}, {at:.2f} s after the start"
+    assert code in (0, RESUMABLE, KILLED), f"exit code {code}, {at:.2f} s after the start"
     assert api.resume(run).fingerprint() == untouched
     assert not Run(run).folder.last_failure()
 
@@ -68,6 +68,6 @@ def stopped(run: Path, at: float | None) -> int:
             time.sleep(at)
             process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
-    if process.returncode == AGAIN:
+    if process.returncode == RESUMABLE:
         assert "Continue with: etude resume" in said, said
     return process.returncode

@@ -42,7 +42,7 @@ from etude.models.reward_networks import (
 )
 from etude.planning import recipes
 from etude.runs import checkpoint, documents, files, parts, tensors
-from etude.runs.documents import SEAL, sealed
+from etude.runs.documents import SEAL, encode_sealed
 
 CUT = b"\n--8<--\n"
 CORPUS = Path(__file__).parent / "corpus"
@@ -251,7 +251,7 @@ def dataset_reader(scratch: Path) -> Reader:
             seal = json.loads(pieces["sealed.json"])
             seal.pop(SEAL, None)
             seal["labels"] = hashlib.sha256(pieces["labels.json"]).hexdigest()
-            pieces["sealed.json"] = sealed(seal)
+            pieces["sealed.json"] = encode_sealed(seal)
         for name, piece in pieces.items():
             (path / name).write_bytes(piece)
         try:

@@ -10,7 +10,7 @@ import torch
 
 from etude.building.executing import joined
 from etude.core.errors import NonFinite, UsageError
-from etude.core.ranks import Ranks, ReportedElsewhere, raise_first, writes
+from etude.core.ranks import Ranks, ReportedElsewhere, is_first_process, raise_first
 from rank_driver import fork_ranks, wait
 
 SHARDS, WIDTH = 4, 1_001
@@ -71,7 +71,7 @@ def check_failures(ranks: Ranks) -> None:
 
 def work(rank: int) -> None:
     with joined() as ranks:
-        assert writes() == ranks.is_first == (rank == 0)
+        assert is_first_process() == ranks.is_first == (rank == 0)
         check_sums(ranks)
         check_words(ranks)
         check_failures(ranks)

@@ -15,7 +15,7 @@ from etude.core.keys import Key
 from etude.models.actor_critic import ActorCritic
 from etude.models.actors import Actor
 from etude.models.distributions import SquashedGaussian
-from etude.models.networks import Mlp, generator_of
+from etude.models.networks import Mlp, make_generator
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rl.optimizer import AdaptiveRate
 
@@ -125,7 +125,7 @@ def test_a_masked_choice_is_never_taken_and_has_no_gradient() -> None:
 
 
 def test_layer_norm_before_the_activation() -> None:
-    network = Mlp((3, 8, 8, 2), "elu", 1.0, generator_of(Key(0)), layer_norm=True)
+    network = Mlp((3, 8, 8, 2), "elu", 1.0, make_generator(Key(0)), layer_norm=True)
     x = states(6)["state"]
     for i in range(2):
         x = torch.nn.functional.linear(

@@ -17,7 +17,7 @@ from etude.models.encoders import (
     spatial_softmax,
     to_pixels,
 )
-from etude.models.networks import EncoderConfig, generator_of
+from etude.models.networks import EncoderConfig, make_generator
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.planning import recipes
@@ -42,7 +42,7 @@ def observed(num: int, seed: int = 0) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["cnn", "keypoints", "resnet18"])
 def test_an_image_s_features_do_not_depend_on_its_batch(kind: str) -> None:
     config = EncoderConfig(kind=kind, features=7)
-    encoder = make_encoder((64, 48, 3), config, generator_of(Key(0)))
+    encoder = make_encoder((64, 48, 3), config, make_generator(Key(0)))
     images = observed(3)["image"]
     together = encoder(images)
     assert together.shape == (3, 7)
@@ -75,7 +75,7 @@ def test_spatial_softmax_finds_a_bright_place() -> None:
 def test_keypoints_follow_a_thing_and_nothing_else() -> None:
     """A bright square that moves by 8 of 64 pixels moves the keypoints that see it by as much."""
     config = EncoderConfig(kind="keypoints", channels=(8, 8, 8), features=4)
-    encoder = make_encoder((64, 64, 3), config, generator_of(Key(1)))
+    encoder = make_encoder((64, 64, 3), config, make_generator(Key(1)))
     with torch.no_grad():
         encoder._parameters["filter2"].mul_(100.0)  # so that the softmax is sharp
         images = torch.full((2, 64, 64, 3), 128, dtype=torch.uint8)

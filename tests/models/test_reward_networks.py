@@ -181,12 +181,12 @@ def test_without_names_it_reads_images_and_what_a_robot_feels(
     there: dict[str, tuple[int, ...]], reads: set[str]
 ) -> None:
     specs = {n: ArraySpec(s, "uint8" if len(s) == 3 else "float32") for n, s in there.items()}
-    found = RewardNetworkConfig(reads=()).found_in(specs, but="done")
+    found = RewardNetworkConfig(reads=()).with_reads(specs, but="done")
     assert set(found.reads) == reads
     named = RewardNetworkConfig(reads=("joints",))
-    assert named.found_in(specs) is named
+    assert named.with_reads(specs) is named
 
 
 def test_where_nothing_can_be_read_it_says_so() -> None:
     with pytest.raises(UsageError, match="there are progress"):
-        RewardNetworkConfig(reads=()).found_in({"progress": ArraySpec((1,))})
+        RewardNetworkConfig(reads=()).with_reads({"progress": ArraySpec((1,))})

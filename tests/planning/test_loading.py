@@ -13,7 +13,7 @@ from etude.api import train
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.data.store.episodes import EpisodeStore
-from etude.models.reward_networks import rewards_of
+from etude.models.reward_networks import compute_rewards
 from etude.planning import recipes
 from etude.rl.reward_only import make_reward_only
 from toys import changed, tiny_reach, toy_dataset
@@ -34,9 +34,9 @@ def test_the_reward_of_a_reward_only_run(tmp_path: Path) -> None:
     found = reward.rewards(steps.obs, steps.actions, steps.next_obs)
     learner = make_reward_only(recipe.algorithm, store, reward.network.shift.device, Key(1))
     again = (learner.policy, steps.obs, steps.actions, steps.next_obs)
-    assert not np.array_equal(rewards_of(*again), found)
+    assert not np.array_equal(compute_rewards(*again), found)
     learner.load_policy(dict(reward.network.state_dict()))
-    np.testing.assert_array_equal(rewards_of(*again), found)
+    np.testing.assert_array_equal(compute_rewards(*again), found)
     assert found.dtype == np.float64
     assert found.std() > 0.0
     alone = reward.rewards(steps.obs["state"], steps.actions.tolist(), steps.next_obs["state"])

@@ -171,7 +171,7 @@ def test_a_checkpoint_that_does_not_fit_into_memory_is_not_damaged(
         with pytest.raises((MemoryError, RuntimeError)) as caught:
             checkpoint.load_training(newest)
     assert caught.value is refusals[module]
-    with pytest.raises(MemoryError), checkpoint.fitting(newest, "policy"):
+    with pytest.raises(MemoryError), checkpoint.explain_mismatch(newest, "policy"):
         raise MemoryError
 
 

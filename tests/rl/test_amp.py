@@ -14,7 +14,7 @@ from etude.core.errors import NonFinite, UsageError
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.data.segments import StepWindows, WindowRing, join
-from etude.models.networks import generator_of
+from etude.models.networks import make_generator
 from etude.models.policies import PolicyConfig
 from etude.models.reward_networks import Discriminator
 from etude.rl.rewards.amp import (
@@ -45,7 +45,7 @@ def make_amp(shards: int = 1, reference: Array | None = None, **config: Any) -> 
     if reference is None:
         reference = np.random.default_rng(0).normal(3.0, 2.0, (50, 3, 3)).astype(np.float32)
     chosen = AMPConfig(**{**SMALL, **config})
-    network = Discriminator(reference.shape[1:], chosen.hidden, generator_of(Key(3)))
+    network = Discriminator(reference.shape[1:], chosen.hidden, make_generator(Key(3)))
     with torch.no_grad():
         network.weights()[-1].mul_(300.0)
     return AMP(chosen, network, reference, shards, torch.device("cpu"))
@@ -147,7 +147,7 @@ def test_rewards_are_finite_where_the_logit_is_not_small() -> None:
 def small_case() -> tuple[Discriminator, Drawn]:
     """A network and windows in float64, with a normaliser that does something."""
     stream = np.random.default_rng(4)
-    network = Discriminator((2, 3), (5, 4), generator_of(Key(1)))
+    network = Discriminator((2, 3), (5, 4), make_generator(Key(1)))
     seen = {"count": np.asarray(10.0), "mean": stream.normal(size=3), "m2": stream.uniform(5, 9, 3)}
     network.normaliser.absorb(seen)
     network.double()

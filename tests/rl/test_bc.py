@@ -20,7 +20,7 @@ from etude.data.store.geometry import OBS
 from etude.data.store.labels import Labels
 from etude.data.store.views import EpisodesOf
 from etude.models.chunks import ChunkPolicy, ChunkPolicyConfig
-from etude.models.imitation import Demonstrated, imitation_loss, imitation_window
+from etude.models.imitation import Demonstrations, imitation_loss, imitation_window
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.rl.bc import BCConfig
@@ -84,7 +84,7 @@ def test_windows_against_whole_episodes(dataset: Path) -> None:
     store.close()
 
 
-def shown(num: int, steps: int, actions: int) -> Demonstrated:
+def shown(num: int, steps: int, actions: int) -> Demonstrations:
     generator = torch.Generator().manual_seed(0)
     obs = {
         "state": torch.randn(num, steps, 4, generator=generator),
@@ -92,7 +92,7 @@ def shown(num: int, steps: int, actions: int) -> Demonstrated:
     }
     taken = torch.rand(num, actions, 2, generator=generator) * 2 - 1
     valid = torch.rand(num, actions, generator=generator) > 0.3
-    return Demonstrated(obs, taken, valid)
+    return Demonstrations(obs, taken, valid)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "squashed", "deterministic", "lstm"])
@@ -243,7 +243,7 @@ def test_flow_learns_two_ways_and_takes_one() -> None:
         ways = torch.from_numpy(chance.choice([-0.6, 0.6], (64, 1, 1)).astype(np.float32))
         seen = {"state": torch.zeros(64, 1, 2)}
         valid = torch.ones(64, 8, dtype=torch.bool)
-        demonstrated = Demonstrated(seen, ways.expand(64, 8, 1).contiguous(), valid)
+        demonstrated = Demonstrations(seen, ways.expand(64, 8, 1).contiguous(), valid)
         optimizer.zero_grad()
         imitation_loss(policy, demonstrated, chance).backward()
         optimizer.step()

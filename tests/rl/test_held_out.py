@@ -19,7 +19,7 @@ from etude.data.store.labels import Labels
 from etude.data.store.views import EpisodesOf
 from etude.rl.offline import split, split_store
 from etude.rl.reward_only import RewardOnlyConfig
-from etude.runs.documents import SEAL, sealed
+from etude.runs.documents import SEAL, encode_sealed
 from etude.runs.files import Disk
 from toys import toy_dataset
 
@@ -76,7 +76,7 @@ def test_a_lost_or_altered_table_is_an_error_and_never_a_leak(tmp_path: Path) ->
     assert len(EpisodeStore.open(path).labels) == 40
     seal = json.loads((path / "sealed.json").read_text())
     del seal["labels"], seal[SEAL]
-    (path / "sealed.json").write_bytes(sealed(seal))
+    (path / "sealed.json").write_bytes(encode_sealed(seal))
     with pytest.raises(UsageError, match=r"made by an older version.*import or record it again"):
         EpisodeStore.open(path)
 
@@ -110,7 +110,7 @@ def test_a_table_from_a_stranger_is_checked(column: str, value: Any, tmp_path: P
         seal = json.loads((path / "sealed.json").read_text())
         del seal[SEAL]
         seal["labels"] = hashlib.sha256(text.encode()).hexdigest()
-        (path / "sealed.json").write_bytes(sealed(seal))
+        (path / "sealed.json").write_bytes(encode_sealed(seal))
         with pytest.raises(DamagedStore, match=r"labels\.json"):
             EpisodeStore.open(path)
 
@@ -202,11 +202,11 @@ def test_episodes_without_rewards_teach_policies_alone(tmp_path: Path) -> None:
         obs = {n: np.concatenate([o, steps.next_obs[n][-1:]]) for n, o in steps.obs.items()}
         store.append_episode(obs, steps.actions, steps.rewards * number, True)
         labels.add("x", rewarded=bool(number))
-    sealed = store.seal(labels)
+    encode_sealed = store.seal(labels)
     with pytest.raises(UsageError, match="no rewards for 1 of its 2 episodes") as caught:
-        split_store(sealed, RewardOnlyConfig(allow_equal_returns=True))
+        split_store(encode_sealed, RewardOnlyConfig(allow_equal_returns=True))
     assert "\n" not in str(caught.value)
-    assert split_store(sealed, RewardOnlyConfig(), for_reward=False)[0].num_episodes == 1
+    assert split_store(encode_sealed, RewardOnlyConfig(), for_reward=False)[0].num_episodes == 1
 
 
 def test_transitions_are_drawn_evenly_from_the_chosen_episodes_alone(store: EpisodeStore) -> None:

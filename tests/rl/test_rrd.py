@@ -21,9 +21,9 @@ from etude.data.store.geometry import store_specs
 from etude.data.store.views import EpisodesOf
 from etude.models.reward_networks import (
     RewardNetworkConfig,
+    compute_rewards,
     make_reward_network,
     reward_network_from_contract,
-    rewards_of,
 )
 from etude.rl.offline import split
 from etude.rl.reward_only import RewardOnly, RewardOnlyConfig, make_reward_only
@@ -235,7 +235,7 @@ def test_a_linear_reward_is_found_from_returns_alone(tmp_path: Path) -> None:
     found, truth = [], []
     for number in range(10):
         steps, _ = unseen.episode(number)
-        found.append(rewards_of(learner.network, steps.obs, steps.actions, steps.next_obs))
+        found.append(compute_rewards(learner.network, steps.obs, steps.actions, steps.next_obs))
         truth.append(steps.rewards)
     assert spearman(np.concatenate(found), np.concatenate(truth)) > 0.95
     drawn = replayed(learner, unseen, KEY.generator(), 200)
@@ -437,7 +437,7 @@ def test_reward_only_learns_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     steps, _ = whole.store.episode(0)
     obs, after = ({n: torch.from_numpy(o[n]) for n in o} for o in (steps.obs, steps.next_obs))
     rewards = network(obs, torch.from_numpy(steps.actions), after).detach().double().numpy()
-    found = rewards_of(whole.policy, steps.obs, steps.actions, steps.next_obs)
+    found = compute_rewards(whole.policy, steps.obs, steps.actions, steps.next_obs)
     np.testing.assert_array_equal(rewards, found)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from etude.core.errors import EtudeError, Exited, UsageError, contained
+from etude.core.errors import EtudeError, Exited, UsageError, exits_as_errors
 from etude.core.guard import Guard, Hung
 from etude.core.keys import Key
 from etude.envs.adapters.gym import GymConfig, GymEnv
@@ -83,9 +83,9 @@ def test_a_child_that_an_environment_forks_exits_as_it_likes() -> None:
 
 
 def test_an_interrupt_of_the_main_thread_stays_one() -> None:
-    with pytest.raises(KeyboardInterrupt), contained(lambda: "It"):
+    with pytest.raises(KeyboardInterrupt), exits_as_errors(lambda: "It"):
         raise KeyboardInterrupt
-    with pytest.raises(Exited, match="It called"), contained(lambda: "It"):
+    with pytest.raises(Exited, match="It called"), exits_as_errors(lambda: "It"):
         os._exit(0)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from etude.core.errors import EtudeError
 from etude.runs import bundle, tensors
-from etude.runs.documents import sealed, unsealed
+from etude.runs.documents import decode_sealed, encode_sealed
 
 ARRAYS = {"weight": np.arange(6, dtype=np.float32)}
 CHUNKS = tensors.chunks(ARRAYS, tensors.layout(ARRAYS))
@@ -120,21 +120,21 @@ def foreign(folder: Path) -> str:
 
 
 def index_that_leads_out(folder: Path) -> str:
-    about = unsealed((folder / bundle.INDEX).read_bytes())
+    about = decode_sealed((folder / bundle.INDEX).read_bytes())
     about["files"]["../secret"] = {"bytes": 1, "sha256": "0" * 64}
-    (folder / bundle.INDEX).write_bytes(sealed(about))
+    (folder / bundle.INDEX).write_bytes(encode_sealed(about))
     return "bundle.json lists '../secret'"
 
 
 def without_seal(folder: Path) -> str:
-    about = unsealed((folder / bundle.INDEX).read_bytes())
+    about = decode_sealed((folder / bundle.INDEX).read_bytes())
     (folder / bundle.INDEX).write_text(json.dumps(about))
     return "bundle.json was changed"
 
 
 def of_a_later_version(folder: Path) -> str:
-    about = unsealed((folder / bundle.INDEX).read_bytes())
-    (folder / bundle.INDEX).write_bytes(sealed(about | {"format": 2}))
+    about = decode_sealed((folder / bundle.INDEX).read_bytes())
+    (folder / bundle.INDEX).write_bytes(encode_sealed(about | {"format": 2}))
     return "bundle.json has another format"
 
 

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.runs import checkpoint, files, metrics_log
-from etude.runs.folder import REPORTING, RunFolder, default_path, foreign, write_failure
+from etude.runs.folder import REPORTING, RunFolder, default_path, find_foreign, write_failure
 from etude.runs.metrics_log import DiskHistory, MetricsLog, chain_of, planned_position, read_rows
 
 NO_BYTES = hashlib.sha256().hexdigest()
@@ -66,9 +66,9 @@ def test_what_etude_writes_is_not_foreign(tmp_path: Path) -> None:
     with create(tmp_path / "run") as folder:
         (folder.path / REPORTING).write_text("The log tensorboard failed.\n")
         write_failure(folder, ValueError("odd"), {}, {})
-        assert foreign(folder.path) is None
+        assert find_foreign(folder.path) is None
         (folder.path / "notes.txt").write_text("mine")
-        assert foreign(folder.path) == folder.path / "notes.txt"
+        assert find_foreign(folder.path) == folder.path / "notes.txt"
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:

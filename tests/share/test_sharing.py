@@ -36,7 +36,7 @@ from etude.models.policies import make_policy
 from etude.planning import recipes
 from etude.runs import bundle, onnx_files
 from etude.runs.checkpoint import load_policy_parts
-from etude.runs.documents import sealed, unsealed
+from etude.runs.documents import decode_sealed, encode_sealed
 from etude.runs.metrics_log import chain_of
 from etude.runs.parts import policy_part
 from etude.share import verify as verifying
@@ -78,7 +78,7 @@ def copied(shared: Path, tmp_path: Path) -> Path:
 
 def reseal(folder: Path, **about: Any) -> None:
     """Make every hash right again, as one would who wants a change to go unnoticed."""
-    old = unsealed((folder / bundle.INDEX).read_bytes())
+    old = decode_sealed((folder / bundle.INDEX).read_bytes())
     (folder / bundle.INDEX).unlink()
     kept = {name: old[name] for name in old if name not in ("format", "files")}
     bundle.seal(folder, kept | about)
@@ -205,9 +205,9 @@ def test_other_results_count_where_nothing_decisive_is_different(
 def test_another_version_is_said_and_results_are_compared(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = unsealed((copied / "manifest.json").read_bytes())
+    manifest = decode_sealed((copied / "manifest.json").read_bytes())
     manifest["versions"]["numpy"] = "1.0"
-    (copied / "manifest.json").write_bytes(sealed(manifest))
+    (copied / "manifest.json").write_bytes(encode_sealed(manifest))
     rewritten(copied, 1e-6)
     assert main(["verify", str(copied)]) == 0
     said = capsys.readouterr().out

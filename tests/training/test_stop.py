@@ -15,7 +15,7 @@ import pytest
 
 from etude.api import Interrupted, Run, resume, train
 from etude.core.contracts import BatchMetrics
-from etude.core.errors import AGAIN
+from etude.core.errors import RESUMABLE
 from etude.runs import checkpoint
 from etude.training import stop as module
 from etude.training.callbacks import Callback, Context
@@ -52,7 +52,7 @@ def test_every_signal_saves_and_the_run_goes_on(
     untouched = train(tiny_reach(6), tmp_path / "untouched")
     with pytest.raises(Interrupted) as caught:
         train(tiny_reach(6), tmp_path / "run", callbacks=[Strike(number)])
-    assert caught.value.exit_code == AGAIN
+    assert caught.value.exit_code == RESUMABLE
     assert f"{number.name}: the run is saved at the end of this iteration" in capfd.readouterr().err
     assert Run(tmp_path / "run").rows()[-1]["iterations"] == 4
     assert resume(tmp_path / "run").fingerprint() == untouched.fingerprint()
@@ -88,7 +88,7 @@ def test_a_signal_while_a_resume_starts_loses_nothing(place: str, tmp_path: Path
 
     with pytest.raises(Interrupted, match="etude resume") as caught:
         resume(tmp_path / "run", say=say, logs=[Slow()])
-    assert caught.value.exit_code == AGAIN
+    assert caught.value.exit_code == RESUMABLE
     assert ("nothing is lost" in str(caught.value)) == (place == "start")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert checkpoint.resumable(tmp_path / "run" / "checkpoints") != before or place == "start"

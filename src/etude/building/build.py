@@ -19,7 +19,7 @@ from etude.models.policies import BasePolicy, make_policy
 from etude.planning.plan import make_curriculum
 from etude.planning.recipe import Learner, Recipe, Resolved, code_roots, metrics_of
 from etude.rollout.local import NoCollector, Workers
-from etude.runs.checkpoint import fitting
+from etude.runs.checkpoint import explain_mismatch
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
@@ -123,7 +123,7 @@ def start_policy(recipe: Recipe, algorithm: Algorithm) -> None:
         from etude.planning.loading import checked_start
 
         start = checked_start(recipe, algorithm.policy_parts()[1])
-        with fitting(start.path, "state"):
+        with explain_mismatch(start.path, "state"):
             algorithm.start_from(start.arrays, start.training)
 
 

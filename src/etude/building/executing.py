@@ -13,7 +13,7 @@ from etude.building.build import Parts
 from etude.core import code_hashes
 from etude.core.clock import Clock
 from etude.core.code_hashes import differing
-from etude.core.errors import AGAIN, EtudeError, NonFinite, UsageError, raise_ending
+from etude.core.errors import RESUMABLE, EtudeError, NonFinite, UsageError, raise_exited
 from etude.core.history import History
 from etude.core.ranks import (
     ALONE,
@@ -31,7 +31,7 @@ from etude.planning import recipes
 from etude.planning.plan import Plan, counted
 from etude.planning.recipe import Recipe, Resolved, code_roots, metrics_of
 from etude.runs import files, manifest
-from etude.runs.documents import sealed
+from etude.runs.documents import encode_sealed
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import DiskHistory
 from etude.training.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
@@ -177,7 +177,7 @@ def device_line(run: Resolved) -> str:
 class Interrupted(EtudeError):
     """A signal ended the run at a boundary, where it was saved, or before its first iteration."""
 
-    exit_code = AGAIN
+    exit_code = RESUMABLE
 
     def __init__(self, path: Path, what: str = "Stopped and saved.") -> None:
         super().__init__(f"{what} Continue with: etude resume {path}")
@@ -197,7 +197,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
 
             report_failure(error, loop.clock.state_dict(), folder, say)
         if isinstance(error, SystemExit):
-            raise_ending(error, "Code in the run")
+            raise_exited(error, "Code in the run")
         raise
     finally:
         parts.close()
@@ -207,7 +207,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
     elif loop.stop.pauses(now.iterations):
         say(f"Paused and saved after {now.iterations:,} iterations, at step {now.timesteps:,}.")
     else:
-        raise Interrupted(folder.path) if ranks.is_first else ReportedElsewhere(AGAIN)
+        raise Interrupted(folder.path) if ranks.is_first else ReportedElsewhere(RESUMABLE)
 
 
 def _summarise(parts: Parts, folder: RunFolder) -> None:
@@ -218,7 +218,7 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
     counts = counted(now, parts.spec.agents, rows, tester.num_done, tester.num_episodes, saved)
     summary = {"counts": counts, "episodes": loop.clock.episodes, "best": loop.evaluator.best}
     summary["exactness"] = folder.manifest().get("exactness", "unknown")
-    files.replace_file(folder.path / SUMMARY, [sealed(summary)])
+    files.replace_file(folder.path / SUMMARY, [encode_sealed(summary)])
 
 
 def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:

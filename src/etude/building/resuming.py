@@ -111,7 +111,7 @@ def restore(folder: RunFolder, say: Say, trust: bool = False) -> None:
             say(f"{error} {USED} The file as it was is kept as {aside.name}.")
         else:
             say(f"{error} {USED}")
-        folder.put_back(RECIPE, text)
+        folder.restore_text(RECIPE, text)
     try:
         folder.manifest()
     except Damaged as error:
@@ -121,7 +121,7 @@ def restore(folder: RunFolder, say: Say, trust: bool = False) -> None:
             folder.rewrite({}, {})
         else:
             say(f"{error} {USED}")
-            folder.put_back(MANIFEST, copy)
+            folder.restore_text(MANIFEST, copy)
 
 
 def _copy_of_recipe(folder: RunFolder, error: UsageError) -> str:

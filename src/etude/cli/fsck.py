@@ -22,7 +22,7 @@ from etude.data.store import manifest
 from etude.data.store.episodes import EpisodeStore
 from etude.planning.recipe import Recipe, load
 from etude.runs import checkpoint
-from etude.runs.documents import unsealed
+from etude.runs.documents import decode_sealed
 from etude.runs.folder import MANIFEST, PLAN, PLAN_JSON, RECIPE, RunFolder
 from etude.runs.metrics_log import DiskHistory, Marks, is_as_saved, named, parsed, salvage
 from etude.runs.parts import check_part
@@ -179,7 +179,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | Untrusted | None:
     if summary.is_file() or (folder.checkpoints / "final").exists():
         wrong = "" if summary.is_file() else "is missing"
         try:
-            unsealed(summary.read_bytes() if not wrong else b"")
+            decode_sealed(summary.read_bytes() if not wrong else b"")
         except (OSError, ValueError) as error:
             wrong = wrong or str(error)
         report.add(summary, wrong, anew)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from etude.cli.slices import ALIASES, Slicing, limit_of, parsed, shell, with_grace
 from etude.core import user_code
-from etude.core.errors import AGAIN, NonFinite, UsageError
+from etude.core.errors import RESUMABLE, NonFinite, UsageError
 from etude.planning.recipes import texts
 
 MOUNT = PurePosixPath("/runs")
@@ -77,7 +77,7 @@ def manifest(
     asked = {"cpu": given.cores, "memory": f"{memory}Gi"}
     return _MANIFEST.format(
         name=name,
-        again=AGAIN,
+        again=RESUMABLE,
         not_finite=NonFinite.exit_code,
         margin=given.margin,
         image=json.dumps(given.image),

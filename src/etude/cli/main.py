@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Verbs, later, run_verb
-from etude.core import outlets, progress
+from etude.core import output, progress
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
 
@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     arguments = [*(sys.argv[1:] if argv is None else argv)]
     try:
-        with outlets.standing(strict=arguments[:1] not in _TRAINING):
+        with output.nonblocking_output(strict=arguments[:1] not in _TRAINING):
             return _code(arguments)
-    except outlets.OutputLost as error:  # only at the end of the command
+    except output.OutputLost as error:  # only at the end of the command
         if str(error):
             print(error, file=sys.stderr)
         return error.exit_code

@@ -11,7 +11,7 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.cli.runs import runs_in, with_default
 from etude.core.progress import waiting
 from etude.core.units import size
-from etude.runs.pruning import Surplus, free, surplus_of, unfinished
+from etude.runs.pruning import Surplus, delete_surplus, find_killed_runs, find_surplus
 
 
 class PruneCommand(Reporting):
@@ -34,8 +34,8 @@ def run(arguments: list[str]) -> int:
     """List what can go, and with --yes take it away; 1 where something of that could not be."""
     command = parse("prune", PruneCommand, with_default(arguments))
     with waiting("reading checkpoints"):
-        found = surplus_of(runs_in(command.folders), say=_say)
-        found += [each for folder in command.folders for each in unfinished(Path(folder))]
+        found = find_surplus(runs_in(command.folders), say=_say)
+        found += [each for folder in command.folders for each in find_killed_runs(Path(folder))]
     if command.json_output:
         command.show(to_json(found), "")
     elif not found:
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
     if not found or not command.yes:
         return 0
     freed, left = 0, []
-    for each, why in free(found):
+    for each, why in delete_surplus(found):
         freed += 0 if why else each.bytes
         left += [why] if why else []
     for why in left:

@@ -12,7 +12,7 @@ from etude.cli.options import Positional, Reporting, parse
 from etude.compare.inventory import RunEntry, entry
 from etude.core.errors import UsageError
 from etude.core.units import size
-from etude.runs.folder import find_runs
+from etude.runs.finding import find_runs
 
 DEFAULT = "runs"
 """The folder that runs are in, where nobody says otherwise."""

@@ -20,7 +20,7 @@ from etude.compare.sweeps.processes import (
     start,
     wait_for_writer,
 )
-from etude.core.errors import AGAIN, EtudeError, UsageError
+from etude.core.errors import RESUMABLE, EtudeError, UsageError
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import files
@@ -34,7 +34,7 @@ _OWN = ("seeds", "jobs", "folder", "seed")
 class Stopped(EtudeError):
     """A signal ended the command; its runs are saved."""
 
-    exit_code = AGAIN
+    exit_code = RESUMABLE
 
     def __init__(self, done: int, total: int) -> None:
         super().__init__(

@@ -15,7 +15,7 @@ from etude.building.executing import SUMMARY
 from etude.cli.options import parse
 from etude.cli.seeds import passed_on
 from etude.cli.target import Recipe_, Trusting, find_target
-from etude.core.errors import AGAIN, UsageError
+from etude.core.errors import RESUMABLE, UsageError
 from etude.core.units import duration
 from etude.planning.recipe import Recipe
 from etude.runs import files
@@ -161,7 +161,7 @@ fi
 saved() {{ readlink "$run/checkpoints/latest" || cat "$run/checkpoints/latest" 2> /dev/null; }}
 before=$(saved)
 
-# Signals are passed on: the run saves itself at the end of its iteration and exits with {AGAIN}.
+# Signals are passed on: the run saves at the end of its iteration and exits with {RESUMABLE}.
 signals=0 time_is_up=
 trap 'time_is_up=1 signals=$((signals + 1)); kill -USR1 "$child"' USR1
 trap 'time_is_up= signals=$((signals + 1)); kill -TERM "$child"' TERM
@@ -180,12 +180,12 @@ case $code in
         code=1
     fi
     ;;
-{AGAIN} | 138 | 143) # saved, or ended by a signal where it stood: a resume goes on
+{RESUMABLE} | 138 | 143) # saved, or ended by a signal where it stood: a resume goes on
     if [ "$(saved)" = "$before" ]; then
         echo "Nothing was saved in this slice, so another would not help: give it more time." >&2
         exit 1
     fi
-    code={AGAIN}
+    code={RESUMABLE}
     ;;
 esac
 """

@@ -10,10 +10,11 @@ from pathlib import Path
 from pydantic import Field
 
 from etude.cli.slices import ALIASES, Slicing, limit_of, parsed, shell, with_grace
-from etude.core.errors import AGAIN, UsageError
+from etude.core.errors import RESUMABLE, UsageError
 from etude.core.units import duration
 from etude.runs import files
-from etude.runs.folder import default_path, is_run
+from etude.runs.finding import is_run
+from etude.runs.folder import default_path
 
 
 class SlurmCommand(Slicing):
@@ -63,7 +64,7 @@ def script(given: SlurmCommand, arguments: list[str], folder: Path, memory: int,
     head = [
         "#!/bin/bash",
         "# A run in slices, made by `etude slurm`; submit it with sbatch. Exit codes: 0 finished,",
-        f"# {AGAIN} saved and to be continued (submit it again), others as the log says.",
+        f"# {RESUMABLE} saved and to be continued (submit it again), others as the log says.",
         f"#SBATCH --job-name={shlex.quote(name)}",
         f"#SBATCH --time={given.time}",
         f"#SBATCH --signal=B:USR1@{given.margin}",
@@ -84,7 +85,7 @@ def script(given: SlurmCommand, arguments: list[str], folder: Path, memory: int,
 _REQUEUE = f"""\
 # Only the time limit brings it back: a job that was cancelled stays so, and one that was preempted
 # is brought back by Slurm.
-if [ "$code" = {AGAIN} ] && [ -n "$time_is_up" ]; then
+if [ "$code" = {RESUMABLE} ] && [ -n "$time_is_up" ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
     echo "The run is saved, but the job could not be requeued: submit the script again." >&2
 fi

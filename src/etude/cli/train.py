@@ -12,7 +12,7 @@ from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import UsageError
 from etude.core.history import History
 from etude.core.metrics.declared import ELAPSED, is_offline, step_of
-from etude.core.ranks import writes
+from etude.core.ranks import is_first_process
 from etude.evaluate import evaluation
 from etude.evaluate.fresh import step_of as policy_step
 from etude.planning.recipe import metrics_of
@@ -60,7 +60,7 @@ def say(text: str) -> None:
 
 def finish(run: Run) -> None:
     """Print what a run came to, and evaluate its policy; the first of several ranks does."""
-    if not writes():
+    if not is_first_process():
         return
     best = run.summary()["best"]
     history = run.history()

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from etude.compare import outputs
 from etude.compare.comparison import Comparison
 from etude.compare.reading import RunRecord, printable
-from etude.core.metrics.declared import ELAPSED, Metrics, Warning, charted, numbers, step_of
+from etude.core.metrics.declared import ELAPSED, Metrics, Warning, chart_values, numbers, step_of
 from etude.evaluate.charts import COLORS
 from etude.runs.folder import PLAN, RECIPE
 from etude.training.logs.curves import duration
@@ -205,7 +205,7 @@ def _series(record: RunRecord, max_points: int) -> dict[str, dict[str, list[floa
     found: dict[str, list[tuple[float, float, float]]] = {}
     for row in record.rows:
         step, seconds = step_of(numbers(row)), numbers(row).get(ELAPSED, 0.0)
-        for name, value in charted(row).items():
+        for name, value in chart_values(row).items():
             if name != ELAPSED:
                 found.setdefault(name, []).append((step, value, round(seconds, 2)))
     lines = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from etude.core.metrics.declared import numbers, step_of
-from etude.runs.folder import changed_at, disk_bytes
+from etude.runs.finding import disk_bytes, last_modified
 from etude.runs.lock import is_locked
 
 State = Literal["running", "finished", "stopped", "failed"]
@@ -60,7 +60,7 @@ def entry(path: Path) -> RunEntry:
     last, name, score = _read_end(rows)
     head = _start(path / "recipe.yaml")
     saved = path / "checkpoints" / f"{newest or 0:012d}"
-    changed = changed_at(rows, path / "recipe.yaml", saved, path / "summary.json")
+    changed = last_modified(rows, path / "recipe.yaml", saved, path / "summary.json")
     return RunEntry(
         path=path,
         recipe=_field(head, "name") or "?",
@@ -81,8 +81,8 @@ def _state(path: Path, newest: int | None) -> State:
     counts = _counts(path / "summary.json")
     if newest is not None and newest in (counts.get("timesteps"), counts.get("updates")):
         return "finished"
-    failed = changed_at(*_entries(path / "failures"))
-    saved = 0.0 if newest is None else changed_at(path / "checkpoints" / f"{newest:012d}")
+    failed = last_modified(*_entries(path / "failures"))
+    saved = 0.0 if newest is None else last_modified(path / "checkpoints" / f"{newest:012d}")
     return "failed" if failed > saved else "stopped"
 
 

@@ -29,7 +29,7 @@ NOT_HASHED = ("cli/", "compare/", "demos/", "evaluate/", "share/", "training/log
 BY_VERSION = {"mujoco", "numpy", "torch"}
 """Large packages, compared by version and by the standard computation instead."""
 MOST_BYTES = 64 << 20
-"""Bytes of an installed package's data files that are hashed by content; of the rest, the size is."""
+"""Bytes of a package's data files that are hashed by content; of further ones, sizes are hashed."""
 _CODE = {".py", ".pyx", ".so", ".pyd"}
 
 

@@ -109,8 +109,8 @@ class Config(BaseModel):
         """A copy with fields changed, unvalidated; unknown fields raise."""
         for name in (each for each in update or () if each not in type(self).model_fields):
             raise UsageError(
-                f"{type(self).__name__} has no field {name}: `replace({name}=...)` suggests the right "
-                "name, and validates the value."
+                f"{type(self).__name__} has no field {name}: `replace({name}=...)` suggests the "
+                "right name, and validates the value."
             )
         return super().model_copy(update=update, deep=deep)
 

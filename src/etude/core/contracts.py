@@ -76,13 +76,14 @@ class ActionSpec:
 
     @property
     def array(self) -> ArraySpec:
-        """Shape and type of one environment's action: float32 [dims] or int64 [choices]."""
+        """Shape and type of an environment's action: float32 [dims] or int64 [choices]."""
         if self.kind == "box":
             return ArraySpec((len(self.low),), "float32")
         return ArraySpec((len(self.sizes),), "int64")
 
     def to_env(self, actions: Array) -> Array:
-        """Convert policy actions [num_envs, n] to the environment's; discrete ones to [num_envs]."""
+        """Convert policy actions [num_envs, n] to the environment's; discrete ones to
+        [num_envs]."""
         if self.kind == "discrete":
             return np.asarray(actions[:, 0])
         if self.kind == "multi_discrete":
@@ -149,7 +150,8 @@ class EnvSpec:
 
 
 KINDS = ("outcome", "motion")
-"""Statistics that are indices, of `EnvSpec.outcomes` and `EnvSpec.motions`; they are not averaged."""
+"""Statistics that are indices, of `EnvSpec.outcomes` and `EnvSpec.motions`; they are not
+averaged."""
 
 
 @dataclass
@@ -209,8 +211,8 @@ class Broadcast:
 
 
 Snapshot = Tree
-"""Whole state of one group of environments: simulator state, last observations, running episodes and
-recurrent state, arrays [num_envs, ...]; and the curriculum round in which they began."""
+"""Whole state of one group of environments: simulator state, last observations, running episodes
+and recurrent state, arrays [num_envs, ...]; and the curriculum round in which they began."""
 
 
 class Finals(NamedTuple):
@@ -257,8 +259,8 @@ class Fragment:
     """{name: {"count", "mean" [n], "m2" [n]}} float64 over all steps of this fragment, for every
     observation that the policy reads."""
     restarted: Array
-    """[num_envs] bool: a new episode began before the first step, so this fragment does not continue
-    the previous one, whose last episode was abandoned."""
+    """[num_envs] bool: a new episode began before the first step, so this fragment does not
+    continue the previous one, whose last episode was abandoned."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent in "physics", "environment" and "inference"; from another process also in
     "transport". For logs only."""
@@ -333,7 +335,8 @@ class BatchMetrics:
 
 
 class Algorithm(Stateful, Protocol):
-    """Learns from fragments: the interface between the training loop and PPO, SAC, reward models..."""
+    """Learns from fragments: the interface between the training loop and PPO, SAC, reward
+    models..."""
 
     def broadcast(self, clock: Clock) -> Broadcast:
         """The data for the next rollout."""
@@ -372,7 +375,8 @@ class LogWriter(Protocol):
     """Writes metric rows. An error in it does not end the run."""
 
     def begin(self, history: Iterable[Row]) -> None:
-        """Begin after the rows in `history`, none for a new run; later rows in the log are obsolete.
+        """Begin after the rows in `history`, none for a new run; later rows in the log are
+        obsolete.
 
         Called again, with all rows so far, after an error. Rows are read from disk while they are
         iterated, and may be millions: do not make a list of them; charts and summaries use

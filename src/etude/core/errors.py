@@ -139,19 +139,19 @@ def refuse_exits() -> None:
 
 
 @contextmanager
-def contained(what: Callable[[], str]) -> Iterator[None]:
+def exits_as_errors(what: Callable[[], str]) -> Iterator[None]:
     """Turn attempts of user code to end the process into errors; `what` names the code."""
     before = getattr(_mine, "process", None)
     refuse_exits()
     try:
         yield
     except (SystemExit, KeyboardInterrupt, Exit) as error:
-        raise_ending(error, what())
+        raise_exited(error, what())
     finally:
         _mine.process = before
 
 
-def raise_ending(error: BaseException, what: str) -> NoReturn:
+def raise_exited(error: BaseException, what: str) -> NoReturn:
     """Raise `Exited` for an attempt to end the process; interrupts of the main thread pass."""
     main = threading.current_thread() is threading.main_thread()
     if isinstance(error, KeyboardInterrupt) and main:

@@ -22,7 +22,7 @@ import numpy as np
 
 from etude.core.abilities import EnvWrapper, Interruptible, Located, Restarts, ability
 from etude.core.contracts import Array, BatchEnv, Observations, StepResult
-from etude.core.errors import EtudeError, Exit, UsageError, raise_ending, refuse_exits
+from etude.core.errors import EtudeError, Exit, UsageError, raise_exited, refuse_exits
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
@@ -75,7 +75,7 @@ class Guard(EnvWrapper):
         try:  # Without a deadline: the first of them may probe for long.
             return self.inner.snapshot()
         except (SystemExit, KeyboardInterrupt, GeneratorExit, Exit) as error:
-            raise_ending(error, self._subject())
+            raise_exited(error, self._subject())
 
     def restore(self, snapshot: Tree, key: Key) -> None:
         self._guarded("restore", lambda: self.inner.restore(snapshot, key))
@@ -89,7 +89,7 @@ class Guard(EnvWrapper):
         try:
             result = self.inner.step(actions)
         except (SystemExit, KeyboardInterrupt, GeneratorExit, Exit) as error:
-            raise_ending(error, self._subject())
+            raise_exited(error, self._subject())
         finally:
             self.call = ""
         reward = result.reward
@@ -113,7 +113,7 @@ class Guard(EnvWrapper):
         try:
             return function()
         except (SystemExit, KeyboardInterrupt, GeneratorExit, Exit) as error:
-            raise_ending(error, self._subject())
+            raise_exited(error, self._subject())
         finally:
             self.call = ""
 
@@ -167,11 +167,11 @@ class Guard(EnvWrapper):
             while found is not None and found.f_locals.get("self") is not self:
                 found = found.f_back
             if found is not None:
-                return place_of(frame)
+                return location_of(frame)
         return ""
 
 
-def place_of(frame: FrameType) -> str:
+def location_of(frame: FrameType) -> str:
     """Such as "my_env.py, line 12"."""
     last = traceback.extract_stack(frame, limit=1)[0]
     return f"{Path(last.filename).name}, line {last.lineno}"

@@ -117,7 +117,7 @@ class History:
         """A bounded part of the rows, for whoever draws or summarises them."""
         kept = Thinned[Row]()
         for row in self:
-            kept.add(row, num_numbers(row))
+            kept.add(row, num_values(row))
         return kept
 
     def after(self, step: int, step_of: Callable[[Row], int]) -> Iterator[Row]:
@@ -130,6 +130,6 @@ def history_of(rows: Iterable[Row]) -> History:
     return rows if isinstance(rows, History) else History(rows)
 
 
-def num_numbers(row: Row) -> int:
+def num_values(row: Row) -> int:
     """The columns of a row that hold a value: rows of a kind have as many."""
     return sum(value is not None for value in row.values())

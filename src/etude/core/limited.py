@@ -40,7 +40,7 @@ class Limits:
     """Of computing, and of waiting for the next part of its answer."""
 
 
-class Ended(Exception):
+class ReaderEnded(Exception):
     """A reader that ended, or was ended, before it had answered; as the end of a sentence."""
 
     def __init__(self, why: Literal["slow", "crashed", "early", "broken"], words: str) -> None:
@@ -91,7 +91,7 @@ class LimitedProcess:
         """The next header."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
         if length > _MAX_HEADER:
-            raise Ended("broken", "was described absurdly")
+            raise ReaderEnded("broken", "was described absurdly")
         header: Tree = json.loads(bytes(self.read(length)))
         return header
 
@@ -102,24 +102,24 @@ class LimitedProcess:
         while len(rest):
             if not select.select([self._pipe], [], [], self.limits.seconds + _START_SECONDS)[0]:
                 self._process.kill()
-                raise Ended("slow", f"took longer than {self.limits.seconds:g} s to read")
+                raise ReaderEnded("slow", f"took longer than {self.limits.seconds:g} s to read")
             count = os.readv(self._pipe, [rest])
             if not count:
                 raise self._ended()
             rest = rest[count:]
         return data
 
-    def _ended(self) -> Ended:
+    def _ended(self) -> ReaderEnded:
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
         if code == -signal.SIGXCPU:
-            return Ended("slow", f"took more than {self.limits.seconds:g} s of computing")
+            return ReaderEnded("slow", f"took more than {self.limits.seconds:g} s of computing")
         if code < 0:
-            return Ended("crashed", f"crashed its reader ({signal.Signals(-code).name})")
-        return Ended("early", f"its reader ended early (exit code {code})")
+            return ReaderEnded("crashed", f"crashed its reader ({signal.Signals(-code).name})")
+        return ReaderEnded("early", f"its reader ended early (exit code {code})")
 
     def close(self) -> None:
         """End the reader, whatever it is doing."""
@@ -159,7 +159,7 @@ def serve(run: Callable[[Tree, FrameWriter], None]) -> None:
     writer = FrameWriter(os.dup(1))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit_memory(int(order["memory"]))
-    allow_seconds(float(order["seconds"]))
+    limit_seconds(float(order["seconds"]))
     run(order, writer)
 
 
@@ -174,7 +174,7 @@ def limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def allow_seconds(seconds: float) -> None:
+def limit_seconds(seconds: float) -> None:
     """Allow `seconds` of computing from now on; then the system ends this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -26,7 +26,7 @@ def world_size() -> int:
     return int(os.environ["WORLD_SIZE"]) if there else 1
 
 
-def writes() -> bool:
+def is_first_process() -> bool:
     """Whether this process is the one that writes and speaks."""
     return world_size() == 1 or int(os.environ["RANK"]) == 0
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from etude.core.errors import EtudeError, UsageError, contained, describe_error
+from etude.core.errors import EtudeError, UsageError, describe_error, exits_as_errors
 
 
 class Untrusted(UsageError):
@@ -234,7 +234,7 @@ def _from_name(name: str) -> ModuleType:
         sys.path.append(here)
     importlib.invalidate_caches()
     try:
-        with contained(lambda: f"Importing '{name}'"):
+        with exits_as_errors(lambda: f"Importing '{name}'"):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -267,7 +267,7 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with contained(lambda: f"Importing {path}"):
+        with exits_as_errors(lambda: f"Importing {path}"):
             spec.loader.exec_module(module)
     except EtudeError:
         del sys.modules[name]

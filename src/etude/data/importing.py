@@ -35,7 +35,7 @@ from etude.data.store.geometry import OBS, is_picture
 from etude.data.store.labels import Labels
 from etude.data.store.manifest import Episodes, open_episodes
 from etude.runs import files
-from etude.runs.lock import Held, Hold
+from etude.runs.lock import AlreadyLocked, FolderLock
 
 _MOST_ABOUT = 1 << 28
 ABOUT = "about.json"
@@ -265,8 +265,8 @@ def _unfinished(out: Path, wanted: str) -> Iterator[None]:
             "command to finish it, or delete the folder."
         )
     try:
-        hold = Hold(out)
-    except Held as error:
+        hold = FolderLock(out)
+    except AlreadyLocked as error:
         raise UsageError(f"Another process is importing to {out}: wait for it.") from error
     try:
         yield

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.abilities import EnvWrapper
 from etude.core.contracts import BatchEnv, Exactness
-from etude.core.errors import EtudeError, UsageError, contained, describe_error
+from etude.core.errors import EtudeError, UsageError, describe_error, exits_as_errors
 from etude.core.explain import explain
 from etude.core.keys import Key
 from etude.core.trees import Tree
@@ -89,7 +89,7 @@ def make_task(config: TaskConfig, num_envs: int, threads: int = 1) -> BatchEnv:
             "written --env.options name value."
         ) from error
     try:
-        with contained(lambda: f"The constructor of {config.task}"):
+        with exits_as_errors(lambda: f"The constructor of {config.task}"):
             env: BatchEnv = task(*first, num_envs, **named)
     except EtudeError:
         raise

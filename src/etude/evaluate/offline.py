@@ -17,7 +17,7 @@ from etude.data.store.views import EpisodesOf
 from etude.evaluate.charts import COLORS, drawn
 from etude.evaluate.evaluation import keep_metrics, new_folder
 from etude.evaluate.fresh import step_of
-from etude.models.reward_networks import rewards_of
+from etude.models.reward_networks import compute_rewards
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import resolve
@@ -41,7 +41,7 @@ def examine_policy(recipe: Recipe, path: Path, say: Say) -> dict[str, Any]:
     made = recipe.algorithm.build(run, Key(recipe.seed), folder, ALONE)
     learner, evaluator = made.algorithm, made.evaluator
     assert evaluator is not None  # where there is no environment
-    with checkpoint.fitting(newest, "state"):
+    with checkpoint.explain_mismatch(newest, "state"):
         learner.load_policy(arrays)
         learner.load_state_dict(training["algorithm"])
     metrics = evaluator.evaluate(Broadcast(0, {})).metrics
@@ -60,7 +60,7 @@ def examine_reward(recipe: Recipe, path: Path, say: Say) -> dict[str, Any]:
     learner = make_reward_only(config, store, torch.device("cpu"), Key(recipe.seed).child("reward"))
     before = learner.evaluate()
     arrays, _ = policy_parts(path)
-    with checkpoint.fitting(path, "policy"):
+    with checkpoint.explain_mismatch(path, "policy"):
         learner.load_policy(arrays)
     metrics = learner.evaluate()
     held_out = learner.held_out
@@ -103,7 +103,7 @@ def _typical(episodes: EpisodesOf) -> list[int]:
 def _chart(learner: RewardOnly, index: int) -> bytes:
     """An SVG: the reward of every step, and its running sum beside the progress."""
     steps, whole = learner.held_out.episode(index)
-    rewards = rewards_of(learner.rrd.network, steps.obs, steps.actions, steps.next_obs)
+    rewards = compute_rewards(learner.rrd.network, steps.obs, steps.actions, steps.next_obs)
     running = rewards.cumsum()
     progress = learner.config.progress
 

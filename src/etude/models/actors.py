@@ -26,7 +26,7 @@ SQUASH_EPSILON = 1e-6
 """Keeps the logarithm of a saturated action finite, as in the method's first implementation."""
 
 
-class WillingNormaliser(Normaliser):
+class DeferredNormaliser(Normaliser):
     """Leaves observations as they are, unclipped, until it has absorbed any."""
 
     has_seen = False
@@ -43,7 +43,7 @@ class WillingNormaliser(Normaliser):
 class Actor(BasePolicy):
     """A network over named vector observations that acts in [-1, 1] per dimension."""
 
-    normaliser = WillingNormaliser
+    normaliser = DeferredNormaliser
     explore: torch.Tensor
     """[] bool: with noise, act uniformly at random. Off but in what a learner broadcasts while its
     store is still filling."""
@@ -70,15 +70,15 @@ class Actor(BasePolicy):
         sizes: tuple[int, ...],
         layer_norm: bool,
         generator: torch.Generator | None,
-    ) -> ReadingNetwork:
-        network = ReadingNetwork(sizes, self.config.activation, 1.0, None, layer_norm)
-        draw_by_fan_in(network, sizes, generator)
+    ) -> FeatureNetwork:
+        network = FeatureNetwork(sizes, self.config.activation, 1.0, None, layer_norm)
+        init_by_fan_in(network, sizes, generator)
         network.reader = reader
         network.reads = self.config.actor_reads if reader == "actor" else self._critic_names()
         network.encoders = self.make_encoders(network.reads, generator)
         return network
 
-    def make_values(self, generator: torch.Generator | None) -> ReadingNetwork:
+    def make_values(self, generator: torch.Generator | None) -> FeatureNetwork:
         """A new network from prepared features to the value of their state, [n, 1]."""
         config = self.config
         sizes = (self._width(self._critic_names()), *config.critic_layers, 1)
@@ -171,7 +171,7 @@ def _joined(
     return encoders.beside(features[reader], encoders.encoded(images), names)
 
 
-class ReadingNetwork(Mlp):
+class FeatureNetwork(Mlp):
     """Layers over what the actor or the critic reads, and the encoders of images among it."""
 
     reader: str
@@ -184,7 +184,7 @@ class ReadingNetwork(Mlp):
         return super().forward(_joined(features, self.reader, self.encoders, self.reads))
 
 
-def draw_by_fan_in(network: Mlp, sizes: tuple[int, ...], generator: torch.Generator | None) -> None:
+def init_by_fan_in(network: Mlp, sizes: tuple[int, ...], generator: torch.Generator | None) -> None:
     """Draws weights and biases uniformly in +-1/sqrt(inputs) of their layer.
 
     What SAC and TD3 were tuned with: outputs near zero at the start, whatever the input.
@@ -223,7 +223,7 @@ class Critics(nn.Module):
         super().__init__()
         networks = [Mlp(sizes, activation, 1.0, None, layer_norm) for _ in range(num)]
         for network in networks:
-            draw_by_fan_in(network, sizes, generator)
+            init_by_fan_in(network, sizes, generator)
         self.networks = nn.ModuleList(networks)
         self.reads, self.encoders = reads, encoders
 

@@ -35,7 +35,7 @@ from torch.nn import functional
 from etude.core.contracts import Action, Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
-from etude.models.imitation import Demonstrated, Window
+from etude.models.imitation import Demonstrations, Window
 from etude.models.networks import EncoderConfig
 from etude.models.policies import BasePolicy, BasePolicyConfig, Features
 
@@ -234,7 +234,7 @@ class ChunkPolicy(BasePolicy):
     def imitation_window(self, horizon: int) -> Window:
         return Window(self.config.history - 1, 0, self.config.chunk)
 
-    def imitation_loss(self, shown: Demonstrated, generator: np.random.Generator) -> torch.Tensor:
+    def imitation_loss(self, shown: Demonstrations, generator: np.random.Generator) -> torch.Tensor:
         """[n, chunk]."""
         features, actions = self.prepare(shown.obs), shown.actions
         if self.config.kind == "act":

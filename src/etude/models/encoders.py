@@ -41,7 +41,7 @@ def strides(config: EncoderConfig) -> list[int]:
     return [STRIDE if i < halved else 1 for i in range(len(config.channels))]
 
 
-def observations_that_show_the_task(
+def default_observations(
     observations: Mapping[str, ArraySpec], config: EncoderConfig, but: str | None = None
 ) -> tuple[str, ...]:
     """What is read of a dataset where nobody says: its images and all proprioceptive vectors.

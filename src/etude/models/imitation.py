@@ -28,7 +28,7 @@ class Window(NamedTuple):
     """Actions, from the step's own on."""
 
 
-class Demonstrated(NamedTuple):
+class Demonstrations(NamedTuple):
     """Windows of demonstrations as tensors."""
 
     obs: dict[str, torch.Tensor]
@@ -46,7 +46,7 @@ class Imitates(Protocol):
     def imitation_window(self, horizon: int) -> Window:
         """horizon: steps that a recurrent policy is to learn from together."""
 
-    def imitation_loss(self, shown: Demonstrated, generator: np.random.Generator) -> torch.Tensor:
+    def imitation_loss(self, shown: Demonstrations, generator: np.random.Generator) -> torch.Tensor:
         """The loss [n, actions] of each demonstrated action."""
 
 
@@ -60,7 +60,7 @@ def imitation_window(policy: BasePolicy, horizon: int) -> Window:
 
 
 def imitation_loss(
-    policy: BasePolicy, shown: Demonstrated, generator: np.random.Generator
+    policy: BasePolicy, shown: Demonstrations, generator: np.random.Generator
 ) -> torch.Tensor:
     """The mean loss [] over the demonstrated actions that are within their episodes."""
     if isinstance(policy, Imitates):
@@ -80,7 +80,7 @@ def imitation_loss(
     return (losses * weights).sum() / weights.sum()
 
 
-def _of_actor_critic(policy: ActorCritic, shown: Demonstrated) -> torch.Tensor:
+def _of_actor_critic(policy: ActorCritic, shown: Demonstrations) -> torch.Tensor:
     """Of each demonstrated action [n, actions]; a recurrent policy begins with an empty memory."""
     memory = None
     if policy.state_specs:
@@ -90,10 +90,10 @@ def _of_actor_critic(policy: ActorCritic, shown: Demonstrated) -> torch.Tensor:
         zeros = policy.initial_state(num)
         state = {name: torch.from_numpy(x).to(starts.device) for name, x in zeros.items()}
         memory = Memory(state, starts)
-    return imitation_errors(policy, policy.prepare(shown.obs), memory, shown.actions)
+    return action_errors(policy, policy.prepare(shown.obs), memory, shown.actions)
 
 
-def imitation_errors(
+def action_errors(
     policy: ActorCritic, features: Features, memory: Memory | None, actions: torch.Tensor
 ) -> torch.Tensor:
     """[...]: how far a policy is from actions [..., n] at prepared features.

@@ -47,7 +47,7 @@ def is_image(spec: ArraySpec) -> bool:
     return len(spec.shape) == 3 and spec.dtype == "uint8"
 
 
-def generator_of(key: Key | None) -> torch.Generator | None:
+def make_generator(key: Key | None) -> torch.Generator | None:
     """Where initial weights are drawn from; None when they are loaded, or only counted."""
     return None if key is None else torch.Generator().manual_seed(key.integer())
 

@@ -20,7 +20,7 @@ from etude.core.keys import Key
 from etude.core.registry import Registry
 from etude.core.trees import Tree
 from etude.models import CLASSES
-from etude.models.networks import EncoderConfig, Layers, Units, generator_of, is_image
+from etude.models.networks import EncoderConfig, Layers, Units, is_image, make_generator
 from etude.models.normalise import Normaliser
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ POLICIES: Registry[BasePolicyConfig] = Registry(
 
 def make_policy(config: BasePolicyConfig, env: EnvSpec, key: Key | None) -> BasePolicy:
     """A new policy for an environment, its weights drawn from `key`; None when they are loaded."""
-    policy = config.build(env.observations, env.action, generator_of(key))
+    policy = config.build(env.observations, env.action, make_generator(key))
     policy.sentences = env.sentences if "task" in policy.observations else {}
     return policy
 

@@ -18,8 +18,8 @@ from etude.core.contracts import ActionSpec, Array, ArraySpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.trees import Tree
-from etude.models.encoders import make_encoder, observations_that_show_the_task, stack_channels
-from etude.models.networks import EncoderConfig, Layers, Mlp, generator_of, is_image
+from etude.models.encoders import default_observations, make_encoder, stack_channels
+from etude.models.networks import EncoderConfig, Layers, Mlp, is_image, make_generator
 from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Contract, rebuild
 
@@ -43,11 +43,11 @@ class RewardNetworkConfig(Config):
     hidden: Layers = Field((256, 256), description="Units of each hidden layer.")
     encoder: EncoderConfig = Field(EncoderConfig(), description="Encoder of each image.")
 
-    def found_in(self, observations: Mapping[str, ArraySpec], but: str | None = None) -> Self:
+    def with_reads(self, observations: Mapping[str, ArraySpec], but: str | None = None) -> Self:
         """With `reads` chosen from what there is, all but one, where none are given."""
         if self.reads:
             return self
-        reads = observations_that_show_the_task(observations, self.encoder, but)
+        reads = default_observations(observations, self.encoder, but)
         return self.model_copy(update={"reads": reads})
 
 
@@ -107,7 +107,7 @@ class RewardNetwork(nn.Module):
     ) -> None:
         """Without a generator the weights are about to be loaded (or on the meta device)."""
         super().__init__()
-        config = config.found_in(observations)
+        config = config.with_reads(observations)
         self.config, self.action = config, action
         self.observations = {name: _readable(name, observations) for name in config.reads}
         self._vectors = [n for n, spec in self.observations.items() if not is_image(spec)]
@@ -168,7 +168,7 @@ def make_reward_network(
     key: Key | None,
 ) -> RewardNetwork:
     """A new network, its weights drawn from `key`; None when they are loaded, or only counted."""
-    return RewardNetwork(config, observations, action, generator_of(key))
+    return RewardNetwork(config, observations, action, make_generator(key))
 
 
 class RewardContract(Contract):
@@ -194,7 +194,7 @@ def reward_network_from_contract(contract: Tree, arrays: Tree) -> RewardNetwork:
     return rebuild(RewardContract, contract, arrays, make)
 
 
-def rewards_of(
+def compute_rewards(
     network: RewardNetwork, obs: dict[str, Array], actions: Array, next_obs: dict[str, Array]
 ) -> Array:
     """r(s, a, s') of steps as they are stored, [n] float64; obs may hold more than is read.

@@ -60,11 +60,11 @@ def policy_path(path: Path) -> Path:
     Of a run, that is the best, the final or the newest one. Where it was copied without its links,
     the newest checkpoint says which was the best.
     """
-    path = checkpoint.followed(path)
+    path = checkpoint.resolve_mark(path)
     folder = path / "checkpoints"
     if folder.is_dir():
         for name in ("best", "final", "latest"):
-            if found := checkpoint.marked(folder, name):
+            if found := checkpoint.marked_checkpoint(folder, name):
                 return found
         there, best = policies(path), checkpoint.best_step(folder)
         return there[max(there) if best not in there else best]
@@ -91,7 +91,7 @@ class Start(NamedTuple):
 
 def start_path(path: Path) -> Path:
     """A run's newest checkpoint that can be resumed, or the path itself."""
-    path = checkpoint.followed(path)
+    path = checkpoint.resolve_mark(path)
     if not (path / "checkpoints").is_dir():
         return path
     newest = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)

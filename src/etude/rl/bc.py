@@ -32,7 +32,7 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.data.store.views import EpisodesOf, Windows
 from etude.models.encoders import random_shift
-from etude.models.imitation import Demonstrated, imitation_loss, imitation_window
+from etude.models.imitation import Demonstrations, imitation_loss, imitation_window
 from etude.models.networks import load_arrays
 from etude.models.policies import BasePolicy, make_policy
 from etude.planning import memory
@@ -214,11 +214,11 @@ class BC(PolicyAlgorithm):
                 {LOSS: mean, "train/grad_norm": norm, "train/learning_rate": learning_rate}
             )
 
-    def _put(self, windows: Windows) -> Demonstrated:
+    def _put(self, windows: Windows) -> Demonstrations:
         obs = {name: self.put(array) for name, array in windows.obs.items()}
-        return Demonstrated(obs, self.put(windows.actions), self.put(windows.valid))
+        return Demonstrations(obs, self.put(windows.actions), self.put(windows.valid))
 
-    def _shifted(self, shown: Demonstrated, generator: np.random.Generator) -> Demonstrated:
+    def _shifted(self, shown: Demonstrations, generator: np.random.Generator) -> Demonstrations:
         """The images of a window are moved alike."""
         pixels, obs = self.config.random_shift, dict(shown.obs)
         for name in self.policy.image_names if pixels else ():

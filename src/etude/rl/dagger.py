@@ -35,7 +35,7 @@ from etude.core.ranks import Ranks
 from etude.core.trees import Tree
 from etude.data.segments import SegmentBuffer, SegmentGeometry, episode_starts, join, non_finite
 from etude.models.actor_critic import ActorCritic, Memory
-from etude.models.imitation import imitation_errors
+from etude.models.imitation import action_errors
 from etude.models.normalise import merge_all
 from etude.models.policies import BasePolicy, Features, map_features
 from etude.models.rebuilding import policy_from_contract
@@ -245,7 +245,7 @@ class DAgger(PolicyAlgorithm):
         at = itemgetter(segments)
         memory = lesson.memory and lesson.memory.at(segments)
         features = map_features(lesson.features, at)
-        errors = imitation_errors(self.policy, features, memory, at(lesson.wanted))
+        errors = action_errors(self.policy, features, memory, at(lesson.wanted))
         weights = at(lesson.present).to(errors.dtype)
         mean: torch.Tensor = (errors * weights).sum() / weights.sum().clamp(min=1.0)
         return mean

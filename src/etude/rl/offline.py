@@ -21,7 +21,7 @@ from etude.data.store.files import DESCRIPTION
 from etude.data.store.manifest import MANIFEST, Episodes, is_dataset
 from etude.data.store.tasks import geometry_with_task, open_with_task, sentences_in, sentences_of
 from etude.data.store.views import EpisodesOf
-from etude.models.encoders import observations_that_show_the_task
+from etude.models.encoders import default_observations
 from etude.models.policies import make_policy
 from etude.planning.recipe import (
     AlgorithmConfig,
@@ -73,7 +73,7 @@ class DatasetConfig(AlgorithmConfig):
         if not self.dataset or policy.actor_reads:
             return recipe
         there = dataset_geometry(self).observations
-        reads = observations_that_show_the_task(there, policy.encoder)
+        reads = default_observations(there, policy.encoder)
         return recipe.replace(policy__actor_reads=reads)
 
 

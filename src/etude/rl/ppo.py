@@ -43,7 +43,7 @@ from etude.core.metrics.declared import (
     Metric,
     Metrics,
     Warning,
-    fares_well,
+    is_doing_well,
 )
 from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree
@@ -61,7 +61,7 @@ from etude.rl.shard import Minibatch, Shard
 
 def kl_high(health: Health) -> Warning | None:
     values = health.recent("train/approx_kl")
-    if not values or min(values) < 0.06 or fares_well(health):
+    if not values or min(values) < 0.06 or is_doing_well(health):
         return None
     return Warning(
         "KL too high",
@@ -91,7 +91,7 @@ def value_blind(health: Health) -> Warning | None:
     if health.progress < 0.4 or len(explained) < RECENT or fmean(explained) > 0.25:
         return None
     small = losses and median(health.series("train/value_loss", rows)) < 0.3 * max(losses)
-    if small or fares_well(health):
+    if small or is_doing_well(health):
         return None
     return Warning(
         "value function explains nothing",

@@ -89,9 +89,9 @@ class RewardOnlyConfig(DatasetConfig):
         (), description="Number of choices of each discrete action; empty if continuous."
     )
 
-    def found_in(self, store: StoreGeometry) -> Self:
+    def with_reads(self, store: StoreGeometry) -> Self:
         """With the observations that are read chosen from what there is, if none are given."""
-        network = self.rrd.network.found_in(store.observations, but=self.progress)
+        network = self.rrd.network.with_reads(store.observations, but=self.progress)
         return self.model_copy(update={"rrd": self.rrd.model_copy(update={"network": network})})
 
     @property
@@ -172,7 +172,7 @@ class RewardOnlyConfig(DatasetConfig):
 
 def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, Episodes]:
     """The dataset, and the config with the observations that are read of it."""
-    config = config.found_in(dataset_geometry(config))
+    config = config.with_reads(dataset_geometry(config))
     return config, open_with_task(Path(config.dataset), config.read_names)
 
 
@@ -235,7 +235,7 @@ def make_reward_only(
     config: RewardOnlyConfig, store: Episodes, device: torch.device, key: Key | None
 ) -> RewardOnly:
     """With a new network, its weights drawn from `key`; None when they are loaded."""
-    config, action = config.found_in(store.geometry), action_of(config, store)
+    config, action = config.with_reads(store.geometry), action_of(config, store)
     network = make_reward_network(config.rrd.network, store.geometry.observations, action, key)
     return RewardOnly(config, store, network, device)
 

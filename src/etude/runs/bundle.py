@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
 from etude.runs import files, onnx_files, tensors
-from etude.runs.documents import SEAL, Malformed, decode_json, sealed
+from etude.runs.documents import SEAL, Malformed, decode_json, encode_sealed
 
 FORMAT = 1
 INDEX, CARD, RECIPE, MANIFEST, METRICS = (
@@ -92,7 +92,7 @@ def seal(folder: Path, about: Tree) -> Examined:
             raise EtudeError(f"{name} {_words(error)}: it cannot be part of a bundle.") from error
         listed[name] = {"bytes": size, "sha256": sha256}
     content = {"format": FORMAT, **about, "files": listed}
-    written = files.write_file(folder / INDEX, [sealed(content)])
+    written = files.write_file(folder / INDEX, [encode_sealed(content)])
     try:
         index = _index(_read(folder / INDEX, _MAX_INDEX))
     except Malformed as error:
@@ -179,7 +179,7 @@ def _index(data: bytes) -> Tree:
     """What bundle.json says; every changed byte of it shows."""
     document = decode_json(data)
     content = {name: value for name, value in document.items() if name != SEAL}
-    if data != sealed(content):
+    if data != encode_sealed(content):
         raise Malformed("was changed after it was written")
     if content.get("format") != FORMAT:
         raise Malformed(f"has another format than {FORMAT}, which this version of Etude reads")

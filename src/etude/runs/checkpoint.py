@@ -58,7 +58,7 @@ def step_name(step: int) -> str:
 
 def step_of(path: Path) -> int:
     """The step of a checkpoint folder; a link such as `latest` is followed."""
-    name = followed(Path(path)).resolve().name
+    name = resolve_mark(Path(path)).resolve().name
     if not _STEP.fullmatch(name):
         raise UsageError(f"{path} is not a checkpoint; its name should be a step of 12 digits.")
     return int(name)
@@ -140,7 +140,7 @@ def header_bytes(tree: Tree) -> int:
 
 def _existing(path: Path) -> Path:
     """The real folder behind a path a person gave; only here a symlink is followed."""
-    path = followed(Path(path))
+    path = resolve_mark(Path(path))
     if not path.exists():
         raise UsageError(f"There is no checkpoint at {path}; check the path.")
     return path.resolve()
@@ -192,7 +192,7 @@ def load_document(path: Path) -> Tree:
 
 
 @contextmanager
-def fitting(path: Path, what: str) -> Iterator[None]:
+def explain_mismatch(path: Path, what: str) -> Iterator[None]:
     """While a run takes in what a checkpoint holds: what does not fit it ends in one sentence."""
     try:
         yield
@@ -319,7 +319,7 @@ def check_step(folder: Path, step: int) -> None:
     verify(folder / step_name(step))
 
 
-def go_back(folder: Path, step: int, say: Say = print) -> None:
+def roll_back(folder: Path, step: int, say: Say = print) -> None:
     """Make the checkpoint of a step the newest: later ones are set aside as `<step>.aside`."""
     plain = {name: name.removesuffix(REPLACED) for name in sorted(os.listdir(folder))}
     later = [name for name, it in plain.items() if _STEP.fullmatch(it) and int(it) > step]
@@ -366,17 +366,17 @@ def marks(folder: Path) -> dict[str, str]:
     return {name: target for name, target in found.items() if target and _STEP.fullmatch(target)}
 
 
-def marked(folder: Path, name: str) -> Path | None:
+def marked_checkpoint(folder: Path, name: str) -> Path | None:
     """The checkpoint that is called "best", "final" or "latest"; None where there is none."""
     target = files.read_link(folder / name) or ""
     path = folder / target
     return path if _STEP.fullmatch(target) and path.is_dir() else None
 
 
-def followed(path: Path) -> Path:
+def resolve_mark(path: Path) -> Path:
     """The checkpoint behind the path of a mark that is a file; any other path as it is."""
     is_file = _MARK.fullmatch(path.name) and path.is_file()
-    return (marked(path.parent, path.name) or path) if is_file else path
+    return (marked_checkpoint(path.parent, path.name) or path) if is_file else path
 
 
 def resumable(folder: Path) -> list[Path]:
@@ -446,7 +446,7 @@ def is_leftover(path: Path) -> bool:
     return bool(_SAVING.fullmatch(path.name)) and _holds_only(path, parts)
 
 
-def is_of_save(path: Path) -> bool:
+def is_written_by_save(path: Path) -> bool:
     """Whether saves write this into a folder of checkpoints: one, a mark, or half of one."""
     if _STEP_LIKE.fullmatch(path.name):
         return is_plain(path)

@@ -106,12 +106,12 @@ def _depth(document: Any) -> int:
     return depth
 
 
-def sealed(document: Tree) -> bytes:
+def encode_sealed(document: Tree) -> bytes:
     """A document as JSON text that any changed byte shows in."""
     return _encode_sealed({**document, SEAL: _seal_of(document)})
 
 
-def unsealed(data: bytes, must: bool = False) -> Tree:
+def decode_sealed(data: bytes, must: bool = False) -> Tree:
     """The document in `data`; raises `ValueError` with the end of the sentence "<file> ...".
 
     One that never had a seal is taken as it is, since files had none before; with `must` it is

@@ -94,7 +94,7 @@ def examine(folder: Path) -> FileSystem:
     """Try what a run needs in a new folder inside this one, or inside the nearest that exists."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     tried = files.free_path(there / f".tmp-probe-{os.getpid()}")
-    with files.clear_faults("write to", there):
+    with files.explain_os_errors("write to", there):
         os.mkdir(tried)
         try:
             return _tried(there, tried)

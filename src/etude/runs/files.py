@@ -119,7 +119,7 @@ def using(disk: Disk) -> Iterator[None]:
 
 
 @contextmanager
-def clear_faults(action: str, path: Path) -> Iterator[None]:
+def explain_os_errors(action: str, path: Path) -> Iterator[None]:
     """Turn an `OSError` into one sentence that names the path and the fix."""
     try:
         yield
@@ -156,7 +156,7 @@ def write_all(fd: int, data: Chunk) -> None:
 def write_file(path: Path, chunks: Iterable[Chunk]) -> Written:
     """Create a file, fsynced; size and SHA-256 are computed on the way, nothing is read back."""
     sha, size = hashlib.sha256(), 0
-    with clear_faults("write", path):
+    with explain_os_errors("write", path):
         fd = _disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             for block in blocks(chunks):
@@ -186,7 +186,7 @@ def make_folder(path: Path) -> None:
             fsync_folder(path.parent)
         return
     make_folder(path.parent)
-    with clear_faults("create the folder", path):
+    with explain_os_errors("create the folder", path):
         try:
             _disk.mkdir(path)
         except FileExistsError:
@@ -197,13 +197,13 @@ def make_folder(path: Path) -> None:
 
 def new_folder(path: Path) -> None:
     """Create one folder that must not exist yet; the caller fsyncs its parent."""
-    with clear_faults("create the folder", path):
+    with explain_os_errors("create the folder", path):
         _disk.mkdir(path)
 
 
 def fsync_folder(path: Path) -> None:
     """Make the names in a folder durable; fsync of a file does not promise its name."""
-    with clear_faults("flush the folder", path):
+    with explain_os_errors("flush the folder", path):
         fd = _disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _disk.fsync(fd)
@@ -213,7 +213,7 @@ def fsync_folder(path: Path) -> None:
 
 def rename(old: Path, new: Path) -> None:
     """Rename atomically; `new` is replaced when it is a file, a symlink or an empty folder."""
-    with clear_faults("rename to", new):
+    with explain_os_errors("rename to", new):
         _disk.rename(old, new)
 
 
@@ -222,7 +222,7 @@ def remove_tree(path: Path) -> None:
 
     Symlinks are never followed, missing is fine.
     """
-    with clear_faults("delete", path):
+    with explain_os_errors("delete", path):
         _remove(path)
 
 
@@ -241,7 +241,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
     What is not named stays, with the folders it is in; so does what is not a regular file.
     """
-    with clear_faults("delete", folder):
+    with explain_os_errors("delete", folder):
         folders = {folder}
         for path in (folder / name for name in names):
             if path.is_dir() and not path.is_symlink():
@@ -264,7 +264,7 @@ def move_folder(made: Path, to: Path) -> None:
 def _beside(path: Path) -> Path:
     """Where this process writes the next contents of a file; what a killed one left is removed."""
     beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    with clear_faults("delete", beside):
+    with explain_os_errors("delete", beside):
         if os.path.lexists(beside):
             _disk.unlink(beside)
     return beside
@@ -276,7 +276,7 @@ def replace_link(path: Path, target: str) -> None:
     By a symlink or, where the file system has none, by a small file with the other name in it.
     """
     beside = _beside(path)
-    with clear_faults("link", path):
+    with explain_os_errors("link", path):
         try:
             _disk.symlink(target, beside)
         except OSError as error:
@@ -314,20 +314,20 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with clear_faults("open", path):
+        with explain_os_errors("open", path):
             self._fd = _disk.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         fsync_folder(path.parent)
 
     def append(self, data: Chunk) -> None:
-        with clear_faults("append to", self.path):
+        with explain_os_errors("append to", self.path):
             write_all(self._fd, data)
 
     def fsync(self) -> None:
-        with clear_faults("flush", self.path):
+        with explain_os_errors("flush", self.path):
             _disk.fsync(self._fd)
 
     def truncate(self, size: int) -> None:
-        with clear_faults("cut back", self.path):
+        with explain_os_errors("cut back", self.path):
             _disk.truncate(self._fd, size)
             _disk.fsync(self._fd)
 

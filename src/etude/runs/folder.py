@@ -8,7 +8,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.core.trees import Tree, is_array
 from etude.runs import checkpoint, files
-from etude.runs.documents import sealed, unsealed
+from etude.runs.documents import decode_sealed, encode_sealed
 from etude.runs.lock import Lock
 from etude.runs.metrics_log import MetricsLog, Say
 
@@ -46,8 +46,6 @@ _OWN_FOLDERS = re.compile(
 """What Etude writes into a run's folder, besides its checkpoints."""
 _MOST_TEXT = 1 << 20
 """Bytes of a recipe, manifest or plan; those of runs have some thousands."""
-_MAX_DEPTH = 5
-"""Levels of folders that are searched for runs."""
 
 
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
@@ -75,7 +73,7 @@ class RunFolder:
         path = Path(path)
         _refuse_existing(path)
         texts = {RECIPE: recipe, PLAN: plan, PLAN_JSON: pretty(plan_json)}
-        texts[MANIFEST] = sealed({**manifest, _HASHES: _hashes_of(texts)}).decode()
+        texts[MANIFEST] = encode_sealed({**manifest, _HASHES: _hashes_of(texts)}).decode()
         files.make_folder(path.parent)
         temporary = files.free_path(path.with_name(f".tmp-{path.name}-{os.getpid()}"))
         lock, made = None, False
@@ -149,7 +147,7 @@ class RunFolder:
         """What the run was started with."""
         path = self.path / MANIFEST
         try:
-            document = unsealed(self.copies()["manifest"].encode())
+            document = decode_sealed(self.copies()["manifest"].encode())
         except ValueError as error:
             raise Damaged(path, f"{path} {error}.") from error
         return {name: value for name, value in document.items() if name != _HASHES}
@@ -168,11 +166,11 @@ class RunFolder:
         for name, text in texts.items():
             files.replace_file(self.path / name, [text.encode()])
         hashes = _hashes(self.copies()["manifest"]) | _hashes_of(texts)
-        text = sealed({**manifest, _HASHES: hashes}).decode()
+        text = encode_sealed({**manifest, _HASHES: hashes}).decode()
         files.replace_file(self.path / MANIFEST, [text.encode()])
         self._copies = {"recipe": self._copies_of(RECIPE), "manifest": text}
 
-    def put_back(self, name: str, text: str) -> None:
+    def restore_text(self, name: str, text: str) -> None:
         """Give back to the recipe or the manifest a text that it had before."""
         files.replace_file(self.path / name, [text.encode()])
         self._copies = None
@@ -213,12 +211,12 @@ class RunFolder:
 def has_seal(folder: Path) -> bool:
     """Whether a folder is a run that Etude has made, whole or begun: its manifest is sealed."""
     try:
-        return _HASHES in unsealed(_read(folder / MANIFEST), must=True)
+        return _HASHES in decode_sealed(_read(folder / MANIFEST), must=True)
     except ValueError:
         return False
 
 
-def foreign(folder: Path) -> Path | None:
+def find_foreign(folder: Path) -> Path | None:
     """Something in a run's folder that Etude does not write, if there is anything.
 
     W&B writes to its folder there on Etude's behalf; its files are neither Etude's nor foreign.
@@ -234,7 +232,7 @@ def foreign(folder: Path) -> Path | None:
                 return folder / path
             waiting += [f"{path}/"] if is_folder else []
     for name, _ in _entries(folder / "checkpoints"):
-        if not checkpoint.is_of_save(folder / "checkpoints" / name):
+        if not checkpoint.is_written_by_save(folder / "checkpoints" / name):
             return folder / "checkpoints" / name
     return None
 
@@ -277,7 +275,7 @@ def _refuse_existing(path: Path) -> None:
 
 def _is_whole(manifest: str) -> bool:
     try:
-        unsealed(manifest.encode())
+        decode_sealed(manifest.encode())
     except ValueError:
         return False
     return True
@@ -285,7 +283,7 @@ def _is_whole(manifest: str) -> bool:
 
 def _hashes(manifest: str) -> dict[str, str]:
     """What a text of manifest.json names of the texts beside it; {} where it is damaged."""
-    return dict(unsealed(manifest.encode()).get(_HASHES, {})) if _is_whole(manifest) else {}
+    return dict(decode_sealed(manifest.encode()).get(_HASHES, {})) if _is_whole(manifest) else {}
 
 
 def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
@@ -356,60 +354,3 @@ def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
                 continue
             kept[f"{prefix}{name}"] = leaf
     return kept
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run."""
-    return (path / RECIPE).is_file() and (path / "checkpoints").is_dir()
-
-
-def find_runs(folder: Path, level: int = 0) -> Iterator[Path]:
-    """Every run in a folder or below it, or the folder itself; links are not followed."""
-    if is_run(folder):
-        yield folder
-    elif level < _MAX_DEPTH:
-        for path in _folders(folder):
-            if not path.name.startswith("."):
-                yield from find_runs(path, level + 1)
-
-
-def find_unfinished(folder: Path, level: int = 0) -> Iterator[Path]:
-    """Every run that someone began to create and did not come to its end."""
-    if is_run(folder) and not folder.name.startswith(checkpoint.TEMPORARY):
-        return
-    for path in _folders(folder) if level < _MAX_DEPTH else ():
-        if path.name.startswith(checkpoint.TEMPORARY):
-            yield path
-        elif not path.name.startswith("."):
-            yield from find_unfinished(path, level + 1)
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
-    except OSError:  # not a folder, gone by now, or not ours to read
-        return []
-    return sorted(found)
-
-
-def disk_bytes(path: Path) -> int:
-    """Bytes that a file or a whole folder takes on the disk; links are not followed."""
-    total = 0
-    waiting = [os.fspath(path)]
-    while waiting:
-        here = waiting.pop()
-        with suppress(OSError):  # a run that trains removes files meanwhile
-            total += os.lstat(here).st_blocks * 512
-            if os.path.isdir(here) and not os.path.islink(here):
-                waiting += [entry.path for entry in os.scandir(here)]
-    return total
-
-
-def changed_at(*paths: Path) -> float:
-    """When one of these was last changed, in seconds since 1970; 0 where none is there."""
-    times = [0.0]
-    for path in paths:
-        with suppress(OSError):
-            times.append(os.lstat(path).st_mtime)
-    return max(times)

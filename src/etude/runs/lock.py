@@ -60,15 +60,16 @@ def has_locks(folder: Path) -> bool:
         os.close(fd)
 
 
-class Hold:
-    """The right to write to a folder, for this process alone; raises `Held` where another has it.
+class FolderLock:
+    """The right to write to a folder, for this process alone; raises `AlreadyLocked` where another
+    has it.
 
     `fd` is the open folder, wherever it is moved.
     """
 
     def __init__(self, folder: Path) -> None:
         self._claim, self._pid = "", os.getpid()
-        with files.clear_faults("lock", folder):
+        with files.explain_os_errors("lock", folder):
             self.fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 has_locks = _flock(self.fd)
@@ -96,7 +97,7 @@ class Hold:
         self.fd = -1
 
 
-class Held(EtudeError):
+class AlreadyLocked(EtudeError):
     """Another process writes to the folder."""
 
     def __init__(self, who: str = "", file: str = "") -> None:
@@ -116,7 +117,7 @@ def _flock(fd: int) -> bool:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             if last:
-                raise Held from error
+                raise AlreadyLocked from error
             time.sleep(_ASKED)  # one who only asks, as `etude runs` does, has it briefly
         else:
             break
@@ -128,7 +129,7 @@ def _claimed(fd: int, make: bool) -> str:
     there = _claims(fd)
     for number, text in there.items():
         if _may_live(text):
-            raise Held(_named(text), f".locked-{number}")
+            raise AlreadyLocked(_named(text), f".locked-{number}")
     if not make:
         return ""
     number = max(there, default=0) + 1
@@ -136,13 +137,13 @@ def _claimed(fd: int, make: bool) -> str:
     try:
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=fd)
     except FileExistsError:
-        raise Held(file=name) from None
+        raise AlreadyLocked(file=name) from None
     with os.fdopen(made, "w") as stream:
         stream.write(json.dumps(_self()))
     # One that was slow may have come after others had overtaken each other, and gives way.
     if later := [n for n in _claims(fd) if n > number]:
         os.unlink(name, dir_fd=fd)
-        raise Held(file=f".locked-{max(later)}")
+        raise AlreadyLocked(file=f".locked-{max(later)}")
     for old in there:
         with suppress(FileNotFoundError):
             os.unlink(f".locked-{old}", dir_fd=fd)
@@ -216,7 +217,7 @@ def _line(path: str) -> str:
 
 
 class Lock:
-    """One writer per run: `Hold`, and a signature that shows a second one.
+    """One writer per run: `FolderLock`, and a signature that shows a second one.
 
     The folder itself is locked, which nobody can take away by removing a file. The file `.lock` in
     it says who the writer is: host, process and inode. Some network file systems let two hosts
@@ -226,8 +227,8 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         file = folder / LOCK
         try:
-            self._hold = Hold(folder)
-        except Held as held:
+            self._hold = FolderLock(folder)
+        except AlreadyLocked as held:
             who = held.who or _holder(file) or "unknown"
             fix = "wait for it to finish, or stop it first"
             if held.file:
@@ -292,7 +293,7 @@ class Lock:
 
 def _sign(file: Path, name: str) -> None:
     """Write into the lock's file who holds it."""
-    with files.clear_faults("write the lock", file):
+    with files.explain_os_errors("write the lock", file):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(file, flags, 0o666), "w") as stream:
             stream.write(f"{name}\n")

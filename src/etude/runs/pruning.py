@@ -24,17 +24,8 @@ import yaml
 
 from etude.core.errors import EtudeError
 from etude.runs import checkpoint, files
-from etude.runs.folder import (
-    MANIFEST,
-    METRICS,
-    RECIPE,
-    RunFolder,
-    changed_at,
-    disk_bytes,
-    find_unfinished,
-    foreign,
-    has_seal,
-)
+from etude.runs.finding import disk_bytes, find_unfinished, last_modified
+from etude.runs.folder import MANIFEST, METRICS, RECIPE, RunFolder, find_foreign, has_seal
 from etude.runs.lock import is_locked
 
 Say = Callable[[str], None]
@@ -63,7 +54,7 @@ class Surplus:
     """The run it is a part of; None where it goes as a whole."""
 
 
-def surplus_of(runs: Sequence[Path], quiet: float = QUIET, say: Say = _silent) -> list[Surplus]:
+def find_surplus(runs: Sequence[Path], quiet: float = QUIET, say: Say = _silent) -> list[Surplus]:
     """What can be freed of these runs; nothing is changed. `say` gets what is left, and why.
 
     Hashes of checkpoints are not checked: `free` does that, of the one that a run keeps.
@@ -85,7 +76,7 @@ def surplus_of(runs: Sequence[Path], quiet: float = QUIET, say: Say = _silent) -
     return found
 
 
-def unfinished(folder: Path, quiet: float = QUIET) -> list[Surplus]:
+def find_killed_runs(folder: Path, quiet: float = QUIET) -> list[Surplus]:
     """Runs in a folder whose creation, or removal, was killed."""
     return [
         Surplus(path, "Left by runs that were killed at their start", disk_bytes(path), None)
@@ -94,7 +85,7 @@ def unfinished(folder: Path, quiet: float = QUIET) -> list[Surplus]:
     ]
 
 
-def free(found: Sequence[Surplus], quiet: float = QUIET) -> Iterator[tuple[Surplus, str]]:
+def delete_surplus(found: Sequence[Surplus], quiet: float = QUIET) -> Iterator[tuple[Surplus, str]]:
     """Take things away, each with "" or with why it was left; what has changed since is left."""
     for run in dict.fromkeys(each.run or each.path for each in found):
         parts = [each for each in found if (each.run or each.path) == run]
@@ -146,7 +137,7 @@ def _inside(folder: Path, start: Path) -> list[str]:
 
 def _stranger(run: Path, whole: bool) -> str:
     """What of a run is not Etude's, in words; "" if nothing is. whole: all of it would go."""
-    if (path := foreign(run)) is not None:
+    if (path := find_foreign(run)) is not None:
         return f"Etude has not written {path}"
     if whole and (run / "wandb").exists():
         return f"{run / 'wandb'} is W&B's, and may hold what was not uploaded"
@@ -157,7 +148,7 @@ def _stranger(run: Path, whole: bool) -> str:
 
 def _is_own_leftover(path: Path) -> bool:
     """Whether a `.tmp-` folder is of a run that was being made or removed, and of nothing else."""
-    return has_seal(path) and foreign(path) is None and not (path / "wandb").exists()
+    return has_seal(path) and find_foreign(path) is None and not (path / "wandb").exists()
 
 
 def _of_run(
@@ -196,7 +187,7 @@ def _of_nothing(run: Path, quiet: float, locked: bool) -> list[Surplus]:
 
 
 def _is_quiet(path: Path, quiet: float) -> bool:
-    return time.time() - changed_at(path, path / METRICS, path / "failures") >= quiet
+    return time.time() - last_modified(path, path / METRICS, path / "failures") >= quiet
 
 
 def _checkpoints(settings: Settings, folder: Path, verify: bool) -> list[tuple[Path, str]]:
@@ -210,7 +201,7 @@ def _checkpoints(settings: Settings, folder: Path, verify: bool) -> list[tuple[P
         newest = _newest(folder, verify)
         if newest is None:
             return []  # nothing is known to be good, so nothing is given up
-        kept = [] if checkpoint.marked(folder, "best") else [_best(newest)]
+        kept = [] if checkpoint.marked_checkpoint(folder, "best") else [_best(newest)]
         older, gone = checkpoint.surplus(
             folder, 1, None if every == "null" else int(every), kept, verified=newest
         )

@@ -24,14 +24,14 @@ import torch
 from etude.core import code_hashes
 from etude.core.contracts import Array
 from etude.core.errors import EtudeError, describe_error
-from etude.core.limited import Ended, LimitedProcess, Limits
+from etude.core.limited import LimitedProcess, Limits, ReaderEnded
 from etude.core.trees import Tree, digest
 from etude.evaluate import evaluation, fresh
 from etude.models.policies import BasePolicy
 from etude.planning.loading import policies, policy_parts
 from etude.planning.recipe import Recipe, code_roots
 from etude.runs import bundle, manifest, onnx_files, tensors
-from etude.runs.documents import Malformed, unsealed
+from etude.runs.documents import Malformed, decode_sealed
 from etude.runs.folder import NOT_EXACT
 from etude.runs.manifest import Differences, differences
 from etude.runs.metrics_log import DiskHistory, chain_of, older_digest_of
@@ -91,7 +91,7 @@ def changed_machine(recipe: Recipe, made_on: Tree) -> Differences:
 def document(folder: Path, name: str) -> Tree:
     """A JSON file of a bundle that was examined, without its seal."""
     try:
-        return unsealed(bundle.read_text(folder, name).encode())
+        return decode_sealed(bundle.read_text(folder, name).encode())
     except (OSError, ValueError) as error:
         wrong = "is missing" if isinstance(error, OSError) else str(error)
         raise EtudeError(f"{name} of the bundle {wrong}.") from error
@@ -129,7 +129,7 @@ def check_onnx(folder: Path, policy: BasePolicy, deadline: Deadline) -> Finding:
         steps, most = len(replay.starts), distance(actions.reshape(replay.actions.shape), replay)
     except onnx_files.Refused as error:
         return Finding(what, "differs", f"{MODEL} {error}, so it was not run")
-    except Ended as error:
+    except ReaderEnded as error:
         if error.why == "slow":
             raise deadline.late() from error
         return Finding(what, "differs", f"{MODEL} {error.words}")

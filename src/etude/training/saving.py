@@ -195,7 +195,7 @@ class Saver:
                 say(f"{error} The checkpoint of step {before:,} needs it; trying the one before.")
                 continue
             if before is not None and self._ranks.is_first:
-                checkpoint.go_back(folder, int(found[0]), say)
+                checkpoint.roll_back(folder, int(found[0]), say)
             return True
         if damage:
             self._newest(say)  # `latest` is what it was.
@@ -214,12 +214,12 @@ class Saver:
                 f"{path} holds nothing for {', '.join(missing)}: resume with the callbacks the run "
                 "was started with."
             )
-        with checkpoint.fitting(path, "policy"):
+        with checkpoint.explain_mismatch(path, "policy"):
             self._algorithm.load_policy(arrays)
         for name, part in self._parts.items():
-            with checkpoint.fitting(path, f"state of '{name}'"):
+            with checkpoint.explain_mismatch(path, f"state of '{name}'"):
                 part.load_state_dict(training[name])
-        with checkpoint.fitting(path, "state of 'saver'"):
+        with checkpoint.explain_mismatch(path, "state of 'saver'"):
             self._best = training["saver"]["best"]
             self.num_saved = int(training["saver"]["num_saved"])
         if self._ranks.is_first:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from etude.core import progress
-from etude.core.errors import AGAIN, EtudeError
+from etude.core.errors import RESUMABLE, EtudeError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """What asks a run to stop: people, terminals that close, and schedulers whose time is up."""
@@ -167,7 +167,7 @@ class _Start(StopRequest):
         return "the run is not continued; its checkpoint is as it was."
 
     def _exit(self) -> None:
-        os._exit(AGAIN)
+        os._exit(RESUMABLE)
 
 
 @contextmanager

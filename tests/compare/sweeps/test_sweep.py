@@ -20,7 +20,7 @@ from etude.compare.sweeps import running
 from etude.compare.sweeps.halving import Asked, Sweep, Trial, fitting, most_rungs, pauses
 from etude.compare.sweeps.table import heads, to_csv, to_json, to_table
 from etude.core.clock import Loops
-from etude.core.errors import AGAIN, EtudeError, UsageError
+from etude.core.errors import RESUMABLE, EtudeError, UsageError
 from etude.planning.resolve import resolve
 from etude.training.callbacks import Callback, Context
 from toys import tiny_reach
@@ -131,7 +131,7 @@ class Fake:
             return None if self.chance.random() < 0.5 else self.work()
 
         def send_signal(self, number: int) -> None:
-            self.work = lambda: AGAIN
+            self.work = lambda: RESUMABLE
 
 
 def pretending(faults: dict[int, Callable[[], int]] | None = None, seed: int = 0) -> Fake:
@@ -277,7 +277,7 @@ def test_a_signal_stops_the_trials_and_the_sweep(tmp_path: Path) -> None:
 
     with pytest.raises(running.Stopped, match="etude sweep --resume") as end:
         done(tmp_path / "sweep", pretending({2: struck}))
-    assert end.value.exit_code == AGAIN
+    assert end.value.exit_code == RESUMABLE
 
 
 def test_nothing_is_left_where_no_trial_can_be_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from etude.api import Run, resume, train
 from etude.core.errors import EtudeError
-from etude.core.outlets import notices
+from etude.core.output import notices
 from etude.core.trees import Tree
 from etude.runs.folder import REPORTING
 from etude.training.callbacks import Callback, Context

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from etude.core.errors import EtudeError, UsageError
-from etude.core.outlets import notices
+from etude.core.output import notices
 from etude.training.logs import apart
 from etude.training.logs.apart import ApartLog, Background
 from log_points import read_records, row_points, rows_like_a_run, wandb_points

@@ -25,7 +25,7 @@ from etude.core.metrics.declared import numbers
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import files
-from etude.runs.documents import sealed, unsealed
+from etude.runs.documents import decode_sealed, encode_sealed
 from etude.runs.folder import METRICS, RECIPE
 from etude.runs.lock import Lock
 from etude.runs.metrics_log import DiskHistory
@@ -127,7 +127,7 @@ class Sweep:
             raise UsageError(f"{folder} is not a sweep: it has no {STATE}. Check the path.")
         lock = Lock(folder)
         try:
-            known = unsealed(path.read_bytes())
+            known = decode_sealed(path.read_bytes())
             asked = Asked(**{**known["asked"], "vary": tuple(known["asked"]["vary"])})
             sweep = cls(folder, recipes.load(folder / BASE, trust), asked)
             sweep.trials = [Trial(**each) for each in known["trials"]]
@@ -158,7 +158,7 @@ class Sweep:
             "complete": self.complete,
             "trials": [asdict(trial) for trial in self.trials],
         }
-        files.replace_file(self.folder / STATE, [sealed(document)])
+        files.replace_file(self.folder / STATE, [encode_sealed(document)])
 
     def close(self) -> None:
         """Give up the lock; the process's end does the same."""

@@ -17,7 +17,7 @@ from etude.compare.sweeps.processes import (
     wait_for_writer,
 )
 from etude.compare.sweeps.table import notes, settings
-from etude.core.errors import AGAIN, EtudeError, NonFinite, UsageError
+from etude.core.errors import RESUMABLE, EtudeError, NonFinite, UsageError
 from etude.core.progress import waiting
 from etude.core.user_code import Untrusted, remember_trust
 from etude.planning import recipes
@@ -38,7 +38,7 @@ _MOST_DEATHS = 3
 class Stopped(EtudeError):
     """A signal ended the command; its trials are saved."""
 
-    exit_code = AGAIN
+    exit_code = RESUMABLE
 
     def __init__(self, folder: Path) -> None:
         super().__init__(f"Stopped and saved. Continue with: etude sweep --resume {folder}")
@@ -180,7 +180,7 @@ class _Rung:
             trial.failed = DIVERGED
             sweep.save()
             self.say(f"  {trial.name}: {DIVERGED} ({settings(trial)})")
-        elif code < 0 or code > 128 or code == AGAIN:
+        elif code < 0 or code > 128 or code == RESUMABLE:
             at = number, iterations_of(sweep.path(trial))
             self._deaths[at] += 1
             if self._deaths[at] < _MOST_DEATHS:

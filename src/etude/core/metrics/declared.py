@@ -51,7 +51,7 @@ _COUNTERS = (
 collects are drawn, by the names that they have in stable-baselines3."""
 
 
-def charted(row: Mapping[str, Any]) -> dict[str, float]:
+def chart_values(row: Mapping[str, Any]) -> dict[str, float]:
     """The columns that are drawn as curves, by the names of their charts.
 
     These are finite numbers that are no counters. Charts are sorted by name, and what is known
@@ -293,7 +293,7 @@ def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
     return gained > 0.1 * abs(best) and best - values[-1] > 0.5 * gained
 
 
-def fell(health: Health) -> tuple[str, float, float] | None:
+def find_regression(health: Health) -> tuple[str, float, float] | None:
     """Where the policy has become much worse than it was: by which metric, from what, to what.
 
     Evaluations say so. Where the last one is not of late, episodes of training do, unless a
@@ -315,7 +315,7 @@ def _same_kind(name: str, other: str) -> bool:
 
 
 def got_worse(health: Health) -> Warning | None:
-    found = fell(health)
+    found = find_regression(health)
     if found is None:
         return None
     name, best, now = found
@@ -330,7 +330,7 @@ def got_worse(health: Health) -> Warning | None:
 def no_progress(health: Health) -> Warning | None:
     """The return is where it began; that of episodes which are all the same may be the highest."""
     returns = health.series(RETURN)
-    if health.progress < 0.5 or len(returns) < 3 * RECENT or fares_well(health):
+    if health.progress < 0.5 or len(returns) < 3 * RECENT or is_doing_well(health):
         return None
     first, best = fmean(returns[:RECENT]), max(smooth(returns))
     small = max(0.01 * abs(first), min(0.15 * abs(first), 4 * noise_of(returns)))
@@ -344,7 +344,7 @@ def no_progress(health: Health) -> Warning | None:
     )
 
 
-def fares_well(health: Health) -> bool:
+def is_doing_well(health: Health) -> bool:
     """Nearly all episodes succeed, or the return is the highest so far."""
     success, returns = (health.recent(f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
     before = health.series(RETURN, health.rows[:-RECENT])
@@ -403,7 +403,7 @@ def term_dominates(health: Health) -> Warning | None:
     if len(shares) < RECENT or len({name for name, _ in shares}) > 1:
         return None
     name, share = shares[-1]
-    if min(value for _, value in shares) < 0.95 or fares_well(health):
+    if min(value for _, value in shares) < 0.95 or is_doing_well(health):
         return None
     return Warning(
         "one reward term dominates",

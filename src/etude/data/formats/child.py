@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from etude.core.limited import FrameWriter, allow_seconds, serve
+from etude.core.limited import FrameWriter, limit_seconds, serve
 from etude.data.formats.hdf5 import flat
 from etude.data.formats.lerobot import LeRobot
 from etude.data.formats.readers import Source, open_source
@@ -32,18 +32,18 @@ def run(order: dict[str, Any], writer: FrameWriter) -> None:
     path, seconds = Path(order["path"]), float(order["seconds"])
     source: Source | LeRobot | None = None
     try:
-        allow_seconds(seconds)
+        limit_seconds(seconds)
         options = {**order["options"], "obs": tuple(order["options"]["obs"])}
         source = open_source(path, ReadOptions(**options))
         source.max_bytes = int(order["memory"]) // 2  # of an episode
         writer.send("source", format=source.format, task=source.task, masks=source.masks)
         for name in source.names:
-            allow_seconds(seconds)
+            limit_seconds(seconds)
             writer.send("begin", episode=name)
             writer.send("described", episode=asdict(source.describe(name)))
         writer.send("all described")
         for name in source.names[order["skip"] :] if order["job"] != "scan" else ():
-            allow_seconds(seconds)
+            limit_seconds(seconds)
             writer.send("begin", episode=name)
             episode = source.read(name)
             if order["job"] == "read":

@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from etude.core.limited import Ended, LimitedProcess, Limits
+from etude.core.limited import LimitedProcess, Limits, ReaderEnded
 from etude.core.trees import Tree
 from etude.data.formats.summary import Array, DataError, Described, Episode, ReadOptions, Summary
 
@@ -106,7 +106,7 @@ class Dataset:
         """The next header; raises what the reader reports, or what became of it."""
         try:
             header = self._process.header()
-        except Ended as error:
+        except ReaderEnded as error:
             raise self._failed(f"{error.words}; {_ADVICE[error.why]}") from error
         if header["kind"] == "error":
             raise DataError(self.path, str(header["what"]), header["episode"])
@@ -131,7 +131,7 @@ class Dataset:
     def _read(self, size: int) -> bytearray:
         try:
             return self._process.read(size)
-        except Ended as error:
+        except ReaderEnded as error:
             raise self._failed(f"{error.words}; {_ADVICE[error.why]}") from error
 
     def _failed(self, what: str) -> DataError:

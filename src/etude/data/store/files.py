@@ -14,8 +14,16 @@ from etude.core.contracts import Array
 from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.data.store.geometry import StoreGeometry
-from etude.data.store.log import DamagedStore, Disk, Stamp, clear_faults, file_size, fsync, stamp_of
-from etude.runs.documents import sealed, unsealed
+from etude.data.store.log import (
+    DamagedStore,
+    Disk,
+    Stamp,
+    explain_os_errors,
+    file_size,
+    fsync,
+    stamp_of,
+)
+from etude.runs.documents import decode_sealed, encode_sealed
 
 DESCRIPTION, SEAL = "store.json", "sealed.json"
 _MOST_JSON = 64 << 20
@@ -23,7 +31,7 @@ _MOST_JSON = 64 << 20
 
 def create_folder(path: Path, disk: Disk) -> None:
     """Make a folder whose parent exists; one that is there already is fine."""
-    with clear_faults("create the folder", path), suppress(FileExistsError):
+    with explain_os_errors("create the folder", path), suppress(FileExistsError):
         disk.mkdir(path)
     fsync_folder(path.parent, disk)
 
@@ -36,9 +44,9 @@ def fsync_folder(path: Path, disk: Disk) -> None:
 def write_json(path: Path, document: Tree, disk: Disk) -> str:
     """Durable, sealed, and whole or not there at all; returns the SHA-256 of the file."""
     beside = path.with_name(f".tmp-{path.name}")
-    text = sealed(document)
+    text = encode_sealed(document)
     data = memoryview(text)
-    with clear_faults("write", path):
+    with explain_os_errors("write", path):
         fd = disk.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             while len(data):
@@ -55,12 +63,12 @@ def read_json(path: Path, sha256: str | None = None) -> Tree:
     """The JSON object in a file; one that is named by its SHA-256 may have any size."""
     if file_size(path) > _MOST_JSON and sha256 is None:
         raise DamagedStore(path, "is absurdly large")
-    with clear_faults("read", path):
+    with explain_os_errors("read", path):
         text = path.read_bytes()
     if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256:
         raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")
     try:
-        return unsealed(text)
+        return decode_sealed(text)
     except ValueError as error:
         raise DamagedStore(path, str(error)) from error
 

@@ -76,7 +76,7 @@ class DamagedStore(Damaged):
 
 
 @contextmanager
-def clear_faults(action: str, path: Path) -> Iterator[None]:
+def explain_os_errors(action: str, path: Path) -> Iterator[None]:
     """Turn an `OSError` into one sentence that names the path."""
     try:
         yield
@@ -173,7 +173,7 @@ class RecordLog:
 
     def _write(self, block: int, offset: int, data: memoryview) -> None:
         disk, path = self._writer(), self.path(block)
-        with clear_faults("write", path):
+        with explain_os_errors("write", path):
             if block != self._open_block:
                 self.close()
                 self._fd = disk.open(path, os.O_RDWR | os.O_CREAT)
@@ -293,7 +293,7 @@ class RecordLog:
         if size < size_of:
             raise DamagedStore(path, "is empty")
         length = min(size // size_of, self.block_records)
-        with clear_faults("map", path), open(path, "rb") as stream:
+        with explain_os_errors("map", path), open(path, "rb") as stream:
             pages = mmap.mmap(stream.fileno(), length * size_of, access=mmap.ACCESS_READ)
         if self._sparse and hasattr(mmap, "MADV_RANDOM"):
             # Reading ahead would fetch what lies between the parts.
@@ -441,7 +441,7 @@ class RecordLog:
         self.close()
         last, inside = divmod(self.count, self.block_records)
         if inside:
-            with clear_faults("cut", self.path(last)):
+            with explain_os_errors("cut", self.path(last)):
                 fd = disk.open(self.path(last), os.O_RDWR)
                 try:
                     disk.truncate(fd, inside * self.dtype.itemsize)
@@ -464,7 +464,7 @@ class RecordLog:
     def delete(self, paths: list[Path]) -> None:
         """Remove block files; maps of them stay readable until they are let go."""
         for path in paths:
-            with clear_faults("delete", path), suppress(FileNotFoundError):
+            with explain_os_errors("delete", path), suppress(FileNotFoundError):
                 self._writer().unlink(path)
             block = int(path.name.removeprefix(f"{self.name}-").removesuffix(".bin"))
             self._dirty.discard(block)
@@ -490,7 +490,7 @@ class RecordLog:
 
 def fsync(disk: Disk, path: Path, flags: int) -> None:
     """Flush a file or folder by its name: a new descriptor flushes what others wrote."""
-    with clear_faults("flush", path):
+    with explain_os_errors("flush", path):
         fd = disk.open(path, flags)
         try:
             disk.fsync(fd)
@@ -558,7 +558,7 @@ def _maps_leave_traces(folder: Path) -> bool:
     Tried on a file without a name, which nobody sees. Where none can be made they are taken to: of
     the file systems in use, only tmpfs is known to be without.
     """
-    with clear_faults("look at", folder):
+    with explain_os_errors("look at", folder):
         device = os.stat(folder).st_dev
     if device not in _traces:
         _traces[device] = _try_map(folder)
@@ -596,7 +596,7 @@ def file_size(path: Path) -> int:
 def _hash_file(path: Path, size: int) -> Any:
     """A SHA-256 that has seen the first `size` bytes; reading, not mapping, reports bad disks."""
     sha, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
-    with clear_faults("read", path), open(path, "rb", buffering=0) as stream:
+    with explain_os_errors("read", path), open(path, "rb", buffering=0) as stream:
         while size and (length := stream.readinto(buffer[: min(size, _CHUNK)])):
             sha.update(buffer[:length])
             size -= length

@@ -31,7 +31,7 @@ from etude.core.trees import Tree
 from etude.data.store.episodes import EpisodeStore, StoreGeometry
 from etude.data.store.files import DESCRIPTION, Described, read_geometry, read_json
 from etude.data.store.labels import LABELS, Labels
-from etude.data.store.log import DamagedStore, clear_faults, file_size
+from etude.data.store.log import DamagedStore, explain_os_errors, file_size
 from etude.data.store.sampling import Transitions
 
 MANIFEST, TABLE, SHARDS = "dataset.json", "episodes.bin", "shards"
@@ -314,7 +314,7 @@ def _read_manifest(path: Path) -> tuple[Tree, list[str]]:
 
 def _read_table(path: Path, sha256: str) -> Array:
     size = file_size(path)
-    with clear_faults("read", path):
+    with explain_os_errors("read", path):
         data = path.read_bytes()
     if size % ENTRY.itemsize or hashlib.sha256(data).hexdigest() != sha256:
         raise DamagedStore(path, "is damaged: its SHA-256 is not what was recorded")

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from etude.core.contracts import Array, BatchEnv, EnvSpec, Exactness, Observations, StepResult
-from etude.core.errors import NonFinite, UsageError, contained
+from etude.core.errors import NonFinite, UsageError, exits_as_errors
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.core.user_code import check_module_trust, load_module, module_or_file
@@ -132,7 +132,7 @@ def make_gym(config: GymConfig) -> gymnasium.Env[Any, Any]:
     if where:  # Gymnasium would import it as well, and not look in the current folder.
         load_module(config.id, where)
     try:
-        with _warned_once(), contained(lambda: f"The constructor of '{config.id}'"):
+        with _warned_once(), exits_as_errors(lambda: f"The constructor of '{config.id}'"):
             return gymnasium.make(name, disable_env_checker=True, **config.kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)

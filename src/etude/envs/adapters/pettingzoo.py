@@ -14,7 +14,7 @@ from gymnasium import spaces
 from pydantic import Field
 
 from etude.core.contracts import Array, EnvSpec, Exactness, Observations, StepResult
-from etude.core.errors import EtudeError, UsageError, contained, describe_error
+from etude.core.errors import EtudeError, UsageError, describe_error, exits_as_errors
 from etude.core.keys import Key
 from etude.core.trees import Tree
 from etude.core.user_code import Untrusted, load_object
@@ -54,7 +54,7 @@ def make_parallel(name: str, kwargs: Mapping[str, Any]) -> ParallelEnv:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     factory = _factory(name)
     try:
-        with contained(lambda: f"The constructor of '{name}'"):
+        with exits_as_errors(lambda: f"The constructor of '{name}'"):
             env: Any = factory(**kwargs)
     except EtudeError:
         raise

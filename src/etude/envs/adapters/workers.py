@@ -38,10 +38,10 @@ from etude.core.errors import (
     NonFinite,
     ProcessLost,
     UsageError,
-    contained,
     describe_error,
+    exits_as_errors,
 )
-from etude.core.guard import place_of
+from etude.core.guard import location_of
 from etude.core.keys import Key
 from etude.core.trees import Tree
 
@@ -314,7 +314,7 @@ def _end_with(parent: int, life_fd: int, made: list[BatchEnv]) -> None:
                 continue
             if not life.recv(64):
                 break
-            place = place_of(sys._current_frames()[main_thread])
+            place = location_of(sys._current_frames()[main_thread])
             life.sendall(json.dumps(f"{_doing(made)} ({place})").encode())
         # The line is closed first where the environments are to be closed in order.
         time.sleep(ENDING_SECONDS if os.getppid() == parent else 0.0)
@@ -342,7 +342,7 @@ def _tried(
     """(what it gives, None), or (None, what makes the error)."""
     where = "In a worker process of the environments"
     try:
-        with contained(lambda: _capital(_doing(made))):
+        with exits_as_errors(lambda: _capital(_doing(made))):
             return function(*arguments), None
     except NonFinite as error:
         return None, partial(NonFinite, error.where, error.arrays)

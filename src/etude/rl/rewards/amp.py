@@ -54,7 +54,7 @@ from etude.core.trees import Tree, digest, num_bytes
 from etude.data.returns import values_after
 from etude.data.segments import StepWindows, WindowRing
 from etude.envs.config import EnvConfig
-from etude.models.networks import generator_of, load_arrays
+from etude.models.networks import load_arrays, make_generator
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import Discriminator
 from etude.planning.recipe import Resolved, RewardsConfig, RewardsSection
@@ -163,7 +163,7 @@ class AMPConfig(RewardsConfig):
     ) -> AMP:
         windows, motions = reference_windows(run.recipe.task, run.spec)
         with torch.device("meta" if key is None else "cpu"):
-            network = Discriminator(windows.shape[1:], self.hidden, generator_of(key))
+            network = Discriminator(windows.shape[1:], self.hidden, make_generator(key))
         return AMP(self, network, windows, run.recipe.learner.shards, device, ranks, motions)
 
     def plan(self, source: AMP) -> RewardsSection:

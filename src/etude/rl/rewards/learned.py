@@ -19,8 +19,8 @@ from etude.models.networks import load_arrays
 from etude.models.reward_networks import (
     CONTRACT_KIND,
     RewardNetwork,
+    compute_rewards,
     reward_network_from_contract,
-    rewards_of,
 )
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import Resolved, RewardsConfig
@@ -144,7 +144,7 @@ class LoadedReward:
         )
         if self.action is not None:
             taken = self.action.from_env(taken)
-        return rewards_of(self.network, here, taken, after)
+        return compute_rewards(self.network, here, taken, after)
 
 
 def _rows(array: Any, network: RewardNetwork, name: str) -> Array:

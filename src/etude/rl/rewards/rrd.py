@@ -104,12 +104,12 @@ class RRDConfig(RewardsConfig):
         self.subsets_per_shard(shards)
 
     def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
-        return self.network.found_in(observations).reads
+        return self.network.with_reads(observations).reads
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> RRD:
         spec = run.spec
         with torch.device("meta" if key is None else "cpu"):
-            config = self.network.found_in(spec.observations)
+            config = self.network.with_reads(spec.observations)
             network = make_reward_network(config, spec.observations, spec.action, key)
         return RRD(self, network, run.recipe.learner.shards, device)
 

@@ -31,7 +31,7 @@ from etude.core.keys import Key
 from etude.core.metrics.declared import Column, Health, Metric, Metrics, Warning
 from etude.data.contrast import SAME
 from etude.data.store.views import EpisodesOf
-from etude.models.reward_networks import RewardNetwork, rewards_of
+from etude.models.reward_networks import RewardNetwork, compute_rewards
 
 CHANCE = 0.5
 """What a constant reward scores."""
@@ -179,7 +179,7 @@ def _judge(
             stored.append(episodes.rewards(place))
             continue
         steps, _ = episodes.episode(place)
-        rewards = rewards_of(network, steps.obs, steps.actions, steps.next_obs)
+        rewards = compute_rewards(network, steps.obs, steps.actions, steps.next_obs)
         learned.append(rewards)
         stored.append(steps.rewards.astype(np.float64))
         if place < episodes.num_whole:

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 from etude.core.contracts import BatchMetrics, Fragment, LogWriter
 from etude.core.errors import EtudeError, describe_error
 from etude.core.history import History, Row
-from etude.core.outlets import notices
+from etude.core.output import notices
 from etude.core.progress import waiting
 from etude.training.callbacks import Callback, Context
 
@@ -46,7 +46,7 @@ class Apart:
         except FAULTS as error:
             if not self._told:
                 self._told = True
-                notices.tell(f"{self._name} failed, and the run goes on: {words(error)}")
+                notices.add(f"{self._name} failed, and the run goes on: {words(error)}")
 
 
 def apart(name: str, report: Callable[P, object]) -> Callable[P, None]:
@@ -144,14 +144,14 @@ class ApartLog:
             self._leave_alone()
             if not self._fails:
                 self._fails = True
-                notices.tell(
+                notices.add(
                     f"The log {self._name} failed, and the run goes on without it: {words(error)} "
                     "It is tried again, and then gets every row of metrics.jsonl."
                 )
         else:
             if succeeds and self._fails and getattr(self._log, "idle", True):
                 self._fails = False
-                notices.tell(f"The log {self._name} is written again, and has all rows.")
+                notices.add(f"The log {self._name} is written again, and has all rows.")
 
     def _leave_alone(self) -> None:
         self._open = False

@@ -14,7 +14,7 @@ from etude.core.config import Config
 from etude.core.contracts import LogWriter, Stateful
 from etude.core.history import History
 from etude.core.metrics.declared import Metrics
-from etude.core.outlets import notices
+from etude.core.output import notices
 from etude.runs.folder import METRICS, REPORTING
 from etude.runs.metrics_log import DiskHistory
 from etude.training.callbacks import Callback
@@ -132,7 +132,7 @@ def open_logs(
         try:
             log = kind.open(LoggedRun(folder, recipe, out.say))
         except FAULTS as error:
-            notices.tell(f"The log {kind.kind} cannot be opened, and is left out: {words(error)}")
+            notices.add(f"The log {kind.kind} cannot be opened, and is left out: {words(error)}")
             continue
         out.logs.append(ApartLog(log.writer, kind.kind, rows))
         out.callbacks += [_reporting(each, kind.kind) for each in log.callbacks]

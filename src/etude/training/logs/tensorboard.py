@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.core.history import Row, history_of
-from etude.core.metrics.declared import ELAPSED, charted, numbers, step_of
+from etude.core.metrics.declared import ELAPSED, chart_values, numbers, step_of
 from etude.runs import files
 from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
 
@@ -124,7 +124,7 @@ class TensorBoardLog:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=k, simple_value=v) for k, v in charted(row).items()]
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in chart_values(row).items()]
         self._add(Event(wall_time=wall_time, step=step_of(row), summary=Summary(value=values)))
 
     def _add(self, event: Any) -> None:

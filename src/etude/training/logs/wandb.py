@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.history import Row, history_of
-from etude.core.metrics.declared import charted, step_of
+from etude.core.metrics.declared import chart_values, step_of
 from etude.runs import checkpoint, files
 from etude.training.callbacks import Callback, Context
 from etude.training.logs.apart import Background
@@ -147,7 +147,7 @@ class WandbLog:
             if step <= self._has:
                 return
         # Without commit, W&B would hold a row back until the next one comes.
-        self._run.log(charted(row), step=step, commit=True)
+        self._run.log(chart_values(row), step=step, commit=True)
         self._has = step
         self._state.save(sent=step, uploaded=False)
 
@@ -318,5 +318,5 @@ class FinalPolicy(Callback):
         self._log, self._policy = log, policy
 
     def run_end(self, context: Context) -> None:
-        final = checkpoint.followed(self._policy.parent)  # a file where there are no links
+        final = checkpoint.resolve_mark(self._policy.parent)  # a file where there are no links
         self._log.call("finish", final / self._policy.name)

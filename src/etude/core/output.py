@@ -51,7 +51,7 @@ class Notices:
             self._path = path
             self._keep()
 
-    def tell(self, sentence: str) -> None:
+    def add(self, sentence: str) -> None:
         """Print a sentence where that is still possible, and keep it."""
         line = f"{datetime.now():%Y-%m-%d %H:%M:%S} {sentence}"
         with _LOCK:
@@ -88,7 +88,7 @@ class OutputLost(EtudeError):
             self.exit_code = 128 + signal.SIGPIPE
 
 
-class Outlet:
+class OutputStream:
     """Stands in for a stream; what cannot be written now waits, and is left out where it is much.
 
     With `strict`, as for a command whose result is what it prints, it waits for its reader, and
@@ -175,7 +175,7 @@ class Outlet:
     def _tell(self, what: str) -> None:
         if not self._told:
             self._told = True
-            notices.tell(f"{self._name} {what}: the command goes on without it.")
+            notices.add(f"{self._name} {what}: the command goes on without it.")
 
     def forget(self) -> None:
         """Leave what waits to the process that this one was forked from."""
@@ -210,7 +210,7 @@ def _write_if_ready(fd: int, data: bytes) -> int:
     return os.write(fd, data[: select.PIPE_BUF])
 
 
-_open: list[Outlet] = []
+_open: list[OutputStream] = []
 
 
 def _in_child() -> None:
@@ -224,17 +224,17 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
-def standing(strict: bool) -> Iterator[None]:
-    """Standard output and error as `Outlet`s; output is `strict` where it is the result."""
+def nonblocking_output(strict: bool) -> Iterator[None]:
+    """Standard output and error as `OutputStream`s; output is `strict` where it is the result."""
     before = {"stdout": sys.stdout, "stderr": sys.stderr}
-    put: list[Outlet] = []
+    put: list[OutputStream] = []
     for name, stream in before.items():
         opened: Any = stream
         if opened is None:  # It was closed; its number must not become that of another file.
             opened = open(os.devnull, "w")  # noqa: SIM115
         with suppress(OSError, ValueError, AttributeError):  # as of a notebook's, or a test's
             what = "output" if name == "stdout" else "error"
-            opened = Outlet(opened, f"Standard {what}", strict and name == "stdout")
+            opened = OutputStream(opened, f"Standard {what}", strict and name == "stdout")
             put.append(opened)
         setattr(sys, name, opened)
     _open.extend(put)
