@@ -45,8 +45,8 @@ from etude.models.normalise import RewardScaler
 from etude.models.policies import make_policy
 from etude.planning.recipes import Recipe
 from etude.rl import ppo as ppo_module
+from etude.rl.on_policy import Shard
 from etude.rl.ppo import PPO
-from etude.rl.shard import Shard
 from etude.rollout.local import CollectorConfig, LocalCollector, Workers
 from machine import report_load
 from report import Gate, parse

@@ -21,7 +21,7 @@ from etude.models.policies import POLICIES, make_policy
 from etude.planning.recipe import ALGORITHMS, REWARDS
 from etude.planning.recipes import Recipe, find
 from etude.rollout.local import COLLECTORS
-from etude.training.logs.kinds import LOGS
+from etude.training.logs.outputs import LOGS
 from test_layers import SOURCES, imported
 
 REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, REWARDS, ENVS, POLICIES, LOGS, COLLECTORS)

@@ -41,8 +41,7 @@ from etude.runs.folder import PLAN, RunFolder, default_path
 from etude.runs.metrics_log import DiskHistory, chain_at
 from etude.training.callbacks import Callback
 from etude.training.evaluation import summarise
-from etude.training.logs.apart import apart
-from etude.training.logs.outputs import Outputs, check
+from etude.training.logs.outputs import Outputs, apart, check
 from etude.training.saving import RUN
 
 if TYPE_CHECKING:

@@ -53,9 +53,9 @@ from etude.rl.sampling import uniform as uniform
 
 # isort: split
 # Gradient steps
-from etude.rl.optimizer import AdaptiveRate as AdaptiveRate
-from etude.rl.optimizer import NetworkOptimizer as NetworkOptimizer
-from etude.rl.optimizer import TargetNetwork as TargetNetwork
+from etude.rl.base import AdaptiveRate as AdaptiveRate
+from etude.rl.base import NetworkOptimizer as NetworkOptimizer
+from etude.rl.base import TargetNetwork as TargetNetwork
 
 # isort: split
 # Policies and networks
@@ -106,10 +106,10 @@ from etude.training.callbacks import Callback as Callback
 from etude.training.callbacks import Context as Context
 from etude.training.callbacks import CurveRecorder as CurveRecorder
 from etude.training.callbacks import StopAtSuccess as StopAtSuccess
-from etude.training.logs.apart import Background as Background
-from etude.training.logs.kinds import LogConfig as LogConfig
-from etude.training.logs.kinds import LoggedRun as LoggedRun
-from etude.training.logs.kinds import OpenLog as OpenLog
+from etude.training.logs.outputs import Background as Background
+from etude.training.logs.outputs import LogConfig as LogConfig
+from etude.training.logs.outputs import LoggedRun as LoggedRun
+from etude.training.logs.outputs import OpenLog as OpenLog
 
 # isort: split
 # Recipes

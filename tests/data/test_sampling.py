@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.keys import Key
-from etude.rl.shard import FLOOR, permuted, prioritised, probabilities
+from etude.rl.on_policy import FLOOR, permuted, prioritised, probabilities
 
 
 def stream(seed: int = 0) -> np.random.Generator:

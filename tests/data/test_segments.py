@@ -24,7 +24,7 @@ from etude.core.contracts import (
 from etude.core.errors import UsageError
 from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry, join, nearest_divisor
 from etude.models.policies import PolicyConfig
-from etude.rl.shard import Minibatch
+from etude.rl.on_policy import Minibatch
 from toy_envs import ACTIONS, DISCRETE, ToyEnv
 from toys import Trainer, make_trainer, toy_buffer
 

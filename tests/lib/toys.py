@@ -22,10 +22,10 @@ from etude.models.actor_critic import ActorCritic
 from etude.models.policies import PolicyConfig, make_policy
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
+from etude.rl.on_policy import Minibatch
 from etude.rl.ppo import PPO, PPOConfig
 from etude.rl.rewards.given import GIVEN, RewardSource
 from etude.rl.sampling import Batch
-from etude.rl.shard import Minibatch
 from etude.rollout.local import LocalCollector, Workers
 from etude.runs.files import Disk
 from etude.tasks.reach.task import ReachConfig

@@ -17,7 +17,7 @@ from etude.models.actors import Actor
 from etude.models.distributions import SquashedGaussian
 from etude.models.networks import Mlp, make_generator
 from etude.models.policies import PolicyConfig, make_policy
-from etude.rl.optimizer import AdaptiveRate
+from etude.rl.base import AdaptiveRate
 
 SPEC = EnvSpec({"state": ArraySpec((3,))}, ActionSpec("box", low=(-1.0, -1.0), high=(1.0, 1.0)), 10)
 

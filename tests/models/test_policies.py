@@ -17,7 +17,7 @@ from etude.models.actor_critic import ActorCritic
 from etude.models.distributions import DiagonalGaussian
 from etude.models.policies import PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
-from etude.rl.optimizer import Adam, FlatParameters
+from etude.rl.base import Adam, FlatParameters
 from etude.rollout.group import moments
 from toy_envs import ACTIONS, BOX, ToyEnv
 

@@ -17,7 +17,7 @@ from etude.models.networks import ACTIVATIONS, Mlp
 from etude.models.policies import Features, PolicyConfig, make_policy
 from etude.models.rebuilding import policy_from_contract
 from etude.models.recurrent import CORES, Core
-from etude.rl.optimizer import FlatParameters
+from etude.rl.base import FlatParameters
 from etude.rollout.group import moments
 from toy_envs import ACTIONS, BOX
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from etude.core.trees import copy_arrays
-from etude.rl import optimizer
-from etude.rl.optimizer import Adam
+from etude.rl import base as optimizer
+from etude.rl.base import Adam
 
 SIZE, EPSILON = 50, 1e-5
 

@@ -98,7 +98,7 @@ def test_another_teacher_is_noticed(teacher: Path) -> None:
     state = agent.state_dict()
     agent.load_state_dict(state)
     assert state["teacher_sha256"] == one.sha256
-    with pytest.raises(UsageError, match="another policy"):
+    with pytest.raises(UsageError, match="not the one this run began with"):
         agent.load_state_dict({**state, "teacher_sha256": "0" * 64})
 
 

@@ -9,7 +9,7 @@ import torch
 
 from etude.core.errors import NonFinite
 from etude.models.networks import Mlp
-from etude.rl.optimizer import Finding, FlatParameters, NetworkOptimizer, TargetNetwork
+from etude.rl.base import Finding, FlatParameters, NetworkOptimizer, TargetNetwork
 
 
 def net(seed: int = 0) -> Mlp:

@@ -13,8 +13,8 @@ from etude.core.contracts import ActionSpec
 from etude.core.keys import Key
 from etude.core.trees import copy_arrays, digest
 from etude.models.policies import PolicyConfig, make_policy
+from etude.rl.on_policy import Minibatch
 from etude.rl.ppo import LOSS_METRICS, PPO, PPOConfig
-from etude.rl.shard import Minibatch
 from toy_envs import ACTIONS, DISCRETE
 from toys import Trainer, TwoRanks, make_trainer, toy_buffer
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from etude.core.contracts import Array
-from etude.rl import shard as shards
-from etude.rl.shard import Draw, Minibatch, prioritised
+from etude.rl import on_policy as shards
+from etude.rl.on_policy import Draw, Minibatch, prioritised
 from toy_envs import ACTIONS
 from toys import Trainer, make_trainer
 

@@ -28,8 +28,7 @@ from etude.rollout.elastic import (
     NoWorkers,
 )
 from etude.rollout.host import Blueprint, Failure, Host, Task, packed
-from etude.rollout.local import LocalCollector, Workers
-from etude.rollout.overlap import OverlappedCollector
+from etude.rollout.local import LocalCollector, OverlappedCollector, Workers
 from etude.rollout.schedule import Patience, Schedule
 from toy_envs import PoisonedEnv, ToyEnv
 from toys import fragment_bits, toy_buffer, toy_policy

@@ -14,8 +14,7 @@ from etude.core.keys import Key
 from etude.core.trees import Tree, copy_arrays, digest
 from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.models.policies import PolicyConfig, make_policy
-from etude.rollout.local import LocalCollector, Workers
-from etude.rollout.overlap import OverlappedCollector
+from etude.rollout.local import LocalCollector, OverlappedCollector, Workers
 from toy_envs import ToyEnv
 from toys import fragment_bits
 

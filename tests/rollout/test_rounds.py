@@ -19,7 +19,7 @@ from etude.envs.wrappers import Episodic
 from etude.models.actor_critic import ActorCritic
 from etude.models.policies import PolicyConfig, make_policy
 from etude.rollout.group import Group
-from etude.rollout.overlap import OverlappedCollector
+from etude.rollout.local import OverlappedCollector
 from etude.runs.files import Disk
 from etude.tasks.reach.task import ReachConfig
 from etude.tasks.seek import Seek

@@ -25,8 +25,7 @@ from etude.planning.plan import check_ranks, make_plan
 from etude.planning.resolve import resolve
 from etude.rollout.local import group_state
 from etude.runs import manifest
-from etude.training.distributed import Distributed, decode, encode
-from etude.training.sharing import SharedCollector
+from etude.training.distributed import Distributed, SharedCollector, decode, encode
 from rank_runs import script, shared_run
 from run_hash import run_hash
 from sockets import descendants, listening

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from etude.training.stopwatch import Stopwatch
+from etude.training.loop import Stopwatch
 
 
 def test_evaluation_and_saving_do_not_slow_the_steps_per_second(

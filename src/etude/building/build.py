@@ -18,16 +18,15 @@ from etude.core.ranks import ALONE, Ranks
 from etude.models.policies import BasePolicy, make_policy
 from etude.planning.plan import make_curriculum
 from etude.planning.recipe import Learner, Recipe, Resolved, code_roots, metrics_of
-from etude.rollout.local import NoCollector, Workers
+from etude.rollout.local import NoCollector, OverlappedCollector, Workers
 from etude.runs.checkpoint import explain_mismatch
 from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import MetricsLog
 from etude.training.callbacks import Callback, StopAtSuccess
 from etude.training.evaluation import AnyEvaluator, Evaluator
-from etude.training.loop import Loop
+from etude.training.loop import Loop, Stopwatch
 from etude.training.saving import Saver
 from etude.training.stop import StopRequest
-from etude.training.stopwatch import Stopwatch
 
 HURRY = 5.0
 """Seconds without a sign of life until a rank is given up, where a signal asks the run to end."""
@@ -152,15 +151,13 @@ def make_collection(
         code_roots(recipe),
     )
     if config.lag:
-        from etude.rollout.overlap import OverlappedCollector
-
         collector = OverlappedCollector(collector, lambda i: i < clock.loops.iterations)
     tester = learner.evaluator
     if tester is None and ranks.is_first:
         tester = make_evaluator(recipe, key, workers, new_policy())
     if ranks.size == 1 and tester is not None:
         return collector, tester
-    from etude.training.sharing import FirstRankEvaluator, SharedCollector
+    from etude.training.distributed import FirstRankEvaluator, SharedCollector
 
     return SharedCollector(ranks, collector), FirstRankEvaluator(ranks, tester)
 

@@ -40,8 +40,7 @@ from etude.planning.sentences import told
 from etude.runs import files
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import summarise
-from etude.training.logs.apart import apart
-from etude.training.logs.kinds import LoggedRun
+from etude.training.logs.outputs import LoggedRun, apart
 
 Say = Callable[[str], None]
 BEST = "best"

@@ -38,9 +38,8 @@ from etude.models.policies import BasePolicy, make_policy
 from etude.planning import memory
 from etude.planning.recipe import Inputs, Learner, PlanSection, Recipe, Resolved
 from etude.rl import offline
-from etude.rl.base import PolicyAlgorithm
+from etude.rl.base import NetworkOptimizer, PolicyAlgorithm, TargetNetwork
 from etude.rl.offline import DatasetConfig
-from etude.rl.optimizer import NetworkOptimizer, TargetNetwork
 from etude.rl.sampling import ahead, fit_normaliser
 from etude.runs.folder import RunFolder
 from etude.training.evaluation import HeldOutEvaluator

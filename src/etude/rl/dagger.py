@@ -1,16 +1,17 @@
-"""DAgger (Ross et al. 2011): a student learns to act as a teacher would, where the student goes.
+"""DAgger (Ross et al. 2011): a student imitates a teacher in the states that the student visits.
 
-The teacher is the policy of any run. It may read what the student cannot: contacts, terrain, its
-velocity. An iteration, top to bottom:
+The teacher is the policy of any run. It may read observations that the student cannot: contacts,
+terrain, its velocity. An iteration, top to bottom:
 
-1. The student acts, with its exploration noise, so that its own mistakes are among what is seen.
-2. `ingest`: the teacher says what it would have done in every step.
-3. `batches`: the student's most likely actions are drawn to the teacher's, by the squared error; of
-   discrete choices, by their log-probability. A recurrent student learns along its segments.
-4. `end_iteration`: the student's normaliser takes in what was collected; steps are dropped.
+1. The student collects a rollout with its exploration noise.
+2. `ingest`: the teacher labels every step with its own action.
+3. `batches`: gradient steps on the squared error between the student's most likely actions and the
+   teacher's, or on their negative log-probability if they are discrete. A recurrent student learns
+   along segments.
+4. `end_iteration`: the student's normaliser is updated with the rollout, which is then discarded.
 
-Dropping them is what rsl_rl's distillation does, too: the student that comes next visits its own
-states, and an iteration has thousands of them.
+Like rsl_rl's distillation, and unlike the original DAgger, there is no aggregated dataset: each
+iteration has thousands of states of the current student.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from etude.core.keys import Key
 from etude.core.metrics.declared import Column, Curve, Metric, Metrics
 from etude.core.ranks import Ranks
 from etude.core.trees import Tree
-from etude.data.segments import SegmentBuffer, SegmentGeometry, episode_starts, join, non_finite
+from etude.data.segments import SegmentBuffer, SegmentGeometry, join, non_finite
 from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.imitation import action_errors
 from etude.models.normalise import merge_all
@@ -41,12 +42,10 @@ from etude.models.policies import BasePolicy, Features, map_features
 from etude.models.rebuilding import policy_from_contract
 from etude.planning.loading import policy_parts
 from etude.planning.recipe import PlanSection, Recipe, Resolved
-from etude.rl.base import PolicyAlgorithm
+from etude.rl.base import NetworkOptimizer, PolicyAlgorithm
 from etude.rl.bc import DecayingRate
-from etude.rl.on_policy import OnPolicyConfig
-from etude.rl.optimizer import NetworkOptimizer
+from etude.rl.on_policy import OnPolicyConfig, permuted, policy_inputs, to_segments
 from etude.rl.rewards.given import RewardSource
-from etude.rl.shard import permuted
 
 LOSS = "train/imitation_loss"
 _AT_ONCE = 4_096
@@ -54,7 +53,7 @@ _AT_ONCE = 4_096
 
 
 class DAggerConfig(DecayingRate, OnPolicyConfig):
-    """A student that a teacher corrects."""
+    """Imitation of a teacher in the student's own states."""
 
     takes_ranks: ClassVar[bool] = False
     rewards_from: ClassVar[str] = ""
@@ -75,17 +74,17 @@ class DAggerConfig(DecayingRate, OnPolicyConfig):
     def geometry(self, recipe: Recipe) -> SegmentGeometry:
         if not self.teacher:
             raise UsageError(
-                "dagger imitates a teacher: name its run with --algorithm.teacher RUN."
+                "dagger imitates a teacher: give its run with --algorithm.teacher RUN."
             )
         if recipe.learner.shards > 1 or recipe.collector.lag:
             raise UsageError(
-                "dagger learns in one shard from what its own policy has just visited: leave "
+                "dagger learns in one shard and from the current policy's states: leave "
                 "learner.shards at 1 and collector.lag at 0."
             )
         if recipe.rewards.kind != "given":
             raise UsageError(
-                f"dagger learns from no reward, and rewards.kind is {recipe.rewards.kind}: leave "
-                "it at given."
+                f"dagger uses no rewards, and rewards.kind is {recipe.rewards.kind}: leave it at "
+                "given."
             )
         return super().geometry(recipe)
 
@@ -111,19 +110,19 @@ class DAggerConfig(DecayingRate, OnPolicyConfig):
 
 @dataclass
 class Lesson:
-    """Segments [n, horizon, ...] that the student visited."""
+    """Segments [n, horizon, ...] of the student's rollout, with the teacher's actions."""
 
     features: Features
     memory: Memory | None
     """None for a memoryless student."""
-    wanted: torch.Tensor
+    labels: torch.Tensor
     """[n, horizon, dims]: the teacher's actions."""
     present: torch.Tensor
-    """[n, horizon] bool: the step is an agent's."""
+    """[n, horizon] bool: the agent is present in the step."""
 
 
 class Teacher:
-    """A trained policy, asked for its most likely actions."""
+    """A trained policy that labels observations with its most likely actions."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         arrays, contract = policy_parts(path)
@@ -131,8 +130,8 @@ class Teacher:
         self.policy: BasePolicy = policy_from_contract(contract, arrays, path)
         if self.policy.state_specs:
             raise UsageError(
-                f"The policy of {path} has a memory of what it did itself, and a teacher watches: "
-                "take one without (policy.kind mlp)."
+                f"The policy of {path} is recurrent, and a teacher must be memoryless: use one of "
+                "policy.kind mlp."
             )
         digest = hashlib.sha256()
         for name, array in sorted(self.policy.state_dict().items()):
@@ -142,22 +141,22 @@ class Teacher:
         self.device = device
 
     def check(self, env: EnvSpec) -> None:
-        """Refuse a task in which the teacher could not act, or would act otherwise."""
+        """Raise an error if the teacher's observations or actions are not the environment's."""
         for name, spec in self.policy.actor_observations.items():
             if env.observations.get(name) != spec:
-                there = f"has {', '.join(sorted(env.observations))}, and none"
                 raise UsageError(
-                    f"The teacher of {self.path} reads '{name}' of shape {spec.shape}; this "
-                    f"environment {there} of them is that."
+                    f"The teacher of {self.path} reads '{name}' of shape {spec.shape}, which this "
+                    f"environment does not have: it has {', '.join(sorted(env.observations))}."
                 )
         if self.policy.action != env.action:
             raise UsageError(
-                f"The teacher of {self.path} acts otherwise than this task is acted on."
+                f"Action spaces do not match: the teacher of {self.path} has {self.policy.action}, "
+                f"the environment {env.action}."
             )
 
     @torch.no_grad()
     def actions(self, obs: Observations) -> torch.Tensor:
-        """[num_envs, steps, dims]: what it would do at {name: [num_envs, steps, ...]}."""
+        """Actions [num_envs, steps, dims] for observations {name: [num_envs, steps, ...]}."""
         read = {name: obs[name] for name in self.policy.actor_observations}
         num, steps = next(iter(read.values())).shape[:2]
         flat = {name: x.reshape(num * steps, *x.shape[2:]) for name, x in read.items()}
@@ -167,12 +166,12 @@ class Teacher:
             shown = {name: torch.from_numpy(x[part]).to(self.device) for name, x in flat.items()}
             parts.append(self.policy.act(shown, {}, None).actions)
         actions = torch.cat(parts).view(num, steps, -1)
-        # What is beyond the box is not carried out.
+        # The environment clips actions beyond the box.
         return actions.clamp(-1.0, 1.0) if self.policy.action.kind == "box" else actions
 
 
 class DAgger(PolicyAlgorithm):
-    """See the module's text."""
+    """DAgger, as described in the module's docstring."""
 
     policy: ActorCritic
 
@@ -193,29 +192,17 @@ class DAgger(PolicyAlgorithm):
         self._moments: dict[str, Tree] = {}
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """The teacher says what it would have done."""
+        """Label the rollout with the teacher's actions."""
         envs = self.geometry.shard_envs(0)
         rollout = join(fragments, self.buffers[0], envs)
         if fault := non_finite(rollout, envs.start):
             raise fault
         self._moments = merge_all([fragment.moments for fragment in fragments])
-        self.lesson = self._lesson(rollout)
-        return {}
-
-    def _lesson(self, rollout: Fragment) -> Lesson:
         horizon = self.geometry.horizon
-
-        def segments(x: torch.Tensor) -> torch.Tensor:
-            return x.reshape(x.shape[0] * x.shape[1] // horizon, horizon, *x.shape[2:])
-
-        memory = None
-        if self.policy.state_specs:
-            state = {name: self.put(x).flatten(0, 1) for name, x in rollout.states.items()}
-            memory = Memory(state, self.put(episode_starts(rollout, horizon)))
-        with torch.no_grad():
-            features = map_features(self.prepare(rollout.obs), segments)
-        wanted = segments(self.teacher.actions(rollout.obs))
-        return Lesson(features, memory, wanted, segments(self.put(rollout.present)))
+        labels = to_segments(self.teacher.actions(rollout.obs), horizon)
+        present = to_segments(self.put(rollout.present), horizon)
+        self.lesson = Lesson(*policy_inputs(self, rollout, horizon), labels, present)
+        return {}
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
         config, lesson = self.config, self.lesson
@@ -224,12 +211,12 @@ class DAgger(PolicyAlgorithm):
         for epoch in range(config.update_epochs):
             generator = key.child("permutation", epoch).generator()
             count = self.geometry.num_minibatches
-            for chosen in permuted(generator, len(lesson.wanted), count).segments:
+            for chosen in permuted(generator, len(lesson.labels), count).segments:
                 drawn = torch.from_numpy(chosen).to(self.device)
                 try:
                     mean = float(self.optimizer.mean_gradient([self.loss(lesson, drawn)]))
                 except NonFinite as error:
-                    raise NonFinite(error.where, {"wanted": lesson.wanted[drawn]}) from error
+                    raise NonFinite(error.where, {"labels": lesson.labels[drawn]}) from error
                 self.optimizer.clip(self.optimizer.norm, config.max_grad_norm)
                 self.optimizer.step(learning_rate)
                 yield BatchMetrics(
@@ -241,11 +228,11 @@ class DAgger(PolicyAlgorithm):
                 )
 
     def loss(self, lesson: Lesson, segments: torch.Tensor) -> torch.Tensor:
-        """The mean error [] of the student's actions in these segments [m]."""
+        """The mean imitation error [] over segments [m]."""
         at = itemgetter(segments)
         memory = lesson.memory and lesson.memory.at(segments)
         features = map_features(lesson.features, at)
-        errors = action_errors(self.policy, features, memory, at(lesson.wanted))
+        errors = action_errors(self.policy, features, memory, at(lesson.labels))
         weights = at(lesson.present).to(errors.dtype)
         mean: torch.Tensor = (errors * weights).sum() / weights.sum().clamp(min=1.0)
         return mean
@@ -256,7 +243,7 @@ class DAgger(PolicyAlgorithm):
         return {}
 
     def gather(self) -> None:
-        """One process has everything."""
+        """Nothing to gather: one process has all shards."""
 
     def state_dict(self) -> Tree:
         return {"optimizer": self.optimizer.state_dict(), "teacher_sha256": self.teacher.sha256}
@@ -265,6 +252,6 @@ class DAgger(PolicyAlgorithm):
         self.optimizer.load_state_dict(state["optimizer"])
         if state["teacher_sha256"] != self.teacher.sha256:
             raise UsageError(
-                f"This run learned from another policy than {self.teacher.path} now holds: put the "
-                "teacher back, or begin a new run with --from."
+                f"The teacher in {self.teacher.path} is not the one this run began with: restore "
+                "it, or start a new run with --from."
             )

@@ -29,8 +29,8 @@ from etude.core.metrics.declared import Column, Metric, Metrics
 from etude.core.trees import Tree
 from etude.data.returns import td_targets
 from etude.models.actors import DeterministicPolicy
+from etude.rl.base import NetworkOptimizer
 from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
-from etude.rl.optimizer import NetworkOptimizer
 from etude.rl.sampling import Batch
 
 

@@ -57,9 +57,8 @@ from etude.planning.recipe import (
 )
 from etude.planning.resolve import check_policy
 from etude.rl import offline
-from etude.rl.base import PolicyAlgorithm
+from etude.rl.base import NetworkOptimizer, PolicyAlgorithm, TargetNetwork
 from etude.rl.offline import Data, DatasetConfig, dataset_section, imitation_notes
-from etude.rl.optimizer import NetworkOptimizer, TargetNetwork
 from etude.rl.rewards.given import RewardSource
 from etude.rl.rewards.rrd import RRD
 from etude.rl.rewards.scores import EVAL_LOSS, constant_reward, evaluate

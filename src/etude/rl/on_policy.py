@@ -1,23 +1,29 @@
-"""The base of on-policy algorithms: segment geometry, buffers, and their part of a plan."""
+"""The base of on-policy algorithms.
+
+`OnPolicyConfig`: segment geometry, buffers, and the algorithm's section of a plan. `Shard`: one
+shard of a rollout as tensors, and the minibatches drawn from it.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
 
 from etude.core.clock import Loops
-from etude.core.contracts import Algorithm
+from etude.core.contracts import Algorithm, Array, Fragment
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.ranks import ALONE, Ranks
 from etude.core.trees import num_bytes
-from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry
-from etude.models.actor_critic import ActorCritic
-from etude.models.policies import make_policy
+from etude.data.segments import BufferSpec, SegmentBuffer, SegmentGeometry, episode_starts
+from etude.models.actor_critic import ActorCritic, Memory
+from etude.models.policies import Features, make_policy, map_features
 from etude.planning import memory
 from etude.planning.recipe import (
     AlgorithmConfig,
@@ -28,15 +34,16 @@ from etude.planning.recipe import (
     array_shapes,
 )
 from etude.planning.resolve import check_policy
+from etude.rl.base import PolicyAlgorithm
 from etude.rl.rewards.given import RewardSource
 from etude.runs.folder import RunFolder
 
 
 class OnPolicyConfig(AlgorithmConfig):
-    """An algorithm that fills a buffer of segments, learns from it, and drops it.
+    """Base config of an algorithm that fills a rollout buffer, learns from it, and empties it.
 
-    A subclass defines `make`, which puts the algorithm together; planning, buffers and the reward
-    source are taken care of here.
+    A subclass defines `make`, which constructs the algorithm; planning, buffers and the reward
+    source are handled here.
     """
 
     takes_ranks: ClassVar[bool] = True
@@ -68,30 +75,31 @@ class OnPolicyConfig(AlgorithmConfig):
         rewards: RewardSource,
         ranks: Ranks,
     ) -> Algorithm:
-        """The algorithm, best derived from `PolicyAlgorithm`.
+        """Construct the algorithm, best derived from `PolicyAlgorithm`.
 
-        For a plan it is made on the meta device and without buffers: its `state_dict` has the
-        shapes of the checkpoint, and what is under "optimizer" is counted as the optimizer's.
+        For a plan it is constructed on the meta device without buffers: its `state_dict` gives the
+        shapes of the checkpoint, and "optimizer" in it the memory of the optimizer.
         """
 
     def coverage(self, geometry: SegmentGeometry) -> float:
-        """The share of segments that an iteration trains on, at the most."""
+        """The largest fraction of segments that an iteration can train on."""
         return 1.0
 
     @property
     def may_stop_early(self) -> str | None:
-        """Why an update may have fewer gradient steps than planned; None where it never has."""
+        """Why an update may have fewer gradient steps than planned; None if it cannot."""
         return None
 
     def geometry(self, recipe: Recipe) -> SegmentGeometry:
-        """How the buffer divides; refuses what does not, and what would not learn."""
+        """The geometry of the buffer. Raise an error for sizes that do not divide and for
+        combinations that cannot learn."""
         check_policy(recipe, self.policies)
         recipe.rewards.require_rollouts(self.kind)
         recipe.rewards.check(recipe.learner.shards)
         if recipe.policy.is_recurrent and self.horizon == 1:
             raise UsageError(
-                f"A policy with memory ({recipe.policy.kind}) learns along its segments, and "
-                "algorithm.horizon 1 makes them one step long: give it a longer one, such as "
+                f"A recurrent policy ({recipe.policy.kind}) learns along segments, and "
+                "algorithm.horizon 1 makes them one step long: use a longer one, for example "
                 f"--algorithm.horizon {self.rollout_steps}, a whole rollout."
             )
         return SegmentGeometry(
@@ -182,9 +190,9 @@ class OnPolicyConfig(AlgorithmConfig):
 
 
 def _collect_only(recipe: Recipe) -> int:
-    """The first iterations, which only collect: a normaliser without statistics needs some.
+    """The number of first iterations that only collect, for the statistics of the normaliser.
 
-    With lag 1 the second iteration, too, is collected before the normaliser has seen any.
+    With lag 1 the second iteration is collected before the normaliser has any statistics, too.
     """
     return 0 if recipe.start_from is not None else 1 + recipe.collector.lag
 
@@ -195,7 +203,7 @@ def _contents(run: Resolved) -> BufferSpec:
 
 
 def _shapes(run: Resolved) -> dict[str, Any]:
-    """Buffer and minibatch shapes of every stored array."""
+    """The shapes of every array in the buffer and in a minibatch."""
     geometry, horizon = run.geometry, run.geometry.horizon
     num, drawn = geometry.num_segments, geometry.segments_per_minibatch
     arrays = {f"obs/{name}": spec for name, spec in run.spec.observations.items()}
@@ -215,7 +223,155 @@ def _notes(run: Resolved, coverage: float) -> list[str]:
         notes = [f"The first {first}: {reason}."]
     if coverage < 1.0:
         notes.append(
-            f"Prioritised draws leave segments out: an iteration trains on {coverage:.0%} of them "
-            "if all are alike and on fewer otherwise (train/coverage)."
+            f"Prioritised sampling leaves segments out: an iteration trains on {coverage:.0%} of "
+            "them if all priorities are equal, and on fewer otherwise (train/coverage)."
         )
     return notes
+
+
+def to_segments(x: torch.Tensor, horizon: int) -> torch.Tensor:
+    """Split x [num_envs, steps, ...] into segments [n, horizon, ...]."""
+    return x.reshape(x.shape[0] * x.shape[1] // horizon, horizon, *x.shape[2:])
+
+
+@torch.no_grad()
+def policy_inputs(
+    algorithm: PolicyAlgorithm, rollout: Fragment, horizon: int
+) -> tuple[Features, Memory | None]:
+    """Normalised features of a rollout's segments, and the recurrent state at their starts."""
+    features = algorithm.prepare(rollout.obs)
+    memory = None
+    if algorithm.policy.state_specs:
+        state = {name: algorithm.put(x).flatten(0, 1) for name, x in rollout.states.items()}
+        memory = Memory(state, algorithm.put(episode_starts(rollout, horizon)))
+    return map_features(features, lambda x: to_segments(x, horizon)), memory
+
+
+FLOOR = 1e-6
+"""Added to every priority, so that no segment has probability zero."""
+
+
+class Draw(NamedTuple):
+    """The minibatches of one pass (update epoch) over a shard."""
+
+    segments: Array
+    """[minibatches, size] int64."""
+    weights: Array | None
+    """[minibatches, size] float32: importance weights of the segments; None where all are 1."""
+
+
+def permuted(generator: np.random.Generator, num_segments: int, minibatches: int) -> Draw:
+    """Draw every segment exactly once."""
+    return Draw(generator.permutation(num_segments).reshape(minibatches, -1), None)
+
+
+def probabilities(priorities: Array, alpha: float) -> Array:
+    """Sampling probabilities [segments] float64, proportional to priority^alpha and never zero.
+
+    priorities: [segments], for example the sum of |advantage| over a segment.
+    """
+    raised: Array = np.asarray(priorities, np.float64) ** alpha + FLOOR
+    p: Array = raised / raised.sum()
+    return p
+
+
+def prioritised(
+    generator: np.random.Generator, p: Array, minibatches: int, size: int, beta: float
+) -> Draw:
+    """Draw minibatches one by one with probabilities `p` [segments].
+
+    Within a minibatch segments are drawn without replacement; several minibatches, or none, may
+    contain the same segment. The importance weights (n p)^-beta correct the bias of the gradient:
+    fully with beta 1, as long as a minibatch is small compared to the shard, partly with less.
+
+    The `size` smallest of exponential noise / p are a draw without replacement (exponential race).
+    """
+    segments: Array = np.empty((minibatches, size), np.int64)
+    for drawn in segments:
+        finish = generator.standard_exponential(len(p))
+        finish /= p
+        # Order within a minibatch does not matter, and reading memory forwards is faster.
+        drawn[:] = np.sort(np.argpartition(finish, size - 1)[:size])
+    weights = (len(p) * p[segments]) ** -beta
+    return Draw(segments, weights.astype(np.float32))
+
+
+class Minibatch(NamedTuple):
+    """The segments of one shard in a minibatch."""
+
+    segments: torch.Tensor
+    """[m] int64."""
+    weights: torch.Tensor | None
+    """[m] importance weights of prioritised sampling; None where all are 1."""
+
+
+@dataclass
+class Shard:
+    """Segments [n, horizon, ...] of a rollout, with values computed before the update."""
+
+    features: Features
+    memory: Memory | None
+    """None for a memoryless policy."""
+    actions: torch.Tensor
+    log_probs: torch.Tensor
+    """[n, horizon] under the proximal policy, that is the policy at the start of the update."""
+    importance: torch.Tensor | None
+    """[n, horizon], at most 1: the ratio of an action's probability under the proximal policy to
+    that under the older policy that collected it; None where the two policies are the same."""
+    behaviour_kl: float
+    """Mean KL divergence between those two policies."""
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    values: torch.Tensor
+    present: torch.Tensor
+    """[n, horizon] bool: the agent is present in the step."""
+    all_present: bool
+    priorities: Array | None
+    """[n] sum of |advantage| over each segment, before normalisation; None for uniform sampling."""
+    weights: torch.Tensor | None = None
+    """[n, horizon] weight of each step in the loss, 1 on average over the buffer; None where all
+    are 1."""
+    drawn: Array = field(init=False)
+    """[n] bool: segments that were in a minibatch of this iteration."""
+
+    def __post_init__(self) -> None:
+        self.drawn = np.zeros(len(self.values), np.bool_)
+
+    def masked(self, x: torch.Tensor) -> torch.Tensor:
+        """[k]: the steps of x [n, horizon] in which an agent is present, in order."""
+        return x.flatten() if self.all_present else x[self.present]
+
+    def draw(self, key: Key, minibatches: int, size: int, alpha: float, beta: float) -> Draw:
+        """Draw the minibatches, of `size` segments each, of one pass over this shard.
+
+        alpha, beta: exponents of priorities and importance weights in prioritised sampling.
+        """
+        generator = key.generator()
+        if self.priorities is None:
+            return permuted(generator, len(self.advantages), minibatches)
+        p = probabilities(self.priorities, alpha)
+        return prioritised(generator, p, minibatches, size, beta)
+
+    def minibatch(self, draw: Draw, index: int) -> Minibatch:
+        """One minibatch of a draw, on the shard's device."""
+        segments, device = draw.segments[index], self.advantages.device
+        self.drawn[segments] = True
+        weights = None if draw.weights is None else torch.from_numpy(draw.weights[index]).to(device)
+        return Minibatch(torch.from_numpy(segments).to(device), weights)
+
+    def step_weights(self, minibatch: Minibatch) -> torch.Tensor | None:
+        """[m, horizon] or [m, 1]: weight of each step in the loss; None where all are 1."""
+        weights = None if self.weights is None else self.weights.index_select(0, minibatch.segments)
+        if minibatch.weights is None:
+            return weights
+        drawn = minibatch.weights.unsqueeze(1)
+        return drawn if weights is None else weights * drawn
+
+    def arrays(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
+        """The minibatch's part of all tensors, to reproduce a failure."""
+        named = {**vars(self)} | {f"features_{name}": x for name, x in self.features.items()}
+        if self.memory is not None:
+            named |= {f"state_{name}": x for name, x in self.memory.state.items()}
+            named["starts"] = self.memory.starts
+        tensors = {name: x for name, x in named.items() if isinstance(x, torch.Tensor)}
+        return {name: x.index_select(0, minibatch.segments) for name, x in tensors.items()}

@@ -2,28 +2,28 @@
 
 An iteration, top to bottom:
 
-1. `ingest`: the reward source relabels what was collected; rewards are scaled, values predicted
-   and advantages computed along each environment's steps.
+1. `ingest`: the reward source relabels the rollout; rewards are scaled, values predicted, and
+   advantages computed along the steps of each environment.
 2. `batches`: first the reward source's gradient steps, if it learns. Then every segment once per
-   update epoch, in a fresh permutation (or drawn by priority). Each minibatch is one gradient step
+   update epoch, in a new permutation (or drawn by priority). Each minibatch is one gradient step
    on  policy + value_coef * value - entropy_coef * entropy,  where the value loss is half the mean
-   squared error. A run's first iterations only collect: without them the first update would train
-   on observations that nothing normalises yet.
-3. `end_iteration`: only now the observation normaliser takes in what was collected. It is frozen
-   from rollout to last batch, so the first minibatch's probability ratio is 1.
+   squared error. The first iterations of a run only collect: the normaliser has no statistics yet.
+3. `end_iteration`: the observation normaliser is updated with the rollout. It is frozen from the
+   rollout to the last minibatch, so the probability ratio of the first minibatch is 1.
 
-The ratio compares the policy with the proximal one, the weights at the start of the update. With a
-collector that lags, an older policy has acted, and enters the policy loss as an importance weight.
+The ratio is relative to the proximal policy, that is the policy at the start of the update. With
+collector.lag an older policy has collected the steps; it enters the policy loss as an importance
+weight.
 
-The buffer is divided into shards of fixed environments. Every sum over it (moments, advantage
-statistics, gradients) is taken in shard order, so one process with all shards and several ranks
-that share them agree bit for bit. `rl/optimizer.py` sums, checks and applies gradients.
+The buffer is divided into shards of fixed environments. All sums over it (moments, advantage
+statistics, gradients) are in shard order, so one process with all shards and several ranks that
+share them agree bit for bit. `rl/base.py` sums, checks and applies gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import itemgetter
 from statistics import fmean, median
 from typing import Any, ClassVar, Literal
@@ -48,15 +48,13 @@ from etude.core.metrics.declared import (
 from etude.core.ranks import ALONE, Ranks, raise_first
 from etude.core.trees import Tree
 from etude.data import returns
-from etude.data.segments import SegmentBuffer, SegmentGeometry, episode_starts, join, non_finite
+from etude.data.segments import SegmentBuffer, SegmentGeometry, join, non_finite
 from etude.models.actor_critic import ActorCritic, Memory
 from etude.models.normalise import RewardScaler, merge_all, merge_moments
 from etude.models.policies import Features, map_features
-from etude.rl.base import PolicyAlgorithm
-from etude.rl.on_policy import OnPolicyConfig
-from etude.rl.optimizer import AdaptiveRate, Finding, NetworkOptimizer
+from etude.rl.base import AdaptiveRate, Finding, NetworkOptimizer, PolicyAlgorithm
+from etude.rl.on_policy import Minibatch, OnPolicyConfig, Shard, policy_inputs, to_segments
 from etude.rl.rewards.given import GIVEN, RewardSource
-from etude.rl.shard import Minibatch, Shard
 
 
 def kl_high(health: Health) -> Warning | None:
@@ -71,7 +69,7 @@ def kl_high(health: Health) -> Warning | None:
 
 
 def entropy_collapsed(health: Health) -> Warning | None:
-    """Without a success rate nobody knows whether the task was learned before."""
+    """Needs a success rate: without one, learning the task looks the same."""
     std, success = health.series("train/std"), health.recent("rollout/success_rate")
     if not std or not success or std[-1] > 0.1 * std[0] or fmean(success) > 0.8:
         return None
@@ -83,8 +81,8 @@ def entropy_collapsed(health: Health) -> Warning | None:
 
 
 def value_blind(health: Health) -> Warning | None:
-    """Values are wrong only where there is something to explain: once all returns are about the
-    same, the explained share of their variance is low, and so is the value loss."""
+    """Low explained variance counts only while returns vary: once all returns are about the same,
+    the value loss is low, too."""
     rows = health.rows[-max(RECENT, len(health.rows) // 4) :]
     explained = health.series("train/explained_variance", rows)
     losses = health.series("train/value_loss")
@@ -185,8 +183,8 @@ class PPOConfig(OnPolicyConfig):
     value_coef: float = Field(
         1.0,
         ge=0,
-        description="Weight of the value loss, which is half the mean squared error: 1 is what "
-        "vf_coef .5 is in stable-baselines3.",
+        description="Weight of the value loss, which is half the mean squared error: 1 here is "
+        "vf_coef .5 in stable-baselines3.",
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     bound_coef: float = Field(
@@ -210,7 +208,7 @@ class PPOConfig(OnPolicyConfig):
     normalise_rewards: bool = Field(True, description="Divide rewards by the std of returns.")
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
+        """Values of the fields that change over a run, at a progress from 0 to 1."""
         rates = (self.learning_rate, self.learning_rate * self.final_learning_rate)
         ends = {"learning_rate": rates}
         if self.sampling == "prioritised":
@@ -222,7 +220,8 @@ class PPOConfig(OnPolicyConfig):
         return None if self.target_kl is None else "target_kl may end an update early"
 
     def coverage(self, geometry: SegmentGeometry) -> float:
-        """Equal priorities cover most: a minibatch leaves a segment out with 1 - 1/minibatches."""
+        """With equal priorities, the maximum, a minibatch omits a segment with probability
+        1 - 1 / minibatches."""
         if self.sampling == "uniform":
             return 1.0
         draws = geometry.num_minibatches * self.update_epochs
@@ -242,7 +241,7 @@ LOSS_METRICS = (
 
 
 class PPO(PolicyAlgorithm):
-    """See the module's text. Owns policy, optimizer, buffer and reward statistics."""
+    """PPO, as described in the module's docstring."""
 
     policy: ActorCritic
 
@@ -256,10 +255,8 @@ class PPO(PolicyAlgorithm):
         rewards: RewardSource = GIVEN,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`buffers` are filled in turn and hold the environments of this rank's shards.
-
-        A second one is filled while this one trains, so its steps are those of an older policy.
-        """
+        """buffers: filled in turn; they hold the environments of this rank's shards. A second one
+        is filled while the first is trained on, so its steps are those of an older policy."""
         self.config, self.geometry, self.buffers, self.rewards = config, geometry, buffers, rewards
         self.policy, self.device = policy.to(device), device
         self.is_stale = len(buffers) > 1
@@ -273,7 +270,7 @@ class PPO(PolicyAlgorithm):
         self._moments: dict[str, Tree] = {}
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """Turns what was collected into shards with values, advantages and returns."""
+        """Turn the fragments into shards with values, advantages and returns."""
         buffer = self.buffers[clock.now.iterations % len(self.buffers)]
         envs = [self.geometry.shard_envs(s) for s in self.local_shards]
         size = len(fragments) // len(envs)
@@ -298,21 +295,14 @@ class PPO(PolicyAlgorithm):
 
     @torch.no_grad()
     def make_shard(self, rollout: Fragment, rewards: Array) -> Shard:
-        """Values and advantages of a rollout, divided into segments.
+        """The segments of a rollout with their values and advantages.
 
-        rewards: [num_envs, steps] that the values are to predict, scaled.
+        rewards: [num_envs, steps], scaled: the rewards whose returns the values predict.
         """
-        config, policy, horizon = self.config, self.policy, self.geometry.horizon
-
-        def segments(x: torch.Tensor) -> torch.Tensor:
-            return x.reshape(x.shape[0] * x.shape[1] // horizon, horizon, *x.shape[2:])
-
-        features = map_features(self.prepare(rollout.obs), segments)
+        config, horizon = self.config, self.geometry.horizon
+        segments = partial(to_segments, horizon=horizon)
+        features, memory = policy_inputs(self, rollout, horizon)
         actions, log_probs = (segments(self.put(x)) for x in (rollout.actions, rollout.log_probs))
-        memory = None
-        if policy.state_specs:
-            state = {name: self.put(x).flatten(0, 1) for name, x in rollout.states.items()}
-            memory = Memory(state, self.put(episode_starts(rollout, horizon)))
         importance, weights, behaviour_kl = None, None, 0.0
         if self.is_stale:
             behaviour = log_probs
@@ -353,7 +343,7 @@ class PPO(PolicyAlgorithm):
         )
 
     def _value_of(self, obs: Observations, state: Observations) -> torch.Tensor:
-        """[k]: the values of single observations, each met with its recurrent state."""
+        """[k]: the values of single observations, each with its recurrent state."""
         features = map_features(self.prepare(obs), lambda x: x.unsqueeze(1))
         starts = torch.zeros(features["actor"].shape[:2], dtype=torch.bool, device=self.device)
         memory = None
@@ -364,9 +354,9 @@ class PPO(PolicyAlgorithm):
     def _evaluate(
         self, features: Features, memory: Memory | None, actions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values and, where actions are given, their log-probabilities: [n, steps] each.
+        """Values and, if actions are given, their log-probabilities: [n, steps] each.
 
-        As many steps at a time as a gradient has: an iteration may be far larger.
+        Computed in parts of the size of a minibatch, since the buffer may be much larger.
         """
         num, steps = features["actor"].shape[:2]
         values, log_probs = torch.empty(2, num, steps, device=self.device)
@@ -382,11 +372,11 @@ class PPO(PolicyAlgorithm):
         return values, log_probs
 
     def _normalise_advantages(self) -> None:
-        """To mean 0 and spread 1 over the whole buffer.
+        """Normalise advantages to mean 0 and standard deviation 1 over the whole buffer.
 
-        Once per iteration rather than once per minibatch: an advantage then means the same in every
-        minibatch, and ranks need no exchange before each gradient. For the same reason steps
-        without an agent are taken out by weights that average 1 over the buffer.
+        Once per iteration instead of once per minibatch: an advantage then means the same in every
+        minibatch, and ranks exchange nothing before each gradient. For the same reason, steps
+        without an agent are masked by weights that average 1 over the buffer.
         """
         size, advantages = self.geometry.buffer_steps, [s.masked(s.advantages) for s in self.shards]
         count, mean, spread = returns.mean_and_spread(advantages, self.ranks)
@@ -401,14 +391,14 @@ class PPO(PolicyAlgorithm):
         return sum(gathered) / len(gathered)
 
     def _explained_variance(self) -> float:
-        """The part of the returns' variance that the values explain."""
+        """The fraction of the variance of returns that the values explain."""
         pairs = [(s.masked(s.returns), s.masked(s.values)) for s in self.shards]
         moments = [[returns.moments_of(r - v), returns.moments_of(r)] for r, v in pairs]
         columns = zip(*self.ranks.gather(moments), strict=True)
         return returns.explained_variance(*(reduce(merge_moments, parts) for parts in columns))
 
     def batches(self, clock: Clock, key: Key) -> Iterator[BatchMetrics]:
-        """Gradient steps, one per minibatch, until the update epochs or the KL limit are over."""
+        """One gradient step per minibatch, until the last update epoch or the KL limit."""
         yield from self.rewards.batches(key.child("rewards"))
         config, count = self.config, self.geometry.num_minibatches
         size = self.geometry.segments_per_minibatch // self.geometry.shards
@@ -433,7 +423,7 @@ class PPO(PolicyAlgorithm):
                 yield BatchMetrics(metrics)
 
     def _gradient(self, minibatches: list[Minibatch]) -> tuple[float, dict[str, float]]:
-        """The mean loss and its metrics; its gradient, summed in shard order, is in `flat.grad`."""
+        """The mean loss and its metrics; the gradient, summed in shard order, is in `flat.grad`."""
         count = self.geometry.shards
         total = torch.zeros(1 + len(LOSS_METRICS), device=self.device)
         parts = list(zip(self.shards, minibatches, strict=True))
@@ -447,9 +437,9 @@ class PPO(PolicyAlgorithm):
     def loss(self, shard: Shard, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss [] on a minibatch, and the values of `LOSS_METRICS`.
 
-        The probability ratio is clipped around the proximal policy. Where an older policy
-        collected the steps, it enters the policy loss once, as an importance weight (decoupled
-        PPO, Hilton et al. 2021).
+        The probability ratio, relative to the proximal policy, is clipped. If an older policy
+        collected the steps, it enters the policy loss as an importance weight (decoupled PPO,
+        Hilton et al. 2021).
         """
         config, segments, weights = self.config, minibatch.segments, shard.step_weights(minibatch)
 
@@ -457,7 +447,7 @@ class PPO(PolicyAlgorithm):
             return x.index_select(0, segments)
 
         def mean(x: torch.Tensor) -> torch.Tensor:
-            # A number that is the same for every step has no steps to weigh.
+            # A scalar is the same for every step: there is nothing to weigh.
             return x.mean() if weights is None or x.ndim == 0 else (x * weights).mean()
 
         memory, features = shard.memory and shard.memory.at(segments), shard.features
@@ -489,7 +479,7 @@ class PPO(PolicyAlgorithm):
         return loss, metrics
 
     def _apply(self, minibatches: list[Minibatch], loss: float, learning_rate: float) -> float:
-        """Clips the gradient and takes the step, if both are finite; the gradient's norm."""
+        """Check and clip the gradient and take the step; returns the norm of the gradient."""
         config, flat = self.config, self.flat
         if config.anchor_coef:
             distance = flat.data.detach() - self.initial
@@ -501,7 +491,7 @@ class PPO(PolicyAlgorithm):
         return norm
 
     def _inspect(self, part: tuple[Shard, Minibatch]) -> Finding:
-        """Which of a shard's loss and gradient is not finite, and its minibatch."""
+        """Find whether a shard's loss or gradient is not finite; with its minibatch."""
         shard, minibatch = part
         loss, _ = self.loss(shard, minibatch)
         arrays = shard.arrays(minibatch)
@@ -523,7 +513,8 @@ class PPO(PolicyAlgorithm):
         return metrics
 
     def _mean_std(self) -> float:
-        """Of actions; where it depends on the state, over a minibatch's steps of each shard."""
+        """Mean std of actions; if it depends on the state, over a part of each shard as large as
+        its part of a minibatch."""
         if not self.policy.std_of_state:
             return float(self.policy.log_std.detach().exp().mean())
         at = slice(self.geometry.segments_per_minibatch // self.geometry.shards)
@@ -531,14 +522,14 @@ class PPO(PolicyAlgorithm):
         return self._mean([self.policy.mean_std(x, m and m.at(at)) for x, m in parts])
 
     def gather(self) -> None:
-        """Each rank has followed the returns of its own environments: now all ranks know all."""
+        """Gather the running returns, which each rank has for its own environments only."""
         envs = [self.geometry.shard_envs(s) for s in self.local_shards]
         running = self.ranks.gather([self.scaler.running[e] for e in envs])
         self.scaler.running = np.concatenate(running)
         self.rewards.gather()
 
     def state_dict(self) -> Tree:
-        """The policy's arrays are kept beside this, in `policy/`. "rewards" is their scaler."""
+        """All but the policy's arrays, which are saved in `policy/`. "rewards": reward scaling."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "initial": self.initial,
@@ -555,7 +546,7 @@ class PPO(PolicyAlgorithm):
         self.adaptive_rate.load_state_dict(state)
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
-        """The value function comes with the scale of the returns it predicts, or not at all."""
+        """Take over the value function only together with the scale of the returns it predicts."""
         moments = None if training is None else self.scaler.moments_in(training["rewards"])
         was_scaled = moments is not None and bool(moments["count"] > 0)
         if moments is not None and was_scaled == self.config.normalise_rewards:
@@ -567,5 +558,5 @@ class PPO(PolicyAlgorithm):
 
 
 def _kl(log_ratio: torch.Tensor) -> torch.Tensor:
-    """[...] the estimate (r - 1) - log r of the KL divergence, of log r: never below 0."""
+    """The estimate (r - 1) - log r of the KL divergence from log r [...]; never negative."""
     return log_ratio.exp() - 1.0 - log_ratio

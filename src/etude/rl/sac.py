@@ -29,8 +29,8 @@ from etude.core.metrics.declared import Column, Curve, Metric, Metrics
 from etude.core.trees import Tree
 from etude.data.returns import td_targets
 from etude.models.actors import SquashedPolicy
+from etude.rl.base import Adam
 from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
-from etude.rl.optimizer import Adam
 from etude.rl.sampling import Batch
 
 

@@ -17,10 +17,18 @@ from etude.core.output import notices
 from etude.core.trees import Tree
 from etude.runs.folder import REPORTING
 from etude.training.callbacks import Callback, Context
-from etude.training.logs import apart as module
-from etude.training.logs.apart import ApartLog, Background, apart
-from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
-from etude.training.logs.outputs import LogsConfig, Outputs, open_logs
+from etude.training.logs import outputs as module
+from etude.training.logs.outputs import (
+    ApartLog,
+    Background,
+    LogConfig,
+    LoggedRun,
+    LogsConfig,
+    OpenLog,
+    Outputs,
+    apart,
+    open_logs,
+)
 from log_points import row_points, rows_like_a_run, single, tensorboard_points
 from toys import tiny_reach
 

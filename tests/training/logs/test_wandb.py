@@ -18,8 +18,8 @@ from PIL import Image
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.output import notices
-from etude.training.logs import apart
-from etude.training.logs.apart import ApartLog, Background
+from etude.training.logs import outputs as apart
+from etude.training.logs.outputs import ApartLog, Background
 from log_points import read_records, row_points, rows_like_a_run, wandb_points
 from wandb_server import WandbServer
 

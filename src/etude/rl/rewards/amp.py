@@ -58,7 +58,7 @@ from etude.models.networks import load_arrays, make_generator
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import Discriminator
 from etude.planning.recipe import Resolved, RewardsConfig, RewardsSection
-from etude.rl.optimizer import Finding, NetworkOptimizer
+from etude.rl.base import Finding, NetworkOptimizer
 from etude.rl.rewards.given import RewardSource
 
 STYLE = "style"

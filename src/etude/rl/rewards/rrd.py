@@ -49,7 +49,7 @@ from etude.models.networks import load_arrays
 from etude.models.normalise import merge_moments, moments, no_moments
 from etude.models.reward_networks import RewardNetwork, RewardNetworkConfig, make_reward_network
 from etude.planning.recipe import Resolved, RewardsConfig, RewardsSection
-from etude.rl.optimizer import Finding, NetworkOptimizer
+from etude.rl.base import Finding, NetworkOptimizer
 from etude.rl.rewards import scores as reward_scores
 from etude.rl.rewards.given import RewardSource
 from etude.rl.sampling import Batch, Experience

@@ -1,29 +1,87 @@
-"""Where a run's metrics go besides metrics.jsonl, and what is shown of it on the screen."""
+"""The logs of a run: their configs, how they are opened, and how their errors are contained.
+
+No log may end a run. `metrics.jsonl` is part of the run and has all rows. A log that fails is
+reported once and closed; later it is begun again with these rows, as after a resume, so no row is
+missing from it.
+"""
 
 from __future__ import annotations
 
+import queue
 import sys
-from collections.abc import Callable
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.core.config import Config
-from etude.core.contracts import LogWriter, Stateful
-from etude.core.history import History
+from etude.core.contracts import BatchMetrics, Fragment, LogWriter, Stateful
+from etude.core.errors import EtudeError, describe_error
+from etude.core.history import History, Row
 from etude.core.metrics.declared import Metrics
 from etude.core.output import notices
+from etude.core.progress import waiting
+from etude.core.registry import Registry
 from etude.runs.folder import METRICS, REPORTING
 from etude.runs.metrics_log import DiskHistory
-from etude.training.callbacks import Callback
-from etude.training.logs.apart import FAULTS, ApartCallback, ApartLog, ApartScreen, apart, words
-from etude.training.logs.kinds import LOGS, LogConfig, LoggedRun
+from etude.training.callbacks import Callback, Context
 
 Say = Callable[[str], None]
 LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES = 25, 100
 """Batches per line of `logs.losses batches`."""
+FAULTS = (Exception, SystemExit)
+"""What a log may raise without ending the run; an interrupt is not one of them."""
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
+"""Seconds from a failure of a log until it is begun again, doubled after each failure."""
+P = ParamSpec("P")
+
+
+class LoggedRun(NamedTuple):
+    """The run that a log is opened for."""
+
+    folder: Path
+    recipe: dict[str, Any]
+    """As plain data."""
+    say: Callable[[str], None]
+    """Prints a line on the console of the run."""
+
+
+class OpenLog(NamedTuple):
+    """A log, and the callbacks it needs besides rows."""
+
+    writer: LogWriter
+    callbacks: tuple[Callback, ...] = ()
+
+
+class LogConfig(Config):
+    """The base of every log writer's config; `kind` is its name in a recipe."""
+
+    kind: str
+
+    def check(self) -> None:
+        """Refuse, before anything is written, what could not be logged later."""
+
+    @abstractmethod
+    def open(self, run: LoggedRun) -> OpenLog:
+        """The log of one run; nothing is written before its `begin`."""
+
+    def add_final(
+        self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
+    ) -> None:
+        """Add the evaluation after a run's end, of the policy of that step, to its closed log.
+
+        metrics: {"final/mean_reward": ...}. pictures: {"final/success": file}, each a PNG of one
+        episode, where `evaluation.final_video` asks for them.
+        """
+
+
+LOGS: Registry[LogConfig] = Registry("logs", "etude.training.logs.outputs:LogConfig")
 
 
 def _by_name(value: Any) -> LogConfig:
@@ -157,3 +215,236 @@ def shows_dashboard() -> bool:
     return (
         sys.stdout.isatty() and console.encoding.startswith("utf") and not console.is_dumb_terminal
     )
+
+
+def words(error: BaseException) -> str:
+    """An error as a sentence."""
+    return str(error) if isinstance(error, EtudeError) else f"{describe_error(error)}."
+
+
+class Apart:
+    """Calls something that only reports; of its errors the first is told."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._told = False
+
+    def __call__(self, report: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            report(*args, **kwargs)
+        except FAULTS as error:
+            if not self._told:
+                self._told = True
+                notices.add(f"{self._name} failed, and the run goes on: {words(error)}")
+
+
+def apart(name: str, report: Callable[P, object]) -> Callable[P, None]:
+    """A function that only reports, such as `say`, without its errors."""
+    guard = Apart(name)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        guard(report, *args, **kwargs)
+
+    return call
+
+
+class ApartCallback(Callback):
+    """A callback that only reports, without its errors."""
+
+    def __init__(self, callback: Callback, name: str) -> None:
+        self._to, self._guard = callback, Apart(name)
+
+    def run_start(self, context: Context) -> None:
+        self._guard(self._to.run_start, context)
+
+    def batch_end(self, context: Context, metrics: BatchMetrics) -> None:
+        self._guard(self._to.batch_end, context, metrics)
+
+    def iteration_end(self, context: Context, fragments: list[Fragment]) -> None:
+        self._guard(self._to.iteration_end, context, fragments)
+
+    def evaluation_end(self, context: Context, metrics: dict[str, float]) -> None:
+        self._guard(self._to.evaluation_end, context, metrics)
+
+    def cycle_end(self, context: Context, row: dict[str, float]) -> None:
+        self._guard(self._to.cycle_end, context, row)
+
+    def epoch_end(self, context: Context, summary: dict[str, float]) -> None:
+        self._guard(self._to.epoch_end, context, summary)
+
+    def run_end(self, context: Context) -> None:
+        self._guard(self._to.run_end, context)
+
+
+class ApartScreen:
+    """What shows rows on a screen, without its errors: a row that it cannot show is past."""
+
+    def __init__(self, screen: LogWriter) -> None:
+        self._to, self._guard = screen, Apart("The screen")
+
+    def begin(self, history: Iterable[Row]) -> None:
+        self._guard(self._to.begin, history)
+
+    def write(self, row: Row) -> None:
+        self._guard(self._to.write, row)
+
+    def close(self) -> None:
+        self._guard(self._to.close)
+
+
+class ApartLog:
+    """A log that is left alone when it fails, and later begun again with all rows."""
+
+    def __init__(self, log: LogWriter, name: str, rows: Callable[[], History]) -> None:
+        """`rows`: those of metrics.jsonl, up to the one that is being written."""
+        self._log, self._name, self._rows = log, name, rows
+        self._open = True
+        self._fails = False
+        """Whether a failure was the last thing told of it."""
+        self._pause = FIRST_PAUSE
+        self._due = 0.0
+
+    def begin(self, history: Iterable[Row]) -> None:
+        self._try(lambda: self._log.begin(history))
+
+    def write(self, row: Row) -> None:
+        if self._open:
+            self._try(lambda: self._log.write(row))
+        elif time.monotonic() >= self._due:
+            self._begin_again()
+
+    def close(self) -> None:
+        if not self._open:
+            self._begin_again()
+        if self._open:
+            self._try(self._log.close)
+
+    def _begin_again(self) -> None:
+        begun, self._open = time.monotonic(), True
+        self._try(lambda: self._log.begin(self._rows()), succeeds=False)
+        # It must not take more than a hundredth of the time, however many rows there are.
+        self._due = max(self._due, time.monotonic() + 100 * (time.monotonic() - begun))
+
+    def _try(self, report: Callable[[], object], succeeds: bool = True) -> None:
+        """`succeeds`: whether it is enough to say that the log is written again."""
+        try:
+            report()
+        except FAULTS as error:
+            self._leave_alone()
+            if not self._fails:
+                self._fails = True
+                notices.add(
+                    f"The log {self._name} failed, and the run goes on without it: {words(error)} "
+                    "It is tried again, and then gets every row of metrics.jsonl."
+                )
+        else:
+            if succeeds and self._fails and getattr(self._log, "idle", True):
+                self._fails = False
+                notices.add(f"The log {self._name} is written again, and has all rows.")
+
+    def _leave_alone(self) -> None:
+        self._open = False
+        with suppress(*FAULTS):
+            self._log.close()
+        self._due = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+class Background:
+    """A log in a thread of its own, for one that waits for a network; the run never does.
+
+    An error of it is raised by the next call. A thread that hangs is abandoned.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], patience: float, give_up: Callable[[], None] = lambda: None
+    ) -> None:
+        """`make`: the log, one for each time it is begun. `patience`: seconds that one row, and
+        the end, may take. `give_up`: called where that was not enough."""
+        self._make, self._patience, self._give_up = make, patience, give_up
+        self._at: _Thread | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether all calls so far are done, without an error."""
+        return self._at is None or self._at.idle
+
+    def start(self) -> None:
+        self._at = _Thread(self._make())
+
+    def begin(self, history: Iterable[Row]) -> None:
+        self.start()
+        self.call("begin", history)
+
+    def write(self, row: Row) -> None:
+        self.call("write", dict(row))
+
+    def call(self, method: str, *args: Any) -> None:
+        """Call a method of the log after all that came before."""
+        if self._at is None:
+            raise EtudeError("It has not been begun.")
+        if (error := self._at.error(self._patience)) is not None:
+            self._abandon()
+            raise error
+        self._at.put(method, *args)
+
+    @waiting("waiting for the log to be sent")
+    def close(self) -> None:
+        if (at := self._at) is None:
+            return
+        at.put("close")
+        at.ended.wait(self._patience)
+        error = at.error(0.0)
+        self._abandon()
+        if error is not None:
+            raise error
+
+    def _abandon(self) -> None:
+        at, self._at = self._at, None
+        if at is not None and not at.ended.is_set():
+            self._give_up()
+
+
+class _Thread:
+    """A log, and the thread that calls it."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._jobs: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._put = self._done = 0
+        self._since = 0.0
+        self._error: BaseException | None = None
+        self.ended = threading.Event()
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def put(self, method: str, *args: Any) -> None:
+        if self.idle:
+            self._since = time.monotonic()
+        self._put += 1
+        self._jobs.put((method, args))
+
+    @property
+    def idle(self) -> bool:
+        return self._done == self._put and self._error is None
+
+    def error(self, patience: float) -> BaseException | None:
+        """What the log has failed with, or that one call has taken longer than `patience`."""
+        seconds = time.monotonic() - self._since
+        if self._error is None and self._done < self._put and seconds > patience:
+            return EtudeError(f"It has not answered for {seconds:.0f} s.")
+        return self._error
+
+    def _run(self) -> None:
+        method = ""
+        while method != "close" and self._error is None:
+            method, args = self._jobs.get()
+            try:
+                getattr(self._log, method)(*args)
+            except BaseException as error:
+                self._error = error
+                if method != "close":
+                    with suppress(BaseException):
+                        self._log.close()
+            self._since = time.monotonic()
+            self._done += 1
+        self.ended.set()

@@ -21,7 +21,7 @@ from etude.core.errors import EtudeError
 from etude.core.history import Row, history_of
 from etude.core.metrics.declared import ELAPSED, chart_values, numbers, step_of
 from etude.runs import files
-from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
+from etude.training.logs.outputs import LogConfig, LoggedRun, OpenLog
 
 _OWN = re.compile(r"events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?")
 """Names of files written here; other writers put the host's name into theirs."""

@@ -29,8 +29,7 @@ from etude.core.history import Row, history_of
 from etude.core.metrics.declared import chart_values, step_of
 from etude.runs import checkpoint, files
 from etude.training.callbacks import Callback, Context
-from etude.training.logs.apart import Background
-from etude.training.logs.kinds import LogConfig, LoggedRun, OpenLog
+from etude.training.logs.outputs import Background, LogConfig, LoggedRun, OpenLog
 
 Mode = Literal["online", "offline"]
 NOTHING = -1
