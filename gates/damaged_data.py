@@ -26,7 +26,8 @@ import h5py
 import numpy as np
 
 from etude.core.limited import Limits
-from etude.data.formats.opening import DataError, open_dataset
+from etude.data.formats.base import DataError
+from etude.data.formats.opening import open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 from damage import WAYS, damage  # isort: skip

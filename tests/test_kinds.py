@@ -15,6 +15,7 @@ from etude.api import plan
 from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import UsageError
 from etude.core.registry import Registry
+from etude.data.formats.base import FORMATS
 from etude.data.segments import nearest_divisor
 from etude.envs.config import ENVS
 from etude.models.policies import POLICIES, make_policy
@@ -24,8 +25,16 @@ from etude.rollout.local import COLLECTORS
 from etude.training.logs.outputs import LOGS
 from test_layers import SOURCES, imported
 
-REGISTRIES: tuple[Registry[Any], ...] = (ALGORITHMS, REWARDS, ENVS, POLICIES, LOGS, COLLECTORS)
-FOLDERS = {"etude.tasks": 3, "etude.envs.adapters": 3}
+REGISTRIES: tuple[Registry[Any], ...] = (
+    ALGORITHMS,
+    REWARDS,
+    ENVS,
+    POLICIES,
+    LOGS,
+    COLLECTORS,
+    FORMATS,
+)
+FOLDERS = {"etude.tasks": 3, "etude.envs.adapters": 3, "etude.data.formats": 3}
 """How many names of a module's path are its kind's folder, where that is not 2."""
 RECIPES = {
     place.partition(":")[0] for place in importlib.import_module("etude.tasks").RECIPES.values()

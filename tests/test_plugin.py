@@ -36,6 +36,7 @@ KINDS = {
     "policy": "residual",
     "rewards": "calm",
     "logs": "csv",
+    "format": "npz",
 }
 SHORT = {
     "name": "short",
@@ -49,7 +50,7 @@ SHORT = {
     "checkpoint": {"every": "1 cycle"},
     "logs": {"writers": ["csv"], "tensorboard": False},
 }
-"""All five in 16 iterations."""
+"""All kinds of a run in 16 iterations."""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,7 @@ def test_entry_point_groups_keep_their_names() -> None:
         "rewards": "etude.rewards",
         "collector": "etude.collectors",
         "logs": "etude.logs",
+        "format": "etude.dataset_formats",
     }
     assert RECIPES.group == "etude.recipes"
 

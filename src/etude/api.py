@@ -309,17 +309,20 @@ def import_dataset(
     obs: Sequence[str] = (),
     success_reward: float | None = None,
     assume_success: bool = False,
+    format: str | None = None,
 ) -> Path:
     """Import episodes of other systems into a new dataset, like `etude data import`.
 
-    paths: files or folders of robomimic, LIBERO, Minari or LeRobot v3. obs: the observations to
-    read; all by default. success_reward: reward of the last step of successes, instead of the
-    file's rewards. assume_success: count episodes of unknown success as successes.
+    paths: files or folders of robomimic, LIBERO, Minari, LeRobot v3 or an installed format. obs:
+    the observations to read; all by default. success_reward: reward of the last step of successes,
+    instead of the file's rewards. assume_success: count episodes of unknown success as successes.
+    format: the format of the files; by default the first that recognises each.
     """
     from etude.core.limited import Limits
-    from etude.data.formats.summary import ReadOptions
+    from etude.data.formats.base import ReadOptions
     from etude.data.importing import import_dataset as import_files
 
     options = ReadOptions(tuple(obs), None, success_reward, assume_success)
-    import_files([Path(path) for path in paths], Path(folder), options, Limits()).close()
+    files = [Path(path) for path in paths]
+    import_files(files, Path(folder), options, Limits(), kind=format).close()
     return Path(folder)

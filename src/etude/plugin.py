@@ -39,6 +39,11 @@ Reward sources
     RewardsConfig, RewardSource: the base of your config and of your source.
     RewardsSection: what a config adds to a plan. GIVEN: the environment's own rewards.
 
+Dataset formats
+    DatasetFormat, DatasetReader: the base of your format and of what reads its files.
+    FileEpisode, LazyArray, DataError: an episode as a file has it, and what is wrong with a file.
+    ExportedDataset, Episode: what a format writes.
+
 Logs and callbacks
     LogConfig, LoggedRun, OpenLog, LogWriter, Background, history_of: log writers.
     Callback, Context, StopAtSuccess, CurveRecorder: hooks of the training loop.

@@ -99,6 +99,16 @@ from etude.rl.rewards.given import GIVEN as GIVEN
 from etude.rl.rewards.given import RewardSource as RewardSource
 
 # isort: split
+# Dataset formats
+from etude.data.formats.base import DataError as DataError
+from etude.data.formats.base import DatasetFormat as DatasetFormat
+from etude.data.formats.base import DatasetReader as DatasetReader
+from etude.data.formats.base import Episode as Episode
+from etude.data.formats.base import ExportedDataset as ExportedDataset
+from etude.data.formats.base import FileEpisode as FileEpisode
+from etude.data.formats.base import LazyArray as LazyArray
+
+# isort: split
 # Logs and callbacks
 from etude.core.contracts import LogWriter as LogWriter
 from etude.core.history import history_of as history_of

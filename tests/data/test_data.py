@@ -15,7 +15,7 @@ from etude.cli.data import run as data_main
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.data.contrast import draw_clips
-from etude.data.formats.opening import DataError
+from etude.data.formats.base import DataError
 from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.envs.mujoco import offscreen
 from etude.evaluate import record as data_record

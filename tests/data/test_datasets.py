@@ -11,7 +11,8 @@ import pytest
 
 from etude.core.limited import Limits
 from etude.data.contrast import contrast
-from etude.data.formats.opening import DataError, Episode, ReadOptions, open_dataset, scan
+from etude.data.formats.base import DataError, Episode, ReadOptions
+from etude.data.formats.opening import open_dataset, scan
 
 REAL = Path(__file__).parents[3] / "shared/data/robosuite_lift_demos.hdf5"
 

@@ -18,7 +18,8 @@ from damage import damage
 from etude.core import limited
 from etude.core.limited import Limits
 from etude.data.formats import opening as datasets
-from etude.data.formats.opening import DataError, open_dataset, scan
+from etude.data.formats.base import DataError
+from etude.data.formats.opening import open_dataset, scan
 
 QUICK = Limits(memory=1 << 30, seconds=10.0)
 
@@ -200,8 +201,8 @@ HOSTILE: dict[Callable[[h5py.File, Path], None], str] = {
     records: "demo_1.* not plain numbers",
     deep: "demo_1.* nested too deeply",
     endless: "demo_1.* nested too deeply",
-    dots: "demo_1.* no name for an observation",
-    odd_name: "demo_1.* no name for an observation",
+    dots: "demo_1.* not a valid name for an observation",
+    odd_name: "demo_1.* not a valid name for an observation",
     other_length: "demo_1.* 11 rows beside 12 actions",
     short_rewards: "demo_1.* beside 12 actions",
     no_actions: "demo_1.* is missing",
@@ -243,14 +244,14 @@ def test_what_is_no_hdf5_is_said_to_be_none(content: bytes, tmp_path: Path) -> N
 def test_other_things_than_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         scan(tmp_path / "absent.hdf5")
-    with pytest.raises(DataError, match=r"no data/main_data\.hdf5"):
+    with pytest.raises(DataError, match="is in none of the formats lerobot, robomimic, minari"):
         scan(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="not a plain file"):
         scan(tmp_path / "pipe")
     with h5py.File(tmp_path / "other.hdf5", "w") as file:
         file["x"] = 1
-    with pytest.raises(DataError, match="neither robomimic"):
+    with pytest.raises(DataError, match="is in none of the formats lerobot, robomimic, minari"):
         scan(tmp_path / "other.hdf5")
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import etude
 from etude.cli.data import run as data_main
 from etude.core.contracts import ArraySpec
-from etude.core.errors import EtudeError
-from etude.data.formats.opening import DataError, open_dataset, scan
+from etude.core.errors import EtudeError, UsageError
+from etude.core.limited import Limits
+from etude.data.formats.base import FORMATS, DataError
+from etude.data.formats.opening import open_dataset, scan
 from etude.data.importing import finish, new_store
 from etude.data.store.episodes import DamagedStore, EpisodeStore
 from etude.data.store.labels import Labels
@@ -188,4 +191,99 @@ def test_without_pyarrow_a_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(EtudeError, match=r"pip install 'etude\[data\]'"):
         data_main(["export", str(made), str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+OWN = Path(__file__).parents[2] / "examples" / "etude-plugin" / "src" / "etude_plugin" / "npz.py"
+"""A format outside of this package."""
+
+
+def test_a_format_of_ones_own_there_and_back(made: Path, tmp_path: Path) -> None:
+    kind, out = f"{OWN}:NpzFormat", tmp_path / "files"
+    data_main(["export", str(made), str(out), "--format", kind, "--compress"])
+    assert sorted(file.name for file in out.iterdir()) == [f"episode_{n}.npz" for n in range(3)]
+    data_main(["import", str(out), str(tmp_path / "again"), "--format", kind])
+    check_same(made, tmp_path / "again")
+    assert EpisodeStore.open(tmp_path / "again").labels.tasks == [TASKS[0], TASKS[1], TASKS[0]]
+    etude.import_dataset([out], tmp_path / "by-python", obs=["state"], format=kind)
+    assert list(EpisodeStore.open(tmp_path / "by-python").geometry.observations) == ["state"]
+
+
+def test_a_foreign_reader_is_limited_as_well(made: Path, tmp_path: Path) -> None:
+    """Its files may be damaged or hostile, and its code may crash or hang."""
+    kind, out = f"{OWN}:NpzFormat", tmp_path / "files"
+    data_main(["export", str(made), str(out), "--format", kind])
+    whole = (out / "episode_1.npz").read_bytes()
+    pickled = np.array([print], object)
+    for change, what in (
+        (whole[: len(whole) // 2], "cannot be read"),
+        (None, "cannot be read .*allow_pickle=False"),
+    ):
+        if change is None:
+            np.savez(out / "episode_1.npz", actions=pickled)
+        else:
+            (out / "episode_1.npz").write_bytes(change)
+        with pytest.raises(DataError, match=rf"files at episode_1: {what}"):
+            scan(out, kind=kind)
+    for body, what in (
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed its reader"),
+        ("while True: pass", "took more than 1 s"),
+        ("bytearray(1 << 40)", "needs too much memory"),
+        ("(self.path / 'written').write_text('x')", "File too large"),
+        ("raise ValueError('line\\nbreak')", r"cannot be read \(line break\)"),
+    ):
+        (tmp_path / "bad.py").write_text(
+            f"{OWN.read_text()}\n\nclass BadReader(NpzReader):\n    def episode(self, name):\n"
+            f"        {body}\n\nclass Bad(NpzFormat):\n    def read(self, path):\n"
+            "        return BadReader(path)\n"
+        )
+        with pytest.raises(DataError, match=rf"files at episode_0: .*{what}"):
+            scan(out, None, Limits(seconds=1.0), f"{tmp_path / 'bad.py'}:Bad")
+
+
+def test_formats_are_named_where_one_is_unknown(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = "--format is one of lerobot, robomimic, minari"
+    for arguments in (
+        ["export", str(made), str(tmp_path / "out"), "--format", "rlds"],
+        ["export", str(made), str(tmp_path / "out"), "--format=rlds"],
+        ["import", str(made), str(tmp_path / "out"), "--format", "rlds"],
+        ["inspect", str(tmp_path), "--format", "rlds"],
+    ):
+        if arguments[0] == "import":
+            arguments[1] = str(tmp_path)
+        with pytest.raises(EtudeError, match=f"no dataset format 'rlds': {known}"):
+            data_main(arguments)
+    with pytest.raises(UsageError, match="no option --fps"):  # an option of another format
+        data_main(["export", str(made), str(tmp_path), "--format", "minari", "--fps", "10"])
+    data_main(["--help"])
+    listed = capsys.readouterr().out
+    assert all(f"\n  {kind} " in listed for kind in FORMATS.names())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("lerobot", "has no meta/info.json"),
+        ("robomimic", "is not a plain file"),
+        ("minari", "has no data/main_data.hdf5"),
+    ],
+)
+def test_a_format_that_is_named_says_what_it_misses(
+    kind: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        scan(tmp_path, kind=kind)
+
+
+def test_a_format_without_write_is_read_only(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text(
+        "from etude.plugin import DatasetFormat\n\n\nclass Reads(DatasetFormat):\n"
+        "    kind: str = 'reads'\n\n    def recognise(self, path):\n        return False\n\n"
+        "    def read(self, path):\n        raise NotImplementedError\n"
+    )
+    kind = f"{tmp_path / 'reads.py'}:Reads"
+    with pytest.raises(UsageError, match="can only be read"):
+        data_main(["export", str(made), str(tmp_path / "out"), "--format", kind])
     assert not (tmp_path / "out").exists()

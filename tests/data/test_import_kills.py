@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,7 +17,7 @@ from etude.cli.data import run as data_main
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
 from etude.data import importing
-from etude.data.formats.summary import ReadOptions
+from etude.data.formats.base import ReadOptions
 from etude.data.store.episodes import EpisodeStore
 
 
@@ -70,9 +71,12 @@ def test_kills_change_nothing(
         assert importing.is_unfinished(out)
     read = []
     opened = importing.open_dataset
-    monkeypatch.setattr(
-        importing, "open_dataset", lambda *args: (read.append(args[-1]), opened(*args))[1]
-    )
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        read.append(options["skip"])
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(importing, "open_dataset", noted)
     data_main(["import", *map(str, sources), str(out), "--add-truncated", "5"])
     assert len(read) == 1  # the first file was not opened again
     assert read[0] > 0

@@ -27,7 +27,7 @@ from etude.core.contracts import ActionSpec, ArraySpec, EnvSpec
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.limited import FrameWriter
-from etude.data.formats import child as datasets_child
+from etude.data.formats import opening
 from etude.data.motion import clips
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.geometry import StoreGeometry
@@ -292,7 +292,7 @@ def hdf5_reader(scratch: Path) -> Reader:
         listener.error = None
         limit = resource.getrlimit(resource.RLIMIT_CPU)
         try:
-            datasets_child.run(order, listener)
+            opening.run(order, listener)
         finally:  # The limit is for a process that opens one file; this one goes on.
             resource.setrlimit(resource.RLIMIT_CPU, limit)
         return listener.error

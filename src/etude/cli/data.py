@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from etude.cli.doctor import usable_cores
 from etude.cli.options import Positional, Reporting, parse
@@ -17,11 +18,12 @@ from etude.cli.verbs import Verbs, run_verb
 from etude.core.errors import UsageError
 from etude.core.limited import Limits
 from etude.data import editing
-from etude.data.formats.opening import open_dataset, scan
-from etude.data.formats.summary import ReadOptions, shared_fields
+from etude.data.formats.base import FORMATS, ReadOptions, check_format
+from etude.data.formats.opening import open_dataset, scan, shared_fields
 from etude.data.importing import (
     Pictures,
     check_new,
+    export_dataset,
     import_dataset,
     is_unfinished,
     remove,
@@ -35,27 +37,31 @@ from etude.evaluate.evaluation import bar
 from etude.planning import recipes
 
 USAGE = """\
-etude data reads demonstrations of other systems, and records one's own.
+etude data reads demonstrations of other systems, and records your own.
 
-  etude data inspect  PATH                     what a dataset holds, and what it can teach
-  etude data import   PATHS... OUT [--obs ...] all of them into one episode store
+  etude data inspect  PATH                     content of a dataset, and what it can teach
+  etude data import   PATHS... OUT [--obs ...] files of other systems as one dataset
   etude data validate PATH                     read everything: hashes, finite numbers, lengths
   etude data record   RECIPE OUT --episodes N  demonstrations of a task, successes and failures
   etude data add      DATASET PATHS... OUT     a dataset and the episodes of more files
   etude data merge    DATASETS... OUT          several datasets as one
   etude data filter   DATASET OUT --success yes   some of its episodes
   etude data clip     DATASET OUT --stop 50       a part of every episode
-  etude data export   DATASET OUT --format lerobot  for other systems: lerobot, robomimic, minari
+  etude data export   DATASET OUT --format lerobot  a dataset in the format of another system
   etude data add-embeddings DATASET TABLE OUT     vectors of its tasks' sentences: npz, csv, parquet
 
 add, merge, filter, clip and add-embeddings make a new dataset that shares the files of the old ones
-and takes no room.
+and takes no disk space.
 
-PATH is robomimic or LIBERO HDF5, a folder of LeRobot (v3) or Minari, or a dataset of Etude.
-Files are opened in a process of its own with limits. `etude data VERB --help` shows every option.
+PATH is a dataset of Etude, or in one of these formats:
+
+FORMATS
+Files are opened in a subprocess with memory and time limits. `etude data VERB --help` shows every
+option.
 """
 
 
+_KINDS = ", ".join(FORMATS.names())
 _KEPT = (
     "How pictures are kept: raw is read fastest, png is smaller without loss, jpeg is smallest "
     "with a little loss."
@@ -78,6 +84,9 @@ class Choosing(Reading):
 
     obs: tuple[str, ...] = Field((), description="Names of the observations to read; all if empty.")
     mask: str | None = Field(None, description="Read only the episodes of this mask (robomimic).")
+    format: str | None = Field(
+        None, description=f"Format of the files: {_KINDS}; the first that recognises them if none."
+    )
 
 
 class InspectCommand(Choosing):
@@ -90,8 +99,7 @@ class ImportCommand(Choosing):
     """Files of another system into one episode store."""
 
     paths: Positional[tuple[str, ...]] = Field(
-        description="Files or folders to read (robomimic, LIBERO, Minari, LeRobot v3), then the "
-        "dataset folder to make."
+        description="Files or folders of other systems, then the dataset folder to make."
     )
     add_truncated: int = Field(
         0,
@@ -112,8 +120,8 @@ class AddCommand(ImportCommand):
     """A dataset and the episodes of more files, as one new dataset."""
 
     paths: Positional[tuple[str, ...]] = Field(
-        description="A dataset, files to add to it (robomimic, LIBERO, Minari or LeRobot), then "
-        "the dataset folder to make."
+        description="A dataset, files of other systems to add to it, then the dataset folder to "
+        "make."
     )
 
 
@@ -153,17 +161,11 @@ class ClipCommand(Reporting):
 
 
 class ExportCommand(Reporting):
-    """A dataset in the layout of another system."""
+    """A dataset in the format of another system; other formats have other options."""
 
     path: Positional[str] = Field(description="A dataset.")
     out: Positional[str] = Field(description="The folder to make.")
-    format: Literal["lerobot", "robomimic", "minari"] = Field(
-        "lerobot", description="LeRobot v3, robomimic and LIBERO HDF5, or Minari."
-    )
-    fps: int = Field(20, ge=1, description="Steps of a second, which LeRobot wants to know.")
-    pictures: Literal["video", "png"] = Field(
-        "video", description="How LeRobot's pictures are kept: mp4, or PNG without any loss."
-    )
+    format: str = Field("lerobot", description=f"Format to write: {_KINDS}.")
 
 
 class EmbedCommand(Reporting):
@@ -183,7 +185,10 @@ class EmbedCommand(Reporting):
 class ValidateCommand(Reading):
     """Read all of a dataset; exit code 1 and the culprit where something is wrong."""
 
-    path: Positional[str] = Field(description="A dataset or an episode store.")
+    path: Positional[str] = Field(description="A dataset of Etude, or files of another system.")
+    format: str | None = Field(
+        None, description=f"Format of the files: {_KINDS}; the first that recognises them if none."
+    )
 
 
 class RecordCommand(Trusting, Reporting):
@@ -219,7 +224,8 @@ class RecordCommand(Trusting, Reporting):
 
 def run(arguments: list[str]) -> int:
     """Run `etude data ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
-    return run_verb("etude data", USAGE, VERBS, arguments)
+    formats = "".join(f"  {kind:<12}{FORMATS.purpose(kind)}\n" for kind in FORMATS.names())
+    return run_verb("etude data", USAGE.replace("FORMATS\n", f"{formats}\n"), VERBS, arguments)
 
 
 def _inspect(arguments: list[str]) -> None:
@@ -229,7 +235,7 @@ def _inspect(arguments: list[str]) -> None:
         facts = store_facts(open_episodes(path))
     else:
         options = ReadOptions(command.obs, command.mask)
-        facts = source_facts(scan(path, options, command.limits))
+        facts = source_facts(scan(path, options, command.limits, command.format))
     command.show(facts, render(facts, _width()))
 
 
@@ -267,6 +273,7 @@ def _imported(command: ImportCommand, names: Sequence[str], out: Path) -> Episod
             command.seed,
             tick,
             command.pictures,
+            command.format,
         )
 
 
@@ -328,17 +335,24 @@ def _embed(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    command = parse("data export", ExportCommand, arguments)
-    from etude.data.formats.exporting import export
-
+    given = re.search(r"(?m)^--format[=\n](.+)$", "\n".join(arguments))
+    kind = given[1] if given else "lerobot"
+    check_format(kind)
+    fields = {n: f for n, f in FORMATS.load(kind).model_fields.items() if n != "kind"}
+    columns: Any = {name: (field.annotation, field) for name, field in fields.items()}
+    options = create_model(
+        "ExportCommand", __base__=ExportCommand, __doc__=ExportCommand.__doc__, **columns
+    )
+    command = parse("data export", options, arguments)
+    form = FORMATS.validate({"kind": kind, **command.model_dump(include={*fields})})
     out, start = Path(command.out), time.perf_counter()
     data = open_episodes(_dataset(command.path))
     with bar("Writing", "episodes") as tick:
-        notes = export(data, out, command.format, command.fps, command.pictures, tick)
+        notes = export_dataset(data, out, form, tick)
     seconds = time.perf_counter() - start
-    said = f"Written to {out}: {data.num_episodes:,} episodes, {folder_size(out)}"
+    summary = f"Written to {out}: {data.num_episodes:,} episodes, {folder_size(out)}"
     facts = {"path": str(out), "format": command.format, "episodes": data.num_episodes}
-    lines = [*notes, f"{said} in {seconds:.1f} s."]
+    lines = [*notes, f"{summary} in {seconds:.1f} s."]
     command.show({**facts, "notes": notes}, "\n".join(lines) + "\n")
 
 
@@ -365,7 +379,7 @@ def _validate(arguments: list[str]) -> None:
         if is_dataset(path):
             facts = store_facts(validate_store(path, tick))
         else:
-            with open_dataset(path, "check", None, command.limits) as dataset:
+            with open_dataset(path, "check", None, command.limits, 0, command.format) as dataset:
                 shared_fields([dataset.summary])
                 for done, _ in enumerate(dataset.progress(), 1):
                     tick(done, len(dataset.summary.episodes))

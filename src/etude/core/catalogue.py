@@ -83,5 +83,6 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "rewards": ("etude.rewards", ("etude.rl:REWARDS",)),
     "collector": ("etude.collectors", ("etude.rollout:COLLECTORS",)),
     "logs": ("etude.logs", ("etude.training.logs:LOGS",)),
+    "format": ("etude.dataset_formats", ("etude.data.formats:FORMATS",)),
 }
-"""{section of a recipe: arguments of its `Catalogue`}"""
+"""{section of a recipe, or "format" of datasets: arguments of its `Catalogue`}"""

@@ -21,7 +21,7 @@ import numpy as np
 
 from etude.core.contracts import Array
 from etude.core.errors import UsageError
-from etude.data.importing import ABOUT, check_new, read_about, success_of_clip
+from etude.data.importing import ABOUT, made_whole, read_about, success_of_clip
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.files import write_json
 from etude.data.store.labels import LABELS, MOST_NUMBERS, Labels
@@ -207,17 +207,8 @@ def write(taken: Taken, out: Path, said: str) -> Dataset:
 
     said: what was done, for people.
     """
-    check_new(out)
-    partial = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
-    files.make_folder(partial.parent)
-    files.new_folder(partial)
-    try:
-        _fill(partial, taken, said)
-        files.rename(partial, out)
-    except BaseException:
-        files.remove_tree(partial)
-        raise
-    files.fsync_folder(partial.parent)
+    with made_whole(out) as folder:
+        _fill(folder, taken, said)
     return Dataset.open(out)
 
 

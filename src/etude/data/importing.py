@@ -1,4 +1,4 @@
-"""Datasets into and out of the episode store: import, and validation of what is there."""
+"""Import into a dataset, export to other formats, and validation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,15 +21,15 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.core.limited import Limits
 from etude.data.contrast import draw_clips
-from etude.data.formats.opening import notes_of, open_dataset, scan
-from etude.data.formats.summary import (
+from etude.data.formats.base import (
     DataError,
+    DatasetFormat,
     Described,
     Episode,
+    ExportedDataset,
     ReadOptions,
-    Summary,
-    shared_fields,
 )
+from etude.data.formats.opening import Dataset, Summary, notes_of, open_dataset, scan, shared_fields
 from etude.data.store.episodes import EpisodeStore, StoreGeometry
 from etude.data.store.files import SEAL, read_json, write_json
 from etude.data.store.geometry import OBS, is_picture
@@ -98,6 +99,22 @@ def check_new(path: Path) -> None:
         raise UsageError(f"{path} is a file: the folder to make is named last.")
 
 
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """A folder beside a new one, which becomes the new one at the end, or is removed on failure."""
+    check_new(out)
+    beside = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
+    files.make_folder(beside.parent)
+    files.new_folder(beside)
+    try:
+        yield beside
+        files.rename(beside, out)
+    except BaseException:
+        files.remove_tree(beside)
+        raise
+    files.fsync_folder(beside.parent)
+
+
 def finish(store: EpisodeStore, about: dict[str, Any], labels: Labels) -> EpisodeStore:
     """Seal a store with what is known of its episodes, and say beside it where they are from."""
     files.replace_file(store.path / ABOUT, [json.dumps(about, indent=1).encode()])
@@ -125,15 +142,17 @@ def import_dataset(
     seed: int = 0,
     tick: Tick = lambda done, total: None,
     pictures: Pictures = "raw",
+    kind: str | None = None,
 ) -> EpisodeStore:
     """The episodes of all files, and clips of them, in one sealed store.
 
-    One that was killed goes on where it was when it is called again with the same files and
-    options, and ends with the same bytes.
+    kind: the format of the files; None for the first that recognises each. An import that was
+    killed continues when it is called again with the same files and options, and ends with the
+    same bytes.
     """
     if not is_unfinished(out):
         check_new(out)
-    summaries = [scan(path, options, limits) for path in paths]
+    summaries = [scan(path, options, limits, kind) for path in paths]
     shared, left_out = shared_fields(summaries, options.obs)
     lengths = np.concatenate([summary.lengths for summary in summaries])
     ends: list[list[int]] = [[] for _ in lengths]  # of the clips of each episode
@@ -156,6 +175,7 @@ def import_dataset(
         )
     chosen_options = asdict(options) | {"add_truncated": add_truncated, "seed": seed}
     chosen_options |= {} if pictures == "raw" else {"pictures": pictures}
+    chosen_options |= {} if kind is None else {"format": kind}
     about = {
         "source": str(paths[0]) + (f" and {len(paths) - 1:,} more" if paths[1:] else ""),
         "files": [str(path) for path in paths],
@@ -169,7 +189,8 @@ def import_dataset(
     with _unfinished(out, wanted):
         store = EpisodeStore.create(out, geometry, files.current())
         try:
-            labels = _fill(store, summaries, chosen, limits, ends, wanted, tick)
+            read = partial(open_dataset, job="read", options=chosen, limits=limits, kind=kind)
+            labels = _fill(store, summaries, read, ends, wanted, tick)
             done = finish(store, about, labels)
         except (DataError, UsageError):  # the same would happen again
             store.close()
@@ -182,15 +203,14 @@ def import_dataset(
 def _fill(
     store: EpisodeStore,
     summaries: Sequence[Summary],
-    options: ReadOptions,
-    limits: Limits,
+    read: Callable[..., Dataset],
     ends: list[list[int]],
     wanted: str,
     tick: Tick,
 ) -> Labels:
     """Append every episode and its clips, from where an earlier import was; their labels.
 
-    ends: of the clips of each episode. wanted: the hash of what is imported.
+    read: opens a file. ends: of the clips of each episode. wanted: the hash of what is imported.
     """
     labels, clips, total = Labels(), iter(ends), sum(int(s.lengths.sum()) for s in summaries)
     skip, saved = _go_on(store), time.monotonic()
@@ -205,7 +225,7 @@ def _fill(
         done += len(summary.episodes)
         if skipped == len(summary.episodes):
             continue
-        with open_dataset(summary.path, "read", options, limits, skipped) as dataset:
+        with read(summary.path, skip=skipped) as dataset:
             if dataset.summary.lengths.tolist() != summary.lengths.tolist():
                 raise DataError(
                     summary.path, "changed while it was being imported; import it again"
@@ -253,12 +273,8 @@ def _unfinished(out: Path, wanted: str) -> Iterator[None]:
     It is there with the note of what is imported, or not at all. Another import is refused.
     """
     if not is_unfinished(out):
-        partial = files.free_path(out.resolve().with_name(f".{out.name}.partial"))
-        files.make_folder(partial.parent)
-        files.new_folder(partial)
-        write_json(partial / PROGRESS, {"of": wanted, "episodes": 0}, files.current())
-        files.rename(partial, out)
-        files.fsync_folder(partial.parent)
+        with made_whole(out) as folder:
+            write_json(folder / PROGRESS, {"of": wanted, "episodes": 0}, files.current())
     if read_json(out / PROGRESS).get("of") != wanted:
         raise UsageError(
             f"{out} is an unfinished import of other files, or with other options: repeat that "
@@ -319,6 +335,47 @@ def success_of_clip(success: bool | None, rewards: Array, end: int) -> bool | No
     is rewarded only later; else nobody knows."""
     fails = success is False or bool(success and rewards[end:].any() and not rewards[:end].any())
     return False if fails else None
+
+
+def export_dataset(
+    data: Episodes,
+    out: Path,
+    form: DatasetFormat,
+    tick: Tick = lambda done, total: None,
+) -> list[str]:
+    """Write a dataset in another format into a new folder; returns what was lost, in sentences.
+
+    tick counts episodes.
+    """
+    labels = data.labels
+
+    def episodes() -> Iterator[Episode]:
+        for number in range(data.num_episodes):
+            steps, _ = data.episode(number)
+            last = {name: array[-1:] for name, array in steps.next_obs.items()}
+            yield Episode(
+                labels.names[number],
+                {name: np.concatenate([array, last[name]]) for name, array in steps.obs.items()},
+                steps.actions,
+                steps.rewards,
+                bool(steps.terminated[-1]),
+                labels.tasks[number],
+                labels.successes[number],
+            )
+            tick(number + 1, data.num_episodes)
+
+    exported = ExportedDataset(
+        data.path.name,
+        data.geometry.observations,
+        data.geometry.specs["actions"],
+        data.num_transitions,
+        labels.tasks,
+        labels.successes,
+        labels.rewarded,
+        episodes,
+    )
+    with made_whole(out) as folder:
+        return form.write(exported, folder)
 
 
 def validate_store(path: Path, tick: Tick = lambda done, total: None) -> Episodes:

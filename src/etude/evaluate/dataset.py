@@ -12,7 +12,7 @@ import numpy as np
 from etude.core.contracts import Array
 from etude.core.units import size
 from etude.data.contrast import contrast
-from etude.data.formats.summary import Summary
+from etude.data.formats.opening import Summary
 from etude.data.importing import read_about
 from etude.data.store.episodes import EpisodeStore
 from etude.data.store.geometry import OBS

@@ -1,1 +1,1 @@
-"""An algorithm, a task, a policy network, a reward source and a log writer for Etude."""
+"""An algorithm, task, network, reward source, log writer and dataset format for Etude."""

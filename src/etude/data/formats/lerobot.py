@@ -1,4 +1,4 @@
-"""LeRobot's datasets, layout v3.0, read without LeRobot: parquet by pyarrow, video by av.
+"""LeRobot's datasets, layout v3.0, without LeRobot: parquet by pyarrow, video by av.
 
     meta/info.json                           features with dtype and shape, frames per second
     meta/tasks.parquet                       task_index and the sentence of each task
@@ -6,9 +6,9 @@
     data/chunk-000/file-000.parquet          one row per frame; images in it are PNG
     videos/<feature>/chunk-000/file-000.mp4  frames of many episodes, one after the other
 
-A frame is what was observed and the action that was taken then. Nothing follows the last one, which
-is treated as in LIBERO's files: see `readers.py`. `observation.images.top` becomes `top`, and
-`observation.state` becomes `state`. Like HDF5 these files are opened in a process that may die.
+A frame is an observation and the action taken then, so an episode has no observation after its last
+action. When one is written, its last observation gets a frame that repeats the last action.
+`observation.images.top` becomes `top`, and `observation.state` becomes `state`.
 """
 
 from __future__ import annotations
@@ -16,95 +16,112 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from etude.data.formats.hdf5 import NAME, flat, stored_dtype, to_stored
-from etude.data.formats.summary import (
-    Array,
+from etude.core.contracts import Array, ArraySpec
+from etude.core.errors import UsageError
+from etude.data.formats.base import (
     DataError,
-    Described,
+    DatasetFormat,
+    DatasetReader,
     Episode,
-    Field,
-    ReadOptions,
-    plain,
-    settled_rewards,
-    sparse_success,
+    ExportedDataset,
+    FileEpisode,
+    LazyArray,
+    error_line,
 )
+from etude.data.store.geometry import is_picture
+from etude.runs import files
 
-INFO = Path("meta") / "info.json"
-_MOST_JSON, _MOST_EPISODES = 64 << 20, 1 << 24
+_INFO = Path("meta") / "info.json"
+_MAX_JSON, _MAX_EPISODES = 64 << 20, 1 << 24
 _ACTION, _REWARD, _DONE, _SUCCESS = "action", "next.reward", "next.done", "next.success"
 _PICTURES = ("image", "video")
 _PREFIXES = ("observation.images.", "observation.")
 _NEEDS = "is LeRobot's, which is read with pyarrow and av: pip install 'etude[data]'"
+_DATA_BYTES, _VIDEO_BYTES, _CHUNK = 100 << 20, 200 << 20, 1000
+"""Sizes at which LeRobot begins another file, and the number of files in one of its folders."""
+_CODEC = {"crf": "18", "g": "2", "preset": "veryfast"}
+"""Nearly lossless, with a key frame at every second picture, as in LeRobot's own files."""
+
+
+class LeRobotFormat(DatasetFormat):
+    """LeRobot v3: a folder with meta/info.json, parquet and video files."""
+
+    kind: Literal["lerobot"] = "lerobot"
+    fps: int = Field(20, ge=1, description="Steps per second, which LeRobot's layout states.")
+    pictures: Literal["video", "png"] = Field(
+        "video", description="How pictures are kept: mp4, or PNG without any loss."
+    )
+
+    def recognise(self, path: Path) -> bool:
+        return (path / _INFO).is_file()
+
+    def read(self, path: Path) -> DatasetReader:
+        return LeRobotReader(path)
+
+    def write(self, data: ExportedDataset, folder: Path) -> list[str]:
+        return _Writer(data, folder, self).write()
 
 
 @dataclass(frozen=True)
-class Feature:
+class _Feature:
     """A feature of `info.json`."""
 
     key: str
     dtype: str
     shape: tuple[int, ...]
 
-    @property
-    def field(self) -> Field:
-        """As it is stored here."""
-        if self.dtype in _PICTURES:
-            return Field(self.shape, "uint8")
-        return Field(self.shape, stored_dtype(np.dtype(self.dtype)))
 
+class LeRobotReader(DatasetReader):
+    """An open LeRobot dataset."""
 
-class LeRobot:
-    """An open LeRobot dataset; offers what `Source` offers."""
+    title = "LeRobot"
 
-    format = "LeRobot"
-
-    def __init__(self, path: Path, options: ReadOptions) -> None:
-        self.path, self.options = path, options
-        self.episode: str | None = None
-        """The episode that is being read, for messages."""
-        self.max_bytes = 2 << 30
-        self.masks: dict[str, int] = {}
-        self.task = ""
-        if options.mask is not None:
-            raise DataError(path, "has no masks, being LeRobot's; leave out --mask")
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._parquet = _parquet(path)
         info = self._info()
         self._fps = float(info["fps"])
         features = {key: self._feature(key, f) for key, f in info["features"].items()}
         self._features = {key: f for key, f in features.items() if f is not None}
         if _ACTION not in self._features:
-            raise DataError(path, "has no feature 'action': without actions there is no episode")
-        self._obs = self._chosen()
-        self._rows = self._read_episodes()
-        self.names = [f"episode_{row['episode_index']}" for row in self._rows]
-        self._by_name = dict(zip(self.names, self._rows, strict=True))
+            raise DataError(path, "has no feature 'action', and an episode needs actions")
+        self._obs = self._observations()
+        rows = self._read_episodes()
+        self._rows = {f"episode_{row['episode_index']}": row for row in rows}
+        super().__init__(path, [*self._rows])
         self._first: dict[tuple[int, int], int] = {}
-        for row in self._rows:
+        """The first frame of each data file, by chunk and number."""
+        for row in rows:
             file = row["data/chunk_index"], row["data/file_index"]
             at = row["dataset_from_index"]
             self._first[file] = min(self._first.get(file, at), at)
         self._open_file: tuple[Path, Any] | None = None
-        self._last_read: tuple[Any, Any] | None = None
+        self._groups: tuple[Path, list[int]] | None = None
+        self._columns_read: dict[str, Any] = {}
+        """Columns of the row groups that were read last."""
 
     def _fail(self, what: str) -> DataError:
-        return DataError(self.path, what, self.episode)
+        return DataError(self.path, what)
 
     def _info(self) -> dict[str, Any]:
-        file = self.path / INFO
-        if file.stat().st_size > _MOST_JSON:
-            raise self._fail(f"{INFO} is absurdly large")
+        file = self.path / _INFO
+        if not file.is_file() or file.stat().st_size > _MAX_JSON:
+            raise self._fail(f"has no {_INFO} of a plausible size; is it a LeRobot dataset?")
         try:
             info = json.loads(file.read_bytes())
             version = str(info["codebase_version"])
             known = isinstance(info["features"], dict) and float(info["fps"]) > 0
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._fail(f"{INFO} does not describe a LeRobot dataset ({error})") from error
+            raise self._fail(f"{_INFO} does not describe a LeRobot dataset ({error})") from error
         if not version.startswith("v3.") or not known:
             raise self._fail(
                 f"has LeRobot's layout {version!r}, not v3: convert it with LeRobot's own "
@@ -113,7 +130,7 @@ class LeRobot:
         found: dict[str, Any] = info
         return found
 
-    def _feature(self, key: str, found: Any) -> Feature | None:
+    def _feature(self, key: str, found: Any) -> _Feature | None:
         """A feature that is a picture or numbers; None for others, such as text."""
         try:
             dtype, shape = str(found["dtype"]), tuple(int(n) for n in found["shape"])
@@ -127,27 +144,18 @@ class LeRobot:
             return None
         shape = shape or (1,)
         if any(n < 1 for n in shape) or len(shape) > 5 or (dtype in _PICTURES and len(shape) != 3):
-            raise self._fail(f"{INFO} gives '{key}' the shape {shape}")
-        return Feature(key, dtype, shape)
+            raise self._fail(f"{_INFO} gives '{key}' the shape {shape}")
+        return _Feature(key, dtype, shape)
 
-    def _chosen(self) -> dict[str, Feature]:
-        """{name here: feature} of the observations that are read."""
-        known: dict[str, Feature] = {}
+    def _observations(self) -> dict[str, _Feature]:
+        """{name in a dataset: feature}."""
+        known: dict[str, _Feature] = {}
         for key, feature in self._features.items():
             prefix = next((p for p in _PREFIXES if key.startswith(p)), None)
-            if prefix is None:
-                continue
-            short = key.removeprefix(prefix)
-            name = key if short in known else short
-            if not NAME.fullmatch(name):
-                raise self._fail(f"'{key}' is no name for an observation; rename it")
-            known[name] = feature
-        wanted = self.options.obs or tuple(known)
-        if not wanted:
-            raise self._fail("has no feature observation.*")
-        if missing := [name for name in wanted if name not in known]:
-            raise self._fail(f"has no observation '{missing[0]}'; it has {', '.join(known)}")
-        return {name: known[name] for name in wanted}
+            if prefix is not None:
+                short = key.removeprefix(prefix)
+                known[key if short in known else short] = feature
+        return known
 
     def _read_episodes(self) -> list[dict[str, Any]]:
         """A row per episode, in order, checked as far as reading depends on it."""
@@ -160,8 +168,8 @@ class LeRobot:
         rows: list[dict[str, Any]] = []
         for file in sorted((self.path / "meta" / "episodes").glob("*/*.parquet")):
             table = self._table(file, names)
-            if len(rows) + table.num_rows > _MOST_EPISODES:
-                raise self._fail(f"has more than {_MOST_EPISODES:,} episodes, which is absurd")
+            if len(rows) + table.num_rows > _MAX_EPISODES:
+                raise self._fail(f"has more than {_MAX_EPISODES:,} episodes, which is too many")
             rows += table.to_pylist()
         rows.sort(key=lambda row: row["episode_index"])
         for row in rows:
@@ -180,115 +188,70 @@ class LeRobot:
         try:
             return self._parquet.ParquetFile(file).read(columns=columns, use_threads=False)
         except Exception as error:
-            raise self._fail(f"{file.name} cannot be read ({flat(error)})") from error
+            raise self._fail(f"{file.name} cannot be read ({error_line(error)})") from error
 
-    def describe(self, name: str) -> Described:
-        """An episode from its small columns."""
-        self.episode, row = name, self._by_name[name]
-        columns = self._columns(row, [_ACTION, *self._end_features()])
-        rewards, rewarded, success, terminated = self._end(row, columns)
-        fields = {n: feature.field for n, feature in self._obs.items()}
-        action = self._features[_ACTION].field
-        kind = "float32" if action.dtype.startswith("float") else "int64"
-        fields["actions"] = Field(action.shape, kind)
-        size = row["length"] * sum(
-            int(np.prod(f.shape, dtype=np.float64)) * np.dtype(f.dtype).itemsize
-            for f in fields.values()
-        )
-        if size > self.max_bytes:
-            raise self._fail(
-                f"needs {size:,} bytes of memory; raise --memory, or read fewer arrays (--obs)"
-            )
-        return Described(
-            name=name,
-            steps=row["length"] - 1,
-            file_steps=row["length"],
-            fields=fields,
-            total=float(rewards.sum(dtype=np.float64)),
-            success=success,
-            terminated=terminated,
-            rewarded=rewarded,
-            largest_action=float(np.abs(columns[_ACTION].astype(np.float64)).max(initial=0.0)),
-            task=_sentence(row["tasks"]),
-        )
-
-    def read(self, name: str) -> Episode:
-        """A whole episode; a number that is not finite is refused with its place."""
-        self.episode, row = name, self._by_name[name]
-        keys = [f.key for f in self._obs.values() if f.dtype != "video"]
-        columns = self._columns(row, [_ACTION, *self._end_features(), *keys])
-        rewards, _, _, terminated = self._end(row, columns)
-        action = self._finite(columns[_ACTION], _ACTION)
-        action = action.astype("float32" if action.dtype.kind == "f" else "int64")
+    def episode(self, name: str) -> FileEpisode:
+        row = self._rows[name]
+        ends = [key for key in (_REWARD, _DONE, _SUCCESS) if key in self._features]
+        columns = self._columns(row, [_ACTION, *ends])
         obs = {}
         for short, feature in self._obs.items():
-            if feature.dtype == "video":
-                obs[short] = self._video(row, feature)
-            else:
-                obs[short] = self._finite(columns[feature.key], feature.key)
-        return Episode(name, obs, action[:-1], rewards, terminated)
+            kind = "uint8" if feature.dtype in _PICTURES else feature.dtype
+            load = partial(self._load, row, feature)
+            obs[short] = LazyArray((row["length"], *feature.shape), np.dtype(kind), load)
+        return FileEpisode(
+            obs,
+            columns[_ACTION],
+            columns.get(_REWARD),
+            terminated=bool(columns[_DONE][-1].any()) if _DONE in columns else None,
+            success=bool(columns[_SUCCESS].any()) if _SUCCESS in columns else None,
+            task="; ".join(map(str, row["tasks"] or ())),
+        )
 
-    def _finite(self, array: Array, label: str) -> Array:
-        made = to_stored(array)
-        if made.dtype.kind == "f" and not np.isfinite(made).all():
-            step = int(np.argmin(np.isfinite(made).reshape(len(made), -1).all(axis=1)))
-            raise self._fail(f"'{label}' is not a finite number at step {step:,}")
-        return made
-
-    def _end_features(self) -> list[str]:
-        return [key for key in (_REWARD, _DONE, _SUCCESS) if key in self._features]
-
-    def _end(
-        self, row: dict[str, Any], columns: dict[str, Array]
-    ) -> tuple[Array, bool, bool | None, bool]:
-        """Rewards [T] as imported, whether they are known, success, and termination."""
-        given = columns.get(_REWARD)
-        given = None if given is None else self._finite(given, _REWARD)[:, 0]
-        success = sparse_success(given)
-        if _SUCCESS in columns:
-            success = bool(columns[_SUCCESS].any())
-        done = _DONE in columns and bool(columns[_DONE][-1].any())
-        steps = row["length"]
-        rewards, known, success = settled_rewards(given, success, steps - 1, steps, self.options)
-        return rewards, known, success, done
+    def _load(self, row: dict[str, Any], feature: _Feature) -> Array:
+        """[frames, ...] of one observation."""
+        if feature.dtype == "video":
+            return self._video(row, feature)
+        return self._columns(row, [feature.key])[feature.key]
 
     def _columns(self, row: dict[str, Any], keys: Collection[str]) -> dict[str, Array]:
         """{key: [frames, ...]} of an episode from its data file."""
         chunk, number = row["data/chunk_index"], row["data/file_index"]
         file = self.path / "data" / f"chunk-{chunk:03d}" / f"file-{number:03d}.parquet"
         begin = row["dataset_from_index"] - self._first[chunk, number]
-        table = self._rows_of(file, begin, begin + row["length"], (*keys, "episode_index"))
-        if table.num_rows != row["length"] or set(table["episode_index"].to_pylist()) != {
-            row["episode_index"]
-        }:
+        names = ("episode_index", *keys)
+        columns = self._rows_of(file, begin, begin + row["length"], names)
+        if columns["episode_index"].to_pylist() != [row["episode_index"]] * row["length"]:
             raise self._fail(f"{file.name} does not have the frames that meta/episodes names")
-        return {key: self._array(table[key], self._features[key]) for key in keys}
+        return {key: self._array(columns[key], self._features[key]) for key in keys}
 
-    def _rows_of(self, file: Path, start: int, stop: int, columns: tuple[str, ...]) -> Any:
-        """Rows start to stop; of the row groups that hold them nothing else is kept for long."""
-        if self._open_file is None or self._open_file[0] != file:
-            try:
+    def _rows_of(self, file: Path, start: int, stop: int, names: Collection[str]) -> dict[str, Any]:
+        """Rows start to stop of some columns; columns of the last row groups are kept."""
+        try:
+            if self._open_file is None or self._open_file[0] != file:
                 self._open_file = file, self._parquet.ParquetFile(file)
-            except Exception as error:
-                raise self._fail(f"{file.name} cannot be read ({flat(error)})") from error
-        opened = self._open_file[1]
-        meta = opened.metadata
-        ends = np.cumsum([meta.row_group(g).num_rows for g in range(meta.num_row_groups)])
-        groups = np.flatnonzero((ends > start) & (np.append(0, ends[:-1]) < stop)).tolist()
-        size = sum(meta.row_group(g).total_byte_size for g in groups)
-        if size > self.max_bytes:
-            raise self._fail(f"{file.name} needs {size:,} bytes of memory; raise --memory")
-        key = (file, tuple(groups), columns)
-        if self._last_read is None or self._last_read[0] != key:
-            try:
-                table = opened.read_row_groups(groups, columns=[*columns], use_threads=False)
-            except Exception as error:
-                raise self._fail(f"{file.name} cannot be read ({flat(error)})") from error
-            self._last_read = key, table
+            opened = self._open_file[1]
+            meta = opened.metadata
+            ends = np.cumsum([meta.row_group(g).num_rows for g in range(meta.num_row_groups)])
+            groups = np.flatnonzero((ends > start) & (np.append(0, ends[:-1]) < stop)).tolist()
+            size = sum(meta.row_group(g).total_byte_size for g in groups)
+            if size > self.max_bytes:
+                raise self._fail(f"{file.name} needs {size:,} bytes of memory; raise --memory")
+            if self._groups != (file, groups):
+                self._groups, self._columns_read = (file, groups), {}
+            missing = [name for name in names if name not in self._columns_read]
+            if missing:
+                table = opened.read_row_groups(groups, columns=missing, use_threads=False)
+                self._columns_read |= {name: table[name] for name in missing}
+        except DataError:
+            raise
+        except Exception as error:
+            raise self._fail(f"{file.name} cannot be read ({error_line(error)})") from error
         before = int(ends[groups[0]] - meta.row_group(groups[0]).num_rows) if groups else 0
-        return self._last_read[1].slice(start - before, stop - start)
+        read = self._columns_read
+        return {name: read[name].slice(start - before, stop - start) for name in names}
 
-    def _array(self, column: Any, feature: Feature) -> Array:
+    def _array(self, column: Any, feature: _Feature) -> Array:
         if column.null_count:
             raise self._fail(f"'{feature.key}' has frames without a value")
         if feature.dtype == "image":
@@ -307,7 +270,7 @@ class LeRobot:
             raise self._fail(f"'{feature.key}' does not have the shape {feature.shape}")
         return array.astype(feature.dtype, copy=False).reshape(shape)
 
-    def _picture(self, value: Any, feature: Feature) -> Array:
+    def _picture(self, value: Any, feature: _Feature) -> Array:
         from PIL import Image
 
         data = value.get("bytes") if isinstance(value, dict) else None
@@ -320,7 +283,7 @@ class LeRobot:
                 feature.shape
             )
 
-    def _video(self, row: dict[str, Any], feature: Feature) -> Array:
+    def _video(self, row: dict[str, Any], feature: _Feature) -> Array:
         """[frames, height, width, channels] uint8 of an episode."""
         try:
             import av
@@ -349,7 +312,7 @@ class LeRobot:
                     if found == length:
                         return pictures
         except (av.FFmpegError, OSError, IndexError, ValueError) as error:
-            raise self._fail(f"{place} cannot be read ({flat(error)})") from error
+            raise self._fail(f"{place} cannot be read ({error_line(error)})") from error
         raise self._fail(f"{place} ends after {found:,} of {length:,} frames")
 
 
@@ -364,6 +327,295 @@ def _parquet(path: Path) -> Any:
     return pyarrow.parquet
 
 
-def _sentence(tasks: Any) -> str:
-    """The tasks of an episode on one printable line."""
-    return plain("; ".join(map(str, tasks or ())))
+class _Writer:
+    """Writes LeRobot's layout v3.0."""
+
+    def __init__(self, data: ExportedDataset, folder: Path, config: LeRobotFormat) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise UsageError(
+                "LeRobot's layout is written with pyarrow and av: pip install 'etude[data]'"
+            ) from error
+        self._arrow, self._parquet = pyarrow, parquet
+        self._data, self._folder, self._fps = data, folder, config.fps
+        self._keys = {name: _key(name, spec) for name, spec in data.observations.items()}
+        self._images = {n: s for n, s in data.observations.items() if is_picture(s)}
+        self._tasks = {task: i for i, task in enumerate(dict.fromkeys(data.tasks))}
+        self._rewarded = any(data.rewarded)
+        self._successes = None not in data.successes
+        self._rows: list[dict[str, Any]] = []
+        """A row of meta/episodes for each episode so far."""
+        self._sums: dict[str, _Sums] = {}
+        self._videos = {
+            n: _Videos(folder / "videos" / self._keys[n], s, config.fps)
+            for n, s in self._images.items()
+            if config.pictures == "video"
+        }
+
+    def write(self) -> list[str]:
+        """Write all files; returns a sentence for everything that is lost."""
+        files.make_folder(self._folder / "meta")
+        rows, number, written, writer = 0, 0, 0, None
+        with ExitStack() as stack:
+            for videos in self._videos.values():
+                stack.callback(videos.close)
+            for episode in self._data.episodes():
+                table = self._frames(episode, rows)
+                if writer is None or written > _DATA_BYTES:
+                    if writer is not None:
+                        writer.close()
+                        number, written = number + 1, 0
+                    file = self._file("data", number)
+                    writer = self._parquet.ParquetWriter(file, table.schema)
+                    stack.callback(writer.close)
+                writer.write_table(table)
+                written += table.nbytes
+                self._describe(episode, table.num_rows, rows, number)
+                rows += table.num_rows
+        self._write_meta(rows)
+        return self._lost()
+
+    def _lost(self) -> list[str]:
+        unrewarded, notes = self._data.rewarded.count(False), []
+        if not self._successes:
+            notes.append("Not every success is known, so LeRobot's frames do not state success.")
+        if self._rewarded and unrewarded:
+            notes.append(f"{unrewarded:,} episodes have no rewards; theirs are now 0.")
+        if self._videos:
+            notes.append("Video changes pictures a little; --pictures png does not.")
+        return notes
+
+    def _file(self, kind: str, number: int) -> Path:
+        folder = self._folder / kind / f"chunk-{number // _CHUNK:03d}"
+        files.make_folder(folder)
+        return folder / f"file-{number % _CHUNK:03d}.parquet"
+
+    def _frames(self, episode: Episode, rows: int) -> Any:
+        """The T + 1 frames of an episode as a table; their pictures may go into videos."""
+        frames = len(episode.actions) + 1
+        last = np.arange(frames) >= frames - 2
+        columns: dict[str, Any] = {}
+        for name, array in episode.obs.items():
+            if name in self._images:
+                self._count(self._keys[name], array[:: max(1, frames // 32)] / 255.0, (0, 1, 2))
+            if name in self._videos:
+                self._videos[name].append(array)
+            elif name in self._images:
+                columns[self._keys[name]] = self._embedded(array)
+            else:
+                columns[self._keys[name]] = self._numbers(self._keys[name], array)
+        actions = np.concatenate([episode.actions, episode.actions[-1:]])
+        columns["action"] = self._numbers("action", actions)
+        if self._rewarded:
+            rewards = np.append(episode.rewards, np.float32(0))[:, None]
+            columns["next.reward"] = self._numbers("next.reward", rewards)
+        columns["next.done"] = self._arrow.array(last & episode.terminated)
+        if self._successes:
+            columns["next.success"] = self._arrow.array(last & bool(episode.success))
+        counted: dict[str, Array] = {
+            "timestamp": (np.arange(frames) / self._fps).astype(np.float32),
+            "frame_index": np.arange(frames),
+            "episode_index": np.full(frames, len(self._rows)),
+            "index": rows + np.arange(frames),
+            "task_index": np.full(frames, self._tasks[episode.task]),
+        }
+        for name, column in counted.items():
+            columns[name] = self._numbers(name, column[:, None])
+        return self._arrow.table(columns)
+
+    def _numbers(self, key: str, array: Array) -> Any:
+        """A column: plain numbers, or lists of them."""
+        self._count(key, array.astype(np.float64), (0,))
+        found = self._arrow.array(array.reshape(-1))
+        for size in reversed(array.shape[1:] if array.shape[1:] != (1,) else ()):
+            found = self._arrow.FixedSizeListArray.from_arrays(found, size)
+        return found
+
+    def _embedded(self, array: Array) -> Any:
+        from PIL import Image
+
+        kept = []
+        for picture in array:
+            stream = io.BytesIO()
+            Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(
+                stream, "PNG"
+            )
+            kept.append({"bytes": stream.getvalue(), "path": None})
+        pair = [("bytes", self._arrow.binary()), ("path", self._arrow.string())]
+        return self._arrow.array(kept, self._arrow.struct(pair))
+
+    def _count(self, key: str, array: Array, axes: tuple[int, ...]) -> None:
+        self._sums.setdefault(key, _Sums()).add(array, axes)
+
+    def _describe(self, episode: Episode, frames: int, rows: int, number: int) -> None:
+        row: dict[str, Any] = {
+            "episode_index": len(self._rows),
+            "tasks": [episode.task],
+            "length": frames,
+            "data/chunk_index": number // _CHUNK,
+            "data/file_index": number % _CHUNK,
+            "dataset_from_index": rows,
+            "dataset_to_index": rows + frames,
+        }
+        for name, videos in self._videos.items():
+            key, place = f"videos/{self._keys[name]}", videos.number
+            row[f"{key}/chunk_index"], row[f"{key}/file_index"] = divmod(place, _CHUNK)
+            row[f"{key}/from_timestamp"] = (videos.frames - frames) / self._fps
+            row[f"{key}/to_timestamp"] = videos.frames / self._fps
+        self._rows.append(row | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
+
+    def _write_meta(self, rows: int) -> None:
+        table = self._arrow.Table.from_pylist(self._rows)
+        self._parquet.write_table(table, self._file("meta/episodes", 0))
+        index = "__index_level_0__"
+        tasks = self._arrow.table({"task_index": [*self._tasks.values()], index: [*self._tasks]})
+        # So that pandas takes the sentences for the index, as LeRobot expects.
+        columns = [
+            {"name": n, "field_name": f, "pandas_type": p, "numpy_type": t, "metadata": None}
+            for n, f, p, t in (
+                ("task_index", "task_index", "int64", "int64"),
+                (None, index, "unicode", "object"),
+            )
+        ]
+        pandas = {"index_columns": [index], "column_indexes": [], "columns": columns}
+        pandas |= {"creator": {"library": "pyarrow", "version": "15"}, "pandas_version": "2.0.0"}
+        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(pandas)})
+        self._parquet.write_table(tasks, self._folder / "meta" / "tasks.parquet")
+        info = {
+            "codebase_version": "v3.0",
+            "robot_type": None,
+            "total_episodes": len(self._rows),
+            "total_frames": rows,
+            "total_tasks": len(self._tasks),
+            "chunks_size": _CHUNK,
+            "data_files_size_in_mb": _DATA_BYTES >> 20,
+            "video_files_size_in_mb": _VIDEO_BYTES >> 20,
+            "fps": self._fps,
+            "splits": {"train": f"0:{len(self._rows)}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+            if self._videos
+            else None,
+            "features": self._features(),
+        }
+        stats = {key: sums.stats() for key, sums in self._sums.items()}
+        for name, document in (("info", info), ("stats", stats)):
+            text = json.dumps(document, indent=4)
+            files.write_file(self._folder / "meta" / f"{name}.json", [text.encode()])
+
+    def _features(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, spec in self._data.observations.items():
+            found[self._keys[name]] = _feature(spec.dtype, spec.shape)
+            if name in self._images:
+                kind = "video" if name in self._videos else "image"
+                found[self._keys[name]] |= {"dtype": kind, "names": ["height", "width", "channels"]}
+            if name in self._videos:
+                found[self._keys[name]]["info"] = self._videos[name].info()
+        found["action"] = _feature(self._data.actions.dtype, self._data.actions.shape)
+        flags = {"next.reward": "float32"} if self._rewarded else {}
+        flags |= {"next.done": "bool"} | ({"next.success": "bool"} if self._successes else {})
+        flags |= {"timestamp": "float32"}
+        flags |= dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")
+        return found | {key: _feature(dtype, (1,)) for key, dtype in flags.items()}
+
+
+def _feature(dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape) or [1], "names": None}
+
+
+def _key(name: str, spec: ArraySpec) -> str:
+    """What an observation is called in LeRobot's layout."""
+    return f"observation.images.{name}" if is_picture(spec) else f"observation.{name}"
+
+
+class _Sums:
+    """Smallest, largest, mean and spread of a feature, over what it has seen."""
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._squares = 0, np.zeros(()), np.zeros(())
+        self._low, self._high = np.array(np.inf), np.array(-np.inf)
+
+    def add(self, array: Array, axes: tuple[int, ...]) -> None:
+        """`array` with the axes that are summed over; pictures keep their channels."""
+        self._count += len(array)
+        each = len(axes) > 1  # of a picture, the mean of its pixels
+        reduce = np.mean if each else np.sum
+        weight = len(array) if each else 1
+        self._sum = self._sum + weight * reduce(array, axes)
+        self._squares = self._squares + weight * reduce(array**2, axes)
+        self._low = np.minimum(self._low, array.min(axes))
+        self._high = np.maximum(self._high, array.max(axes))
+        self._picture = each
+
+    def stats(self) -> dict[str, Any]:
+        mean = self._sum / self._count
+        std = np.sqrt(np.maximum(self._squares / self._count - mean**2, 0))
+        found = {"min": self._low, "max": self._high, "mean": mean, "std": std}
+        shape = (-1, 1, 1) if self._picture else mean.shape  # channels come first in LeRobot
+        listed = {name: array.reshape(shape).tolist() for name, array in found.items()}
+        return {**listed, "count": [self._count]}
+
+
+class _Videos:
+    """The pictures of one observation in mp4 files, one after the other."""
+
+    def __init__(self, folder: Path, spec: ArraySpec, fps: int) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise UsageError(
+                "Video is written with av: pip install 'etude[data]', or use --pictures png."
+            ) from error
+        self._av, self._folder, self._shape, self._fps = av, folder, spec.shape, fps
+        self.number, self.frames = -1, 0
+        """Of the file that is being written, and the pictures in it."""
+        self._container: Any = None
+        # Colour at half the resolution needs even sides.
+        self._form = "yuv444p" if spec.shape[0] % 2 or spec.shape[1] % 2 else "yuv420p"
+        self._path = folder
+
+    def append(self, pictures: Array) -> None:
+        """All pictures [frames, height, width, channels] of an episode, into one file."""
+        if self._container is None or self._path.stat().st_size > _VIDEO_BYTES:
+            self.close()
+            self.number, self.frames = self.number + 1, 0
+            folder = self._folder / f"chunk-{self.number // _CHUNK:03d}"
+            files.make_folder(folder)
+            self._path = folder / f"file-{self.number % _CHUNK:03d}.mp4"
+            self._container = self._av.open(str(self._path), "w")
+            stream = self._container.add_stream("libx264", rate=self._fps, options=dict(_CODEC))
+            stream.height, stream.width = self._shape[:2]
+            stream.pix_fmt = self._form
+            self._stream = stream
+        for picture in pictures:
+            coloured = np.ascontiguousarray(np.broadcast_to(picture, (*self._shape[:2], 3)))
+            frame = self._av.VideoFrame.from_ndarray(coloured, format="rgb24")
+            frame.pts, self.frames = self.frames, self.frames + 1
+            frame.time_base = 1 / self._stream.codec_context.framerate
+            for packet in self._stream.encode(frame):
+                self._container.mux(packet)
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "video.height": self._shape[0],
+            "video.width": self._shape[1],
+            "video.codec": "h264",
+            "video.pix_fmt": self._form,
+            "video.is_depth_map": False,
+            "video.fps": self._fps,
+            "video.channels": self._shape[2],
+            "has_audio": False,
+        }
+
+    def close(self) -> None:
+        """Finish the file that is being written; nothing happens the second time."""
+        if self._container is None:
+            return
+        container, self._container = self._container, None
+        with suppress(self._av.error.EOFError):
+            for packet in self._stream.encode():
+                container.mux(packet)
+        container.close()
