@@ -38,7 +38,7 @@ ROWS = rows_like_a_run(6)
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sentences: list[str] = []
-    monkeypatch.setattr(notices, "tell", sentences.append)
+    monkeypatch.setattr(notices, "add", sentences.append)
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
     return sentences
 

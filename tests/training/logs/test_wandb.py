@@ -217,7 +217,7 @@ def test_a_service_that_dies_or_hangs_is_started_again(
     strike: signal.Signals, tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(notices, "tell", told.append)
+    monkeypatch.setattr(notices, "add", told.append)
     written = list[dict[str, Any]]()
     log = online(tmp_path / "run", written)
     log.begin([])
@@ -242,7 +242,7 @@ def test_a_server_that_is_away_costs_the_start_nothing(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(notices, "tell", told.append)
+    monkeypatch.setattr(notices, "add", told.append)
     monkeypatch.setattr(wandb_log, "START", 3.0)
     server.mood = "hangs"
     log, begin = online(tmp_path / "run", ROWS), time.monotonic()
