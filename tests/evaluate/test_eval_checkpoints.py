@@ -17,7 +17,7 @@ from etude.api import Run, train
 from etude.cli import main as cli
 from etude.core.errors import UsageError
 from etude.evaluate import fresh
-from etude.evaluate.comparing import Evaluated, table
+from etude.evaluate.report import Evaluated, table
 from etude.rollout.group import evaluate
 from etude.runs import checkpoint
 from toys import tiny_reach

@@ -31,9 +31,10 @@ from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.studio import Studio
 from etude.evaluate import evaluation, film, fresh
 from etude.evaluate import footage as footages
-from etude.evaluate.evaluation import Report, kinds_of, new_folder, wilson
+from etude.evaluate.evaluation import new_folder
 from etude.evaluate.footage import Simulated, footage
 from etude.evaluate.fresh import FreshEpisodes
+from etude.evaluate.report import Report, kinds_of, wilson
 from etude.planning import recipes
 from etude.planning.recipes import Recipe
 from etude.rollout.group import evaluate

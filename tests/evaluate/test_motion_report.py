@@ -15,9 +15,8 @@ from etude.cli import main as cli
 from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
-from etude.evaluate.evaluation import Report
 from etude.evaluate.fresh import FreshEpisodes, _spread
-from etude.evaluate.motion import ALL, SUCCESSES
+from etude.evaluate.report import ALL, SUCCESSES, Report
 from etude.training.evaluation import summarise
 from toy_envs import BOX
 from toys import tiny_motions

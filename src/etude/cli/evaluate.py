@@ -19,6 +19,7 @@ from etude.compare.reading import find
 from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
 from etude.evaluate import evaluation
+from etude.planning.loading import policies
 
 
 class EvalCommand(Trusting, Reporting):
@@ -118,15 +119,14 @@ def _parsed(arguments: list[str], run: Run) -> EvalCommand:
 
 
 def _checkpoints(run: Path, which: str) -> list[str]:
-    from etude.evaluate.comparing import checkpoints
-
-    return checkpoints(run, which)
+    """The checkpoints to evaluate: "best", "latest", a step, or all steps."""
+    return [str(step) for step in policies(run)] if which == "all" else [which]
 
 
 def _compare(found: list[tuple[Path, dict[str, Any]]]) -> None:
     """Print all of them in one table, and keep the curve of every run with several checkpoints."""
-    from etude.evaluate.comparing import Evaluated, table, write_curve
     from etude.evaluate.fresh import step_of
+    from etude.evaluate.report import Evaluated, table, write_curve
 
     if not all("policy_step" in metrics for _, metrics in found):
         raise UsageError(

@@ -1,6 +1,11 @@
-"""Bytes, durations and counts as text for people."""
+"""Bytes, durations, counts and tables as text."""
 
 from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -27,3 +32,21 @@ def duration(seconds: float) -> str:
 def amount(count: int, what: str) -> str:
     """How many of something: 1 cycle, 2,048 cycles."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def rendered(parts: Iterable[Any], width: int = 100, color: bool = False) -> str:
+    """Lines and tables of `rich` as a text."""
+    from rich.console import Console  # only commands that print tables load it
+
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, highlight=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()

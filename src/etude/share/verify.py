@@ -26,7 +26,7 @@ from etude.core.contracts import Array
 from etude.core.errors import EtudeError, describe_error
 from etude.core.limited import LimitedProcess, Limits, ReaderEnded
 from etude.core.trees import Tree, digest
-from etude.evaluate import evaluation, fresh
+from etude.evaluate import evaluation, fresh, report
 from etude.models.policies import BasePolicy
 from etude.planning.loading import policies, policy_parts
 from etude.planning.recipe import Recipe, code_roots
@@ -202,8 +202,8 @@ def check_episodes(
 
     changed: sentences on what decides bits and is not as it was; without any, each number counts.
     """
-    what, summary = "episodes", f"{bundle.EVALUATION}/{evaluation.SUMMARY}"
-    name = f"{bundle.EVALUATION}/{evaluation.EPISODES}"
+    what, summary = "episodes", f"{bundle.EVALUATION}/{report.SUMMARY}"
+    name = f"{bundle.EVALUATION}/{report.EPISODES}"
     if not (folder / name).is_file():
         return Finding(what, "not compared", "the bundle has no evaluation")
     if recipe.env is None:
@@ -242,7 +242,7 @@ def _far(old: dict[str, Array], new: dict[str, Array]) -> str:
     """Where two tables of episodes differ by more than chance explains; "" if they do not."""
     if "is_success" in old and "is_success" in new:
         (low, high), (below, above) = (
-            evaluation.wilson(int(x["is_success"].sum()), len(x["is_success"])) for x in (old, new)
+            report.wilson(int(x["is_success"].sum()), len(x["is_success"])) for x in (old, new)
         )
         if low > above or below > high:
             return "the 95 % intervals of success do not meet"
