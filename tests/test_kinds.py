@@ -42,7 +42,7 @@ RECIPES = {
 """Modules of recipes: they choose kinds, and so import their configs."""
 EXCEPTIONS = {
     ("etude.evaluate.offline", "etude.rl.reward_only"): "it evaluates runs of this kind",
-    ("etude.compare.sweeps.ray_tasks", "etude.rollout.ray"): "how to find a cluster",
+    ("etude.compare.sweeps.processes", "etude.rollout.ray"): "how to find a cluster",
 }
 """(importer, module of a kind): why it may."""
 

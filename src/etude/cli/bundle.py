@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> None:
     if command.private and command.upload is None:
         raise UsageError("--private is about a repository on a hub: add --upload USER/NAME.")
     if command.upload is not None:
-        from etude.share.hub import check_upload
+        from etude.share.bundle import check_upload
 
         check_upload(command.upload)
     path = Path(command.run)
@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> None:
     else:
         path = _make(command, path)
     if command.upload is not None:
-        from etude.share.hub import upload
+        from etude.share.bundle import upload
 
         url = upload(path, command.upload, command.private, speak)
         speak(f"Uploaded to {url}")

@@ -20,7 +20,7 @@ from etude.api import pinned
 from etude.cli.options import Reporting, parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.cli.verbs import HELP
-from etude.compare.sweeps import processes, table, values
+from etude.compare.sweeps import halving, processes, values
 from etude.compare.sweeps.halving import Asked, Sweep, fitting, most_rungs
 from etude.compare.sweeps.running import Start, prepare
 from etude.compare.sweeps.running import run as run_sweep
@@ -256,17 +256,17 @@ def _run(sweep: Sweep, command: WorkerOptions) -> int:
             f"{sweep.folder}/t*.log. If this is stopped: etude sweep --resume {sweep.folder}"
         )
         run_sweep(sweep, start, workers, say, command.trust)
-        files.replace_file(sweep.folder / TABLE, [table.to_csv(sweep).encode()])
+        files.replace_file(sweep.folder / TABLE, [halving.to_csv(sweep).encode()])
     width = shutil.get_terminal_size((100, 24)).columns
-    text = f"\n{table.to_table(sweep, width, sys.stdout.isatty())}\n" + _after(sweep)
-    command.show(table.to_json(sweep) if command.json_output else None, text)
+    text = f"\n{halving.to_table(sweep, width, sys.stdout.isatty())}\n" + _after(sweep)
+    command.show(halving.to_json(sweep) if command.json_output else None, text)
     return 0 if sweep.best() is not None else 1
 
 
 def _start(sweep: Sweep, command: WorkerOptions, workers: int) -> Start:
     if command.ray is None:
         return processes.start
-    from etude.compare.sweeps.ray_tasks import connected
+    from etude.compare.sweeps.processes import connected
 
     threads = processes.threads_of(sweep.recipe)
     return connected(command.ray, workers * threads, threads)
@@ -279,7 +279,7 @@ def _after(sweep: Sweep) -> str:
         return "No trial came to its end.\n"
     path = sweep.path(best)
     return (
-        f"Best: {path} ({table.settings(best)})\n"
+        f"Best: {path} ({halving.settings(best)})\n"
         f"Evaluate it: etude eval {path}\n"
         f"One run says little: etude train {path / 'recipe.yaml'} --seeds 5\n"
     )

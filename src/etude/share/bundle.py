@@ -1,8 +1,12 @@
-"""A bundle of a run is made: policy, ONNX, recipe, evaluation, films and the card that says it."""
+"""Bundles of runs: policy, ONNX, recipe, evaluation, films and a card; upload to a hub.
+
+`etude.runs.bundle` reads and checks them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from etude.core.errors import EtudeError, UsageError
+from etude.core.errors import EtudeError, UsageError, describe_error
+from etude.core.progress import waiting
 from etude.core.trees import Tree
 from etude.evaluate import evaluation, fresh
 from etude.planning import recipes
@@ -25,20 +30,22 @@ from etude.runs.metrics_log import blocks_of
 
 Say = Callable[[str], None]
 FILM, ONNX, EVALUATION = "film", "ONNX", "evaluation"
+_OURS = [f"{folder}/*" for folder in (bundle.POLICY, bundle.ONNX, bundle.EVALUATION)]
+_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What of a run goes into a bundle."""
+    """The content of a bundle."""
 
     recipe: Recipe
     folder: RunFolder
     policy: Path
-    """The run, or one of its checkpoints."""
+    """Path of the run, or of one of its checkpoints."""
     fingerprint: Tree
-    """Of the run; {} where what it is made of was not kept."""
+    """The fingerprint of the run; {} if its files were not kept."""
     another_run: str = ""
-    """Why training the recipe again would give another run, as a sentence; "" if it would not."""
+    """The reason why training the recipe again gives another run, as a sentence; "" for none."""
     license: str = ""
     episodes: int | None = None
     with_film: bool = True
@@ -47,7 +54,7 @@ class Shared:
 
 
 def write(shared: Shared, to: Path, say: Say) -> Examined:
-    """Write a bundle as a folder, or as a tar where the name ends in .tar; it appears whole."""
+    """Write a bundle as a folder, or as a tar if the name ends in .tar."""
     if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
         raise UsageError(f"{to} is there already: name a new folder, or remove this one.")
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,7 @@ def _fill(shared: Shared, folder: Path, say: Say) -> Examined:
 
 
 def _copy_rows(run: RunFolder, to: Path) -> None:
-    """The rows that the newest checkpoint has seen: those of the fingerprint."""
+    """Copy the log rows up to the newest checkpoint, which the fingerprint covers."""
     newest = checkpoint.newest_verified(run.checkpoints, lambda text: None, repair=False)
     position = {} if newest is None else checkpoint.load_document(newest)["metrics"]
     with to.open("xb") as stream:
@@ -116,7 +123,7 @@ def _copy_rows(run: RunFolder, to: Path) -> None:
 
 
 def _copy_policy(source: Path, to: Path) -> None:
-    """The files of a policy, once each has been found whole."""
+    """Copy the files of a policy after checking them."""
     policy_parts(source)
     chosen = policy_path(source)
     chosen = chosen / "policy" if (chosen / "policy").is_dir() else chosen
@@ -126,7 +133,7 @@ def _copy_policy(source: Path, to: Path) -> None:
 
 
 def _evaluate(shared: Shared, folder: Path, left_out: dict[str, str], say: Say) -> Tree:
-    """Fresh episodes of the policy, and films of them; their metrics."""
+    """Evaluate the policy, film it, and return the metrics."""
     recipe = shared.recipe
     if recipe.env is None:
         why = f"The recipe '{recipe.name}' has no environment to act in."
@@ -141,12 +148,7 @@ def _evaluate(shared: Shared, folder: Path, left_out: dict[str, str], say: Say) 
         left_out[FILM] = ""
         return report.metrics()
     try:
-        from etude.evaluate import film
-
-        film.check(recipe)
-        say(f"Filming: {', '.join(dict.fromkeys(report.scenes)) or 'an episode'}.")
-        played, scenes = report.fresh, report.scenes
-        film.film(recipe, shared.policy, played, scenes, folder, film.SMALL, recipe.name)
+        evaluation.film_report(recipe, shared.policy, report, folder, say, title=recipe.name)
     except EtudeError as error:
         left_out[FILM] = str(error)
     return report.metrics()
@@ -181,9 +183,10 @@ action = policy.act(observation)
 
 
 def card(recipe: Recipe, about: Tree, manifest: Tree, results: Tree, films: list[str]) -> str:
-    """README.md in Markdown, with the fields that model hubs read before it.
+    """README.md in Markdown, with a front matter for model hubs.
 
-    about: what bundle.json says; results: metrics of the evaluation; films: paths in the bundle.
+    about: the content of bundle.json; results: metrics of the evaluation; films: paths in the
+    bundle.
     """
     parts = [
         _front_matter(about),
@@ -277,3 +280,55 @@ def _made_with(manifest: Tree) -> str:
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     lines = [head, ("---", "---"), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def check_upload(repo: str) -> None:
+    """Refuse an upload that cannot work, before the bundle is made."""
+    if not _NAME.fullmatch(repo):
+        raise UsageError(f"'{repo}' is no repository of a hub: write --upload USER/NAME.")
+    _hub()
+
+
+def upload(path: Path, repo: str, private: bool, say: Callable[[str], None]) -> str:
+    """Upload the bundle at a path, a folder or a tar, to a repository; return its address.
+
+    Only files in its index are uploaded, after a check. `huggingface_hub` takes the account from
+    `hf auth login` or HF_TOKEN, and the hub from HF_ENDPOINT.
+    """
+    hub = _hub()
+    with (
+        tempfile.TemporaryDirectory(prefix="etude-upload-") as scratch,
+        bundle.opened(path, Path(scratch) / "bundle") as folder,
+    ):
+        examined = bundle.examine(folder)
+        for name, wrong in examined.wrong.items():
+            raise EtudeError(f"{path} is not whole and was not uploaded: {name} {wrong}.")
+        names = [bundle.INDEX, *examined.index["files"]]
+        say(f"Uploading {len(names)} files to {repo}.")
+        try:
+            with waiting(f"uploading to {repo}"):
+                api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+                url = api.create_repo(repo, private=private, exist_ok=True)
+                api.upload_folder(
+                    repo_id=repo,
+                    folder_path=folder,
+                    allow_patterns=names,
+                    delete_patterns=_OURS,  # an earlier bundle may have had more files
+                    commit_message=f"{examined.index.get('name')}, bundled by Etude",
+                )
+        except Exception as error:  # its errors are many, and some are of other packages
+            raise EtudeError(
+                f"{path} could not be uploaded to {repo}: {describe_error(error)[:300]}. It stays "
+                f"where it is: etude bundle {path} --upload {repo} tries again."
+            ) from error
+    return str(url)
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UsageError(
+            "An upload needs the package huggingface_hub: pip install 'etude[hub]'."
+        ) from error
+    return huggingface_hub

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from etude.cli.main import main
-from etude.compare.sweeps import ray_tasks
-from etude.compare.sweeps.ray_tasks import Task
+from etude.compare.sweeps import processes
+from etude.compare.sweeps.processes import Task
 
 
 class Gone(Exception):
@@ -48,14 +48,14 @@ def test_a_cancelled_task_asks_its_run_to_save_itself(
         return subprocess.Popen([sys.executable, "-c", saves])
 
     def cancel(seconds: float) -> None:
-        monkeypatch.setattr(ray_tasks.time, "sleep", real)
+        monkeypatch.setattr(processes.time, "sleep", real)
         real(0.5)
         raise KeyboardInterrupt
 
-    real = ray_tasks.time.sleep
-    monkeypatch.setattr(ray_tasks, "start_here", start)
-    monkeypatch.setattr(ray_tasks.time, "sleep", cancel)
-    assert ray_tasks._run(["resume", "run"], str(tmp_path / "log"), str(tmp_path)) == 143
+    real = processes.time.sleep
+    monkeypatch.setattr(processes, "start", start)
+    monkeypatch.setattr(processes.time, "sleep", cancel)
+    assert processes._run(["resume", "run"], str(tmp_path / "log"), str(tmp_path)) == 143
 
 
 def test_without_ray_it_says_so(

@@ -17,8 +17,18 @@ import etude.api
 from etude.building.executing import SUMMARY
 from etude.cli.main import main
 from etude.compare.sweeps import running
-from etude.compare.sweeps.halving import Asked, Sweep, Trial, fitting, most_rungs, pauses
-from etude.compare.sweeps.table import heads, to_csv, to_json, to_table
+from etude.compare.sweeps.halving import (
+    Asked,
+    Sweep,
+    Trial,
+    fitting,
+    most_rungs,
+    pauses,
+    rung_titles,
+    to_csv,
+    to_json,
+    to_table,
+)
 from etude.core.clock import Loops
 from etude.core.errors import RESUMABLE, EtudeError, UsageError
 from etude.planning.resolve import resolve
@@ -147,7 +157,7 @@ def iterations_pretended(path: Path) -> int:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etude.compare.sweeps.processes._LOOK", 0.001)
+    monkeypatch.setattr("etude.compare.sweeps.processes._POLL", 0.001)
 
 
 def done(folder: Path, start: Fake, workers: int = 3) -> Sweep:
@@ -164,7 +174,7 @@ def done(folder: Path, start: Fake, workers: int = 3) -> Sweep:
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("etude.compare.sweeps.processes._LOOK", 0.001)
+        patch.setattr("etude.compare.sweeps.processes._POLL", 0.001)
         return done(tmp_path_factory.mktemp("sweep") / "quiet", Fake())
 
 
@@ -180,7 +190,7 @@ def test_impossible_trials_are_refused_before_any_training(quiet: Sweep) -> None
     text = to_table(quiet)
     assert "t1, t3, t5: algorithm.minibatch_size 100 does not divide" in text
     assert text.count("refused") == 3
-    assert heads(quiet) == ["at 512", "at 1,536"]
+    assert rung_titles(quiet) == ["at 512", "at 1,536"]
     assert to_csv(quiet).splitlines()[0].startswith("trial,algorithm.learning_rate,algorithm.mini")
     assert sorted(len(t.scores) for t in quiet.trials) == [0, 0, 0, 1, 1, 2]
     best = quiet.best()

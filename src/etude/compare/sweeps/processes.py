@@ -1,8 +1,9 @@
-"""Commands of Etude side by side, each a process of its own that ends with the one above it."""
+"""Commands of Etude in parallel: as processes on this machine, or as tasks on a Ray cluster."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from etude.building.executing import SUMMARY
 from etude.core.errors import UsageError
@@ -21,27 +22,33 @@ from etude.runs.folder import RunFolder
 from etude.training.stop import SIGNALS
 
 _WAIT = 30.0
-"""Seconds that a run has to be let go by a command that was killed."""
-_LOOK = 0.1
+"""Seconds to wait for the lock of a run whose process was killed."""
+_POLL = 0.1
+"""Seconds between two looks at the processes."""
+_STORE = 1 << 27
+"""Bytes of the object store of a local Ray cluster; tasks hardly need it."""
 
 
 class Process(Protocol):
-    """Something that runs, here or on another machine."""
+    """A process on this machine or another."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative where a signal ended it; None while it runs."""
+        """Return the exit code, negative after a signal; None while it runs."""
 
     def send_signal(self, number: int, /) -> None: ...
 
 
 class Processes:
-    """So many at a time; a signal to this process is passed on to them, and begins no more."""
+    """Runs commands, a limited number at a time.
+
+    A signal to this process is passed on to them, and no further ones are started.
+    """
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
         self.running: dict[int, Process] = {}
         self.signal = 0
-        """What asked this process to stop; 0 for nothing."""
+        """The signal that stopped this process; 0 for none."""
 
     def run(
         self,
@@ -49,9 +56,9 @@ class Processes:
         begin: Callable[[int], Process],
         ended: Callable[[int, int], bool],
     ) -> None:
-        """Begin each of them, and wait for all that have begun.
+        """Start a process for each number, and wait for all.
 
-        ended: told a number and its exit code; True where it is to begin once more.
+        ended: called with a number and its exit code; returns True to start it again.
         """
         waiting = list(numbers)
         with self._passing_signals_on():
@@ -59,10 +66,10 @@ class Processes:
                 if waiting and len(self.running) < self.at_once and not self.signal:
                     number = waiting.pop(0)
                     self.running[number] = process = begin(number)
-                    if self.signal:  # it came before the process was known
+                    if self.signal:  # it came while the process was starting
                         process.send_signal(self.signal)
                     continue
-                time.sleep(_LOOK)
+                time.sleep(_POLL)
                 for number, process in [*self.running.items()]:
                     code = process.poll()
                     if code is not None:
@@ -86,7 +93,7 @@ class Processes:
 
 
 def start(verb: list[str], log: Path | None = None) -> Process:
-    """`etude VERB ...` in a process of its own; it prints to the end of `log`, or to here."""
+    """Start `etude VERB ...`; its output is appended to `log`, or printed."""
     output = None if log is None else log.open("ab")
     try:
         return subprocess.Popen(
@@ -94,7 +101,7 @@ def start(verb: list[str], log: Path | None = None) -> Process:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
-            process_group=0,  # signals of the terminal reach it through this process alone
+            process_group=0,  # so that only this process gets the signals of the terminal
             preexec_fn=_end_with_parent,
         )
     finally:
@@ -103,13 +110,13 @@ def start(verb: list[str], log: Path | None = None) -> Process:
 
 
 def _end_with_parent() -> None:
-    """Linux stops a run with SIGTERM, which saves it, where the command above it is killed."""
+    """Let Linux send SIGTERM, which saves a run, when the parent process is killed."""
     with suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def wait_for_writer(path: Path) -> None:
-    """A run that was stopped a moment ago may still be saving itself."""
+    """Wait until a run that was just stopped has saved itself."""
     end = time.monotonic() + _WAIT
     while time.monotonic() < end:
         try:
@@ -123,14 +130,14 @@ def wait_for_writer(path: Path) -> None:
 
 
 def is_finished(run: Path, recipe: Recipe) -> bool:
-    """Whether a run has ended and was evaluated."""
+    """Whether a run has ended and was evaluated, if its recipe asks for that."""
     evaluated = any(run.glob(f"evaluations/*-final/{SUMMARY}"))
     needed = recipe.env is not None and recipe.evaluation.final_episodes > 0
     return (run / SUMMARY).is_file() and (evaluated or not needed)
 
 
 def last_line(log: Path) -> str:
-    """The last line that a process printed to its log."""
+    """The last line of a log."""
     with log.open("rb") as stream:
         stream.seek(max(log.stat().st_size - 4096, 0))
         lines = stream.read().decode(errors="replace").split("\n")
@@ -138,7 +145,7 @@ def last_line(log: Path) -> str:
 
 
 def jobs_for(recipe: Recipe) -> int:
-    """How many runs of a recipe the cores of this machine allow side by side."""
+    """The number of runs of a recipe that the cores of this machine allow in parallel."""
     if recipe.collector.kind != "local":
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -146,6 +153,65 @@ def jobs_for(recipe: Recipe) -> int:
 
 
 def threads_of(recipe: Recipe) -> int:
-    """The cores that a run of a recipe keeps busy."""
+    """The number of cores that a run of a recipe uses."""
     collecting = recipe.collector.threads * recipe.collector.engine_threads
     return max(collecting, recipe.learner.threads, 1)
+
+
+def connected(address: str, cpus: int, threads: int) -> Callable[[list[str], Path], Process]:
+    """Connect to a Ray cluster, or start one on this machine ("local").
+
+    Returns the function that starts `etude VERB RUN ...` there, in the current folder. cpus: of a
+    local cluster. threads: cores per command.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("--ray needs Ray: `pip install etude[ray]`, or leave it out.")
+    from etude.rollout import ray as clusters  # loads torch
+
+    clusters.check(address)
+    clusters.connect(address, cpus, _STORE)
+    import ray
+
+    # No retries: the sweep starts a lost task again from its checkpoint.
+    there = {"env_vars": clusters.environment()}
+    task = ray.remote(num_cpus=threads, max_retries=0, runtime_env=there)(_run)
+
+    def start_there(verb: list[str], log: Path) -> Process:
+        name, run, *options = verb
+        absolute = [name, str(Path(run).absolute()), *options]
+        return Task(ray, task.remote(absolute, str(log.absolute()), os.getcwd()))
+
+    return start_there
+
+
+class Task:
+    """A command on a Ray cluster."""
+
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray, self._reference = ray, reference
+
+    def poll(self) -> int | None:
+        if not self._ray.wait([self._reference], timeout=0)[0]:
+            return None
+        try:
+            return int(self._ray.get(self._reference))
+        except self._ray.exceptions.RayError:  # the machine or the process is lost
+            return -signal.SIGKILL
+
+    def send_signal(self, number: int) -> None:
+        self._ray.cancel(self._reference, force=False)
+
+
+def _run(verb: list[str], log: str, folder: str) -> int:
+    """Run a command on the cluster; save the run if the task is cancelled."""
+    with suppress(OSError):  # environments of the user are imported from there
+        os.chdir(folder)
+    process = start(verb, Path(log))
+    assert isinstance(process, subprocess.Popen)
+    try:
+        while process.poll() is None:
+            time.sleep(_POLL)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    return int(process.returncode)

@@ -1,4 +1,4 @@
-"""A sweep is run: trials are planned, and the best of each rung go on from their checkpoints."""
+"""Running a sweep: plan the trials, and continue the best of each rung from their checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 
 from etude.api import create
 from etude.building.executing import SUMMARY
-from etude.compare.sweeps.halving import BASE, DIVERGED, Sweep, Trial, pauses, shown_score
+from etude.compare.sweeps.halving import (
+    BASE,
+    DIVERGED,
+    Sweep,
+    Trial,
+    notes,
+    pauses,
+    settings,
+    shown_score,
+)
 from etude.compare.sweeps.processes import (
     Process,
     Processes,
@@ -16,7 +25,6 @@ from etude.compare.sweeps.processes import (
     last_line,
     wait_for_writer,
 )
-from etude.compare.sweeps.table import notes, settings
 from etude.core.errors import RESUMABLE, EtudeError, NonFinite, UsageError
 from etude.core.progress import waiting
 from etude.core.user_code import Untrusted, remember_trust
@@ -30,13 +38,13 @@ from etude.runs.folder import RunFolder
 
 Say = Callable[[str], None]
 Start = Callable[[list[str], Path], Process]
-"""Begins `etude VERB ...`, which prints to the end of a file."""
+"""Starts `etude VERB ...`, with its output appended to a file."""
 _MOST_DEATHS = 3
-"""How often in a row a trial's process may be killed without a new checkpoint."""
+"""Times in a row that the process of a trial may be killed without a new checkpoint."""
 
 
 class Stopped(EtudeError):
-    """A signal ended the command; its trials are saved."""
+    """A signal stopped the command; its trials are saved."""
 
     exit_code = RESUMABLE
 
@@ -45,7 +53,7 @@ class Stopped(EtudeError):
 
 
 def run(sweep: Sweep, start: Start, workers: int, say: Say, trust: bool = False) -> None:
-    """Bring a sweep to its end from wherever it is."""
+    """Run a sweep to its end, from its current state."""
     asked = sweep.asked
     while not sweep.is_done:
         prepare(sweep, say)
@@ -64,7 +72,7 @@ def run(sweep: Sweep, start: Start, workers: int, say: Say, trust: bool = False)
 
 
 def prepare(sweep: Sweep, say: Say) -> None:
-    """Draw, plan and save the trials of the bracket under way, unless that was done before."""
+    """Draw, plan and save the trials of the current bracket, unless that was done before."""
     if not any(trial.bracket == sweep.rung[0] for trial in sweep.trials):
         plan(sweep, sweep.draw(), say)
         sweep.save()
@@ -73,8 +81,7 @@ def prepare(sweep: Sweep, say: Say) -> None:
 
 @waiting("planning trials")
 def plan(sweep: Sweep, trials: list[Trial], say: Say) -> None:
-    """Work out where the rungs of trials end, or note why they cannot be run; raises where none of
-    them can."""
+    """Plan the rungs of trials, or store why a trial cannot be run; raise if none can."""
     for trial in trials:
         try:
             recipe = recipe_of(sweep, trial)
@@ -98,22 +105,21 @@ def plan(sweep: Sweep, trials: list[Trial], say: Say) -> None:
 
 
 def resolved(recipe: Recipe, folder: Path) -> Resolved:
-    """The recipe worked out, and held against this machine's memory and disk; raises where it
-    cannot run."""
+    """Resolve a recipe, and check that memory and disk of this machine suffice."""
     made = resolve(recipe)
     check_plan(make_plan(made).bytes, folder, lambda text: None)
     return made
 
 
 def recipe_of(sweep: Sweep, trial: Trial) -> Recipe:
-    """The base recipe with a trial's values."""
+    """The base recipe with the values of a trial."""
     return sweep.recipe.replace(
         **{name.replace(".", "__"): value for name, value in trial.values.items()}
     )
 
 
 class _Rung:
-    """The trials of a rung, each in a process that ends where the rung does."""
+    """The trials of a rung, each in a process that ends with the rung."""
 
     def __init__(
         self,
@@ -148,7 +154,7 @@ class _Rung:
         return self.sweep.path(trial).with_suffix(".log")
 
     def _has_reached(self, trial: Trial) -> bool:
-        """Whether a trial is at the end of the rung, or further."""
+        """Whether a trial has reached the end of the rung."""
         path, is_last = self.sweep.path(trial), self.number + 1 == self.sweep.asked.rungs
         if is_last or (path / SUMMARY).exists():
             return is_finished(path, recipe_of(self.sweep, trial))
@@ -194,7 +200,7 @@ class _Rung:
 
 
 def iterations_of(path: Path) -> int:
-    """The iterations that a run's newest checkpoint has behind it; 0 without one."""
+    """The iteration of the newest checkpoint of a run; 0 without one."""
     found = checkpoint.newest_verified(RunFolder(path).checkpoints, lambda text: None, repair=False)
     if found is None:
         return 0
