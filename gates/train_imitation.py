@@ -32,7 +32,7 @@ from command import etude
 from etude.api import Run
 from etude.core.contracts import Array
 from etude.evaluate import fresh
-from etude.evaluate.report import MotionReport
+from etude.evaluate.motion import MotionReport
 from machine import report_load
 from report import Gate, parse
 

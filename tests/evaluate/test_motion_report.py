@@ -16,7 +16,8 @@ from etude.core.contracts import EnvSpec
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.evaluate.fresh import FreshEpisodes, _spread
-from etude.evaluate.report import ALL, SUCCESSES, Report
+from etude.evaluate.motion import ALL, SUCCESSES
+from etude.evaluate.report import Report
 from etude.training.evaluation import summarise
 from toy_envs import BOX
 from toys import tiny_motions

@@ -157,7 +157,7 @@ def test_imitation_learns_what_was_done_and_eval_judges_it_again(
     said: list[str] = []
     found = evaluation.examine(run.recipe, run.path, 100, None, False, said.append)
     assert found["eval/action_error"] == pytest.approx(errors[-1])
-    assert "4 episodes" in said[0]
+    assert "4 held-out episodes" in said[0]
     assert cli.main(["eval", str(run.path)]) == 0
     assert "squared error of actions" in capsys.readouterr().out
     assert etude.load_policy(run.path).act(np.zeros(2)).shape == (2,)

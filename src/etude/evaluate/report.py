@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -18,7 +18,6 @@ from rich.text import Text
 
 from etude.core.contracts import KINDS, Array
 from etude.core.units import csv_text, rendered
-from etude.data.motion.metrics import ERRORS, by_motion, only_successes
 from etude.evaluate.fresh import FreshEpisodes
 from etude.runs import files
 from etude.training.evaluation import summarise
@@ -26,7 +25,6 @@ from etude.training.logs.curves import number, spark
 
 SUCCESS, FAILURE = "success", "failure"
 EPISODES, SUMMARY, TEXT = "episodes.csv", "summary.json", "report.txt"
-ALL, SUCCESSES = "all", "successes only"
 _Z = 1.959963984540054
 """Half the width of a 95 % interval, in standard deviations."""
 _MILLIMETRES = ("placement_error", "drop_height", "final_distance")
@@ -59,7 +57,7 @@ def kinds_of(played: FreshEpisodes) -> list[str]:
     return []
 
 
-def _table(*columns: str, left: Sequence[str] = (), **options: Any) -> Table:
+def new_table(*columns: str, left: Sequence[str] = (), **options: Any) -> Table:
     """An empty table; the first column and those of `left` are aligned to the left."""
     table = Table(box=None, pad_edge=False, header_style="dim", **options)
     for index, name in enumerate(columns):
@@ -95,9 +93,13 @@ class Report:
         return [name for name in names if name not in others]
 
     @cached_property
-    def motions(self) -> MotionReport | None:
-        """Statistics per motion; None if the task imitates no motions."""
-        return MotionReport(self.fresh) if self.fresh.spec.motions else None
+    def motions(self) -> Any:
+        """The `MotionReport`; None if the task imitates no motions."""
+        if not self.fresh.spec.motions:
+            return None
+        from etude.evaluate.motion import MotionReport
+
+        return MotionReport(self.fresh)
 
     def counts(self) -> dict[str, int]:
         """{outcome: episodes}: successes first, then the most frequent."""
@@ -164,7 +166,7 @@ class Report:
         success = episodes.get("is_success", np.zeros(0)) > 0
         if success.any() and not success.all():
             masks |= {"successes": success, "failures": ~success}
-        table = _table("mean ± standard deviation", *masks)
+        table = new_table("mean ± standard deviation", *masks)
         of_motions = self.motions.statistics if self.motions else ()
         for name in ("return", "length", *(n for n in self.statistics if n not in of_motions)):
             title = {"return": "reward", "length": "length, steps"}.get(name, name)
@@ -175,7 +177,10 @@ class Report:
         return table
 
     def _failures(self) -> Table:
-        kinds, table = self.kinds, _table("failures", "count", "share", "episodes", left="episodes")
+        kinds, table = (
+            self.kinds,
+            new_table("failures", "count", "share", "episodes", left="episodes"),
+        )
         for kind, count in self.counts().items():
             if kind != SUCCESS:
                 where = [str(index) for index, other in enumerate(kinds) if other == kind]
@@ -196,87 +201,6 @@ class Report:
 
 def _drawn(stochastic: bool) -> str:
     return "stochastic" if stochastic else "deterministic"
-
-
-_TITLES = {
-    "is_success": "success",
-    "success_25": "at .25 m",
-    "once": "once",
-    "once_25": "at .25 m",
-    **{name: name.removesuffix("_dist").removeprefix("mpjpe_") for name in ERRORS},
-    "progress": "progress",
-}
-"""{statistic of imitation: column title}, in the order of the table."""
-_CAPTION = "g, l, pa: mean distance of joints in mm, in the world, from the root, at best fit"
-_RATES = ("is_success", "success_25", "once", "once_25", "progress")
-
-
-class MotionReport:
-    """Statistics of imitation: means per motion, and over motions."""
-
-    def __init__(self, fresh: FreshEpisodes) -> None:
-        self.statistics = [name for name in _TITLES if name in fresh.episodes]
-        """Statistics that the environment reports."""
-        self._names = fresh.spec.motions
-        successes = only_successes(fresh.episodes)
-        self._means = {
-            ALL: by_motion(fresh.episodes),
-            SUCCESSES: by_motion(successes) if successes["motion"].size else None,
-        }
-        self._num_episodes = np.bincount(fresh.episodes["motion"].astype(np.int64))
-
-    def motions(self) -> dict[str, dict[str, float]]:
-        """{motion: {statistic: mean over its episodes}}, in the environment's order."""
-        means = self._means[ALL]
-        assert means is not None
-        return {
-            self._names[int(number)]: {name: float(means[name][i]) for name in self.statistics}
-            for i, number in enumerate(means["motion"])
-        }
-
-    def averages(self) -> dict[str, dict[str, float | None]]:
-        """Means over the means of motions; None without an episode."""
-        return {
-            average: {n: None if means is None else float(means[n].mean()) for n in self.statistics}
-            for average, means in self._means.items()
-        }
-
-    def metrics(self) -> dict[str, Any]:
-        """Metrics for programs."""
-        return {"motions": self.motions(), "motion_averages": self.averages()}
-
-    def csv(self) -> str:
-        """A row per motion, then the averages; a cell without an episode is empty."""
-        rows: list[list[Any]] = [["motion", "episodes", *self.statistics]]
-        for name, means in self.motions().items():
-            count = self._num_episodes[self._names.index(name)]
-            rows.append([name, count, *(f"{value:.9g}" for value in means.values())])
-        for name, values in self.averages().items():
-            cells = ("" if value is None else f"{value:.9g}" for value in values.values())
-            rows.append([self._title(name), "", *cells])
-        return csv_text(rows)
-
-    def _title(self, average: str) -> str:
-        """The name of an average with its number of motions."""
-        means = self._means[average]
-        return f"{average} ({0 if means is None else len(means['motion'])})"
-
-    def table(self) -> Table:
-        """Errors in mm; velocities and accelerations in mm per frame and per frame squared."""
-        titles = (_TITLES[name] for name in self.statistics)
-        table = _table("motion", *titles, caption=_CAPTION, caption_justify="left")
-        for name, means in self.motions().items():
-            table.add_row(name, *_cells(means))
-        for name, values in self.averages().items():
-            table.add_row(f"[bold]{self._title(name)}[/]", *_cells(values))
-        return table
-
-
-def _cells(values: Mapping[str, float | None]) -> list[str]:
-    return [
-        "-" if value is None else f"{value:.0%}" if name in _RATES else f"{value:,.1f}"
-        for name, value in values.items()
-    ]
 
 
 @dataclass(frozen=True)
@@ -310,7 +234,7 @@ def table(rows: Sequence[Evaluated], width: int = 100, color: bool = False) -> s
     best = max(rows, key=lambda row: row.score)
     with_success = any("eval/success_rate" in row.metrics for row in rows)
     names = ["step", *(["success", "95 % interval"] if with_success else []), "return", "length"]
-    shown = _table("run" if len(runs) > 1 else "", *names, "", left=("",))
+    shown = new_table("run" if len(runs) > 1 else "", *names, "", left=("",))
     for row in rows:
         mean, spread = (row.metrics.get(f"eval/{n}_reward", 0.0) for n in ("mean", "std"))
         is_marked = row.is_kept and len(runs) < len(rows)
