@@ -23,6 +23,13 @@ nightly:  ## all that ten runs of CI do, and how long each part of it takes
 	python gates/smallest.py --record=build/seconds.json || failed=1; \
 	python tests/rotation.py build/seconds.json && [ -z "$$failed" ]
 
+# Counting slows everything: tests of speed and start-up are left out.
+coverage:  ## which statements the tests of every run of CI execute, in docs/about/coverage.md
+	rm -rf build/coverage && mkdir -p build/coverage
+	coverage run -m pytest -n 2 --dist worksteal -m 'not rotated' --ignore tests/test_light.py --ignore $(WANDB) || true
+	coverage combine -q && coverage json -q -o build/coverage.json
+	python docs/_site/coverage_page.py build/coverage.json "all tests but those that rotate"
+
 format:
 	ruff format .
 	ruff check --fix .

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "docs/_site"))
 sys.path.insert(0, str(ROOT / "docs/images"))
 import draw_diagrams  # noqa: E402
 
+import coverage_page  # noqa: E402
 import decisions  # noqa: E402
 import gallery  # noqa: E402
 import repository  # noqa: E402
@@ -113,6 +114,22 @@ def test_what_is_there_is_no_problem(tmp_path: Path) -> None:
 
 def test_the_gallery_is_that_of_its_table() -> None:
     assert gallery.PAGE.read_text() == gallery.page(), "run python docs/_site/gallery.py"
+
+
+def test_the_page_of_coverage_adds_up() -> None:
+    def file(statements: int, missing: int) -> dict[str, dict[str, int]]:
+        return {"summary": {"num_statements": statements, "missing_lines": missing}}
+
+    files = {
+        "/a/src/etude/rl/ppo.py": file(80, 20),
+        "/a/src/etude/rl/sac.py": file(20, 5),
+        "/a/src/etude/core/keys.py": file(100, 0),
+        "/a/src/etude/runs/__init__.py": file(0, 0),
+    }
+    text = coverage_page.page({"files": files}, "some tests", "a1b2c3d")
+    assert "commit a1b2c3d: **87.5%** of 200" in text
+    assert "| `core` | 100 | 100.0% |\n| `rl` | 100 | 75.0% |\n\n" in text
+    assert text.index("| `rl/ppo.py` | 20 | 75.0% |") < text.index("| `rl/sac.py` | 5 | 75.0% |")
 
 
 def test_decisions_have_numbers_without_holes_and_stand_in_their_index() -> None:
