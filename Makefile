@@ -1,4 +1,4 @@
-.PHONY: check test affected nightly coverage gates-smallest format gate faults dist lock site site-version
+.PHONY: check test affected fresh nightly coverage gates-smallest format gate faults dist lock site site-version
 
 check:  ## lint, spelling and types
 	ruff check .
@@ -33,6 +33,9 @@ coverage:  ## which statements the tests of every run of CI execute, in docs/abo
 format:
 	ruff format .
 	ruff check --fix .
+
+fresh:  ## which results must be measured again, and why; minutes
+	python gates/fresh.py
 
 gates-smallest:  ## every gate at the size at which CI runs it; minutes
 	python gates/smallest.py

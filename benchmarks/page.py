@@ -62,8 +62,9 @@ which library is better in general: two cores, small networks, five tasks.
   checkpoints. They are empty if a library's workers do not report them. **Memory** is the largest
   sum over a run's processes, a shared page counted once. **Score** is the mean over the newest 100
   training episodes, exploration included; seconds to it count from the start of the process.
-  Columns about it are empty where it has not been measured yet. † marks a line that was measured
-  before the last change of Etude's code.
+  Columns about it are empty where it has not been measured yet. † marks a line of Etude
+  where an iteration of today's code computes other bits or makes other calls of NumPy, torch and
+  MuJoCo than when it was measured, or where that is not known.
 
 To repeat it, or to add a peer (one file in `benchmarks/runners`):
 

@@ -41,7 +41,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gates"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import machine as load  # isort: skip
 import report  # isort: skip
-import sources  # isort: skip
+import fresh  # isort: skip
+from beginnings import doubt, kept  # isort: skip
 from command import started  # isort: skip
 from benchmarks import prepare  # isort: skip
 from benchmarks.progress import LIBRARY_ENDED  # isort: skip
@@ -279,8 +280,8 @@ def describe(
         "machine": report.machine(),
         "busy_before": round(busy, 3),
     }
-    if is_ours(job.peer):
-        record["source"] = sources.source_hash("benchmarks", job.task)
+    if is_ours(job.peer) and "--smallest" not in words:
+        record["begins"] = [kept(**fresh.about(job.peer, job.task))]
     if reason := why_not(job, head):
         return record | {"not_offered": reason}
     curve, last = curve_of(lines), lines[-1] if lines else {}
@@ -344,10 +345,10 @@ def is_ours(peer: str) -> bool:
 
 
 def is_older(record: dict[str, Any]) -> bool:
-    """Whether the code that was measured has changed since."""
+    """Whether today's code may be faster or slower."""
     if not is_ours(record["peer"]):
         return False
-    return bool(record.get("source") != sources.source_hash("benchmarks", record["task"]))
+    return bool(doubt(record | fresh.about(record["peer"], record["task"])).timed)
 
 
 def job_of(record: dict[str, Any]) -> Job:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.run import RESULTS, TASKS, Task, read, report, sources, write  # isort: skip
+from benchmarks.run import RESULTS, TASKS, Task, fresh, kept, read, report, write  # isort: skip
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -97,7 +97,7 @@ def measure(task: Task, out: Path) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": report.commit(),
         "machine": report.machine(),
-        "source": sources.source_hash("benchmarks", task.name),
+        "begins": [kept(**fresh.about("etude", task.name))],
     }
 
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from beginnings import doubt
 from scale_page import check_text, constants_text, tables_text
-from sources import source_hash
 
 Results = dict[tuple[str, str], dict[str, Any]]
 """By gate and variant."""
 NOT_YET = "not measured yet"
 OLDER = "†"
+TIMINGS = ("gym_workers", "ray_speed", "rollout_speed")
+"""Gates whose figures on pages are timings."""
 GYMNASIUM = ("hopper", "halfcheetah", "walker2d", "ant")
 """Recipes that are trained beside stable-baselines3."""
 
 
-def is_older(result: dict[str, Any]) -> bool:
-    """Whether the code that was measured has changed since."""
-    return bool(result.get("source") != source_hash(result["gate"], result["variant"]))
+def measured_at(result: dict[str, Any]) -> str:
+    """The version, where it is known, and the commit of a result."""
+    commit = result["commit"].split()[0][:8]
+    return f"{result['version']} ({commit})" if "version" in result else commit
 
 
 def values(results: Results, gate: str, variant: str, name: str) -> list[float]:
@@ -47,23 +50,38 @@ def seeds(found: list[float]) -> str:
     return f"{len(found)} seed{'s' if len(found) > 1 else ''}"
 
 
+def linked(text: str, results: list[dict[str, Any]], link: str, timed: bool) -> str:
+    """A figure that leads to `link`, with the commits it was measured at; and with a mark and why,
+    where today's code may give another one. timed: it is, or has, a timing.
+
+    Of several cells of a table the first has the link, and the last one the mark.
+    """
+    at = ", ".join(sorted({measured_at(result) for result in results}))
+    doubts = [doubt(result) for result in results]
+    why = next(filter(None, (each.timed if timed else each.learned for each in doubts)), "")
+    first, bar, rest = text.partition(" | ")
+    older = f'[{OLDER}]({link} "{why}")' if why else ""
+    return f'[{first}]({link} "measured at {at}"){bar}{rest}{older}'
+
+
 class Figure(NamedTuple):
     """Words made of one result of a gate."""
 
     gate: str
     variant: str
     text: Callable[[Results], str]
+    timed: bool = False
+    """Whether a timing is in it."""
 
     def shown(self, results: Results, link: str) -> str:
-        """Its text; with a mark that leads to `link` where the code has changed since."""
+        """Its text, which leads to `link`."""
         try:
             found = self.text(results)
         except KeyError:
             return NOT_YET
         result = results[self.gate, self.variant]
         busy = ", measured beside other work" if result["verdict"].startswith("not judged") else ""
-        older = f'[{OLDER}]({link} "measured before the last change of the code")'
-        return found + busy + (older if is_older(result) else "")
+        return linked(found, [result], link, self.timed) + busy
 
 
 class Table(NamedTuple):
@@ -93,8 +111,8 @@ class Text(NamedTuple):
             found = self.text(result["details"])
         except KeyError:
             return f"\n{NOT_YET.capitalize()}.\n"
-        note = f"\n{OLDER} [measured]({link}) before the last change of the code\n"
-        return f"\n```text\n{found}\n```\n{note if is_older(result) else ''}"
+        note = linked("Measured", [result], link, timed=True)
+        return f"\n```text\n{found}\n```\n\n{note}\n"
 
 
 def one(gate: str, variant: str, name: str, form: str) -> Figure:
@@ -103,6 +121,7 @@ def one(gate: str, variant: str, name: str, form: str) -> Figure:
         gate,
         variant,
         lambda results: form.format(span(values(results, gate, variant, name), "{:.3g}")),
+        timed=gate in TIMINGS,
     )
 
 
@@ -160,7 +179,7 @@ def reach() -> Figure:
         success = percent(values(results, "train_reach", "reach", "success of seed"))
         return f"{span(seconds)} s and {success} success ({seeds(seconds)})"
 
-    return Figure("train_reach", "reach", told)
+    return Figure("train_reach", "reach", told, timed=True)
 
 
 def walk() -> Figure:
@@ -176,7 +195,7 @@ def walk() -> Figure:
             f"({seeds(upright)})"
         )
 
-    return Figure(gate, variant, told)
+    return Figure(gate, variant, told, timed=True)
 
 
 def placing(recipe: str) -> Figure:
@@ -284,7 +303,7 @@ def taught(part: str, what: str, *names: str, gate: str = "train_demonstrations"
         minutes = span([each / 60.0 for each in seconds], "{:.1f}")
         return f"{what.format(*map(percent, found))} | {minutes} | {len(seconds)}"
 
-    return Figure(gate, part, told)
+    return Figure(gate, part, told, timed=True)
 
 
 def in_mujoco(name: str) -> Figure:

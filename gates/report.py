@@ -33,12 +33,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from sources import source_hash
+import beginnings
 
+ROOT = Path(__file__).parents[1]
 PASSED, FAILED, NOT_JUDGED = 0, 1, 2
 RESULTS = Path(__file__).parent / "results"
 """Results at full size stand here; `smallest/` below it is not kept in the repository."""
@@ -92,7 +94,7 @@ class Gate:
         self.figures: dict[str, dict[str, Any]] = {}
         self.details: dict[str, Any] = {}
         self.code = FAILED
-        self._sources: set[str] = set()
+        self._begins: list[dict[str, Any]] = []
         self.limit: float = options.limit
         self._smallest: bool = options.smallest
         self._json: Path | None = options.json
@@ -121,9 +123,10 @@ class Gate:
         bounds = {"at_least": at_least, "at_most": at_most}
         self.figures[name] = {"value": value, **bounds, "timing": timing}
 
-    def of_source(self, source: str) -> None:
-        """A part of what is measured was made earlier, by the code of that hash."""
-        self._sources.add(source)
+    def of_begins(self, begins: dict[str, Any]) -> None:
+        """A part of what is measured was made earlier, by code with these first iterations."""
+        if begins not in self._begins:
+            self._begins.append(begins)
 
     def too_busy(self, why: str) -> None:
         """Other work disturbs timings: those out of bounds are then not judged."""
@@ -215,10 +218,10 @@ class Gate:
 
     def _write(self, verdict: str) -> None:
         folder = RESULTS / "smallest" if self._smallest else RESULTS
-        stem = "-".join(part for part in (self.name, self.variant.replace(" ", "-")) if part)
-        path = self._json or folder / f"{stem}.json"
+        path = self._json or folder / f"{beginnings.stem(self.name, self.variant)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        sources = self._sources or {source_hash(self.name, self.variant)}
+        if not self._smallest and not self._begins:
+            self._begins.append(beginnings.kept(self.name, self.variant))
         result = {
             "gate": self.name,
             "variant": self.variant,
@@ -239,7 +242,8 @@ class Gate:
             "processor_seconds": round(_processor_seconds(), 1),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
-            "source": " and ".join(sorted(sources)),
+            "version": version("etude"),
+            "begins": self._begins,
             "machine": machine(),
             "reference_speed": self.reference_speed and round(self.reference_speed),
             "command": shlex.join(
@@ -292,10 +296,9 @@ def _without_paths(words: list[str]) -> list[str]:
 
 def commit() -> str:
     """The commit of this checkout, marked where files but results were changed since."""
-    root = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
     found = git("rev-parse", "--short=12", "HEAD")

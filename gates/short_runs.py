@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lib"))
 import short_recipes  # isort: skip
@@ -11,6 +13,7 @@ import short_recipes  # isort: skip
 from command import record
 from etude.api import train
 from etude.planning.recipe import Recipe
+from etude.planning.recipes import dump
 from memory import changed
 from report import Gate
 
@@ -104,3 +107,8 @@ def _student(scratch: Path) -> Recipe:
     )
     settings = ("env", "collector", "clock", "curriculum", "evaluation", "checkpoint")
     return student.model_copy(update={part: getattr(short, part) for part in settings})
+
+
+if __name__ == "__main__":  # short_runs.py NAME FILE writes the recipe
+    gate: Any = SimpleNamespace(seconds_left=600.0)
+    Path(sys.argv[2]).write_text(dump(short_run(sys.argv[1], gate, Path(sys.argv[2]).parent)))

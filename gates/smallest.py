@@ -39,7 +39,7 @@ SHARED = {
     "scale_page",
     "short_runs",
 }
-SHARED |= {"smallest", "sources", "trainings"}
+SHARED |= {"smallest", "beginnings", "counting", "fresh", "trainings"}
 LONG = ("scale", "exact_resume", "ray_faults", "ranks", "train_episodic", "train_offline")
 """These begin first, so that none of them is waited for alone."""
 

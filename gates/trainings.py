@@ -21,8 +21,8 @@ import gymnasium
 import numpy as np
 import torch
 
+from beginnings import kept
 from report import RESULTS, Gate, commit, machine
-from sources import source_hash
 
 Act = Callable[[Any], Any]
 """One observation [n] to one action [m]."""
@@ -55,9 +55,8 @@ def returns_of(
 ) -> dict[str, list[float]]:
     """{name: returns of its episodes}, of those that are kept; what is missing is made first."""
     options.kept.mkdir(parents=True, exist_ok=True)
-    source = source_hash(gate.name, gate.variant)
     missing = [
-        (training, options.folder, path, source)
+        (training, options.folder, path, gate.name, gate.variant)
         for training in trainings
         if not (path := options.kept / f"{training.name}.json").exists()
         and fnmatch(training.name, options.now)
@@ -74,11 +73,11 @@ def returns_of(
             found[training.name] = result["returns"]
             gate.count("trainings")
             if training.ours:
-                gate.of_source(result["source"])
+                gate.of_begins(result.get("begins", {}))
     return found
 
 
-def make(training: Training, folder: Path, path: Path, source: str) -> str:
+def make(training: Training, folder: Path, path: Path, gate: str, variant: str) -> str:
     """Train and play, on one thread, and keep the result."""
     torch.set_num_threads(1)
     act = training.train(folder / training.name)
@@ -87,9 +86,10 @@ def make(training: Training, folder: Path, path: Path, source: str) -> str:
         "returns": returns,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "source": source,
         "machine": machine(),
     }
+    if training.ours:
+        result["begins"] = kept(gate, variant)
     path.write_text(json.dumps(result, indent=2) + "\n")
     return (
         f"{training.name}: return {np.mean(returns):.0f} ± {np.std(returns):.0f} over "

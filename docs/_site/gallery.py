@@ -137,7 +137,7 @@ INTRODUCTION = f"""\
 This page shows the recipes that come with Etude, with the command that trains each. `etude eval
 RUN --video` films your own run ([with the extra `video`](../installing.md)), and `etude train
 RECIPE --help-all` lists its fields. Times are from the command to its end, on two shared
-cores. {OLDER} marks figures that are older than the code they measure. [Every figure of the
+cores. {OLDER} marks figures that are not proven to hold for today's code. [Every figure of the
 gates](../measured.md) is on a page of its own.
 """
 
@@ -157,7 +157,7 @@ def measured(trained: Trained | None, results: Results) -> Iterator[tuple[str, s
         yield "reaches", NOT_YET
         return
     for name, text in (("reaches", trained.reached), ("takes", trained.time)):
-        shown = Figure(*key, text).shown(results, MEASURED)
+        shown = Figure(*key, text, timed=name == "takes").shown(results, MEASURED)
         if shown != NOT_YET:
             yield name, shown
     result = results[key]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import short_recipes
-from etude.planning.recipe import dump
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
+import beginnings  # isort: skip
 import figures  # isort: skip
 import page_figures  # isort: skip
-import sources  # isort: skip
 from faults_table import load  # isort: skip
 from scale_model import Constants  # isort: skip
 
@@ -79,14 +74,26 @@ def test_what_was_tried_has_a_date() -> None:
     assert [text for text in sections if not re.search(r"\b\d+ \w+ 20\d\d\b", text)] == []
 
 
+BEGUN = {"bits": {"policy a": "1"}, "calls": {"etude": 100}}
+OTHER = [{"computation": "here", "reach": {**BEGUN, "bits": {"policy a": "2"}}}]
+SLOWER = [{"computation": "here", "reach": {**BEGUN, "calls": {"etude": 90}}}]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What today's code does."""
+    monkeypatch.setattr(beginnings, "now", lambda: {"here": {"reach": BEGUN}})
+
+
 def result(**changes: object) -> dict[str, object]:
     entry = {"value": 0.5, "at_least": 0.4, "at_most": None, "timing": False}
+    timing = entry | {"value": 12.4, "timing": True}
     found: dict[str, object] = {
         "gate": "train_reach",
         "variant": "reach",
-        "figures": {"success of seed 0": entry, "seconds of seed 0": entry | {"value": 12.4}},
+        "figures": {"success of seed 0": entry, "seconds of seed 0": timing},
         "counts": {"trainings": 1_000},
-        "source": sources.source_hash("train_reach", "reach"),
+        "begins": [{"computation": "here", "reach": BEGUN}],
         "command": "python gates/train_reach.py",
         "date": "2026-01-02T03:04:05",
         "commit": "abc with changes",
@@ -95,25 +102,45 @@ def result(**changes: object) -> dict[str, object]:
     return found | changes
 
 
-def test_a_figure_that_is_older_than_its_code_is_marked() -> None:
-    fresh, old = (
-        {("train_reach", "reach"): result(**more)} for more in ({}, {"source": "another"})
+@pytest.mark.usefixtures("known")
+def test_a_figure_that_may_be_another_one_today_is_marked() -> None:
+    fresh, other, slower = (
+        {("train_reach", "reach"): result(**more)}
+        for more in ({}, {"begins": OTHER}, {"begins": SLOWER})
     )
-    assert "| 50 % of 200 fresh episodes, 12 s (1 seed) |" in figures.headline(fresh)
-    assert "50 % of 200 fresh episodes, 12 s (1 seed)†" in figures.headline(old)
-    line = figures.measured(fresh).splitlines()[-1]
+    shown = '| [50 % of 200 fresh episodes, 12 s (1 seed)](docs/measured.md "measured at abc")'
+    assert f"{shown} |" in figures.headline(fresh)
+    assert f'{shown}[†](docs/measured.md "1 arrays of the policy differ") |' in (
+        figures.headline(other)
+    )
+    assert f'{shown}[†](docs/measured.md "an iteration makes 100 calls' in figures.headline(slower)
+    line, marked = (row_of(figures.measured(found)) for found in (fresh, other))
     assert "success of seed 0: 0.5 (at least 0.4)<br>" in line
     assert "| 1,000 trainings | passed | 2026-01-02 | `abc`* |" in line
     assert "†" not in line
-    assert "†" in figures.measured(old).splitlines()[-1]
+    assert "success of seed 0: 0.5†" in marked
+    assert "success of seed 0: 0.5 " in row_of(figures.measured(slower))
+    assert "seconds of seed 0: 12.4†" in row_of(figures.measured(slower))
+    again = "- train_reach-reach: timings: an iteration makes 100 calls of Etude's functions"
+    assert again in figures.measured(slower)
 
 
+def row_of(page: str) -> str:
+    """The only result's."""
+    return next(line for line in page.splitlines() if line.startswith("| `python"))
+
+
+@pytest.mark.usefixtures("known")
 def test_figures_on_pages_are_those_of_results() -> None:
     page = "It takes <!-- figure: reach -->1 s<!-- /figure --> here.\n"
     results = {("train_reach", "reach"): result()}
-    assert "-->12 s and 50 % success (1 seed)<!--" in figures.filled(page, results, "m.md")
-    old = {("train_reach", "reach"): result(source="another", verdict="not judged, since")}
-    assert "(1 seed), measured beside other work[†](m.md " in figures.filled(page, old, "m.md")
+    shown = '-->[12 s and 50 % success (1 seed)](m.md "measured at abc")'
+    assert f"{shown}<!--" in figures.filled(page, results, "m.md")
+    old = {("train_reach", "reach"): result(begins=[], verdict="not judged, since")}
+    assert f"{shown}[†](m.md " in figures.filled(page, old, "m.md")
+    assert ", measured beside other work<!--" in figures.filled(page, old, "m.md")
+    versioned = {("train_reach", "reach"): result(version="0.2.0")}
+    assert '"measured at 0.2.0 (abc)"' in figures.filled(page, versioned, "m.md")
     assert "-->not measured yet<!--" in figures.filled(page, {}, "m.md")
     lacking = {("train_reach", "reach"): result(figures={})}
     assert "-->not measured yet<!--" in figures.filled(page, lacking, "m.md")
@@ -134,7 +161,7 @@ def test_tables_and_texts_are_made_of_details() -> None:
         return figures.filled(f"<!-- figure: {name} -->\n<!-- /figure -->", results, "m.md")
 
     placing = filled("pick-place").splitlines()
-    assert placing[3].startswith("| `pick-place` | 2 | 90 to 100 % | 5.5 | 199,680 | 92,160 where")
+    assert placing[3].startswith('| `pick-place` | [2](m.md "measured at abc") | 90 to 100 % | 5.5')
     assert placing[4] == "| `pick-place-anywhere` | not measured yet |"
     assert filled("imitation").splitlines()[1:-1] == ["Not measured yet."]
     assert "   0      2     1.000    0.800   1.25  rollout" in filled("scale-check")
@@ -154,68 +181,6 @@ def kept_of_scale() -> dict[str, object]:
     check = {"lag": 0, "actors": 2, "predicted": 1.0, "measured": 0.8, "limit": "rollout"}
     kept: dict[str, object] = {"constants": dict.fromkeys(names, 1e-5), "check": [check]}
     return kept | {"crossed": 1.0, "cores": 2, "steps": 65_536}
-
-
-def test_only_code_counts(tmp_path: Path) -> None:
-    def of(text: str) -> str:
-        (tmp_path / "src/etude/core").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "src/etude/core/a.py").write_text(text)
-        sources.file_hash.cache_clear()
-        return sources.source_hash("no_such_gate", "", tmp_path)
-
-    plain = of("x = 1\n")
-    assert of('"""Words."""\n\n# More words.\nx = 1\n"""What it is."""\n') == plain
-    assert of("x = 2\n") != plain
-    assert of('x = 1\ny = "text"\n') != plain
-    field = of('x = Field(1, description="words")\n')
-    assert of('x = Field(1, description="others" " too")\n') == field
-    assert of('x = Field(2, description="words")\n') != field
-    error = of('if x:\n    raise ValueError(f"{x} is wrong")\n')
-    assert of('if x:\n    raise ValueError("There is no such x: " + other(x))\n') != error
-    assert of('if x:\n    raise ValueError(f"There is no {x}.")\n') == error
-
-
-LOADED = """
-import json, sys
-import etude
-etude.train(etude.recipes.find(sys.argv[1]), sys.argv[2])
-etude.resume(sys.argv[2])
-names = [m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "etude"]
-print()
-print(json.dumps(names))
-"""
-
-
-@pytest.mark.parametrize("recipe", ["episodic", "walk-go1"])
-def test_all_that_a_training_loads_counts(recipe: str, tmp_path: Path) -> None:
-    short = short_recipes.find(f"{recipe}-short")
-    (tmp_path / "recipe.yaml").write_text(dump(short))
-    command = [sys.executable, "-c", LOADED, tmp_path / "recipe.yaml", tmp_path / "run"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    loaded = {Path(name) for name in json.loads(said.splitlines()[-1])}
-    module = sources.recipe_of(recipe)
-    assert module is not None
-    counted = sources.imported((module, *sources.LOOP))
-    packages = {figures.ROOT / "src" / "etude" / name for name in sources.TRAINING}
-    missed = {f for f in loaded - counted if packages & {*f.parents} and f.parent.name != "logs"}
-    assert not missed
-
-
-def test_what_a_training_does_not_import_does_not_count() -> None:
-    reach = sources.imported(("etude.tasks.reach.recipes", *sources.LOOP))
-    names = {file.relative_to(figures.ROOT / "src" / "etude").as_posix() for file in reach}
-    assert {"rl/ppo.py", "training/loop.py", "models/actor_critic.py"} <= names
-    assert not {"rl/sac.py", "tasks/velocity/task.py", "data/formats/hdf5.py"} & names
-
-
-@pytest.mark.parametrize("gate", sorted({*sources.MEASURES, *sources.ONE_RECIPE}))
-def test_what_a_gate_measures_is_there(gate: str) -> None:
-    scripts = (figures.ROOT / "gates" / f"{gate}.py", figures.ROOT / gate / "run.py")
-    assert any(script.exists() for script in scripts)
-    recipe = sources.ONE_RECIPE.get(gate)
-    assert not recipe or sources.recipe_of(recipe)
-    for name in sources.MEASURES.get(gate, sources.TRAINING):
-        assert list((figures.ROOT / "src" / "etude" / name).glob("*.py"))
 
 
 def test_the_fastest_of_the_others_stands_beside_us(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,127 @@
+"""What must be measured again, and why.
+
+    python gates/fresh.py                   # repeats everything, and writes gates/now.json
+    python gates/fresh.py --only walk-go1 fuzz
+    python gates/fresh.py --check --part commit     # CI: a tenth of the beginnings
+
+Trains the first iterations of all that results are about (`beginnings.py`), runs the other gates at
+their smallest size, and prints the results that today's code would not give, with the first array,
+column or call that differs. `--check` writes nothing and fails where gates/now.json says something
+else; it leaves the smallest gates out, which CI runs by `smallest.py`. On a machine that rounds
+unlike those of the results, nothing is comparable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import rotation  # isort: skip
+
+import beginnings
+import smallest
+from beginnings import NOW, begins_of, can_begin, computation, difference, doubt, now, slower
+from faults_table import load
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "results.json"
+
+
+def benchmarks() -> list[dict[str, Any]]:
+    """The runs of Etude beside other libraries."""
+    known = json.loads(BENCHMARKS.read_text())
+    ours = [run for run in known["runs"] if run["peer"].startswith("etude")]
+    return [run | about(run["peer"], run["task"]) for run in ours]
+
+
+def about(peer: str, task: str) -> dict[str, str]:
+    """Gate and variant of a run beside other libraries."""
+    return {"gate": "benchmarks" if peer == "etude" else peer, "variant": task}
+
+
+def repeat(names: list[str], gates: list[str], calls: bool) -> dict[str, Any]:
+    """What `beginnings.now` has, made by today's code."""
+    begun: dict[str, Any] = {}
+    for name in names:
+        start = time.monotonic()
+        begun[name] = beginnings.begin(name, calls)
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+    found: dict[str, Any] = {computation(): begun} if begun else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        outcomes = [smallest.run(gate, Path(scratch)) for gate in gates]
+    return found | {"gates": {outcome.gate: outcome.fault for outcome in outcomes}}
+
+
+def changed(found: dict[str, Any]) -> list[str]:
+    """Where today's first iterations are others than those in now.json, and how."""
+    lines = []
+    for name, today in found.get(computation(), {}).items():
+        known = now().get(computation(), {}).get(name)
+        if known is None:
+            lines.append(f"{name}: not in {NOW.name}")
+            continue
+        why = difference(known, today) or ("calls" in today and slower(known, today))
+        lines += [f"{name}: {why}"] if why else []
+    return lines
+
+
+def write(found: dict[str, Any]) -> None:
+    """Add to now.json."""
+    merged = {key: now().get(key, {}) | entries for key, entries in found.items()}
+    NOW.write_text(json.dumps(now() | merged, indent=1, sort_keys=True) + "\n")
+    now.cache_clear()
+
+
+def stale(results: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+    """A line for each result that today's code would not give, or not as fast."""
+    lines = []
+    for result in [*results.values(), *benchmarks()]:
+        name = beginnings.stem(result["gate"], result["variant"])
+        learned, timed = doubt(result)
+        timings = [entry for entry in result.get("figures", {}).values() if entry.get("timing")]
+        if learned or (timed and (timings or "figures" not in result)):
+            lines.append(f"{name}: {learned or f'timings: {timed}'}")
+    return sorted(set(lines))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", help="beginnings and gates")
+    parser.add_argument("--part", default="all", help=rotation.HELP)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--bits", action="store_true", help="count no calls")
+    options = parser.parse_args(arguments)
+    results = load()
+    kinds = [(r["gate"], r["variant"]) for r in [*results.values(), *benchmarks()]]
+    begun = {name for kind in kinds for name in begins_of(*kind)}
+    rest = {gate for gate, variant in kinds if not begins_of(gate, variant)}
+    parts, wanted = rotation.chosen(options.part), rotation.Parts({})
+    names, gates = (
+        [
+            name
+            for name in sorted(found)
+            if (not options.only or name in options.only) and wanted[name] in parts
+        ]
+        for found in (filter(can_begin, begun), rest)
+    )
+    if options.check and computation() not in now():
+        print(f"not comparable here: this machine rounds unlike those of gates/{NOW.name}")
+        return 0
+    begin = time.monotonic()
+    found = repeat(names, [] if options.check else gates, not options.bits)
+    differences = changed(found)
+    print("\n".join(differences))
+    if not options.check:
+        write(found)
+    print("\n".join(["To be measured again:", *stale(results)]))
+    print(f"{len(names)} beginnings in {time.monotonic() - begin:.0f} s")
+    return 1 if options.check and differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

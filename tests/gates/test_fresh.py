@@ -1,0 +1,141 @@
+"""Results stand while the first iterations of their training do, and only those a change reaches
+are marked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "gates"))
+import beginnings  # isort: skip
+import fresh  # isort: skip
+from beginnings import Doubt, doubt  # isort: skip
+
+GATES = Path(beginnings.__file__).parent
+
+PLANTED = """
+import json
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import beginnings
+from etude.rl.ppo import PPO
+
+SMALL = "--collector.num-envs 8 --collector.envs-per-group 8 --collector.threads 1"
+FEW = "--evaluation.episodes 2 --evaluation.num-envs 2 --evaluation.envs-per-group 2"
+LEARNING = "--algorithm.rollout-steps 8 --algorithm.minibatch-size 32 --algorithm.update-epochs 1"
+beginnings.BEGINNINGS = {
+    "reach": beginnings.train(f"reach {SMALL} {FEW} {LEARNING}", 64),
+    "sac": beginnings.train(
+        f"episodic {SMALL} {FEW} --algorithm.rollout-steps 8 --algorithm.train-batches 2 "
+        "--algorithm.batch-size 16 --algorithm.warmup-steps 64 --rewards.kind given",
+        *(64, 64),
+    ),
+}
+plain = PPO._normalise_advantages
+
+
+def one_bit(self):
+    plain(self)
+    import torch
+
+    self.shards[0].advantages.view(torch.int32).view(-1)[0] ^= 1
+
+
+def one_call(self):
+    plain(self)
+    self.shards[0].advantages.clone()
+
+
+found = {}
+for name, planted in (("plain", plain), ("one bit", one_bit), ("one call", one_call)):
+    PPO._normalise_advantages = planted
+    calls = name != "one bit"
+    found[name] = {"reach": beginnings.begin("reach", calls), "sac": beginnings.begin("sac", False)}
+print(json.dumps(found))
+"""
+"""Prints {change: {beginning: fingerprint}}."""
+
+
+@pytest.fixture(scope="module")
+def planted() -> dict[str, Any]:
+    command = [sys.executable, "-c", PLANTED, str(GATES)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def results(begun: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """One of each kind: learned by PPO, learned by SAC, and what trains nothing."""
+    begins = [{"computation": "here"} | begun]
+    return {
+        "ppo": {"gate": "train_reach", "variant": "reach", "begins": begins},
+        "sac": {"gate": "peer_off_policy", "variant": "Hopper-v5", "begins": begins},
+        "counted": {"gate": "fuzz", "variant": "", "begins": []},
+    }
+
+
+def doubts(planted: dict[str, Any], change: str) -> dict[str, Doubt]:
+    known = {"here": planted[change], "gates": {"fuzz": ""}}
+    return {name: doubt(result, known) for name, result in results(planted["plain"]).items()}
+
+
+def test_the_same_code_marks_nothing(planted: dict[str, Any]) -> None:
+    found = doubts(planted, "plain")
+    assert found["ppo"] == Doubt()
+    assert found["sac"] == Doubt("", "calls were not counted")
+    assert found["counted"] == Doubt("", "not proven: nothing counts its calls")
+
+
+def test_one_bit_marks_what_it_can_change_and_nothing_else(planted: dict[str, Any]) -> None:
+    found = doubts(planted, "one bit")
+    assert "arrays of the policy differ" in found["ppo"].learned
+    assert found["ppo"].timed == found["ppo"].learned
+    assert found["sac"].learned == found["counted"].learned == ""
+
+
+def test_one_call_marks_the_timings_and_not_what_was_learned(planted: dict[str, Any]) -> None:
+    found = doubts(planted, "one call")
+    assert found["ppo"] == Doubt("", "an iteration makes 17 calls of Tensor.clone instead of 16")
+    assert found["sac"].learned == ""
+
+
+def test_a_result_without_a_fingerprint_is_not_proven(planted: dict[str, Any]) -> None:
+    result = {"gate": "train_reach", "variant": "reach"}
+    known = {"here": planted["plain"]}
+    assert doubt(result, known).learned == beginnings.NOT_PROVEN
+    elsewhere = results(planted["plain"])["ppo"] | {"begins": [{"computation": "elsewhere"}]}
+    assert doubt(elsewhere, known).learned == beginnings.NOT_PROVEN
+
+
+def test_a_gate_that_fails_at_its_smallest_size_marks_its_counts() -> None:
+    result = {"gate": "fuzz", "variant": ""}
+    assert doubt(result, {"gates": {"fuzz": "exit code 1"}}).learned == "exit code 1"
+
+
+def test_names_and_new_columns_do_not_count() -> None:
+    then = {"bits": {"policy a": "1", "policy b": "2", "train/loss": "3"}}
+    renamed = {"bits": {"policy c": "1", "policy d": "2", "train/loss": "3", "train/new": "4"}}
+    assert beginnings.difference(then, renamed) == ""
+    other = {"bits": renamed["bits"] | {"train/loss": "5"}}
+    assert beginnings.difference(then, other) == "train/loss differs"
+
+
+def test_the_check_of_another_machine_compares_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fresh, "computation", lambda: "another")
+    assert fresh.main(["--check"]) == 0
+    assert "not comparable here" in capsys.readouterr().out
+
+
+def test_every_beginning_is_of_a_result() -> None:
+    """And names of results that train are those of beginnings."""
+    assert {*beginnings.OF} <= {path.stem for path in (GATES / "results").glob("*.json")}
+    named = {name for names in beginnings.OF.values() for name in names}
+    assert [name for name in named if not beginnings.can_begin(name)] == ["reward of failures"]
