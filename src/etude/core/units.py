@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -43,6 +43,19 @@ def rendered(parts: Iterable[Any], width: int = 100, color: bool = False) -> str
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def new_table(*columns: str, left: Sequence[str] = (), **options: Any) -> Any:
+    """An empty table; the first column and those of `left` are aligned to the left."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", **options)
+    for index, name in enumerate(columns):
+        if not index or name in left:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

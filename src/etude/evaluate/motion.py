@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from etude.core.units import csv_text
+from etude.core.units import csv_text, new_table
 from etude.data.motion.metrics import ERRORS, by_motion, only_successes
 from etude.evaluate.fresh import FreshEpisodes
-from etude.evaluate.report import new_table
 
 ALL, SUCCESSES = "all", "successes only"
 _TITLES = {
@@ -80,7 +79,7 @@ class MotionReport:
     def table(self) -> Table:
         """Errors in mm; velocities and accelerations in mm per frame and per frame squared."""
         titles = (_TITLES[name] for name in self.statistics)
-        table = new_table("motion", *titles, caption=_CAPTION, caption_justify="left")
+        table: Table = new_table("motion", *titles, caption=_CAPTION, caption_justify="left")
         for name, means in self.motions().items():
             table.add_row(name, *_cells(means))
         for name, values in self.averages().items():

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.core.contracts import KINDS, Array
-from etude.core.units import csv_text, rendered
+from etude.core.units import csv_text, new_table, rendered
 from etude.evaluate.fresh import FreshEpisodes
 from etude.runs import files
 from etude.training.evaluation import summarise
@@ -55,17 +55,6 @@ def kinds_of(played: FreshEpisodes) -> list[str]:
     if "is_success" in episodes:
         return [SUCCESS if success else FAILURE for success in episodes["is_success"]]
     return []
-
-
-def new_table(*columns: str, left: Sequence[str] = (), **options: Any) -> Table:
-    """An empty table; the first column and those of `left` are aligned to the left."""
-    table = Table(box=None, pad_edge=False, header_style="dim", **options)
-    for index, name in enumerate(columns):
-        if not index or name in left:
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 @dataclass(frozen=True)
@@ -166,7 +155,7 @@ class Report:
         success = episodes.get("is_success", np.zeros(0)) > 0
         if success.any() and not success.all():
             masks |= {"successes": success, "failures": ~success}
-        table = new_table("mean ± standard deviation", *masks)
+        table: Table = new_table("mean ± standard deviation", *masks)
         of_motions = self.motions.statistics if self.motions else ()
         for name in ("return", "length", *(n for n in self.statistics if n not in of_motions)):
             title = {"return": "reward", "length": "length, steps"}.get(name, name)
