@@ -166,10 +166,8 @@ class Report:
         return table
 
     def _failures(self) -> Table:
-        kinds, table = (
-            self.kinds,
-            new_table("failures", "count", "share", "episodes", left="episodes"),
-        )
+        kinds = self.kinds
+        table: Table = new_table("failures", "count", "share", "episodes", left=("episodes",))
         for kind, count in self.counts().items():
             if kind != SUCCESS:
                 where = [str(index) for index, other in enumerate(kinds) if other == kind]
