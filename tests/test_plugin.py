@@ -240,7 +240,7 @@ def test_a_class_that_a_file_names_needs_trust(environment: dict[str, str], tmp_
         environment,
     )
     assert [code for code, _, _ in results] == [2, 2, 0, 0, 0], results
-    assert "nobody has trusted it here yet" in results[0][2]
+    assert "it is not trusted here yet" in results[0][2]
     assert "not 'list'" in results[1][2]
     assert imported.read_text() == 3 * "once more"
     contract = json.loads((tmp_path / "run/checkpoints/final/policy/contract.json").read_text())

@@ -50,7 +50,7 @@ def test_elsewhere_it_is_a_line_of_a_long_wait(monkeypatch: pytest.MonkeyPatch) 
     with waiting("not long enough for a log"):
         time.sleep(0.5)
     assert stream.getvalue() == ""
-    monkeypatch.setattr(progress, "AGAIN", 0.6)
+    monkeypatch.setattr(progress, "INTERVAL", 0.6)
     with waiting("probing 'CartPole-v1'"):
         wait_for(stream, "probing")
     assert stream.getvalue().count("\n") == 1

@@ -227,7 +227,7 @@ def test_an_observation_that_is_not_there_is_named(
     etude(capsys, "data", "import", *write_libero(tmp_path / "files"), "D")
     reads = ("--algorithm.rrd.network.reads", "image")
     said = refusal(capsys, "plan", "reward-only", "--algorithm.dataset", "D", *reads)
-    assert "reads the observation 'image', which is not there" in said
+    assert "reads the observation 'image', which does not exist" in said
     assert "agentview_rgb" in said
     said = refusal(capsys, "plan", "offline", "--algorithm.dataset", "D")
     assert "'state'" in said

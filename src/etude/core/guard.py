@@ -1,7 +1,7 @@
-"""Calls of environments, which are other people's code: they may hang, exit, or give anything.
+"""Guards around environments, whose code may hang, exit, or return arrays of wrong shapes.
 
-A guarded environment cannot end the process it runs in, and gives what its spec says. Threads that
-call guarded environments are waited for by a `Supervisor`, which ends the wait when a call hangs.
+A guarded environment cannot end its process, and its results match its spec. A `Supervisor` waits
+for threads that call guarded environments, and ends the wait when a call hangs.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from etude.core.trees import Tree
 T = TypeVar("T")
 A = TypeVar("A")
 DEADLINE = 100.0
-"""Seconds that one call of an environment may take, where a recipe names no deadline."""
+"""Default time limit of one call of an environment, in seconds."""
 TICK = 0.5
-"""Seconds between two looks for calls that hang."""
+"""Seconds between checks for hanging calls."""
 
 
 class Hung(EtudeError):
-    """A call that does not come back, in this process, where nothing can end it."""
+    """A call hangs in this process, where it cannot be ended."""
 
 
 class Guard(EnvWrapper):
     """An environment whose calls are timed and whose results are checked."""
 
     def __init__(self, inner: BatchEnv, name: str = "") -> None:
-        """name: where the environments belong, such as "group 3"."""
+        """name: the owner of the environments for messages, for example "group 3"."""
         super().__init__(inner)
         self.name = name
         self.call = ""
-        """What it is doing; "" between calls."""
+        """Name of the running call; "" between calls."""
         self.since = 0.0
         rows = (inner.num_envs,)
         self._expected = [
@@ -57,7 +57,7 @@ class Guard(EnvWrapper):
 
     def ability(self, kind: type[A]) -> A | None:
         found = super().ability(kind)
-        # Its own, where the call is to be guarded.
+        # A call through the guard, so that it is guarded too.
         return self if found is not None and kind is Restarts else found  # type: ignore[return-value]
 
     def reset(self, key: Key) -> Observations:
@@ -66,13 +66,12 @@ class Guard(EnvWrapper):
         return obs
 
     def restart(self) -> Observations:
-        """Of an environment that can."""
         inner = ability(self.inner, Restarts)
         assert inner is not None
         return self._guarded("restart", inner.restart)
 
     def snapshot(self) -> Tree:
-        try:  # Without a deadline: the first of them may probe for long.
+        try:  # Without a deadline: the first call may probe the environment for long.
             return self.inner.snapshot()
         except (SystemExit, KeyboardInterrupt, GeneratorExit, Exit) as error:
             raise_exited(error, self._subject())
@@ -81,7 +80,7 @@ class Guard(EnvWrapper):
         self._guarded("restore", lambda: self.inner.restore(snapshot, key))
 
     def close(self) -> None:
-        if not self.call:  # One that hangs is left where it is.
+        if not self.call:  # A hanging environment is left alone.
             self.inner.close()
 
     def step(self, actions: Array) -> StepResult:
@@ -137,14 +136,14 @@ class Guard(EnvWrapper):
             check_array(array, self._rows, dtype, f"{self._subject()} gives {name} in step")
 
     def _subject(self) -> str:
-        """Which environments, as the subject of a sentence."""
+        """The environments, as the subject of a sentence."""
         located = ability(self.inner, Located)
         where = located.where() if located is not None else "an environment"
         where += f" of {self.name}" if self.name else ""
         return where[0].upper() + where[1:]
 
-    def late(self, deadline: float) -> None:
-        """A call has taken longer than the deadline: end it if possible, otherwise the wait."""
+    def end_late_call(self, deadline: float) -> None:
+        """End a call that has exceeded the deadline; if that is impossible, raise `Hung`."""
         interruptible = ability(self.inner, Interruptible)
         if interruptible is not None:
             self.since = perf_counter()
@@ -161,7 +160,7 @@ class Guard(EnvWrapper):
         )
 
     def _place(self) -> str:
-        """File and line that the call is in."""
+        """File and line of the running call."""
         for thread, frame in sys._current_frames().items():
             found: FrameType | None = None if thread == threading.get_ident() else frame
             while found is not None and found.f_locals.get("self") is not self:
@@ -172,46 +171,46 @@ class Guard(EnvWrapper):
 
 
 def location_of(frame: FrameType) -> str:
-    """Such as "my_env.py, line 12"."""
+    """File and line of a frame, for example "my_env.py, line 12"."""
     last = traceback.extract_stack(frame, limit=1)[0]
     return f"{Path(last.filename).name}, line {last.lineno}"
 
 
 def check_array(given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> Array:
-    """What an environment gave as an array of this shape that the type can hold, or an error."""
+    """Check shape and dtype of a result of an environment; returns an array, or raises."""
     if given.__class__ is np.ndarray and given.shape == shape and given.dtype == dtype:
         return given
     try:
         array = np.asarray(given)
-    except ValueError:  # numpy's word for lists of unequal length
+    except ValueError:  # lists of unequal length
         array = np.asarray(None)
     if array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind"):
         return array
-    told = f"{array.dtype} {list(array.shape)}"
+    found = f"{array.dtype} {list(array.shape)}"
     if array.ndim == 0 or array.dtype == object:
-        told = f"{str(given)[:40]!r}" if isinstance(given, str) else f"{str(given)[:40]}"
-        told += f" of the type {type(given).__name__}"
+        found = f"{str(given)[:40]!r}" if isinstance(given, str) else f"{str(given)[:40]}"
+        found += f" of the type {type(given).__name__}"
     single = "True or False" if dtype.kind == "b" else "one number"
     needed = f"{dtype} {list(shape)}" if shape else single
-    raise UsageError(f"{what} as {told}, and {needed} is needed.")
+    raise UsageError(f"{what} as {found}, and {needed} is needed.")
 
 
 class Supervisor:
-    """Waits for threads that call environments, each call of which may take some seconds."""
+    """Waits for threads that call environments, with a deadline for each call."""
 
     def __init__(self, deadline: float | None = None) -> None:
         self.deadline = DEADLINE if deadline is None else deadline
         self._guards: WeakSet[Guard] = WeakSet()
 
     def guard(self, env: BatchEnv, name: str = "") -> Guard:
-        """The environment, guarded; name: where it belongs, such as "group 3"."""
+        """A guard around an environment; name: its owner, for example "group 3"."""
         made = Guard(env, name)
         self._guards.add(made)
         return made
 
     @property
     def late(self) -> Guard | None:
-        """An environment that hangs."""
+        """A guard whose call has exceeded the deadline."""
         if self.deadline == inf:
             return None
         now = perf_counter()
@@ -219,17 +218,17 @@ class Supervisor:
         return next(late, None)
 
     def wait(self, futures: list[Future[T]]) -> list[T]:
-        """The results of other threads, in order; the first error in it is raised."""
+        """Wait for the results of other threads, in order; raises the first error."""
         while wait(futures, TICK).not_done:
             if (late := self.late) is not None:
-                late.late(self.deadline)
+                late.end_late_call(self.deadline)
         return [future.result() for future in futures]
 
 
 def supervised(function: Callable[[Supervisor], T], deadline: float | None = None) -> T:
-    """Run foreign code in a thread that is left behind where a call of an environment hangs.
+    """Run user code in a thread, which is abandoned if a call of an environment hangs.
 
-    function: is given the supervisor of its environments.
+    function: called with the supervisor of its environments.
     """
     supervisor: Supervisor = Supervisor(deadline)
     future: Future[T] = Future()

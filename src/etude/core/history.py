@@ -1,6 +1,6 @@
-"""The log rows that a run has behind it: they are on disk, and may be millions.
+"""The log rows of a run so far: on disk, and possibly millions.
 
-Whoever needs each of them iterates; whoever draws or summarises takes a bounded part, `thinned`.
+Iterate over them for every row; charts and summaries use a bounded part of them, `thinned`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, Generic, TypeVar
 
 Row = dict[str, Any]
 KEPT = 1024
-"""Rows of a kind that are kept at least, once there were so many; twice as many at most."""
+"""Fewest rows of a kind that are kept of a longer history; at most twice this number."""
 RECENT = 64
-"""The last rows, which are kept whatever their kind."""
+"""Number of last rows that are kept in any case."""
 KINDS = 6
+"""Most kinds of rows that are thinned separately."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -24,18 +25,18 @@ U = TypeVar("U")
 class Thinned(Generic[T]):
     """All items of a short sequence; of a long one an evenly spaced part, and the last ones.
 
-    Items are thinned by kind, so that a rare kind (log rows with an evaluation) stays whole for
-    longer. What is kept follows from the sequence alone, not from when it was interrupted.
+    Kinds are thinned separately, so that a rare kind (log rows with an evaluation) stays complete
+    for longer. The choice depends on the sequence alone, not on interruptions.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        """Items that were added."""
+        """Number of added items."""
         self._kinds: dict[int, _Kind[T]] = {}
         self._recent: deque[tuple[int, T]] = deque(maxlen=RECENT)
 
     def add(self, item: T, kind: int = 0) -> None:
-        """Take in the next item; `kind`: any number, such as that of a row's columns."""
+        """Add the next item; `kind`: any number, for example the number of columns of a row."""
         if kind not in self._kinds and len(self._kinds) >= KINDS:
             kind = next(reversed(self._kinds))
         self._kinds.setdefault(kind, _Kind()).add((self.count, item))
@@ -43,7 +44,7 @@ class Thinned(Generic[T]):
         self.count += 1
 
     def numbered(self) -> list[tuple[int, T]]:
-        """What is kept, in order, each with its place in the whole sequence, from 0 on."""
+        """(index in the whole sequence, item) of all kept items, in order."""
         kept = chain(self._recent, *(kind.items() for kind in self._kinds.values()))
         return sorted(dict(kept).items())
 
@@ -51,14 +52,14 @@ class Thinned(Generic[T]):
         return (item for _, item in self.numbered())
 
     def weighted(self) -> list[tuple[T, int]]:
-        """What is kept, each with the number of items it stands for: of its kind, the stride."""
+        """(item, weight) of all kept items; the weight is the stride of the item's kind."""
         found: dict[int, tuple[T, int]] = {}
         for kind in self._kinds.values():
             found |= {place: (item, kind.stride) for place, item in kind.kept}
         return [found[place] for place in sorted(found)]
 
     def mapped(self, change: Callable[[T], U]) -> Thinned[U]:
-        """The same with other items; what is added later is kept as it would have been here."""
+        """Apply `change` to all kept items; later additions are thinned as here."""
         made = {place: change(item) for place, item in self.numbered()}
         other = Thinned[U]()
         other.count = self.count
@@ -68,7 +69,7 @@ class Thinned(Generic[T]):
 
 
 class _Kind(Generic[T]):
-    """Of the items of one kind, one in each `stride`."""
+    """Every `stride`-th item of one kind."""
 
     def __init__(self) -> None:
         self.seen, self.stride = 0, 1
@@ -96,40 +97,40 @@ class _Kind(Generic[T]):
 
 
 class History:
-    """The log rows that a resumed run keeps, the oldest first; here, rows in memory."""
+    """The log rows that a resumed run keeps, oldest first; this class: rows in memory."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._rows = rows
 
     def __iter__(self) -> Iterator[Row]:
-        """Every row, read one by one."""
+        """All rows, read one by one."""
         return iter(self._rows)
 
     @property
     def last(self) -> Row:
-        """The last row; {} where there is none."""
+        """The last row; {} without rows."""
         last: Row = {}
         for row in self:
             last = row
         return last
 
     def thinned(self) -> Thinned[Row]:
-        """A bounded part of the rows, for whoever draws or summarises them."""
+        """A bounded part of the rows, for charts and summaries."""
         kept = Thinned[Row]()
         for row in self:
             kept.add(row, num_values(row))
         return kept
 
     def after(self, step: int, step_of: Callable[[Row], int]) -> Iterator[Row]:
-        """The rows after a step, by what `step_of` says of a row; it grows from row to row."""
+        """Rows after a step; `step_of` returns the step of a row and grows from row to row."""
         return (row for row in self if step_of(row) > step)
 
 
 def history_of(rows: Iterable[Row]) -> History:
-    """Rows as a history, which they may be already."""
+    """Convert rows to a `History`, unless they are one."""
     return rows if isinstance(rows, History) else History(rows)
 
 
 def num_values(row: Row) -> int:
-    """The columns of a row that hold a value: rows of a kind have as many."""
+    """Number of columns with a value, which tells kinds of rows apart."""
     return sum(value is not None for value in row.values())

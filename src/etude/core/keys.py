@@ -1,4 +1,4 @@
-"""Where randomness comes from: streams derived from a path of names, never carried along."""
+"""Random streams derived from a path of names, without generators that are carried along."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from etude.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Key:
-    """A name for a random stream, such as (seed, "act", group 3, iteration 17).
+    """Name of a random stream, for example (seed, "act", group 3, iteration 17).
 
-    Two keys with different paths give independent streams; the same path always
-    gives the same stream, on any thread and any machine.
+    Different paths give independent streams; the same path gives the same stream on any thread and
+    machine.
     """
 
     seed: int
     path: tuple[str | int, ...] = ()
 
     def child(self, *names: str | int) -> Key:
-        """The key one or more levels below this one."""
+        """A key one or more levels below this one."""
         return Key(self.seed, self.path + names)
 
     @cached_property
     def _bits(self) -> int:
-        # JSON keeps (1, "23") apart from (12, "3") and ("1", 23).
+        # JSON distinguishes (1, "23"), (12, "3") and ("1", 23).
         parts = [p if isinstance(p, str) else operator.index(p) for p in (self.seed, *self.path)]
         text = json.dumps(parts)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
     def generator(self) -> np.random.Generator:
-        """A fresh generator at the start of this key's stream."""
+        """A new generator at the start of this key's stream."""
         return np.random.Generator(np.random.Philox(key=self._bits))
 
     def episode(self, env: int, episode: int) -> np.random.Generator:
-        """The stream of one episode of one environment.
+        """A generator for one episode of one environment.
 
-        Environment and episode are the high words of Philox's counter, so a stream costs no hash
-        and cannot run into its neighbour. The word below keeps it apart from `generator`.
+        Environment and episode are the high words of Philox's counter, so that a stream needs no
+        hash and streams cannot overlap; the word below distinguishes them from `generator`.
         """
         return np.random.Generator(np.random.Philox(key=self._bits, counter=[0, 1, env, episode]))
 
     def integer(self) -> int:
-        """A 63-bit seed for libraries that keep a generator of their own."""
+        """A 63-bit seed for the generators of other libraries."""
         return self._bits & (2**63 - 1)
 
 
 class Streams:
-    """The generators `key.episode(env, episode)`, wound back instead of rebuilt.
+    """The generators `key.episode(env, episode)`, reset instead of constructed.
 
-    Building one takes as long as everything else a reset draws and writes.
+    Constructing one takes as long as the rest of an environment's reset.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -65,11 +65,11 @@ class Streams:
         self._state: dict[str, Any] | None = None
 
     def use(self, key: Key) -> None:
-        """Draw from this key's episodes from now on."""
+        """Set the key of the streams."""
         self._state = dict(key.episode(0, 0).bit_generator.state)
 
     def begin(self, envs: Sequence[int], episodes: Sequence[int]) -> list[np.random.Generator]:
-        """The streams of these environments' episodes, each at its start."""
+        """Generators at the start of these environments' episodes."""
         state = self._state
         if state is None:
             raise UsageError("reset or restore an environment before stepping it.")
@@ -82,12 +82,12 @@ class Streams:
 
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""The step between numbers that `mix` is given (splitmix64)."""
+"""Increment between the inputs of `mix` (splitmix64)."""
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 def mix(bits: Any) -> Any:
-    """Bits [...] uint64 that look random and depend on all of the given ones (splitmix64)."""
+    """Hash uint64 [...] to pseudorandom bits (splitmix64)."""
     for shift, factor in _MIX:
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     return bits

@@ -2,8 +2,8 @@
 
 The parent starts `python -P -m MODULE ORDER` and reads frames from its standard output: the length
 of a JSON header, the header, and the bytes that the header announces. It never receives more than
-numbers and text, so it need not trust the reader. The reader limits its own memory and computing
-time before it opens a file, can write no file, and should import nothing large.
+numbers and text, so that it need not trust the reader. The reader limits its own memory and CPU
+time before it opens a file, cannot write files, and should not import large packages.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from typing import Any, Literal, Self
 from etude.core.trees import Tree
 
 _START_SECONDS = 10.0
-"""Added to the time limit: a process also has to start."""
+"""Added to the time limit for the start of the process."""
 _LENGTH = struct.Struct("<I")
 _MAX_HEADER = 1 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Memory and time of a reader."""
+    """Memory and time limits of a reader."""
 
     memory: int = 4 << 30
-    """Bytes beyond what the reader has when it starts."""
+    """Bytes in addition to the reader's memory at its start."""
     seconds: float = 60.0
-    """Of computing, and of waiting for the next part of its answer."""
+    """CPU seconds, and seconds of waiting for the next part of its answer."""
 
 
 class ReaderEnded(Exception):
-    """A reader that ended, or was ended, before it had answered; as the end of a sentence."""
+    """A reader ended, or was ended, before its answer; the message is the end of a sentence."""
 
     def __init__(self, why: Literal["slow", "crashed", "early", "broken"], words: str) -> None:
         super().__init__(words)
@@ -49,14 +49,14 @@ class ReaderEnded(Exception):
 
 
 class LimitedProcess:
-    """A reader, as its parent sees it; leaving the `with` statement ends it."""
+    """A reader process, used by its parent; leaving the `with` statement ends it."""
 
     def __init__(
         self, module: str, order: Tree, limits: Limits, data: Iterable[memoryview | bytes] = ()
     ) -> None:
-        """order: JSON for the reader's `run`; data: what it finds on its standard input."""
+        """order: JSON for the reader's `run`; data: bytes for its standard input."""
         self.limits = limits
-        # -P: a file that lies beside the data is not taken for a module.
+        # -P: files in the working directory are not importable.
         command = [sys.executable, "-P", "-m", module, json.dumps(order | asdict(limits))]
         few = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HDF5_PLUGIN_PRELOAD": "::"}
         self._process = subprocess.Popen(
@@ -88,7 +88,7 @@ class LimitedProcess:
             raise self._ended() from None
 
     def header(self) -> Tree:
-        """The next header."""
+        """Read the next header."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
         if length > _MAX_HEADER:
             raise ReaderEnded("broken", "was described absurdly")
@@ -96,7 +96,7 @@ class LimitedProcess:
         return header
 
     def read(self, size: int) -> bytearray:
-        """The next `size` bytes; raises `Ended` when a part of them is late."""
+        """Read the next `size` bytes; raises `ReaderEnded` when a part of them is late."""
         data = bytearray(size)
         rest = memoryview(data)
         while len(rest):
@@ -122,7 +122,7 @@ class LimitedProcess:
         return ReaderEnded("early", f"its reader ended early (exit code {code})")
 
     def close(self) -> None:
-        """End the reader, whatever it is doing."""
+        """Kill the reader."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -143,7 +143,7 @@ class FrameWriter:
         self._stream = os.fdopen(descriptor, "wb", buffering=1 << 16)
 
     def send(self, kind: str, data: Iterable[memoryview | bytes] = (), **content: Any) -> None:
-        """A header, and the bytes that it announces."""
+        """Send a header and the bytes that it announces."""
         header = json.dumps({"kind": kind, **content}).encode()
         self._stream.write(_LENGTH.pack(len(header)))
         self._stream.write(header)
@@ -153,9 +153,9 @@ class FrameWriter:
 
 
 def serve(run: Callable[[Tree, FrameWriter], None]) -> None:
-    """The main function of a reader: apply the limits, then answer."""
+    """Main function of a reader: apply the limits, then run."""
     order = json.loads(sys.argv[1])
-    # A descriptor of its own, so that nothing a library prints gets between the frames.
+    # A separate descriptor, so that output of libraries does not mix with the frames.
     writer = FrameWriter(os.dup(1))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit_memory(int(order["memory"]))
@@ -164,7 +164,7 @@ def serve(run: Callable[[Tree, FrameWriter], None]) -> None:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Allow `num_bytes` beyond the present address space; no core dumps, and no files written."""
+    """Allow `num_bytes` beyond the present address space; forbid core dumps and writing files."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if os.path.exists("/proc") else 0
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + num_bytes
@@ -175,7 +175,7 @@ def limit_memory(num_bytes: int) -> None:
 
 
 def limit_seconds(seconds: float) -> None:
-    """Allow `seconds` of computing from now on; then the system ends this process."""
+    """Allow `seconds` of CPU time from now on; then the system ends this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     wanted = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1

@@ -1,9 +1,9 @@
-"""Standard output and error that end nothing, and a place for what is told of failed outputs.
+"""Standard output and error that never end a run, and notices about outputs that failed.
 
-Whatever a run prints only reports. Its reader may go away (`| head`), stop reading (a pager, a
-stopped terminal), or be a full disk. `standing` puts an `Outlet` in place of both streams, which
-neither raises nor waits. What fails is told once by `notices`, which also keeps it in the run's
-folder: the person who started the run may look hours later.
+The reader of a run's output may go away (`| head`), stop reading (a pager, a stopped terminal), or
+be a full disk. `nonblocking_output` replaces both streams by an `OutputStream`, which neither
+raises nor waits. `notices` reports each failure once, and also writes it to the run's folder, for
+a user who looks hours later.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from typing import Any, TextIO
 from etude.core.errors import EtudeError
 
 LARGEST = 1 << 20
-"""Bytes that wait for a slow reader; more are left out."""
+"""Most bytes in the buffer for a slow reader; more are left out."""
 PATIENCE = 5.0
-"""Seconds that the end of a command waits for a reader that takes nothing."""
+"""Seconds that the end of a command waits for a reader that does not read."""
 MOST_NOTICES = 100
-"""Sentences kept for a folder that cannot be written."""
+"""Most notices kept for a file that cannot be written."""
 _LOCK = threading.RLock()
-"""One for all of them, since one that fails is told on another."""
+"""One lock for all streams, because a failure of one is reported on another."""
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENXIO)
 _PIECE = 1 << 16
 
 
 class Notices:
-    """Sentences on outputs that failed, on standard error and in a file of the run."""
+    """Notices about outputs that failed, on standard error and in a file of the run."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._kept: list[str] = []
 
     def keep_in(self, path: Path) -> None:
-        """The file that sentences are kept in from here on, and those from before."""
+        """Set the file for all notices, earlier ones included."""
         with _LOCK:
             self._path = path
             self._keep()
 
     def add(self, sentence: str) -> None:
-        """Print a sentence where that is still possible, and keep it."""
+        """Print a notice if that is still possible, and write it to the file."""
         line = f"{datetime.now():%Y-%m-%d %H:%M:%S} {sentence}"
         with _LOCK:
             self._kept = [*self._kept, line][-MOST_NOTICES:]
@@ -60,7 +60,7 @@ class Notices:
         for stream in (sys.stderr, sys.stdout):
             if stream is None or getattr(stream, "failed", False):
                 continue
-            with suppress(OSError, ValueError):  # as of a terminal that is gone
+            with suppress(OSError, ValueError):  # for example a terminal that is gone
                 print(sentence, file=stream, flush=True)
                 if not getattr(stream, "failed", False):
                     return
@@ -69,7 +69,7 @@ class Notices:
         if self._path is None or not self._kept:
             return
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        with suppress(OSError):  # tried again with the next sentence
+        with suppress(OSError):  # retried with the next notice
             with os.fdopen(os.open(self._path, flags, 0o666), "a") as file:
                 file.write("".join(f"{line}\n" for line in self._kept))
             self._kept = []
@@ -79,20 +79,20 @@ notices = Notices()
 
 
 class OutputLost(EtudeError):
-    """What a command was asked to print cannot be written."""
+    """The output of a command cannot be written."""
 
     def __init__(self, name: str, error: OSError) -> None:
-        gone = error.errno == errno.EPIPE  # as of `| head`, which says nothing
+        gone = error.errno == errno.EPIPE  # for example `| head`, which prints no error
         super().__init__("" if gone else f"{name} cannot be written: {error.strerror}.")
         if gone:
             self.exit_code = 128 + signal.SIGPIPE
 
 
 class OutputStream:
-    """Stands in for a stream; what cannot be written now waits, and is left out where it is much.
+    """A stream with a bounded buffer for a slow reader; what does not fit is left out.
 
-    With `strict`, as for a command whose result is what it prints, it waits for its reader, and
-    raises `OutputLost`.
+    With `strict`, for commands whose result is their output, it waits for its reader and raises
+    `OutputLost`.
     """
 
     def __init__(self, stream: TextIO, name: str, strict: bool = False) -> None:
@@ -100,7 +100,7 @@ class OutputStream:
         self._stream, self._name, self._strict = stream, name, strict
         self._text, self._waiting = "", bytearray()
         self._left_out = 0
-        self._gone = self._told = False
+        self._gone = self._reported = False
         self.failed = False
         """Whether the last attempt to write failed."""
         self._send = _sender(stream.fileno())
@@ -119,7 +119,7 @@ class OutputStream:
             self._push()
 
     def end(self) -> None:
-        """Write what waits, for as long as somebody takes it."""
+        """Write the buffer, for as long as the reader reads."""
         with _LOCK:
             self._push()
             since, size = time.monotonic(), len(self._waiting)
@@ -129,7 +129,7 @@ class OutputStream:
                 if len(self._waiting) < size:
                     since, size = time.monotonic(), len(self._waiting)
             if self._waiting and not self.failed:
-                self._tell("was not read to its end")
+                self._report("was not read to its end")
             self._waiting.clear()
 
     def _push(self) -> None:
@@ -142,11 +142,11 @@ class OutputStream:
         else:
             self._left_out += text.count("\n") or 1
             if not self.failed:
-                self._tell("is not being read, and lines of it are left out")
+                self._report("is not being read, and lines of it are left out")
         self._drain()
 
     def _drain(self) -> None:
-        """Write what waits, as far as the reader takes it now."""
+        """Write as much of the buffer as the reader takes now."""
         while self._waiting:
             try:
                 del self._waiting[: self._send(bytes(self._waiting[:_PIECE]))]
@@ -170,15 +170,15 @@ class OutputStream:
             self._gone = True
             self._waiting.clear()
             raise OutputLost(self._name, error)
-        self._tell(f"cannot be written ({error.strerror})")
+        self._report(f"cannot be written ({error.strerror})")
 
-    def _tell(self, what: str) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self, what: str) -> None:
+        if not self._reported:
+            self._reported = True
             notices.add(f"{self._name} {what}: the command goes on without it.")
 
     def forget(self) -> None:
-        """Leave what waits to the process that this one was forked from."""
+        """Clear the buffer in a forked process; its parent writes it."""
         self._text = ""
         self._waiting.clear()
 
@@ -187,9 +187,9 @@ class OutputStream:
 
 
 def _sender(fd: int) -> Callable[[bytes], int]:
-    """Writes to a descriptor without waiting, and raises BlockingIOError where it had to wait.
+    """A function that writes to a descriptor, and raises BlockingIOError instead of waiting.
 
-    The descriptor may be shared with the shell, so it is not made non-blocking itself.
+    The descriptor may be shared with the shell, so O_NONBLOCK is not set on it.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
@@ -200,7 +200,7 @@ def _sender(fd: int) -> Callable[[bytes], int]:
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         return partial(os.write, os.open(f"/proc/self/fd/{fd}", flags))
-    except OSError:  # another system, a terminal of another user, or nobody who reads
+    except OSError:  # another system, a terminal of another user, or no reader
         return partial(_write_if_ready, fd)
 
 
@@ -225,14 +225,16 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextmanager
 def nonblocking_output(strict: bool) -> Iterator[None]:
-    """Standard output and error as `OutputStream`s; output is `strict` where it is the result."""
+    """Replace standard output and error by `OutputStream`s; `strict`: for standard output."""
     before = {"stdout": sys.stdout, "stderr": sys.stderr}
     put: list[OutputStream] = []
     for name, stream in before.items():
         opened: Any = stream
-        if opened is None:  # It was closed; its number must not become that of another file.
+        if opened is None:  # It was closed; its descriptor must not be reused for another file.
             opened = open(os.devnull, "w")  # noqa: SIM115
-        with suppress(OSError, ValueError, AttributeError):  # as of a notebook's, or a test's
+        with suppress(
+            OSError, ValueError, AttributeError
+        ):  # for example the streams of a notebook or a test
             what = "output" if name == "stdout" else "error"
             opened = OutputStream(opened, f"Standard {what}", strict and name == "stdout")
             put.append(opened)

@@ -1,9 +1,8 @@
-"""Waits: slow work says what it is, and whoever sits in front of a terminal is told.
+"""Progress of slow work, shown in a terminal.
 
-Work is named by `with waiting("compiling the model"):` wherever it is done. Nothing is printed
-unless a program asks for it with `show_on`; then a wait of more than two seconds is shown until it
-ends: in a terminal on a line of its own that goes away again, elsewhere by a line of each half
-minute.
+Work is named by `with waiting("compiling the model"):`. Nothing is printed unless a program calls
+`show_on`; then work that takes more than two seconds is shown until it ends: in a terminal on a
+line that is erased afterwards, elsewhere by a line every half minute.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 SLOW = 2.0
-"""Seconds after which a wait is shown."""
-AGAIN = 30.0
-"""Seconds between the lines of a wait where there is no terminal, and before the first."""
+"""Seconds after which work is shown."""
+INTERVAL = 30.0
+"""Seconds before the first line and between lines, without a terminal."""
 _ERASE = "\r\x1b[K"
 
 
 @dataclass(eq=False)
 class Wait:
-    """Work that is going on."""
+    """Work in progress."""
 
     text: str
-    """What is done, such as "evaluating"."""
+    """Name of the work, for example "evaluating"."""
     total: int = 0
-    """How much there is of it; 0 where nobody knows."""
+    """Amount of work; 0 if unknown."""
     unit: str = ""
     done: int = 0
     start: float = field(default_factory=time.monotonic)
@@ -40,13 +39,13 @@ class Wait:
         return time.monotonic() - self.start
 
     def words(self) -> str:
-        """Such as "evaluating: 37 of 100 episodes, 12 s"."""
+        """Progress in words, for example "evaluating: 37 of 100 episodes, 12 s"."""
         counted = f": {self.done:,} of {self.total:,} {self.unit}" if self.total else ""
         return f"{self.text}{counted}, {self.seconds:.0f} s"
 
 
-class _Shown:
-    """Where waits are shown, and what stands there now."""
+class _Display:
+    """The stream on which waits are shown, and its current line."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -54,7 +53,7 @@ class _Shown:
         self.stream: TextIO | None = None
         self.thread: threading.Thread | None = None
         self.line = ""
-        self.told: dict[str, float] = {}
+        self.printed: dict[str, float] = {}
 
     def begin(self, wait: Wait) -> None:
         with self.lock:
@@ -75,62 +74,62 @@ class _Shown:
             self.line = ""
 
     def _watch(self) -> None:
-        """Look four times a second; nothing is waited for most of the time."""
+        """Show slow work, four times a second."""
         while True:
             time.sleep(0.25)
             with self.lock:
                 if self.stream is not None and (slow := current()) and slow.seconds >= SLOW:
-                    self._tell(self.stream, slow)
+                    self._show(self.stream, slow)
 
-    def _tell(self, stream: TextIO, wait: Wait) -> None:
+    def _show(self, stream: TextIO, wait: Wait) -> None:
         if stream.isatty():
             if wait.words() != self.line:
                 self.line = wait.words()
                 _write(stream, f"{_ERASE}{self.line}")
-        elif min(wait.seconds, self._since(wait)) >= AGAIN:
-            self.told[wait.text] = time.monotonic()
+        elif min(wait.seconds, self._since(wait)) >= INTERVAL:
+            self.printed[wait.text] = time.monotonic()
             _write(stream, f"{wait.words()} ...\n")
 
     def _since(self, wait: Wait) -> float:
-        """Seconds since a wait for the same was last told."""
-        return time.monotonic() - self.told.get(wait.text, -math.inf)
+        """Seconds since the last line for work of the same name."""
+        return time.monotonic() - self.printed.get(wait.text, -math.inf)
 
 
-_shown = _Shown()
+_display = _Display()
 
 
 def _write(stream: TextIO, text: str) -> None:
-    with suppress(OSError, ValueError):  # A terminal that is gone is no reason to fail.
+    with suppress(OSError, ValueError):  # The terminal may be gone.
         stream.write(text)
         stream.flush()
 
 
 @contextmanager
 def waiting(text: str, total: int = 0, unit: str = "") -> Iterator[Wait]:
-    """Name the work inside; with a total, its `done` may be set by any thread."""
+    """Name the work in the `with` block; with a total, any thread may set `done`."""
     wait = Wait(text, total, unit)
-    _shown.begin(wait)
+    _display.begin(wait)
     try:
         yield wait
     finally:
-        _shown.end(wait)
+        _display.end(wait)
 
 
 def current() -> Wait | None:
-    """The innermost work that is going on; the one with a total, where one has."""
-    with _shown.lock:
-        counted = (wait for wait in reversed(_shown.waits) if wait.total)
-        return next(counted, _shown.waits[-1] if _shown.waits else None)
+    """The innermost work in progress; work with a total first."""
+    with _display.lock:
+        counted = (wait for wait in reversed(_display.waits) if wait.total)
+        return next(counted, _display.waits[-1] if _display.waits else None)
 
 
 def show_on(stream: TextIO | None) -> TextIO | None:
-    """Show slow waits there, or nowhere; where they were shown before."""
-    with _shown.lock:
-        _shown.erase()
-        before, _shown.stream = _shown.stream, stream
+    """Show slow work on a stream, or not at all; returns the previous stream."""
+    with _display.lock:
+        _display.erase()
+        before, _display.stream = _display.stream, stream
         return before
 
 
 def erase() -> None:
-    """Take what is shown off the terminal, before something else is printed."""
-    _shown.erase()
+    """Erase the line in the terminal, before other output is printed."""
+    _display.erase()

@@ -1,8 +1,8 @@
-"""Learner processes that share a run's shards: what each may ask of the others.
+"""Learner processes (ranks) that share the shards of a run, and their communication.
 
-Of R ranks, rank r has shards r * S / R up to (r + 1) * S / R and the groups that fill them. What
-goes over all shards is sent to every rank in shard order and added up there in that order, so that
-the result does not depend on R. The first rank alone writes, tests and decides.
+Of R ranks, rank r has shards r * S / R up to (r + 1) * S / R and the groups that fill them. Sums
+over all shards are computed on every rank in shard order, so that the result does not depend on R.
+Only the first rank writes, evaluates and decides.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from etude.core.errors import EtudeError, NonFinite
 
 T = TypeVar("T")
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for each process that it starts."""
+"""Environment variables that torchrun sets for each process."""
 
 
 def world_size() -> int:
-    """The number of processes that torchrun started together."""
+    """Number of processes that torchrun started together."""
     there = all(os.environ.get(name) for name in VARIABLES)
     return int(os.environ["WORLD_SIZE"]) if there else 1
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Whether this process is the one that writes and prints."""
     return world_size() == 1 or int(os.environ["RANK"]) == 0
 
 
 def was_restarted() -> bool:
-    """Whether torchrun has started these processes again, after one was lost."""
+    """Whether torchrun has restarted these processes after a loss."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 class LostRank(EtudeError):
-    """Another rank has gone: killed, failed, or its machine with it."""
+    """Another rank was lost: killed, failed, or its machine went down."""
 
 
 class ReportedElsewhere(EtudeError):
-    """Something that the first rank says; the others only leave."""
+    """An error that the first rank reports; the others exit silently."""
 
     def __init__(self, exit_code: int = EtudeError.exit_code) -> None:
         super().__init__("")
@@ -49,57 +49,57 @@ class ReportedElsewhere(EtudeError):
 
 
 class Ranks(Protocol):
-    """All ranks call the same methods in the same order, or wait for each other in vain."""
+    """Collective operations: all ranks must call the same methods in the same order."""
 
     rank: int
     size: int
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes, tests and decides."""
+        """Whether this is the first rank, which writes, evaluates and decides."""
 
     def part(self, count: int) -> range:
-        """This rank's of `count` shards or groups, which the ranks divide."""
+        """Indices of this rank's shards or groups of `count`."""
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` gives on the first rank, the only one to call it.
+        """Call `make` on the first rank only, and return its result on all ranks.
 
         Plain data: dicts, lists, numbers, strings, arrays; tuples arrive as lists.
         """
 
     def gather(self, parts: list[T]) -> list[T]:
-        """The parts of all ranks, in their order; plain data."""
+        """Concatenate the lists of all ranks, in their order; plain data."""
 
     def ordered_sum(self, totals: Sequence[torch.Tensor], shards: Sequence[T]) -> Iterator[T]:
-        """Yields each of this rank's `shards`; the caller adds its part to `totals`.
+        """Yield each of this rank's `shards`; the caller adds its part to `totals`.
 
-        `totals` are zeroed before. Once the caller has asked for all shards, `totals` are the sums
-        over those of all ranks, in shard order.
+        `totals` are zeroed first. After the last shard, `totals` are the sums over the shards of
+        all ranks, in shard order.
         """
 
     def differing(self, make: Callable[[], str]) -> list[int]:
-        """The ranks on which `make` gives something else than on the first."""
+        """The ranks on which `make` returns another value than on the first."""
 
     def owner(self, index: int, count: int) -> str:
-        """Who has one of `count` shards, as the end of a sentence: ", on rank 1"."""
+        """The rank of one of `count` shards, as the end of a sentence: ", on rank 1"."""
 
     def adding(self, exactly: bool, patience: Callable[[], float]) -> Ranks:
-        """The same ranks, whose sums are taken in shard order, or in whichever is fastest.
+        """The same ranks with sums in shard order if `exactly`, else in the fastest order.
 
-        `patience`: the seconds for which they wait for one that gives no sign of life.
+        `patience`: seconds to wait for a rank that does not respond.
         """
 
 
 @runtime_checkable
 class Shared(Protocol):
-    """State that ranks have in parts."""
+    """An object whose state is distributed over the ranks."""
 
     def gather(self) -> None:
-        """Brings the other ranks' parts here, for `state_dict`; all ranks call it together."""
+        """Collect the parts of all ranks for `state_dict`; all ranks call it together."""
 
 
 class Alone:
-    """One process with all shards."""
+    """A single process with all shards."""
 
     rank = 0
     size = 1
@@ -133,7 +133,10 @@ ALONE = Alone()
 
 
 def raise_first(ranks: Ranks, faults: Sequence[NonFinite | None]) -> None:
-    """Raise the first shard's fault, on every rank; `faults` are those of this rank's shards."""
+    """Raise the fault of the first shard that has one, on every rank.
+
+    faults: one entry per shard of this rank.
+    """
     gathered = ranks.gather([None if f is None else (f.where, f.arrays) for f in faults])
     for index, fault in enumerate(gathered):
         if fault is not None:

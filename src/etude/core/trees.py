@@ -15,20 +15,20 @@ SEPARATOR = "/"
 
 
 def is_array(leaf: object) -> bool:
-    """Whether a leaf is stored as bytes (arrays, tensors) rather than as JSON."""
+    """Whether a leaf is an array or a tensor, and not JSON."""
     return isinstance(leaf, np.ndarray) or _is_tensor(leaf)
 
 
 def _is_tensor(leaf: object) -> bool:
-    """Torch takes seconds to load: where nobody has, as in a probe's process, nothing is one."""
+    """Whether a leaf is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(leaf, torch.Tensor)
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path "a/b/c", in sorted order, so that hashes do not depend on history.
+    """(path "a/b/c", leaf) of every leaf, in sorted order.
 
-    An empty dict is a leaf of its own: it would otherwise be lost on the way to disk.
+    An empty dict counts as a leaf, so that it is saved too.
     """
     for name in sorted(tree):
         if not isinstance(name, str) or SEPARATOR in name:
@@ -41,7 +41,7 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unflatten(flat: dict[str, Any]) -> Tree:
-    """The tree whose `leaves` are the given paths and values."""
+    """The tree with the given {path: leaf}; the inverse of `leaves`."""
     tree: Tree = {}
     for path, value in flat.items():
         *parents, name = path.split(SEPARATOR)
@@ -53,29 +53,29 @@ def unflatten(flat: dict[str, Any]) -> Tree:
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The same tree with `function` applied to every array leaf."""
+    """Apply `function` to every array of a tree."""
     return unflatten(
         {path: function(leaf) if is_array(leaf) else leaf for path, leaf in leaves(tree)}
     )
 
 
 def without_arrays(tree: Tree) -> Tree:
-    """The same tree without its arrays: numbers and strings."""
+    """Remove all arrays of a tree."""
     return unflatten({path: leaf for path, leaf in leaves(tree) if not is_array(leaf)})
 
 
 def copy_arrays(tree: Tree) -> Tree:
-    """The same tree with arrays that share no memory with the original."""
+    """Copy all arrays of a tree."""
     return map_arrays(lambda a: a.detach().clone() if _is_tensor(a) else a.copy(), tree)
 
 
 def num_bytes(tree: Tree) -> int:
-    """Bytes held by the arrays of a tree."""
+    """Total bytes of the arrays of a tree."""
     return sum(int(leaf.nbytes) for _, leaf in leaves(tree) if is_array(leaf))
 
 
 def digest(tree: Tree) -> str:
-    """SHA-256 over paths, types, shapes and bits of every leaf."""
+    """SHA-256 over the paths, types, shapes and bits of all leaves."""
     sha = hashlib.sha256()
     for path, leaf in leaves(tree):
         if is_array(leaf):

@@ -1,4 +1,4 @@
-"""Bytes, durations, counts and tables as text."""
+"""Format bytes, durations, counts and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(count: float) -> str:
-    """Bytes for people: 524 B, 1.4 MiB."""
+    """Format bytes: 524 B, 1.4 MiB."""
     unit = 0
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -19,7 +19,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 41 s, 3 min 20 s, 5 h 12 min, 12 d 3 h."""
+    """Format seconds: 41.0 s, 3 min 20 s, 5 h 12 min, 12 d 3 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     for upper, lower, high, low in ((3600, 60, "min", "s"), (86400, 3600, "h", "min")):
@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def amount(count: int, what: str) -> str:
-    """How many of something: 1 cycle, 2,048 cycles."""
+    """Format a count with its unit: 1 cycle, 2,048 cycles."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 

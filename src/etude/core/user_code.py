@@ -31,11 +31,11 @@ from etude.core.errors import EtudeError, UsageError, describe_error, exits_as_e
 
 
 class Untrusted(UsageError):
-    """Code that a file names and nobody has trusted."""
+    """Code that a file names and that is not trusted."""
 
 
 class _Source(NamedTuple):
-    """The file that names something, and whether it was opened with trust."""
+    """A file that names code, and whether it was opened with trust."""
 
     path: Path
     trust: bool
@@ -44,18 +44,18 @@ class _Source(NamedTuple):
 _doubted: dict[str, _Source] = {}
 _vouched: set[str] = set()
 _used: dict[str, Path | None] = {}
-"""What was let through in this process, and the file its code is in, where there is one."""
+"""{name of code that was allowed in this process: its file, if there is one}"""
 
 
 def trust_texts(texts: Iterable[str]) -> None:
-    """A person has named these here: they are trusted, unless a file had named them before."""
+    """Trust texts that a person has typed, unless a file had named them before."""
     _vouched.update(text for text in texts if text not in _doubted)
 
 
 def require_trust(texts: Iterable[str], path: Path, trust: bool) -> None:
-    """A recipe file holds these: where one of them names code, it must be trusted.
+    """Require trust for the texts of a recipe file that name code.
 
-    Trust that was given with a text of this file stays.
+    Texts of this file that are trusted already stay so.
     """
     real = Path(os.path.realpath(path))
     new = {text for text in texts if _doubted.get(text) != _Source(real, True)}
@@ -63,10 +63,10 @@ def require_trust(texts: Iterable[str], path: Path, trust: bool) -> None:
 
 
 def check_trust(name: str, what: str, origin: Path | None = None) -> None:
-    """Refuse what a file has named and nobody trusts.
+    """Raise `Untrusted` for code that a file names and that is not trusted.
 
-    what: what would happen, as in "file.yaml names 'x', which would <what>"; origin: the file of
-    the code, whose contents are part of what is trusted.
+    what: the action, as in "file.yaml names 'x', which would <what>"; origin: the file of the
+    code, whose contents are trusted too.
     """
     source = _doubted.get(name)
     if source is not None and source.trust:
@@ -83,7 +83,7 @@ def check_trust(name: str, what: str, origin: Path | None = None) -> None:
 
 
 def remember_trust(path: Path, texts: Iterable[str]) -> None:
-    """This file was written here, by who runs the code that it names: that stays trusted."""
+    """Remember the trust in code that this file names; for files written by this process."""
     named = {text: _used[text] for text in texts if text in _used}
     if named:
         entries = {n: {"from": _text(origin), "sha256": None} for n, origin in named.items()}
@@ -91,20 +91,20 @@ def remember_trust(path: Path, texts: Iterable[str]) -> None:
 
 
 def code_files(texts: Iterable[str]) -> dict[str, Path]:
-    """{text: file of the code that it names} of texts that were let through in this process."""
+    """{text: file of the code that it names} of texts that were allowed in this process."""
     found = {text: _used.get(text) for text in texts}
     return {text: origin for text, origin in found.items() if origin is not None}
 
 
 def names_code(texts: Iterable[str]) -> bool:
-    """Whether one of these names code that was let through in this process."""
+    """Whether one of the texts names code that was allowed in this process."""
     return any(text in _used for text in texts)
 
 
 def _objection(known: dict[str, Any] | None, origin: Path | None) -> str:
-    """What speaks against code, given what was trusted under its name; "" if nothing does."""
+    """Why code is not trusted, given the record of its name; "" if it is."""
     if known is None or known["from"] != _text(origin):
-        return "and nobody has trusted it here yet"
+        return "and it is not trusted here yet"
     changed = known["sha256"] not in (None, _sha256(origin))
     return "and has changed since it was trusted" if changed else ""
 
@@ -129,7 +129,7 @@ def _store(path: Path) -> Path:
 
 
 def _recorded(path: Path) -> dict[str, dict[str, Any]]:
-    """What is trusted of the file at a path, by name."""
+    """{name: record} of the trusted code of the file at a path."""
     try:
         content = json.loads(_store(path).read_text())
         return {str(n): {key: e[key] for key in ("from", "sha256")} for n, e in content["code"]}
@@ -138,7 +138,7 @@ def _recorded(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _record(path: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Trust more of a file; where it cannot be kept, it holds for this process."""
+    """Record trusted code of a file; if it cannot be saved, for this process only."""
     for name in entries:
         _doubted.pop(name, None)
     code, store = {**_recorded(path), **entries}, _store(path)
@@ -152,15 +152,15 @@ def _record(path: Path, entries: dict[str, dict[str, Any]]) -> None:
 
 
 def load_object(target: str, example: str, default: str = "") -> Any:
-    """What `module:name` or `file.py:name` stands for; `example` is shown to who wrote neither.
+    """Load the object `module:name` or `file.py:name`, which runs the module.
 
-    `default`: the name in a module that is named alone. Importing runs the module.
+    `example`: for the error message. `default`: name for a `target` without one.
     """
     where, colon, name = target.rpartition(":")
     if default and not colon:
         where, name = target, default
     if not where or not name:
-        raise UsageError(f"'{target}' names no code: write {example}.")
+        raise UsageError(f"'{target}' does not name code: write {example}.")
     module = load_module(target, where)
     if name not in vars(module):
         public = [known for known in vars(module) if not known.startswith("_")]
@@ -177,7 +177,7 @@ def load_module(target: str, where: str) -> ModuleType:
 
 
 def check_module_trust(target: str, where: str) -> None:
-    """Refuse to import a module or file for a `target` that is not trusted."""
+    """Raise `Untrusted` if the module or file of a `target` is not trusted."""
     if where.endswith(".py"):
         origin: Path | None = Path(where).resolve()
     else:
@@ -189,13 +189,13 @@ def check_module_trust(target: str, where: str) -> None:
 
 
 def file_of(module: str) -> Path | None:
-    """The file a module would be loaded from, found without running its packages."""
+    """The file of a module, found without importing its packages."""
     spec = find_spec(module)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 def find_spec(module: str) -> ModuleSpec | None:
-    """Where a module would be loaded from, found without running its packages."""
+    """The spec of a module, found without importing its packages."""
     paths: Any = [*sys.path, os.getcwd()]
     name, spec = "", None
     for part in module.split("."):
@@ -213,7 +213,7 @@ def find_spec(module: str) -> ModuleSpec | None:
 
 
 def _found_elsewhere(name: str) -> ModuleSpec | None:
-    """A package that is installed editable may be known to a finder of its own alone."""
+    """The spec of a package by other finders, as editable installs have."""
     for finder in sys.meta_path:
         if finder is not PathFinder and (spec := finder.find_spec(name, None)) is not None:
             return spec
@@ -221,14 +221,14 @@ def _found_elsewhere(name: str) -> ModuleSpec | None:
 
 
 def module_or_file(kind: Any) -> str:
-    """The module of a class or function, or its file where no import would find that module."""
+    """The module of a class or function, or its file if the module is not importable."""
     name = kind.__module__
     file = getattr(sys.modules.get(name), "__file__", None)
     return name if file is None or find_spec(name) is not None else str(file)
 
 
 def _from_name(name: str) -> ModuleType:
-    # Last, so that a file here does not take the place of an installed package.
+    # Last, so that a file here does not shadow an installed package.
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -247,7 +247,7 @@ def _from_name(name: str) -> ModuleType:
         ) from error
     except EtudeError:
         raise
-    except Exception as error:  # someone else's module may fail in any way
+    except Exception as error:  # user code may raise anything
         raise UsageError(f"'{name}' cannot be imported: {describe_error(error)}.") from error
 
 
@@ -255,7 +255,7 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"There is no file {path}; check the path.")
     path = path.resolve()
-    # A name of its own: a user's test.py must not be taken for an installed `test`.
+    # A unique name: a user's test.py must not shadow an installed `test`.
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -272,7 +272,7 @@ def _from_file(path: Path) -> ModuleType:
     except EtudeError:
         del sys.modules[name]
         raise
-    except Exception as error:  # someone else's module may fail in any way
+    except Exception as error:  # user code may raise anything
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {describe_error(error)}.") from error
     for each in vars(module).values():
@@ -282,14 +282,14 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _by_file(instance: Any) -> tuple[Any, ...]:
-    """Pickle an object whose class is in a file for workers, which know no module of that name."""
+    """Pickle an object by the file of its class, for workers without a module of that name."""
     _, (kind, *arguments), *state = instance.__reduce_ex__(2)
     file = sys.modules[kind.__module__].__file__
     return (_new, (file, kind.__qualname__, *arguments), *state)
 
 
 def _new(file: str, name: str, *arguments: Any) -> Any:
-    """A new object of a class in a file, where a worker of a run is handed one."""
+    """Unpickle an object of a class in a file."""
     found: Any = _from_file(Path(file))
     for part in name.split("."):
         found = getattr(found, part)

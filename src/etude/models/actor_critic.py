@@ -1,5 +1,4 @@
-"""Policies of PPO: an action distribution and a value function, from networks that share what they
-read."""
+"""Policies of PPO: an action distribution and a value function over shared features."""
 
 from __future__ import annotations
 
@@ -19,20 +18,20 @@ from etude.models.policies import BasePolicy, BasePolicyConfig, Features, Policy
 
 
 class EvaluatedActions(NamedTuple):
-    """Actions that were taken, evaluated by a policy."""
+    """Given actions, evaluated by a policy."""
 
     log_probs: torch.Tensor
     """[...]"""
     entropy: torch.Tensor
-    """[...], or [] where it is the same for every step."""
+    """[...], or [] if it is the same for every step."""
     values: torch.Tensor
     """[...]"""
     excess: torch.Tensor
-    """[...] how far the mean action leaves its bounds, or [] where it never does."""
+    """[...] squared distance of the mean action beyond its bounds; [] if it cannot leave them."""
 
 
 class Memory(NamedTuple):
-    """What a recurrent policy knew at the start of each segment, and where episodes begin."""
+    """Recurrent state at the start of each segment, and the starts of episodes."""
 
     state: dict[str, torch.Tensor]
     """{name: [segments, units]} before the first step, {} for a memoryless policy."""
@@ -46,10 +45,10 @@ class Memory(NamedTuple):
 
 
 class ActorCritic(BasePolicy):
-    """A policy and its value function over named observations.
+    """Base class of a policy with its value function.
 
-    Actor and critic share the encoder of an image that both read. A subclass defines `_step`,
-    `_forward` and `_values`, which get images already encoded.
+    Actor and critic share the encoders of images that both read. A subclass defines `_step`,
+    `_forward` and `_values`, whose features are encoded.
     """
 
     def setup(self, generator: torch.Generator | None) -> None:
@@ -57,9 +56,9 @@ class ActorCritic(BasePolicy):
         self.encoders = self.make_encoders(names, generator)
         self._log_std_range: tuple[float, float] | None = None
         self._gaussian, self.std_of_state = DiagonalGaussian, False
-        """`std_of_state`: the actor gives the spread of box actions for every state."""
+        """`std_of_state`: the actor computes the standard deviation for every state."""
         self._noise_decides = self.action.kind == "box"
-        """Whether the density of an action depends on its noise alone."""
+        """Whether the density of an action depends only on its noise."""
         if self.action.kind != "box":
             return
         if isinstance(config := self.config, PolicyConfig):
@@ -70,8 +69,8 @@ class ActorCritic(BasePolicy):
             if config.std_range is not None:
                 self._log_std_range = (math.log(config.std_range[0]), math.log(config.std_range[1]))
         start = torch.full((self.num_actions,), float(np.log(config.init_std)))
-        # Without a gradient it stays among the parameters, and the optimizer leaves it alone.
-        # Where the actor gives the spread of every state, this is what its output is added to.
+        # A parameter even without a gradient, which the optimizer skips. A state-dependent standard
+        # deviation is this plus the output of the actor.
         self.log_std = nn.Parameter(start, requires_grad=config.learn_std)
 
     @property
@@ -81,8 +80,8 @@ class ActorCritic(BasePolicy):
 
     @property
     def num_outputs(self) -> int:
-        """Numbers the actor gives for an observation: means, of a state-dependent spread also its
-        logarithms, or logits of all choices."""
+        """Outputs of the actor: means, with state-dependent log standard deviations, or logits of
+        all choices."""
         if self.action.kind != "box":
             return sum(self.action.sizes)
         return self.num_actions * (2 if self.std_of_state else 1)
@@ -91,27 +90,27 @@ class ActorCritic(BasePolicy):
     def _step(
         self, features: torch.Tensor, state: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The actor's outputs [num_envs, num_outputs] at features [num_envs, n]; the next state."""
+        """(outputs of the actor [num_envs, num_outputs], next state) at features [num_envs, n]."""
 
     @abstractmethod
     def _forward(
         self, features: Features, memory: Memory | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The actor's outputs [..., num_outputs] and the values [...] of encoded features."""
+        """(outputs of the actor [..., num_outputs], values [...]) at encoded features."""
 
     @abstractmethod
     def _values(self, features: Features, memory: Memory | None) -> torch.Tensor:
-        """[...]: the values of encoded features [..., n]."""
+        """Values [...] of encoded features [..., n]."""
 
     def values(self, features: Features, memory: Memory | None) -> torch.Tensor:
-        """[segments, horizon]: the value of prepared features [segments, horizon, n].
+        """Values [segments, horizon] of prepared features [segments, horizon, n].
 
-        A memoryless policy takes any leading shape, and its memory is None.
+        A memoryless policy accepts any leading shape; its memory is None.
         """
         return self._values(self._encoded(features), memory)
 
     def _encoded(self, features: Features) -> Features:
-        """Prepared features with those of images in place of the images."""
+        """Replace images in prepared features by their encodings."""
         if self.encoders is None:
             return features
         encoded, beside = self.encoders.encoded(features), self.encoders.beside
@@ -122,13 +121,13 @@ class ActorCritic(BasePolicy):
 
     @staticmethod
     def actor_arrays(arrays: Tree) -> Tree:
-        """Of a policy's arrays, those that it acts by: all but the value function's own."""
+        """The arrays of a policy without those of its value function."""
         return {name: x for name, x in arrays.items() if not name.startswith("critic.")}
 
     def _distribution(
         self, outputs: torch.Tensor, features: Features
     ) -> DiagonalGaussian | Categoricals:
-        """features: named tensors, of which an action mask [..., choices] is read."""
+        """The action distribution; features: may hold an action mask [..., choices]."""
         if self.action.kind != "box":
             name = self.config.action_mask
             return Categoricals(
@@ -172,9 +171,9 @@ class ActorCritic(BasePolicy):
     def evaluate(
         self, features: Features, actions: torch.Tensor, memory: Memory | None
     ) -> EvaluatedActions:
-        """Evaluates actions [segments, horizon, n] taken at prepared features.
+        """Evaluate actions [segments, horizon, n] at prepared features.
 
-        A memoryless policy takes any leading shape, and its memory is None.
+        A memoryless policy accepts any leading shape; its memory is None.
         """
         outputs, values = self._forward(self._encoded(features), memory)
         distribution = self._distribution(outputs, features)
@@ -184,13 +183,13 @@ class ActorCritic(BasePolicy):
 
     @torch.no_grad()
     def mean_std(self, features: Features, memory: Memory | None) -> float:
-        """The mean standard deviation of box actions at prepared features."""
+        """Mean standard deviation of box actions at prepared features."""
         outputs, _ = self._forward(self._encoded(features), memory)
         return float(self._distribution(outputs, features).log_std.exp().mean())  # type: ignore[union-attr]
 
 
 class MlpPolicy(ActorCritic):
-    """Two separate networks over named observations."""
+    """Separate networks of actor and critic."""
 
     config: PolicyConfig
 
@@ -214,12 +213,11 @@ class MlpPolicy(ActorCritic):
         return self.actor(features["actor"]), self._values(features, memory)
 
     def _values(self, features: Features, memory: Memory | None) -> torch.Tensor:
-        """There is no memory to consult."""
         return self.critic(features["critic"]).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class ModulePolicy(MlpPolicy):
-    """Actor and critic as ordinary modules, which a `ModulePolicyConfig` makes."""
+    """Actor and critic are modules made by a `ModulePolicyConfig`."""
 
     config: ModulePolicyConfig  # type: ignore[assignment]
 
@@ -233,18 +231,19 @@ class ModulePolicy(MlpPolicy):
 
 
 class ModulePolicyConfig(BasePolicyConfig):
-    """A policy for PPO whose networks are one's own: ordinary modules from [..., inputs] to
-    [..., outputs]. A subclass defines `network` and may add fields."""
+    """A policy for PPO with your own networks: modules from [..., inputs] to [..., outputs].
+
+    A subclass defines `network` and may add fields.
+    """
 
     kind: str = ""
 
     @abstractmethod
     def network(self, num_inputs: int, num_outputs: int) -> nn.Module:
-        """A new network; its initial weights may come from torch's global generator, which is
-        seeded for it."""
+        """A new network; torch's global generator is seeded for its initial weights."""
 
     def num_activations(self, action_size: int) -> int:
-        """Two per output of every layer."""
+        """Two numbers per output of every layer."""
         with torch.device("meta"):
             networks = nn.ModuleList([self.network(1, action_size), self.network(1, 1)])
         return 2 * sum(p.shape[0] for p in networks.parameters() if p.ndim > 1)

@@ -1,4 +1,4 @@
-"""Policies of SAC and TD3: an actor of continuous actions, and the critics of a learner."""
+"""Policies of SAC and TD3: actors with box actions, and critics."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from etude.models.policies import BasePolicy, Features, PolicyConfig
 
 LOG_STD_RANGE = (-20.0, 2.0)
 SQUASH_EPSILON = 1e-6
-"""Keeps the logarithm of a saturated action finite, as in the method's first implementation."""
+"""Keeps the logarithm of saturated actions finite, as in the original implementation of SAC."""
 
 
 class DeferredNormaliser(Normaliser):
-    """Leaves observations as they are, unclipped, until it has absorbed any."""
+    """A normaliser that leaves observations unchanged until its first statistics."""
 
     has_seen = False
 
@@ -41,12 +41,12 @@ class DeferredNormaliser(Normaliser):
 
 
 class Actor(BasePolicy):
-    """A network over named vector observations that acts in [-1, 1] per dimension."""
+    """Base class of actors with actions in [-1, 1] per dimension."""
 
     normaliser = DeferredNormaliser
     explore: torch.Tensor
-    """[] bool: with noise, act uniformly at random. Off but in what a learner broadcasts while its
-    store is still filling."""
+    """[] bool: with noise, act uniformly at random. Set by the learner in broadcasts until its
+    first update."""
 
     config: PolicyConfig
     outputs_per_action: ClassVar[int] = 1
@@ -79,13 +79,13 @@ class Actor(BasePolicy):
         return network
 
     def make_values(self, generator: torch.Generator | None) -> FeatureNetwork:
-        """A new network from prepared features to the value of their state, [n, 1]."""
+        """A new value network: prepared features to values [n, 1]."""
         config = self.config
         sizes = (self._width(self._critic_names()), *config.critic_layers, 1)
         return self._network("critic", sizes, config.layer_norm != "off", generator)
 
     def make_critics(self, generator: torch.Generator | None, num: int = 2) -> Critics:
-        """New critics of this policy's actions, reading what `prepare` gives under "critic"."""
+        """New critics of this policy's actions, which read the features "critic"."""
         config, names = self.config, self._critic_names()
         sizes = (self._width(names) + self.num_actions, *config.critic_layers, 1)
         norm, encoders = config.layer_norm != "off", self.make_encoders(names, generator)
@@ -98,11 +98,11 @@ class Actor(BasePolicy):
     def _choose(
         self, features: Features, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [num_envs, dims] and log-probabilities [num_envs] at prepared features."""
+        """(actions [num_envs, dims], log-probabilities [num_envs]) at prepared features."""
 
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
         if noise is not None and bool(self.explore):
-            # A normal number's place in its distribution is uniform.
+            # The error function maps normal numbers to uniform ones.
             actions = torch.erf(noise * math.sqrt(0.5))
             log_prob = -math.log(2.0) * self.num_actions
             return Action(actions, actions.new_full(actions.shape[:-1], log_prob), state)
@@ -111,15 +111,15 @@ class Actor(BasePolicy):
 
 
 class SquashedPolicy(Actor):
-    """For SAC: a normal action with a spread for every state, squashed into the box by tanh."""
+    """For SAC: Gaussian actions with a state-dependent standard deviation, squashed by tanh."""
 
     outputs_per_action = 2
 
     def sample(self, features: Features, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [..., dims] as a differentiable function of features and standard normal noise.
+        """(actions [..., dims], log-probabilities [...]) at features and standard normal noise.
 
-        And their log-probabilities [...]: tanh stretches space by 1 - tanh^2, so a density
-        shrinks by it.
+        Differentiable (reparametrised). The density is divided by the derivative of tanh,
+        1 - tanh^2.
         """
         mean, log_std = self.actor(features).chunk(2, dim=-1)
         raw, density = DiagonalGaussian(mean, log_std.clamp(*LOG_STD_RANGE)).sample(noise)
@@ -137,10 +137,10 @@ class SquashedPolicy(Actor):
 
 
 class DeterministicPolicy(Actor):
-    """For TD3: one action for every state, and noise of a given size around it to explore."""
+    """For TD3: deterministic actions, with Gaussian noise for exploration."""
 
     exploration: torch.Tensor
-    """[] standard deviation of that noise; zero but in what a learner broadcasts."""
+    """[] standard deviation of that noise; the learner sets it in broadcasts, otherwise 0."""
 
     def setup(self, generator: torch.Generator | None) -> None:
         super().setup(generator)
@@ -157,14 +157,14 @@ class DeterministicPolicy(Actor):
         actions = self.actions(features)
         if noise is not None:
             actions = torch.addcmul(actions, self.exploration, noise).clamp(-1.0, 1.0)
-        # What is certain has no density; nothing asks for one.
+        # Deterministic actions have no density; it is not used.
         return actions, actions.new_zeros(actions.shape[:-1])
 
 
 def _joined(
     features: Features, reader: str, encoders: ImageEncoders | None, names: tuple[str, ...]
 ) -> torch.Tensor:
-    """[..., n]: what the actor or the critic reads, images encoded."""
+    """Inputs [..., n] of the actor or the critic, with images encoded."""
     if encoders is None:
         return features[reader]
     images = {name: features[name] for name in names if name in encoders}
@@ -172,7 +172,7 @@ def _joined(
 
 
 class FeatureNetwork(Mlp):
-    """Layers over what the actor or the critic reads, and the encoders of images among it."""
+    """A perceptron over the features of the actor or the critic, with encoders of images."""
 
     reader: str
     """ "actor" or "critic"."""
@@ -185,9 +185,9 @@ class FeatureNetwork(Mlp):
 
 
 def init_by_fan_in(network: Mlp, sizes: tuple[int, ...], generator: torch.Generator | None) -> None:
-    """Draws weights and biases uniformly in +-1/sqrt(inputs) of their layer.
+    """Draw weights and biases uniformly from +-1/sqrt(inputs) of their layer.
 
-    What SAC and TD3 were tuned with: outputs near zero at the start, whatever the input.
+    SAC and TD3 were tuned with it: initial outputs are near zero for any input.
     """
     if generator is None:
         return
@@ -199,11 +199,10 @@ def init_by_fan_in(network: Mlp, sizes: tuple[int, ...], generator: torch.Genera
 
 
 class Critics(nn.Module):
-    """Networks over features and action, two of them for SAC and TD3; the smallest estimate is the
-    one to believe.
+    """Q networks over features and actions, two for SAC and TD3, which use the smaller estimate.
 
-    Plain networks and not one batched product: on a processor the latter is slower. They share the
-    encoders of images.
+    Separate networks, because a batched product is slower on a CPU. They share the encoders of
+    images.
     """
 
     def __init__(
@@ -216,9 +215,9 @@ class Critics(nn.Module):
         reads: tuple[str, ...],
         encoders: ImageEncoders | None,
     ) -> None:
-        """sizes: features and actions, units of the hidden layers, 1.
+        """sizes: features plus actions, units of the hidden layers, 1.
 
-        Without a generator the weights are about to be loaded (or on the meta device).
+        generator: None if the weights are loaded afterwards (or on the meta device).
         """
         super().__init__()
         networks = [Mlp(sizes, activation, 1.0, None, layer_norm) for _ in range(num)]
@@ -234,20 +233,20 @@ class Critics(nn.Module):
     def forward(
         self, features: Features, actions: torch.Tensor, among: Sequence[int] | None = None
     ) -> list[torch.Tensor]:
-        """The estimates [n] of actions [n, dims] at prepared features, by all or by some of the
+        """Estimates [n] of actions [n, dims] at prepared features, by all or by `among` the
         networks."""
         x = self._inputs(features, actions)
         chosen = range(len(self.networks)) if among is None else among
         return [self.networks[k](x).squeeze(-1) for k in chosen]
 
     def first_q(self, features: Features, actions: torch.Tensor) -> torch.Tensor:
-        """The first estimate alone, [n]."""
+        """The estimate of the first network, [n]."""
         estimate: torch.Tensor = self(features, actions, (0,))[0]
         return estimate
 
     def min_q(
         self, features: Features, actions: torch.Tensor, among: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """The smallest of the estimates, [n], by all or by some of the networks."""
+        """The smallest estimate, [n], of all or of `among` the networks."""
         smallest: torch.Tensor = functools.reduce(torch.minimum, self(features, actions, among))
         return smallest

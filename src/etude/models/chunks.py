@@ -1,24 +1,24 @@
-"""Policies that give a chunk of actions at a time: `act` and `flow`.
+"""Policies that predict chunks of actions with a transformer: `act` and `flow`.
 
-Both read the last `history` observations as tokens, one for the vectors and one for each image of
-an observation, and a small transformer decodes the next `chunk` actions from them.
+The last `history` observations are encoded as tokens, one for the vectors and one for each image of
+an observation; the next `chunk` actions are decoded from them.
 
-- `act` (Zhao et al. 2023, without its latent style variable): the decoder starts from learned
-  queries and gives the actions; the loss is their absolute error.
-- `flow` (flow matching, Lipman et al. 2022): the decoder starts from noisy actions
-  x = (1 - t) noise + t actions and gives the velocity actions - noise; the loss is its squared
-  error. To act, noise is moved along the velocity in `flow_steps` Euler steps. So it can represent
-  several ways to do a thing, of which the noise picks one.
+- `act` (Zhao et al. 2023, without its latent style variable): the decoder maps learned queries to
+  actions; the loss is their absolute error.
+- `flow` (flow matching, Lipman et al. 2022): the decoder maps noisy actions
+  x = (1 - t) noise + t actions to the velocity actions - noise; the loss is its squared error. To
+  act, noise is integrated along the velocity in `flow_steps` Euler steps. It can represent several
+  solutions, of which the noise selects one.
 
-Every step predicts a new chunk, and the two kinds act by it as their papers do:
+A chunk is predicted at every step, and used as in the papers:
 
-- `act` predicts one best chunk, so predictions of a step are alike and their mean is better than
-  each: the oldest has weight 1, the next exp(-ensemble), and so on (temporal ensembling).
-- `flow` draws a chunk from several that are possible, and the mean of two of them may be neither:
-  left and right of an obstacle is into it. So the first `execute` actions of one chunk are carried
-  out, and then those of the newest (receding horizon, as in Diffusion Policy, Chi et al. 2023).
+- `act` averages the predictions for a step: the oldest has weight 1, the next exp(-ensemble), and
+  so on (temporal ensembling).
+- `flow` samples chunks, whose mean may be no solution: left and right of an obstacle average to a
+  collision. It executes the first `execute` actions of a chunk, then those of the newest (receding
+  horizon, as in Diffusion Policy, Chi et al. 2023).
 
-What is still to come is the policy's recurrent state, and so are the observations before this one.
+The remaining actions and the earlier observations are the policy's recurrent state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from etude.models.policies import BasePolicy, BasePolicyConfig, Features
 
 
 class ChunkPolicyConfig(BasePolicyConfig):
-    """A transformer that gives a chunk of actions at a time."""
+    """A transformer that predicts chunks of actions."""
 
     kind: Literal["act", "flow"] = Field(
         "act", description="act: actions by their absolute error. flow: by flow matching."
@@ -89,7 +89,7 @@ class ChunkPolicyConfig(BasePolicyConfig):
 
 
 class ChunkPolicy(BasePolicy):
-    """See the module's text."""
+    """Policy `act` or `flow`, as described in the module's docstring."""
 
     config: ChunkPolicyConfig
 
@@ -151,7 +151,7 @@ class ChunkPolicy(BasePolicy):
         return generator.standard_normal((steps, num_envs, size), dtype=np.float32)
 
     def _tokens(self, features: Features) -> torch.Tensor:
-        """[n, tokens, width] of prepared features [n, history, ...]."""
+        """Encode prepared features [n, history, ...] as tokens [n, tokens, width]."""
         tokens = []
         if self.vector_token is not None:
             tokens.append(self.vector_token(features["actor"]))
@@ -165,7 +165,7 @@ class ChunkPolicy(BasePolicy):
         return x
 
     def _decode(self, tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """[n, chunk, dims] from queries x [n, chunk, width]."""
+        """Decode queries x [n, chunk, width] to [n, chunk, dims]."""
         for layer in self.decoder_layers:
             x = layer(x, tokens)
         outputs: torch.Tensor = self.head(self.norm(x))
@@ -174,12 +174,12 @@ class ChunkPolicy(BasePolicy):
     def _velocity(
         self, tokens: torch.Tensor, noisy: torch.Tensor, time: torch.Tensor
     ) -> torch.Tensor:
-        """[n, chunk, dims] at noisy actions [n, chunk, dims] and times [n] in [0, 1]."""
+        """Velocity [n, chunk, dims] at noisy actions [n, chunk, dims] and times [n] in [0, 1]."""
         embedded = self.time(_embedded(time, self.config.width))[:, None]
         return self._decode(tokens, self.noisy(noisy) + self.queries + embedded)
 
     def _predict(self, features: Features, noise: torch.Tensor | None) -> torch.Tensor:
-        """The next actions, [n, chunk, dims]; noise: [n, chunk * dims], None for no noise."""
+        """Predict actions [n, chunk, dims]; noise: [n, chunk * dims], None for zeros."""
         config, tokens = self.config, self._tokens(features)
         num, shape = len(tokens), (len(tokens), config.chunk, self.num_actions)
         if config.kind == "act":
@@ -198,7 +198,7 @@ class ChunkPolicy(BasePolicy):
             is_over = state["left"] < 0.5
             plan = torch.where(is_over[..., None], chunk, state["plan"])
             most = min(self.config.execute, self.config.chunk)
-            after["plan"] = _moved_up(plan)
+            after["plan"] = _shift(plan)
             after["left"] = torch.where(is_over, zeros[:, None] + most, state["left"]) - 1.0
             return Action(plan[:, 0], zeros, after)
         if self.config.ensemble is None:
@@ -207,22 +207,22 @@ class ChunkPolicy(BasePolicy):
         sums = state["sums"] + weight[..., None] * chunk
         weights = state["weights"] + weight
         actions = sums[:, 0] / weights[:, :1]
-        after["sums"] = _moved_up(sums)
-        after["weights"] = _moved_up(weights)
-        after["predictions"] = _moved_up(state["predictions"] + 1.0)
+        after["sums"] = _shift(sums)
+        after["weights"] = _shift(weights)
+        after["predictions"] = _shift(state["predictions"] + 1.0)
         return Action(actions, zeros, after)
 
     def _remember(
         self, obs: dict[str, torch.Tensor], state: Tree
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """{name: [n, history, ...]} with this observation last, and what is to be remembered."""
+        """({name: [n, history, ...]} with this observation last, next state of the history)."""
         names, after = self.config.actor_reads, {}
         frames = {name: obs[name][:, None] for name in names}
         if self.config.history == 1:
             return frames, {}
         fresh = state["num_seen"][:, 0] == 0
         for name in names:
-            # Before the first observation of an episode there was the same.
+            # The history of an episode's first observation repeats it.
             here = frames[name].expand_as(state[_past(name)])
             is_fresh = fresh.view(-1, *[1] * (here.ndim - 1))
             past = torch.where(is_fresh, here, state[_past(name)])
@@ -235,7 +235,7 @@ class ChunkPolicy(BasePolicy):
         return Window(self.config.history - 1, 0, self.config.chunk)
 
     def imitation_loss(self, shown: Demonstrations, generator: np.random.Generator) -> torch.Tensor:
-        """[n, chunk]."""
+        """Loss [n, chunk]."""
         features, actions = self.prepare(shown.obs), shown.actions
         if self.config.kind == "act":
             return (self._predict(features, None) - actions).abs().mean(-1)
@@ -248,8 +248,8 @@ class ChunkPolicy(BasePolicy):
 
 
 class Layer(nn.Module):
-    """Attention among tokens, of a decoder also to other tokens, then two linear layers; each
-    normalised before and added to what came in."""
+    """A pre-norm transformer layer: self-attention, in decoders cross-attention, and two linear
+    layers, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, is_decoder: bool) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention of tokens to others."""
+    """Multi-head attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -288,14 +288,14 @@ class Attention(nn.Module):
 
 
 def _embedded(time: torch.Tensor, width: int) -> torch.Tensor:
-    """[n, width]: sines and cosines of times [n] at frequencies from 1 to 1000."""
+    """Sines and cosines [n, width] of times [n] at frequencies from 1 to 1000."""
     steps = torch.linspace(0.0, math.log(1000.0), width // 2, device=time.device)
     angles = time[:, None] * steps.exp()
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def _moved_up(x: torch.Tensor) -> torch.Tensor:
-    """[n, chunk, ...] one step later: the first is over, and the last is not yet known."""
+def _shift(x: torch.Tensor) -> torch.Tensor:
+    """Shift [n, chunk, ...] by one step; the last entry is 0."""
     return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""Action distributions whose randomness is handed in, so that a rollout is a pure function."""
+"""Action distributions with explicit noise, so that a rollout is a pure function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiagonalGaussian:
-    """Independent normals around `mean` [..., n]; `log_std` is [n], shared, or [..., n]."""
+    """Independent Gaussians; `mean` [..., n], `log_std` [n] or [..., n]."""
 
     def __init__(self, mean: torch.Tensor, log_std: torch.Tensor) -> None:
         self.mean, self.log_std = mean, log_std
@@ -26,44 +26,44 @@ class DiagonalGaussian:
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [..., n] and their log-probabilities [...]."""
-        # The noise is the standardised action: the density needs no way back from the action.
+        # The noise is the standardised action, which saves the inverse.
         return self.actions(noise), self.log_density(noise, self.log_std)
 
     def actions(self, noise: torch.Tensor) -> torch.Tensor:
-        """[..., n]: those that standard normal noise [..., n] leads to."""
+        """Actions [..., n] of standard normal noise [..., n]."""
         return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def mode(self) -> torch.Tensor:
         return self.mean
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        """[...]: log density of actions [..., n]."""
+        """Log density [...] of actions [..., n]."""
         return self.log_density((actions - self.mean) * (-self.log_std).exp(), self.log_std)
 
     @staticmethod
     def log_density(z: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:
-        """[...] of standardised actions [..., n], in as few kernels as it takes."""
+        """Log density [...] of standardised actions [..., n], with few kernels."""
         exponents = torch.addcmul(log_std, z, z, value=0.5).sum(-1)
         return -_HALF_LOG_TWO_PI * z.shape[-1] - exponents
 
     def entropy(self) -> torch.Tensor:
-        """[...], or [] where the spread does not depend on the observation."""
+        """[...], or [] if `log_std` is [n]."""
         return self.log_std.sum(-1) + (0.5 + _HALF_LOG_TWO_PI) * self.log_std.shape[-1]
 
     def excess(self) -> torch.Tensor:
-        """[...] squared distance by which the mean leaves [-1, 1], where clipping hides it."""
+        """Squared distance [...] of the mean beyond [-1, 1], which clipping hides."""
         return functional.relu(self.mean.abs() - 1.0).square().sum(-1)
 
 
 _MOST_SQUASHED = 1.0 - 1e-6
-"""The largest action that tanh gives: beyond it the way back is infinite in float32."""
+"""Largest squashed action: beyond it, the inverse of tanh is infinite in float32."""
 
 
 class SquashedGaussian(DiagonalGaussian):
-    """A normal action squashed by tanh: actions stay inside (-1, 1).
+    """A Gaussian squashed by tanh to (-1, 1).
 
-    Densities are computed from the squashed action, in training as in a rollout, so that the
-    probability ratio of an action that was just taken is 1.
+    Densities are computed from the squashed action in rollouts and in training, so that the
+    probability ratio of new actions is exactly 1.
     """
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,29 +77,30 @@ class SquashedGaussian(DiagonalGaussian):
         return self.mean.tanh().clamp(-_MOST_SQUASHED, _MOST_SQUASHED)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        """[...]: tanh stretches space by 1 - tanh^2, and a density shrinks by it."""
+        """Log density [...]; divided by the derivative of tanh, 1 - tanh^2."""
         stretch = (1.0 - actions.square()).log().sum(-1)
         return super().log_prob(actions.atanh()) - stretch
 
     def entropy(self) -> torch.Tensor:
-        """[...]: that of the normal, and what tanh changes at the mean; there is no closed form."""
+        """Approximate entropy [...]: of the Gaussian, corrected by the derivative of tanh at the
+        mean."""
         # log(1 - tanh^2 x) = 2 (log 2 - x - softplus(-2 x)), without rounding to log 0.
         stretch = 2.0 * (math.log(2.0) - self.mean - functional.softplus(-2.0 * self.mean))
         return super().entropy() + stretch.sum(-1)
 
     def excess(self) -> torch.Tensor:
-        """[] nothing: actions never leave their bounds."""
+        """0 []: actions never leave their bounds."""
         return torch.zeros((), device=self.mean.device)
 
 
 _FORBIDDEN = -1e9
-"""The logit of a choice that a mask forbids; its probability is exactly 0."""
+"""Logit of a masked choice; its probability is exactly 0."""
 
 
 class Categoricals:
-    """One or several independent choices; `logits` [..., sum(sizes)], actions [..., choices].
+    """Independent categoricals; `logits` [..., sum(sizes)], actions [..., choices].
 
-    mask: [..., sum(sizes)], 0 where a choice is forbidden; None allows all.
+    mask: [..., sum(sizes)], 0 for forbidden choices; None allows all.
     """
 
     def __init__(
@@ -114,13 +115,13 @@ class Categoricals:
         return generator.random((steps, num_envs, choices), dtype=np.float32)
 
     def sample(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions and their log-probabilities, by the inverse cumulative distribution at uniform
-        noise [..., choices]."""
+        """Actions and log-probabilities by the inverse cumulative distribution at uniform noise
+        [..., choices]."""
         picks = []
         for i, part in enumerate(self.log_probs):
             sums = part.exp().cumsum(-1)
-            # Rounded probabilities sum to just beside 1: without their sum as the scale, noise
-            # close to 1 could pick a last choice of probability 0.
+            # Rounded probabilities do not sum to exactly 1: without this scale, noise close to 1
+            # could select a last choice of probability 0.
             picks.append((sums[..., :-1] <= noise[..., i : i + 1] * sums[..., -1:]).sum(-1))
         actions = torch.stack(picks, dim=-1)
         return actions, self.log_prob(actions)
@@ -142,12 +143,12 @@ class Categoricals:
         return total
 
     def excess(self) -> torch.Tensor:
-        """[] nothing: a choice has no bounds to leave."""
+        """0 []: discrete actions have no bounds."""
         return torch.zeros((), device=self.log_probs[0].device)
 
 
 def mask_spec(name: str, observations: dict[str, ArraySpec], action: ActionSpec) -> ArraySpec:
-    """What an environment observes as the mask of its choices; refused where that is none."""
+    """Spec of the observation that masks the choices; raises if it has no fitting shape."""
     size, spec = sum(action.sizes), observations.get(name)
     if not size:
         raise UsageError(f"policy.action_mask {name} is for discrete actions; these are a box.")

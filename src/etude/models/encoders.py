@@ -1,4 +1,4 @@
-"""Images to features: convolutions or a ResNet-18, and one linear layer."""
+"""Image encoders: convolutions or a ResNet-18, and one linear layer."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from etude.models.networks import EncoderConfig, is_image
 
 KERNEL, STRIDE, PADDING = 3, 2, 1
 _HALVINGS = 2
-"""Of the image by the first convolutions of `keypoints`; the others keep its size."""
+"""First convolutions of `keypoints` with stride 2; the others keep the size."""
 _RESNET_CHANNELS = (64, 128, 256, 512)
 _RESNET_SMALLEST = 32
 _CHANNELS_PER_GROUP = 16
 """Channels that GroupNorm normalises together."""
 _PRIVILEGED = ("progress", "critic", "style")
-"""Observations for evaluation, critic or discriminator: read only if they are named."""
+"""Observations for evaluation, critic or discriminator; not read by default."""
 _SIMULATED = ("states", "object")
-"""How the names begin of what only a simulator knows."""
+"""Prefixes of observations that only a simulator has."""
 
 
 def smallest_image(config: EncoderConfig) -> int:
-    """Pixels of the shorter side that an image needs."""
+    """Fewest pixels of the shorter side of an image."""
     if config.kind == "resnet18":
         return _RESNET_SMALLEST
     return int(math.prod(strides(config)))
 
 
 def strides(config: EncoderConfig) -> list[int]:
-    """Of each 3x3 convolution of `cnn` or `keypoints`."""
+    """Stride of each 3x3 convolution of `cnn` or `keypoints`."""
     halved = len(config.channels) if config.kind == "cnn" else _HALVINGS
     return [STRIDE if i < halved else 1 for i in range(len(config.channels))]
 
@@ -44,21 +44,21 @@ def strides(config: EncoderConfig) -> list[int]:
 def default_observations(
     observations: Mapping[str, ArraySpec], config: EncoderConfig, but: str | None = None
 ) -> tuple[str, ...]:
-    """What is read of a dataset where nobody says: its images and all proprioceptive vectors.
+    """Observations of a dataset that are read by default: images and proprioceptive vectors.
 
-    Without an image, all vectors. Never the one called `but`.
+    Without images, all vectors. Never the observation `but`.
     """
     least = smallest_image(config)
     images = [n for n, s in observations.items() if is_image(s) and min(s.shape[:2]) >= least]
     vectors = [n for n, s in observations.items() if len(s.shape) == 1]
     hidden = {*_PRIVILEGED, but}
-    if images:  # they show the task; without one its state has to be read
+    if images:  # images show the task; without them, its state must be read
         hidden |= {n for n in vectors if n.startswith(_SIMULATED)}
         hidden |= {"state"} if "proprio" in vectors else set()
     reads = tuple(name for name in [*images, *vectors] if name not in hidden)
     if not reads:
         raise UsageError(
-            "None of the observations is one that a network reads by itself: there are "
+            "No observation is read by default among "
             f"{', '.join(sorted(observations))}. Name those to read (`reads` of a reward network, "
             "policy.actor_reads)."
         )
@@ -66,11 +66,11 @@ def default_observations(
 
 
 def num_activations(config: EncoderConfig, shape: tuple[int, ...]) -> int:
-    """About how many float32 numbers a gradient keeps of an image [h, w, c]."""
+    """Approximate number of float32 activations per image [h, w, c] in a gradient step."""
     height, width, channels = shape
     count = height * width * channels
     if config.kind == "resnet18":
-        # Each of the four stages keeps some ten arrays; the first one is at a quarter of the size.
+        # Each of the four stages keeps about ten arrays; the first has a quarter of the size.
         stages = enumerate(_RESNET_CHANNELS)
         return 2 * count + sum(12 * c * (height * width >> 2 * (2 + i)) for i, c in stages)
     for filters, stride in zip(config.channels, strides(config), strict=True):
@@ -80,14 +80,14 @@ def num_activations(config: EncoderConfig, shape: tuple[int, ...]) -> int:
 
 
 def to_pixels(images: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., h, w, c] as float32 in [-1, 1]."""
+    """Convert uint8 [..., h, w, c] to float32 in [-1, 1]."""
     return images.to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
 
 def stack_channels(images: Sequence[torch.Tensor]) -> torch.Tensor:
-    """uint8 images [n, h, w, c] of the same size as one, [n, h, w, sum of c].
+    """Concatenate uint8 images [n, h, w, c] to [n, h, w, sum of c].
 
-    Channel by channel: `torch.cat` copies three bytes at a time, which takes three times as long.
+    Copies channels, because `torch.cat` copies three bytes at a time and takes three times as long.
     """
     channels = [channel for image in images for channel in image.unbind(-1)]
     stacked = images[0].new_empty((*images[0].shape[:-1], len(channels)))
@@ -97,9 +97,9 @@ def stack_channels(images: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def random_shift(images: torch.Tensor, pixels: int, generator: np.random.Generator) -> torch.Tensor:
-    """Images [n, h, w, c], each moved by up to so many pixels; its border repeats itself.
+    """Shift each of the images [n, h, w, c] by up to `pixels`; borders are repeated.
 
-    Row by row and image by image: one lookup of all pixels copies three bytes at a time.
+    Copies rows, because indexing all pixels copies three bytes at a time.
     """
     num, height, width, _ = images.shape
     moves = generator.integers(-pixels, pixels + 1, (2, num, 1))[..., 0]
@@ -118,14 +118,14 @@ def random_shift(images: torch.Tensor, pixels: int, generator: np.random.Generat
 class ImageEncoder(nn.Module):
     """Convolutions, a linear layer, layer norm and tanh: features in (-1, 1).
 
-    Images are stored [n, h, w, c]. Seen as [n, c, h, w] that is torch's channels-last format, in
-    which the kernels of a processor are twice as fast as in the plain one, and it costs no copy.
+    Images [n, h, w, c], viewed as [n, c, h, w], are in torch's channels-last format, whose CPU
+    kernels are twice as fast, without a copy.
     """
 
     def __init__(
         self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
     ) -> None:
-        """`shape` is (h, w, c). Without a generator the weights are about to be loaded."""
+        """shape: (h, w, c). generator: None if the weights are loaded afterwards."""
         super().__init__()
         height, width, _ = shape
         least = smallest_image(config)
@@ -133,7 +133,7 @@ class ImageEncoder(nn.Module):
             fewer = ", or the encoder cnn" if config.kind == "resnet18" else ", or fewer channels"
             raise UsageError(
                 f"Images of {height} x {width} pixels are too small for the encoder "
-                f"{config.kind}, which halves them again and again: give {least} pixels or "
+                f"{config.kind}, whose layers halve them: give {least} pixels or "
                 f"more{fewer}."
             )
         inputs = self._setup(shape, config, generator)
@@ -146,10 +146,10 @@ class ImageEncoder(nn.Module):
     def _setup(
         self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
     ) -> int:
-        """Makes the convolutions: how many numbers they give for an image.
+        """Make the convolutions; returns the number of their outputs per image.
 
-        Each layer acts on a quarter of the places of the one before: the first filters decide the
-        time, so they are few.
+        Each layer has a quarter of the pixels of the one before, so the first filters decide the
+        time and are few.
         """
         height, width, inputs = shape
         self._strides = strides(config)
@@ -163,10 +163,10 @@ class ImageEncoder(nn.Module):
         return inputs * height * width
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, c, h, w] float32 -> [n, numbers]."""
+        """[n, c, h, w] float32 -> [n, outputs]."""
         for i in range(len(self._strides)):
             x = self._layer(i, x).relu_()
-        # As it lies in memory: row, column, channel.
+        # In memory order: row, column, channel.
         return x.permute(0, 2, 3, 1).flatten(1)
 
     def _layer(self, i: int, x: torch.Tensor) -> torch.Tensor:
@@ -175,7 +175,7 @@ class ImageEncoder(nn.Module):
         return functional.conv2d(x, weight, bias, self._strides[i], PADDING)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 [n, h, w, c] -> float32 [n, features]; the bytes become floats only here."""
+        """uint8 [n, h, w, c] -> float32 [n, features]."""
         x = self._convolve(to_pixels(images).permute(0, 3, 1, 2))
         x = functional.linear(x, self.weight)
         x = functional.layer_norm(x, x.shape[1:], self.norm_weight, self.norm_bias)
@@ -183,9 +183,11 @@ class ImageEncoder(nn.Module):
 
 
 class Keypoints(ImageEncoder):
-    """Convolutions at a quarter of the image's size, and the place where each of the last filters
-    responds most. A few hundred demonstrations are enough to learn where a thing is, which takes
-    many more through a linear layer over all places."""
+    """Convolutions at a quarter of the image's size, and spatial softmax of the last filters.
+
+    It learns the position of an object from a few hundred demonstrations; a linear layer over all
+    pixels needs many more.
+    """
 
     def _setup(
         self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
@@ -201,8 +203,8 @@ class Keypoints(ImageEncoder):
 
 
 class ResNet18(ImageEncoder):
-    """A ResNet-18 with GroupNorm in place of batch norm, so that an image's features do not depend
-    on the others of its batch; spatial softmax in place of the mean keeps where things are."""
+    """A ResNet-18 with GroupNorm in place of batch norm, so that features do not depend on other
+    images of the batch, and spatial softmax in place of the mean, which keeps positions."""
 
     def _setup(
         self, shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
@@ -226,7 +228,7 @@ class ResNet18(ImageEncoder):
 
 
 class _Residual(nn.Module):
-    """Two 3x3 convolutions, and what they were given added to their output."""
+    """Two 3x3 convolutions with a residual connection."""
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, generator: torch.Generator | None
@@ -266,8 +268,8 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 
 
 def spatial_softmax(x: torch.Tensor) -> torch.Tensor:
-    """[n, c, h, w] -> [n, 2 c]: the mean place of each channel, in [-1, 1] across and down, where
-    the channel's softmax over the image is the weight of a place (Levine et al. 2016)."""
+    """[n, c, h, w] -> [n, 2 c]: mean position of each channel, x and y in [-1, 1], weighted by the
+    channel's softmax over the image (Levine et al. 2016)."""
     num, channels, height, width = x.shape
     weights = x.flatten(2).softmax(-1).view(num, channels, height, width)
     across = torch.linspace(-1.0, 1.0, width, device=x.device)
@@ -279,17 +281,16 @@ def spatial_softmax(x: torch.Tensor) -> torch.Tensor:
 def make_encoder(
     shape: tuple[int, ...], config: EncoderConfig, generator: torch.Generator | None
 ) -> ImageEncoder:
-    """An encoder of images (h, w, c). Without a generator the weights are about to be loaded."""
+    """A new encoder of images (h, w, c); generator: None if the weights are loaded afterwards."""
     kinds = {"cnn": ImageEncoder, "keypoints": Keypoints, "resnet18": ResNet18}
     return kinds[config.kind](shape, config, generator)
 
 
 class ImageEncoders(nn.ModuleDict):
-    """{name: encoder} of images, and their features beside a vector."""
+    """{name: encoder} of images."""
 
     def encoded(self, images: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Features [..., features] of those of the images uint8 [..., h, w, c] that have an
-        encoder."""
+        """Encode images uint8 [..., h, w, c] that have an encoder, {name: [..., features]}."""
         return {name: self._features(name, x) for name, x in images.items() if name in self}
 
     def _features(self, name: str, images: torch.Tensor) -> torch.Tensor:
@@ -301,6 +302,6 @@ class ImageEncoders(nn.ModuleDict):
     def beside(
         vector: torch.Tensor, encoded: Mapping[str, torch.Tensor], names: Sequence[str]
     ) -> torch.Tensor:
-        """[..., n + features]: a vector [..., n], then those of `names` that are encoded."""
+        """Concatenate a vector [..., n] and the encoded `names`, [..., n + features]."""
         parts = [encoded[name] for name in names if name in encoded]
         return torch.cat([vector, *parts], dim=-1)

@@ -1,7 +1,7 @@
-"""How a policy imitates actions: the window of a demonstration that it learns from, and the loss.
+"""Imitation of demonstrated actions: windows of demonstrations and the loss of a policy.
 
-A policy of one's own may define `imitation_window` and `imitation_loss` itself; those of PPO, SAC
-and TD3 imitate as this module says.
+A policy may define `imitation_window` and `imitation_loss` itself; this module defines them for the
+policies of PPO, SAC and TD3.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from etude.models.policies import BasePolicy, Features
 
 
 class Window(NamedTuple):
-    """What of a demonstration a policy learns from, around each of its steps."""
+    """Part of a demonstration that a policy reads for each of its steps."""
 
     past: int
-    """Observations before that of the step."""
+    """Number of observations before the step."""
     ahead: int
-    """Observations after that of the step."""
+    """Number of observations after the step."""
     actions: int
-    """Actions, from the step's own on."""
+    """Number of actions, beginning at the step."""
 
 
 class Demonstrations(NamedTuple):
@@ -34,24 +34,24 @@ class Demonstrations(NamedTuple):
     obs: dict[str, torch.Tensor]
     """{name: [n, past + 1 + ahead, ...]}, raw."""
     actions: torch.Tensor
-    """[n, actions, dims]: those of a box in [-1, 1]."""
+    """[n, actions, dims]; of a box, in [-1, 1]."""
     valid: torch.Tensor
     """[n, actions] bool: the action is within its episode."""
 
 
 @runtime_checkable
 class Imitates(Protocol):
-    """A policy that says itself how it imitates."""
+    """A policy that defines its own imitation."""
 
     def imitation_window(self, horizon: int) -> Window:
-        """horizon: steps that a recurrent policy is to learn from together."""
+        """The window; horizon: steps of a sequence for a recurrent policy."""
 
     def imitation_loss(self, shown: Demonstrations, generator: np.random.Generator) -> torch.Tensor:
-        """The loss [n, actions] of each demonstrated action."""
+        """Loss [n, actions] of the demonstrated actions."""
 
 
 def imitation_window(policy: BasePolicy, horizon: int) -> Window:
-    """The window that a policy learns from; `horizon` steps together if it is recurrent."""
+    """The window of a policy; for a recurrent one, sequences of `horizon` steps."""
     if isinstance(policy, Imitates):
         return policy.imitation_window(horizon)
     if policy.state_specs:
@@ -62,7 +62,7 @@ def imitation_window(policy: BasePolicy, horizon: int) -> Window:
 def imitation_loss(
     policy: BasePolicy, shown: Demonstrations, generator: np.random.Generator
 ) -> torch.Tensor:
-    """The mean loss [] over the demonstrated actions that are within their episodes."""
+    """Mean loss [] over the demonstrated actions within their episodes."""
     if isinstance(policy, Imitates):
         losses = policy.imitation_loss(shown, generator)
     elif isinstance(policy, ActorCritic):
@@ -73,7 +73,7 @@ def imitation_loss(
         losses = (actions - shown.actions).square().mean(-1)
     else:
         raise UsageError(
-            f"A policy of the kind {policy.config.kind} does not say how it imitates: give it "
+            f"A policy of the kind {policy.config.kind} cannot imitate: define "
             "imitation_window and imitation_loss (etude.models.imitation)."
         )
     weights = shown.valid.to(losses.dtype)
@@ -81,7 +81,7 @@ def imitation_loss(
 
 
 def _of_actor_critic(policy: ActorCritic, shown: Demonstrations) -> torch.Tensor:
-    """Of each demonstrated action [n, actions]; a recurrent policy begins with an empty memory."""
+    """Loss [n, actions] of the demonstrated actions; a recurrent policy begins with zero state."""
     memory = None
     if policy.state_specs:
         num, steps = shown.valid.shape
@@ -96,10 +96,10 @@ def _of_actor_critic(policy: ActorCritic, shown: Demonstrations) -> torch.Tensor
 def action_errors(
     policy: ActorCritic, features: Features, memory: Memory | None, actions: torch.Tensor
 ) -> torch.Tensor:
-    """[...]: how far a policy is from actions [..., n] at prepared features.
+    """Errors [...] of a policy against actions [..., n] at prepared features.
 
-    Squared errors of the most likely action in a box, or minus the log-probability of choices. The
-    spread of box actions is left alone: it is for whoever explores from here.
+    Mean squared error of the most likely box action, or the negative log-probability of discrete
+    ones. The standard deviation is not trained.
     """
     outputs, _ = policy._forward(policy._encoded(features), memory)
     distribution = policy._distribution(outputs, features)

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons, and what is known of images before one is encoded."""
+"""Multi-layer perceptrons, and the config of image encoders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from etude.core.trees import Tree
 
 MOST_UNITS = 1 << 16
 Units = Annotated[int, Field(ge=1, le=MOST_UNITS)]
-"""Of one layer."""
+"""Units of one layer."""
 Layers = Annotated[tuple[Units, ...], Field(max_length=64)]
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
@@ -48,20 +48,20 @@ def is_image(spec: ArraySpec) -> bool:
 
 
 def make_generator(key: Key | None) -> torch.Generator | None:
-    """Where initial weights are drawn from; None when they are loaded, or only counted."""
+    """A generator for initial weights; None if they are loaded, or only counted."""
     return None if key is None else torch.Generator().manual_seed(key.integer())
 
 
 def load_arrays(module: nn.Module, arrays: Tree) -> None:
-    """Gives a module the arrays {name: array or tensor} of its `state_dict`."""
+    """Load arrays {name: array or tensor} of a module's `state_dict`."""
     module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()})
 
 
 class Mlp(nn.Module):
-    """Linear layers `sizes[0] -> ... -> sizes[-1]`, orthogonal, the last one with its own gain.
+    """Linear layers `sizes[0] -> ... -> sizes[-1]` with orthogonal weights and activations between.
 
-    One module and not a chain of them: at a rollout's batch sizes the calls between modules cost
-    as much as the arithmetic.
+    One module instead of `nn.Sequential`: at a rollout's batch sizes, calls of modules take as long
+    as the arithmetic.
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class Mlp(nn.Module):
         generator: torch.Generator | None,
         layer_norm: bool = False,
     ) -> None:
-        """Without a generator the weights are about to be loaded (or on the meta device).
+        """generator: None if the weights are loaded afterwards (or on the meta device).
 
-        layer_norm: every hidden layer is normalised before its activation function.
+        out_gain: gain of the last layer's weights. layer_norm: normalise every hidden layer before
+        its activation function.
         """
         super().__init__()
         self._activation = ACTIVATIONS[activation]

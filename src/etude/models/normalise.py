@@ -1,4 +1,4 @@
-"""Running statistics in float64 with counts, merged by Chan's rule, and what they normalise."""
+"""Running mean and variance in float64 (Chan), and normalisation of observations and rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLIP = 10.0
 
 
 def merge_moments(left: Tree, right: Tree) -> Tree:
-    """The moments of two samples together (Chan): {"count" [], "mean" [n], "m2" [n]} float64."""
+    """Merge the moments of two samples (Chan): {"count" [], "mean" [n], "m2" [n]} float64."""
     count = left["count"] + right["count"]
     if float(count) == 0.0:
         return left
@@ -32,21 +32,21 @@ def merge_moments(left: Tree, right: Tree) -> Tree:
 
 
 def merge_all(parts: Sequence[dict[str, Tree]]) -> dict[str, Tree]:
-    """The moments of several samples of named arrays together, {name: moments}, in order."""
+    """Merge the moments of several samples of named arrays, {name: moments}, in order."""
     return {name: reduce(merge_moments, [part[name] for part in parts]) for name in parts[0]}
 
 
 def no_moments(size: int) -> Tree:
-    """The moments of nothing."""
+    """Moments of an empty sample."""
     return {"count": np.zeros(()), "mean": np.zeros(size), "m2": np.zeros(size)}
 
 
 def moments(array: Array) -> Tree:
     """Count, mean [n] and sum of squared deviations [n], float64, of vectors [..., n]."""
     flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
-    if not len(flat):  # Nobody was there, and the mean of nothing is no number.
+    if not len(flat):  # The mean of no vectors would be NaN.
         return no_moments(flat.shape[1])
-    with np.errstate(invalid="ignore"):  # The learner refuses what is not finite, and names it.
+    with np.errstate(invalid="ignore"):  # The learner reports non-finite values.
         mean = flat.mean(axis=0)
         flat -= mean
         squares = np.einsum("ij,ij->j", flat, flat)
@@ -54,9 +54,9 @@ def moments(array: Array) -> Tree:
 
 
 class Normaliser(nn.Module):
-    """(x - mean) / std, clipped to +-10; frozen but for `absorb`, which the learner calls.
+    """(x - mean) / std, clipped to +-10; changed only by the learner's calls of `absorb`.
 
-    Statistics are float64; what is applied is their float32 rounding, on the input's device.
+    Statistics are float64, rounded to float32 when they are applied.
     """
 
     count: torch.Tensor
@@ -81,7 +81,7 @@ class Normaliser(nn.Module):
         return torch.addcmul(self.shift, x, self.scale).clamp_(-CLIP, CLIP)
 
     def absorb(self, moments: Tree) -> None:
-        """Take in the moments of newly collected observations."""
+        """Merge the moments of newly collected observations."""
         known = {name: getattr(self, name).cpu().numpy() for name in ("count", "mean", "m2")}
         for name, value in merge_moments(known, moments).items():
             getattr(self, name).copy_(torch.as_tensor(value))
@@ -93,16 +93,16 @@ class Normaliser(nn.Module):
             self.scale.fill_(1.0)
             return
         variance = self.m2 / self.count
-        # A column that never moved carries nothing; dividing by its rounding noise would.
+        # A constant column is not scaled: its variance is rounding noise.
         scale = torch.where(variance > EPSILON, (variance + EPSILON).rsqrt(), 1.0)
         self.scale.copy_(scale)
         self.shift.copy_(-self.mean * scale)
 
 
 class RewardScaler:
-    """Divides rewards by the standard deviation of the discounted return; no mean, clip 10.
+    """Divides rewards by the standard deviation of the discounted return, clipped to +-10.
 
-    Its memory is the moments of the running return and, per environment, the running return itself.
+    State: the moments of the running return and the running return of each environment.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
@@ -113,10 +113,10 @@ class RewardScaler:
     def observe(
         self, envs: slice, rewards: Array, done: Array, present: Array, restarted: Array
     ) -> Tree:
-        """Follow a shard's environments through rewards [num_envs, steps]; moments of returns.
+        """Update the running returns by a shard's rewards [num_envs, steps]; returns their moments.
 
-        done, present: [num_envs, steps] bool; steps without an agent do not count.
-        restarted: [num_envs] bool, those that began a new episode before the first step.
+        done, present: [num_envs, steps] bool; steps without an agent are ignored.
+        restarted: [num_envs] bool, a new episode began before the first step.
         """
         returns = np.empty(rewards.shape)
         running = np.where(restarted, 0.0, self.running[envs])
@@ -141,7 +141,7 @@ class RewardScaler:
         self.moments = merge_moments(self.moments, moments)
 
     def scale(self, rewards: Array) -> Array:
-        """Rewards [num_envs, steps] as float32, scaled and clipped."""
+        """Scale and clip rewards [num_envs, steps], float32."""
         variance = float(self.moments["m2"][0]) / max(float(self.moments["count"]), 1.0)
         scaled: Array = np.clip(rewards / np.sqrt(variance + EPSILON), -CLIP, CLIP)
         return scaled.astype(np.float32)
@@ -155,5 +155,5 @@ class RewardScaler:
 
     @staticmethod
     def moments_in(state: dict[str, Any]) -> Tree:
-        """What a state knows of returns in general: all of it but the running returns."""
+        """The moments in a `state_dict`, without the running returns."""
         return {name: np.asarray(value) for name, value in state["moments"].items()}

@@ -1,4 +1,4 @@
-"""Policies: networks, action distribution and the observation normaliser, as one thing."""
+"""Base classes of policies: networks, action distribution and observation normaliser."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 CONTRACT_FORMAT = 1
 _RECURRENT = 24
-"""float32 numbers a recurrent layer keeps per step and unit: gates, states, their gradients."""
+"""Activations of a recurrent layer per step and unit: gates, states, their gradients."""
 
 
 class BasePolicyConfig(Config):
-    """What a policy reads, and how much it explores at the start."""
+    """Observations and initial exploration of a policy."""
 
     kind: str
     init_std: float = Field(1.0, gt=0, description="Initial standard deviation of box actions.")
     learn_std: bool = Field(True, description="Learn the standard deviation; off keeps init_std.")
     actor_reads: tuple[str, ...] = Field(
         ("state",),
-        description="Observations that the actor reads; none: the images and proprioceptive "
-        "vectors of a dataset.",
+        description="Observations of the actor; none: the images and proprioceptive vectors of "
+        "a dataset.",
     )
     critic_reads: tuple[str, ...] = Field(
         ("state",), description="Observations that the critic reads; none: as the actor."
@@ -57,29 +57,29 @@ class BasePolicyConfig(Config):
 
     @property
     def family(self) -> str:
-        """What it is to a learner: "actor-critic" for PPO, or an actor whose critics the learner
-        has, "squashed" for SAC and "deterministic" for TD3."""
+        """The family that an algorithm needs: "actor-critic" for PPO, or actors without critics,
+        "squashed" for SAC and "deterministic" for TD3."""
         return "actor-critic"
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it has a state that lasts from step to step."""
+        """Whether the policy has recurrent state."""
         return False
 
     @abstractmethod
     def num_activations(self, action_size: int) -> int:
-        """About how many float32 numbers a gradient keeps per step."""
+        """Approximate number of float32 activations per step in a gradient step."""
 
     def image_encoder(self, shape: tuple[int, ...], generator: torch.Generator | None) -> nn.Module:
-        """A new encoder of images uint8 [n, h, w, c] of the shape (h, w, c), which gives
-        `encoder.features` numbers for each, [n, features] float32. A subclass may give its own."""
+        """A new encoder of images uint8 [n, h, w, c] to float32 [n, encoder.features], which a
+        subclass may override; shape: (h, w, c)."""
         from etude.models.encoders import make_encoder
 
         return make_encoder(shape, self.encoder, generator)
 
     @abstractmethod
     def policy_class(self) -> type[BasePolicy]:
-        """The class of its policy."""
+        """The class of the policy."""
 
     def build(
         self,
@@ -87,12 +87,12 @@ class BasePolicyConfig(Config):
         action: ActionSpec,
         generator: torch.Generator | None,
     ) -> BasePolicy:
-        """A new policy. Its weights are drawn from the generator; None when they are loaded."""
+        """A new policy with weights from the generator; None if they are loaded."""
         return self.policy_class()(self, observations, action, generator)
 
 
 class PolicyConfig(BasePolicyConfig):
-    """Networks of actor and critic."""
+    """Config of the built-in networks of actor and critic."""
 
     aliases = {  # noqa: RUF012
         "hidden": "net_arch hidden_sizes hidden_dims actor_hidden_dims",
@@ -164,21 +164,21 @@ class PolicyConfig(BasePolicyConfig):
 
 
 Features = dict[str, torch.Tensor]
-"""What the networks read. {"actor": [..., n], "critic": [..., m]}: vectors, normalised and
-concatenated, one tensor under both names where the critic reads nothing else. Images uint8
-[..., h, w, c] and an action mask are beside them under their own names, as they were observed.
+"""Inputs of the networks: {"actor": [..., n], "critic": [..., m]}, normalised and concatenated
+vectors, the same tensor if both read the same. Images uint8 [..., h, w, c] and the action mask keep
+their own names.
 """
 
 
 def map_features(features: Features, change: Callable[[torch.Tensor], torch.Tensor]) -> Features:
-    """All features changed; what both networks share, once."""
+    """Apply `change` to all features, once to a tensor that both networks share."""
     mapped = {name: change(x) for name, x in features.items() if name != "critic"}
     same = features["critic"] is features["actor"]
     return {**mapped, "critic": mapped["actor"] if same else change(features["critic"])}
 
 
 class BasePolicy(nn.Module, ABC):
-    """What is normalised and read, and how a policy is put away and rebuilt."""
+    """Base class of policies: reads and normalises observations, and writes its contract."""
 
     normaliser: ClassVar[type[Normaliser]] = Normaliser
     state_specs: dict[str, ArraySpec]
@@ -195,16 +195,17 @@ class BasePolicy(nn.Module, ABC):
         self.config = config
         self.action = action
         self.state_specs = {}
-        self.sentences: dict[str, tuple[float, ...]] = {}  # vectors of the observation "task"
+        self.sentences: dict[str, tuple[float, ...]] = {}
+        """{sentence: vector} of the observation "task"."""
         if not config.actor_reads:
             raise UsageError(
-                "policy.actor_reads names no observation to act by; this environment gives "
+                "policy.actor_reads is empty; the observations of this environment are "
                 f"{', '.join(sorted(observations))}."
             )
         names = sorted({*config.actor_reads, *config.critic_reads})
         self.observations = {name: _readable(name, observations) for name in names}
         self.vectors = {n: s.shape[0] for n, s in self.observations.items() if not is_image(s)}
-        """{name: size} of the vectors among the observations; the others are images."""
+        """{name: size} of vector observations; the others are images."""
         self.normalisers = nn.ModuleDict(
             {name: self.normaliser(n) for name, n in self.vectors.items() if name not in config.raw}
         )
@@ -219,54 +220,57 @@ class BasePolicy(nn.Module, ABC):
 
     @abstractmethod
     def setup(self, generator: torch.Generator | None) -> None:
-        """Makes the networks. Weights are drawn from the generator; None when they are loaded."""
+        """Make the networks with weights from the generator; None if they are loaded."""
 
     @property
     def image_names(self) -> tuple[str, ...]:
-        """Those of the observations that are images."""
+        """Names of the images among the observations."""
         return tuple(name for name, spec in self.observations.items() if is_image(spec))
 
     @property
     def actor_observations(self) -> dict[str, ArraySpec]:
-        """What it needs to act: a critic may read more."""
+        """Observations that it reads to act, without those of the critic."""
         masks = () if self.config.action_mask is None else (self.config.action_mask,)
         return {name: self.observations[name] for name in (*self.config.actor_reads, *masks)}
 
     @abstractmethod
     def noise(self, generator: np.random.Generator, steps: int, num_envs: int) -> Array:
-        """All the randomness of a rollout, [steps, num_envs, n] float32."""
+        """Draw the random numbers of a whole rollout, [steps, num_envs, n] float32."""
 
     @abstractmethod
     def act(self, obs: dict[str, torch.Tensor], state: Tree, noise: torch.Tensor | None) -> Action:
-        """obs: {name: [num_envs, ...]} raw; state: {name: [num_envs, units]}, {} without memory.
+        """Actions for raw observations {name: [num_envs, ...]}.
 
-        noise: [num_envs, n] or None for the most likely action.
+        state: {name: [num_envs, units]}, {} without memory. noise: [num_envs, n], or None for the
+        most likely actions.
         """
 
     def log_probs(self, noise: torch.Tensor) -> torch.Tensor | None:
-        """[steps, num_envs]: of the actions from noise [steps, num_envs, n], where nothing else
-        decides them; else None, and `act` gives them step by step."""
+        """Log-probabilities [steps, num_envs] of the actions from noise [steps, num_envs, n].
+
+        None if they also depend on the observations; `act` then returns them for each step.
+        """
         return None
 
     def initial_state(self, num_envs: int) -> Tree:
-        """Recurrent state at an episode's start, {name: [num_envs, units]} float32 zeros."""
+        """Recurrent state at the start of an episode, {name: [num_envs, units]} zeros."""
         return {
             name: np.zeros((num_envs, *spec.shape), spec.dtype)
             for name, spec in self.state_specs.items()
         }
 
     def _critic_names(self) -> tuple[str, ...]:
-        """The observations under "critic" in features."""
+        """Observations that the critic reads."""
         return self.config.critic_reads or self.config.actor_reads
 
     def _width(self, names: tuple[str, ...]) -> int:
-        """How many numbers a network reads: the vectors, and the features of the images."""
+        """Number of inputs of a network: vectors and features of images."""
         return sum(self.vectors.get(name, self.config.encoder.features) for name in names)
 
     def make_encoders(
         self, names: tuple[str, ...], generator: torch.Generator | None
     ) -> ImageEncoders | None:
-        """New encoders of those of the observations that are images; None where none is."""
+        """New encoders of the images among `names`; None without images."""
         images = {name: self.observations[name].shape for name in names if name not in self.vectors}
         if not images:
             return None
@@ -277,7 +281,7 @@ class BasePolicy(nn.Module, ABC):
         )
 
     def _read(self, names: tuple[str, ...], obs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """[..., n]: the vectors among observations, normalised and concatenated."""
+        """Normalise and concatenate the vectors among `names`, [..., n]."""
         parts = [self._normalised(name, obs[name]) for name in names if name in self.vectors]
         if not parts:
             images = obs[names[0]]
@@ -288,20 +292,20 @@ class BasePolicy(nn.Module, ABC):
         return x if name in self.config.raw else self.normalisers[name](x)
 
     def prepare(self, obs: dict[str, torch.Tensor]) -> Features:
-        """Normalise once what the networks will read."""
+        """Compute the features of the networks from raw observations."""
         actor, names = self._read(self.config.actor_reads, obs), self._critic_names()
         same = names == self.config.actor_reads
         beside = {name: obs[name] for name in self.observations if name not in self.vectors}
         return {"actor": actor, **beside, "critic": actor if same else self._read(names, obs)}
 
     def absorb(self, moments: dict[str, Tree]) -> None:
-        """The normaliser takes in the moments of collected observations."""
+        """Update the normalisers by the moments of collected observations."""
         for name, normaliser in self.normalisers.items():
             if name in moments:
                 normaliser.absorb(moments[name])  # type: ignore[operator]
 
     def contract(self) -> Tree:
-        """All that is needed to rebuild this policy, but for its arrays."""
+        """Description of this policy, enough to rebuild it with its arrays."""
         return {
             "format": CONTRACT_FORMAT,
             "policy": self.config.model_dump(mode="json"),
@@ -317,7 +321,7 @@ POLICIES: Registry[BasePolicyConfig] = Registry(
 
 
 def make_policy(config: BasePolicyConfig, env: EnvSpec, key: Key | None) -> BasePolicy:
-    """A new policy for an environment, its weights drawn from `key`; None when they are loaded."""
+    """A new policy for an environment, with weights from `key`; None if they are loaded."""
     policy = config.build(env.observations, env.action, make_generator(key))
     policy.sentences = env.sentences if "task" in policy.observations else {}
     return policy
@@ -326,8 +330,8 @@ def make_policy(config: BasePolicyConfig, env: EnvSpec, key: Key | None) -> Base
 def _readable(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
     if name not in observations:
         raise UsageError(
-            f"The policy reads the observation '{name}', which this environment does not give; "
-            f"it gives {', '.join(sorted(observations))}. Set policy.actor_reads and "
+            f"The policy reads the observation '{name}', which this environment does not have; "
+            f"it has {', '.join(sorted(observations))}. Set policy.actor_reads and "
             "policy.critic_reads."
         )
     spec = observations[name]
@@ -343,6 +347,6 @@ def _check_raw(names: tuple[str, ...], vectors: dict[str, int]) -> None:
     for name in names:
         if name not in vectors:
             raise UsageError(
-                f"policy.raw names '{name}', which is no vector that the policy reads; it reads "
-                f"{', '.join(vectors) or 'images alone, which are never normalised'}."
+                f"policy.raw names '{name}', which is not a vector that the policy reads; it reads "
+                f"{', '.join(vectors) or 'only images, which are never normalised'}."
             )

@@ -1,7 +1,7 @@
-"""Networks rebuilt from a contract and arrays, which a stranger may have written.
+"""Rebuild networks from an untrusted contract and arrays.
 
-The contract is checked field by field, and what it describes is held against the arrays that are
-there before any memory is taken for it.
+The contract is validated field by field, and compared with the shapes and types of the arrays
+before memory is allocated for the network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from etude.models.policies import CONTRACT_FORMAT, POLICIES, BasePolicy, BasePol
 
 
 class Contract(Config):
-    """What every network's contract says: what it reads, and what is done."""
+    """Fields of every network's contract: observations and actions."""
 
     format: int
     observations: dict[str, ArraySpec]
@@ -39,9 +39,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]) -> M:
-    """The network that `make` builds of a contract, with these arrays; refused where they differ.
+    """Build the network of a contract and load its arrays; raises if they do not match.
 
-    make: builds without drawing weights, on the meta device too.
+    make: builds the network without drawing weights, also on the meta device.
     """
     try:
         parsed = model.model_validate(contract)
@@ -56,12 +56,14 @@ def rebuild(model: type[C], contract: Tree, arrays: Tree, make: Callable[[C], M]
     except ValidationError as error:
         raise UsageError(f"The contract is not one of Etude's: {explain(error, model)}") from error
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise UsageError(f"The contract describes no network: {describe_error(error)}.") from error
+        raise UsageError(
+            f"No network can be built from the contract: {describe_error(error)}."
+        ) from error
     return network
 
 
 def _check(parsed: Contract) -> None:
-    """What types do not say of shapes and bounds."""
+    """Check shapes and bounds, which types do not cover."""
     for name, spec in parsed.observations.items():
         if not spec.shape or not all(1 <= n <= MOST_UNITS for n in spec.shape):
             raise UsageError(f"The contract gives '{name[:60]}' an impossible shape.")
@@ -80,14 +82,14 @@ def _check(parsed: Contract) -> None:
 
 
 def _compare(described: Tree, arrays: Tree) -> None:
-    """Refuse arrays of other names, shapes or types than the contract describes."""
+    """Raise for arrays of other names, shapes or types than in the contract."""
     for name in sorted(described.keys() ^ arrays.keys()):
         there = "in the contract" if name in described else "among the arrays"
         raise UsageError(f"Contract and arrays differ: '{name[:60]}' is only {there}.")
     for name, expected in described.items():
         found = arrays[name]
         if not is_array(found):
-            raise UsageError(f"Contract and arrays differ: '{name}' is no array.")
+            raise UsageError(f"Contract and arrays differ: '{name}' is not an array.")
         shape, dtype = tuple(expected.shape), _dtype(expected)
         if (tuple(found.shape), _dtype(found)) != (shape, dtype):
             raise UsageError(
@@ -101,13 +103,13 @@ def _dtype(array: torch.Tensor | np.ndarray) -> str:
 
 
 class PolicyContract(Contract):
-    """What `BasePolicy.contract` gives."""
+    """Contract of a policy, from `BasePolicy.contract`."""
 
     policy: Annotated[SerializeAsAny[BasePolicyConfig], BeforeValidator(POLICIES.validate)]
     sentences: dict[str, tuple[FiniteFloat, ...]] = Field({})
 
     def build(self) -> BasePolicy:
-        """The policy, without drawing weights."""
+        """Build the policy without drawing weights."""
         policy = self.policy.build(self.observations, self.action, None)
         size = {len(vector) for vector in self.sentences.values()}
         if size and size != {policy.vectors.get("task")}:
@@ -119,9 +121,9 @@ class PolicyContract(Contract):
 def policy_from_contract(
     contract: Tree, arrays: Tree, path: Path = Path("contract.json"), trust: bool = False
 ) -> BasePolicy:
-    """The policy a checkpoint's `policy/` holds.
+    """Rebuild the policy of a checkpoint's `policy/`.
 
-    trust: code that it names as its kind may run, now and later for the same `path`.
+    trust: allow code that it names as its kind, now and later for the same `path`.
     """
     if contract.get("format") != CONTRACT_FORMAT:
         raise UsageError(
@@ -129,6 +131,6 @@ def policy_from_contract(
             f"reads format {CONTRACT_FORMAT}."
         )
     kind = contract["policy"].get("kind") if isinstance(contract.get("policy"), dict) else None
-    if isinstance(kind, str):  # A file must not choose which code runs.
+    if isinstance(kind, str):  # A file must not select the code that runs.
         require_trust([kind], path, trust)
     return rebuild(PolicyContract, contract, arrays, PolicyContract.build)

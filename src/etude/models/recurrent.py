@@ -1,5 +1,4 @@
-"""Recurrent policies, and their cores: one step for a rollout, whole segments in one fused call
-for training."""
+"""Recurrent policies and their cores: single steps in rollouts, whole segments in training."""
 
 from __future__ import annotations
 
@@ -18,19 +17,19 @@ from etude.models.policies import Features, PolicyConfig
 State = dict[str, torch.Tensor]
 
 _SHUT = -1e9
-"""Added to a gate, it leaves nothing open whatever the weights say: its sigmoid is 0."""
+"""Added to a gate's input, it shuts the gate: its sigmoid is 0 for any weights."""
 
 
 class Core(nn.Module, ABC):
-    """A recurrent layer with torch's parameter layout, [gates * units, inputs] and so on."""
+    """A recurrent layer with torch's parameter layout, [gates * units, inputs] etc."""
 
     names: ClassVar[tuple[str, ...]]
-    """The state's arrays, [num_envs, units] each; the first is the output."""
+    """Names of the state's arrays, [num_envs, units] each; the first is the output."""
     resets: ClassVar[tuple[float, ...]]
-    """Per gate, in torch's order, what empties the state in one step without input."""
+    """Inputs of the gates, in torch's order, that zero the state in one step."""
 
     def __init__(self, inputs: int, units: int, generator: torch.Generator | None) -> None:
-        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        """generator: None if the weights are loaded afterwards (or on the meta device)."""
         super().__init__()
         width = len(self.resets) * units
         self.weight_ih = nn.Parameter(torch.zeros(width, inputs))
@@ -44,10 +43,10 @@ class Core(nn.Module, ABC):
                         nn.init.orthogonal_(gate, generator=generator)
 
     def _weights(self) -> list[torch.Tensor]:
-        """Input, hidden, input bias, hidden bias, as they are now.
+        """Input, hidden, input bias and hidden bias weights.
 
-        Read at every call: a list that is kept, such as nn.LSTM's, would miss that the learner
-        has moved their data.
+        Read at every call: a stored list, as in nn.LSTM, would become stale when the learner moves
+        their data.
         """
         return [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
 
@@ -57,16 +56,15 @@ class Core(nn.Module, ABC):
 
     @abstractmethod
     def _run(self, x: torch.Tensor, state: State, weights: list[torch.Tensor]) -> torch.Tensor:
-        """torch's own loop over time: x [steps, m, n] -> out [steps, m, units]."""
+        """torch's fused loop over time: x [steps, m, n] -> out [steps, m, units]."""
 
     def unroll(self, x: torch.Tensor, state: State, starts: torch.Tensor) -> torch.Tensor:
-        """Every step of m segments: x [m, horizon, inputs] -> out [m, horizon, units].
+        """Run m segments: x [m, horizon, inputs] -> out [m, horizon, units].
 
-        `state` [m, units] is what came before the first step; wherever `starts` [m, horizon] is
-        true the state is zero instead. An episode's start inside a segment is an extra step put
-        in before it, whose gates are shut so that it leaves a state of exact zeros and lets no
-        gradient through. All segments so stay one batch, as long as the one with most starts; where
-        episodes outlast segments, cutting these into pieces costs more, in calls or in padding.
+        state: [m, units] before the first step; set to zero before steps with `starts`
+        [m, horizon]. For an episode's start inside a segment, an extra step is inserted whose shut
+        gates make the state exactly zero and stop gradients. So all segments are one batch with the
+        length of the longest; splitting segments at starts takes more calls or padding.
         """
         state = {name: state[name].masked_fill(starts[:, :1], 0.0) for name in self.names}
         weights = self._weights()
@@ -74,7 +72,7 @@ class Core(nn.Module, ABC):
             return self._run(x.transpose(0, 1), state, weights).transpose(0, 1)
         segments, horizon, _ = x.shape
         place, steps = _places(starts)
-        # Two more columns: the input bias, which the extra steps must not have, and the resets.
+        # Two more input columns: the input bias, without which extra steps run, and the resets.
         reset = x.new_tensor(self.resets).repeat_interleave(self.weight_hh.shape[1])
         weights[0] = torch.cat([self.weight_ih, self.bias_ih[:, None], reset[:, None]], dim=1)
         weights[2] = torch.zeros_like(self.bias_ih)
@@ -96,7 +94,7 @@ class LstmCore(Core):
     def __init__(self, inputs: int, units: int, generator: torch.Generator | None) -> None:
         super().__init__(inputs, units, generator)
         if generator is not None:
-            with torch.no_grad():  # A new memory keeps what it has until it learns to forget.
+            with torch.no_grad():  # Initial forget bias of 1.
                 self.bias_ih[units : 2 * units] = 1.0
 
     def step(self, x: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
@@ -128,9 +126,9 @@ CORES: dict[str, type[Core]] = {"lstm": LstmCore, "gru": GruCore}
 
 
 def _places(starts: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Where each step goes, [m * horizon] into [steps, m], and the number of steps.
+    """Index of each step [m * horizon] in [steps, m] with the extra steps, and `steps`.
 
-    A segment's step is moved back by the starts inside the segment up to it.
+    Each step is delayed by the number of starts inside its segment before it.
     """
     segments, horizon = starts.shape
     delay = starts[:, 1:].cumsum(1)
@@ -142,9 +140,9 @@ def _places(starts: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 class _Pick(torch.autograd.Function):
-    """rows[index] for an index without repetition: its gradient is a copy, not a sum.
+    """rows[index] for unique indices, whose gradient is a copy.
 
-    torch's own adds each row's gradient to the others of the same index, one after another.
+    torch's gradient adds rows one after another, for indices that may repeat.
     """
 
     @staticmethod
@@ -161,10 +159,10 @@ class _Pick(torch.autograd.Function):
 
 
 class RecurrentPolicy(ActorCritic):
-    """One core that actor and critic share.
+    """A recurrent core shared by actor and critic.
 
-    Observations that the critic alone reads do not pass the core: they join its output in a
-    network of the critic's own, so the policy acts without them.
+    Observations that only the critic reads bypass the core: they are concatenated to its output in
+    the critic's network, so that the policy acts without them.
     """
 
     config: PolicyConfig
@@ -198,13 +196,13 @@ class RecurrentPolicy(ActorCritic):
         return self.actor(out), state
 
     def _unroll(self, features: Features, memory: Memory | None) -> torch.Tensor:
-        """The core's output [segments, horizon, units]."""
+        """Outputs of the core, [segments, horizon, units]."""
         if memory is None:
             raise ValueError("a recurrent policy is evaluated from the memory it acted with")
         return self.core.unroll(self._encode(features["actor"]), memory.state, memory.starts)
 
     def _head(self, out: torch.Tensor, features: Features) -> torch.Tensor:
-        """The values [segments, horizon] at the core's output."""
+        """Values [segments, horizon] at the outputs of the core."""
         if self._extra:
             out = torch.cat([out, features["critic"]], dim=-1)
         return self.critic(out).squeeze(-1)  # type: ignore[no-any-return]

@@ -1,5 +1,4 @@
-"""Networks of the reward of a step: r(s, a, s') from vectors and images, and a discriminator of
-motion."""
+"""Reward networks r(s, a, s') of vectors and images, and the discriminator of motion priors."""
 
 from __future__ import annotations
 
@@ -24,16 +23,16 @@ from etude.models.normalise import Normaliser
 from etude.models.rebuilding import Contract, rebuild
 
 CONTRACT_FORMAT, CONTRACT_KIND = 2, "reward"
-"""Format 1 left columns unscaled whose spread was below 1e-4."""
+"""Format 1 did not scale columns with a standard deviation below 1e-4."""
 RESOLUTION = 1e-6
-"""Spreads below this part of the numbers they come from are taken for rounding of float32."""
+"""Relative standard deviations below this are rounding errors of float32."""
 Named = dict[str, torch.Tensor]
 _CHUNK = 64
-"""Steps of one forward pass."""
+"""Steps per forward pass."""
 
 
 class RewardNetworkConfig(Config):
-    """A network for r(s, a, s')."""
+    """Config of a reward network r(s, a, s')."""
 
     reads: tuple[str, ...] = Field(
         ("state",),
@@ -44,7 +43,7 @@ class RewardNetworkConfig(Config):
     encoder: EncoderConfig = Field(EncoderConfig(), description="Encoder of each image.")
 
     def with_reads(self, observations: Mapping[str, ArraySpec], but: str | None = None) -> Self:
-        """With `reads` chosen from what there is, all but one, where none are given."""
+        """A copy with default `reads` among the observations except `but`, if they are empty."""
         if self.reads:
             return self
         reads = default_observations(observations, self.encoder, but)
@@ -52,16 +51,15 @@ class RewardNetworkConfig(Config):
 
 
 class StepNormaliser(Normaliser):
-    """Scales each column of [s, s - s', a] by its own spread, however small that is.
+    """Scales each column of [s, s - s', a] by its standard deviation, however small.
 
-    The change of a step may be a millionth of the state and still decide its reward; a
-    spread that counts as none in an observation of about unit size is then all there is to see. A
-    column is left unscaled only where its spread is within the rounding of the numbers it was
-    computed from. For s - s' these are the numbers of s.
+    The change in a step may be a millionth of the state and still decide the reward. A column is
+    left unscaled only if its standard deviation is within rounding errors of its values, or of
+    those of s for s - s'.
     """
 
     def __init__(self, size: int, width: int) -> None:
-        """width: columns of s, and of s - s'."""
+        """width: number of columns of s, and of s - s'."""
         super().__init__(size)
         self._width = width
 
@@ -82,17 +80,15 @@ class StepNormaliser(Normaliser):
 class RewardNetwork(nn.Module):
     """r(s, a, s') from normalised [s, s - s', a], the features of each image, and ReLU layers.
 
-    *Vectors* (every rank-1 observation, and box actions) are joined to [s, s - s', a] and
-    normalised column by column, each by its own spread: `StepNormaliser`. Discrete actions are
-    one-hot and not normalised.
+    *Vectors* (every rank-1 observation, and box actions) are concatenated to [s, s - s', a] and
+    normalised by `StepNormaliser`. Discrete actions are one-hot and not normalised.
 
-    *Images* go through one encoder as the channels [s, s'] of a single picture, so its first
-    filters can take the difference of pixels. A difference of two encodings would be the small
-    rest of two nearly equal vectors, at more than twice the time.
+    *Images* are encoded as the channels [s, s'] of one image, so that the first filters can compute
+    differences of pixels. The difference of two encodings would be less precise and take twice the
+    time.
 
-    The layers give y; the reward is `shift + scale * y`. Both are 0 and 1 unless whoever trains
-    it learns in other units; they are buffers, so that the arrays of the network are all there
-    is. At the start y is about 0: an untrained network gives no reward.
+    The layers compute y; the reward is `shift + scale * y`, buffers with the values 0 and 1 unless
+    training uses other units. Initially y is about 0: an untrained network gives no reward.
     """
 
     shift: torch.Tensor
@@ -105,7 +101,7 @@ class RewardNetwork(nn.Module):
         action: ActionSpec,
         generator: torch.Generator | None,
     ) -> None:
-        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        """generator: None if the weights are loaded afterwards (or on the meta device)."""
         super().__init__()
         config = config.with_reads(observations)
         self.config, self.action = config, action
@@ -115,7 +111,7 @@ class RewardNetwork(nn.Module):
         width = sum(self.observations[name].shape[0] for name in self._vectors)
         boxes = action.array.shape[0] if action.kind == "box" else 0
         self.num_vectors = 2 * width + boxes
-        """Columns of `vectors`, 0 when nothing is normalised."""
+        """Number of columns of `vectors`, 0 without vectors."""
         self.normaliser = StepNormaliser(self.num_vectors, width)
         self.encoders = nn.ModuleList()
         for name in self._images:
@@ -128,14 +124,14 @@ class RewardNetwork(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def vectors(self, obs: Named, actions: torch.Tensor, next_obs: Named) -> torch.Tensor:
-        """Raw [s, s - s', a], [n, num_vectors] float32: what the normaliser needs moments of."""
+        """Raw [s, s - s', a], [n, num_vectors] float32: the input of the normaliser."""
         here = [obs[name].float() for name in self._vectors]
         change = [x - next_obs[n].float() for n, x in zip(self._vectors, here, strict=True)]
         boxes = [actions.float()] if self.action.kind == "box" else []
         return torch.cat([*here, *change, *boxes], dim=-1)
 
     def outputs(self, obs: Named, actions: torch.Tensor, next_obs: Named) -> torch.Tensor:
-        """y [n] of steps as they are stored: obs {name: [n, ...]}, actions [n, dims]."""
+        """y [n] of stored steps: obs {name: [n, ...]}, actions [n, dims]."""
         parts = []
         if self.num_vectors:
             parts.append(self.normaliser(self.vectors(obs, actions, next_obs)))
@@ -147,11 +143,11 @@ class RewardNetwork(nn.Module):
         return y.squeeze(-1)
 
     def forward(self, obs: Named, actions: torch.Tensor, next_obs: Named) -> torch.Tensor:
-        """r(s, a, s') [n]: reward per step, in the environment's units."""
+        """Rewards r(s, a, s') [n] in the environment's units."""
         return torch.addcmul(self.shift, self.outputs(obs, actions, next_obs), self.scale)
 
     def contract(self) -> Tree:
-        """All that is needed to rebuild this network, but for its arrays."""
+        """Description of this network, enough to rebuild it with its arrays."""
         return {
             "format": CONTRACT_FORMAT,
             "kind": CONTRACT_KIND,
@@ -167,19 +163,19 @@ def make_reward_network(
     action: ActionSpec,
     key: Key | None,
 ) -> RewardNetwork:
-    """A new network, its weights drawn from `key`; None when they are loaded, or only counted."""
+    """A new network with weights from `key`; None if they are loaded, or only counted."""
     return RewardNetwork(config, observations, action, make_generator(key))
 
 
 class RewardContract(Contract):
-    """What `RewardNetwork.contract` gives."""
+    """Contract of a reward network, from `RewardNetwork.contract`."""
 
     kind: str
     network: RewardNetworkConfig
 
 
 def reward_network_from_contract(contract: Tree, arrays: Tree) -> RewardNetwork:
-    """The reward network that a checkpoint's `policy/` holds."""
+    """Rebuild the reward network of a checkpoint's `policy/`."""
     found = [str(contract.get(name))[:60] for name in ("kind", "format")]
     if found != [CONTRACT_KIND, str(CONTRACT_FORMAT)]:
         raise UsageError(
@@ -197,9 +193,9 @@ def reward_network_from_contract(contract: Tree, arrays: Tree) -> RewardNetwork:
 def compute_rewards(
     network: RewardNetwork, obs: dict[str, Array], actions: Array, next_obs: dict[str, Array]
 ) -> Array:
-    """r(s, a, s') of steps as they are stored, [n] float64; obs may hold more than is read.
+    """Rewards r(s, a, s') of stored steps, [n] float64; obs may hold further observations.
 
-    In pieces, which bounds the floats of images.
+    Computed in pieces, which bounds the memory of images.
     """
     device, parts = network.shift.device, []
     with torch.no_grad():
@@ -215,24 +211,22 @@ def compute_rewards(
 
 
 class Discriminator(nn.Module):
-    """A logit for a window [frames, features]: above 0 it is taken for the reference's.
+    """Logit of a window [frames, features]; above 0, it is classified as the reference's.
 
-    A feature is normalised in the same way in every frame of a window, so that its change from
-    one frame to the next keeps its meaning. At the start the logit is about 0: an untrained
-    network prefers neither.
+    A feature has the same normalisation in every frame of a window. Initially logits are about 0.
     """
 
     def __init__(
         self, window: tuple[int, int], hidden: tuple[int, ...], generator: torch.Generator | None
     ) -> None:
-        """Without a generator the weights are about to be loaded (or on the meta device)."""
+        """generator: None if the weights are loaded afterwards (or on the meta device)."""
         super().__init__()
         frames, features = window
         self.normaliser = Normaliser(features)
         self.layers = Mlp((frames * features, *hidden, 1), "relu", 0.01, generator)
 
     def inputs(self, windows: torch.Tensor) -> torch.Tensor:
-        """Raw windows [n, frames, features] as the layers read them: [n, frames * features]."""
+        """Normalise and flatten raw windows [n, frames, features] to [n, frames * features]."""
         return self.normaliser(windows).flatten(1)  # type: ignore[no-any-return]
 
     def logits_of(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -244,21 +238,21 @@ class Discriminator(nn.Module):
         return self.logits_of(self.inputs(windows))
 
     def slopes(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [n] of normalised inputs, and ||d logit / d input||^2 [n], both with gradients."""
+        """(logits [n], ||d logit / d input||^2 [n]) at normalised inputs, both differentiable."""
         inputs = inputs.detach().requires_grad_()
         logits = self.logits_of(inputs)
         (gradient,) = torch.autograd.grad(logits.sum(), inputs, create_graph=True)
         return logits, gradient.square().sum(-1)
 
     def weights(self) -> list[torch.Tensor]:
-        """The matrices, without biases; the last one makes the logit."""
+        """Weight matrices without biases, of the output layer last."""
         return [p for name, p in self.layers.named_parameters() if name.startswith("weight")]
 
 
 def _readable(name: str, observations: dict[str, ArraySpec]) -> ArraySpec:
     if name not in observations:
         raise UsageError(
-            f"The reward network reads the observation '{name}', which is not there; there are "
+            f"The reward network reads the observation '{name}', which does not exist; there are "
             f"{', '.join(sorted(observations))}. Set its field `reads`."
         )
     spec = observations[name]

@@ -1,4 +1,4 @@
-"""The board: metrics on their way to log rows, one aggregator per level, all of it state."""
+"""The board aggregates metrics to log rows, per cycle and per epoch; all of it is state."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from etude.core.metrics.declared import COUNTERS, EPISODES, Metrics
 from etude.core.trees import Tree
 
 REDUCERS = {m.name: m.reduce for m in (*COUNTERS, *EPISODES) if m.reduce != "mean"}
-"""How the values of a metric become one, by name or prefix; the mean, if it is not listed."""
+"""{metric or prefix: reducer} of metrics that are not averaged."""
 
 FEWEST = 100
-"""Episodes that are averaged where so many have finished at all."""
+"""Fewest episodes in an average, if that many have finished."""
 
 
 def reducer_of(name: str, reducers: Mapping[str, str] = REDUCERS) -> str:
-    """How the values of a metric become one: "mean", "last", "sum" or "max"."""
+    """The reducer of a metric: "mean", "last", "sum" or "max"."""
     return reducers.get(name) or reducers.get(name.split("/")[0] + "/") or "mean"
 
 
 class Aggregator:
-    """Values of one level, reduced as they come: sums and counts, so nothing grows."""
+    """Running reductions of the metrics of one level."""
 
     def __init__(self, reducers: Mapping[str, str] = REDUCERS) -> None:
         self._reducers = reducers
@@ -60,12 +60,11 @@ class Aggregator:
 
 
 class EpisodeWindow:
-    """The episodes that finished since the last reading, and at least the last 100.
+    """Averages the episodes that finished since the last reading, and at least the last 100.
 
-    All that finished count the same: with thousands of environments the last 100 alone would be
-    those of the last group. Their mean return is given as well, since stable-baselines3 logs it,
-    and the number of successes since the last reading. Arrays have their full size from the start,
-    so that a checkpoint's size does not drift.
+    With thousands of environments the last 100 alone would be those of the last group. Their mean
+    return is logged too, as in stable-baselines3, and the number of successes since the last
+    reading. Arrays have a constant size, so that the size of checkpoints is constant.
     """
 
     def __init__(self, statistics: Sequence[str] = ()) -> None:
@@ -76,7 +75,7 @@ class EpisodeWindow:
         self._count = 0
 
     def add(self, episodes: Mapping[str, Array]) -> None:
-        """episodes: {name: [k]}, every name of the window."""
+        """Add finished episodes {name: [k]}, with all names of the window."""
         new = np.stack([episodes[name] for name in self._names])
         self._last = np.concatenate([self._last, new], axis=1)[:, -FEWEST:]
         self._num_last = min(FEWEST, self._num_last + new.shape[1])
@@ -84,7 +83,7 @@ class EpisodeWindow:
         self._count += new.shape[1]
 
     def read(self) -> dict[str, float]:
-        """Means over the window; nothing before the first episode has finished."""
+        """Means over the window; {} before the first finished episode."""
         if not self._num_last:
             return {}
         if self._count > self._num_last:
@@ -99,7 +98,7 @@ class EpisodeWindow:
         return row
 
     def reset(self) -> None:
-        """What has been read; the last 100 stay."""
+        """Begin a new window; the last 100 episodes stay."""
         self._sums, self._count = np.zeros(len(self._names)), 0
 
     def state_dict(self) -> Tree:
@@ -122,16 +121,16 @@ METRIC_OF = {
     "length": "rollout/ep_len_mean",
     SUCCESS: "rollout/success_rate",
 }
-"""The names people have dashboards for."""
+"""{statistic of episodes: column}, with the names of stable-baselines3."""
 
 
 def metric_of(statistic: str) -> str:
-    """The column an episode statistic stands in."""
+    """The column of an episode statistic."""
     return METRIC_OF.get(statistic) or (statistic if "/" in statistic else f"rollout/{statistic}")
 
 
 def epoch_means(summary: Mapping[str, float]) -> dict[str, float]:
-    """The columns "epoch/<loss>" of an epoch's last row: means of its losses over the epoch."""
+    """Columns "epoch/<loss>" of an epoch's last row: the means of its losses."""
     return {
         f"epoch/{name.removeprefix('train/')}": value
         for name, value in summary.items()
@@ -140,12 +139,12 @@ def epoch_means(summary: Mapping[str, float]) -> dict[str, float]:
 
 
 class Board:
-    """Where metrics are recorded; a row is read at a cycle's end and a summary at an epoch's."""
+    """Records metrics; read as a row at the end of a cycle, as a summary at that of an epoch."""
 
     def __init__(self, statistics: Sequence[str] = (), metrics: Metrics = ()) -> None:
-        """statistics: what the environment reports of an episode, besides return and length.
+        """statistics: those of the environment's episodes, besides return and length.
 
-        metrics: those that the kinds of the recipe declare.
+        metrics: those declared by the kinds of the recipe.
         """
         reducers = REDUCERS | {m.name: m.reduce for m in metrics if m.reduce != "mean"}
         self._levels = {
@@ -153,22 +152,22 @@ class Board:
         }
 
     def record(self, values: Mapping[str, float]) -> None:
-        """One value of each of these metrics."""
+        """Record one value of each metric."""
         for metrics, _ in self._levels.values():
             for name, value in values.items():
                 metrics.add(name, value)
 
     def record_episodes(self, episodes: Mapping[str, Array]) -> None:
-        """Finished episodes {name: [k]}, with every statistic of the environment."""
+        """Record finished episodes {name: [k]}, with all statistics of the environment."""
         for _, window in self._levels.values():
             window.add(episodes)
 
     def read_cycle(self) -> dict[str, float]:
-        """One row's metrics; the cycle starts again."""
+        """The metrics of a row; begins the next cycle."""
         return self._read("cycle")
 
     def read_epoch(self) -> dict[str, float]:
-        """An epoch's metrics; the epoch starts again."""
+        """The metrics of an epoch; begins the next one."""
         return self._read("epoch")
 
     def _read(self, level: str) -> dict[str, float]:

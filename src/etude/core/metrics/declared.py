@@ -1,7 +1,7 @@
-"""What a run may log: metrics with their columns and curves, and warnings about its health.
+"""Declarations of metrics with their columns, curves and checks, and the health of a run.
 
-Every kind declares its metrics beside itself; those of every run are here. `Health` follows the log
-rows and asks the checks of all metrics for warnings.
+Each kind declares its metrics in its module; metrics of all runs are here. `Health` follows the log
+rows and calls the checks of all metrics.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ITERATIONS, ELAPSED = "iterations", "time/time_elapsed"
 
 
 def step_of(row: Mapping[str, Any]) -> int:
-    """The x axis: environment steps, or gradient updates where a run collects nothing."""
+    """The x axis: environment steps, or gradient updates in offline learning."""
     return int((not is_offline(row) and row.get("timesteps")) or row.get("updates") or 0)
 
 
 def is_offline(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of a run that learns from a dataset and collects nothing.
+    """Whether a row is of a run that learns offline, from a dataset.
 
-    Its columns `episodes` and `timesteps` are then those of the dataset, and do not move.
+    Its columns `episodes` and `timesteps` are those of the dataset, and constant.
     """
     return "dataset/passes" in row
 
@@ -47,15 +47,14 @@ _COUNTERS = (
     *("epoch", "cycle", "iterations", "timesteps", "updates", "episodes"),
     *(TIMESTEPS, "time/iterations", "train/n_updates", "eval/episodes"),
 )
-"""Columns that count what is done: nearly straight lines. Of them, episodes and steps of a run that
-collects are drawn, by the names that they have in stable-baselines3."""
+"""Counters, whose curves are nearly straight lines. Only episodes and steps of online runs are
+drawn, with the names of stable-baselines3."""
 
 
 def chart_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """The columns that are drawn as curves, by the names of their charts.
+    """{name of a chart: value} of the columns that are drawn as curves: all but counters.
 
-    These are finite numbers that are no counters. Charts are sorted by name, and what is known
-    per epoch must not come first.
+    Charts are sorted by name; "per_" moves those of epochs behind the others.
     """
     known = numbers(row)
     chosen = {name: value for name, value in known.items() if name not in _COUNTERS}
@@ -69,103 +68,101 @@ Row = Mapping[str, float]
 
 RETURN = "rollout/ep_rew_mean"
 RECENT = 3
-"""Consecutive log rows that must agree before a check gives a warning."""
+"""Consecutive log rows that a check needs for a warning."""
 
 
 class Warning(NamedTuple):
-    """Something that looks wrong, and what to try."""
+    """A problem of a run, and a remedy."""
 
     name: str
     text: str
 
 
 class Column(NamedTuple):
-    """How a metric is shown in the table."""
+    """Column of a metric in the table."""
 
     place: int
-    """Columns are sorted by it: 0-9 progress and episodes, 10-89 learning, 90-99 evaluation."""
+    """Sorting key: 0-9 progress and episodes, 10-89 learning, 90-99 evaluation."""
     width: int = 9
-    """In characters; a longer label makes the column wider."""
+    """Width in characters; a longer label makes the column wider."""
     runs: Literal["all", "online", "offline"] = "all"
-    """The runs whose table has the column; an offline run learns from a dataset."""
+    """Runs whose table has the column."""
 
 
 class Curve(NamedTuple):
-    """How a metric is shown on the dashboard."""
+    """Curve of a metric on the dashboard."""
 
     place: int
-    """Curves are sorted by it; small terminals show the first ones only."""
+    """Sorting key; small terminals show the first curves only."""
     style: str = "cyan"
-    """Its color, as `rich` names it."""
+    """Color, as in `rich`."""
     bounds: tuple[float | None, float | None] = (None, None)
-    """What the scale does not go beyond; without any, the value is shown with a precision that fits
-    its size."""
+    """Limits of the scale; without them, values are shown with a precision that fits their size."""
     title: str = ""
-    """Its name, if that differs from the metric's label."""
+    """Title; by default the metric's label."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One column of metrics.jsonl and how it is shown; checks read declared metrics only."""
+    """One column of metrics.jsonl and how it is shown. Checks read declared metrics only."""
 
     name: str
-    """Such as "train/approx_kl"; a name that ends in "/" stands for all metrics that begin so."""
+    """For example "train/approx_kl"; a name that ends in "/" is a prefix of several metrics."""
     label: str
-    """Its heading in tables."""
+    """Heading in tables."""
     format: str = ".3g"
-    """Of its values, as for Python's `format`."""
+    """Format of its values, for Python's `format`."""
     column: Column | None = None
     curve: Curve | None = None
     about: str = ""
-    """What it measures, for reports of evaluations."""
+    """Description for reports of evaluations."""
     epoch: int | None = None
-    """Its place in the line that ends an epoch."""
+    """Position in the line at the end of an epoch."""
     losses: bool = False
-    """Whether `logs.losses` asks for lines of its mean in iterations and batches."""
+    """Whether `logs.losses` adds lines of its mean per iteration and batch."""
     summary: str = ""
-    """What a run's end says of the last evaluation, a format of `value`, of the whole `row`, and
-    of `best`, the pair of numbers that the evaluator compares policies by."""
+    """Format of the last evaluation in the summary of a run, of `value`, the whole `row`, and
+    `best`, the pair of numbers by which the evaluator compares policies."""
     score: bool = False
-    """Whether evaluations are compared by it, the higher the better; the first of several counts
+    """Whether evaluations are compared by it, higher is better; the first of several counts
     most."""
     check: Callable[[Health], Warning | None] | None = None
-    """Gives a warning when the run looks wrong by this metric; "module:function" is imported where
-    a run is watched."""
+    """Returns a warning if this metric shows a problem of the run."""
     reduce: Literal["mean", "last", "sum", "max"] = "mean"
-    """How its values in a cycle, and in an epoch, become one."""
+    """Reducer of its values in a cycle, and in an epoch."""
     explored_by: str = ""
-    """The fields of the recipe that set how much the policy explores, for hints in warnings."""
+    """Fields of the recipe that set the exploration, for hints in warnings."""
 
 
 Metrics = tuple[Metric, ...]
 
 
 def declares(metrics: Metrics) -> Callable[[str], bool]:
-    """Whether a column of metrics.jsonl is declared, as a function of its name."""
+    """A predicate: whether a column of metrics.jsonl is declared."""
     names = {metric.name for metric in metrics}
     prefixes = tuple(name for name in names if name.endswith("/"))
     return lambda name: name in names or name.startswith(prefixes)
 
 
 class Evaluated(NamedTuple):
-    """The last evaluation of a run and its best one: log rows that hold one."""
+    """The log rows of the last and of the best evaluation of a run."""
 
     metric: Metric
-    """What evaluations are compared by first; the higher, the better."""
+    """The metric that evaluations are compared by; higher is better."""
     last: Row
     best: Row
 
     def words(self) -> str:
-        """Such as "eval return 12.00 (best 340.10 at 40,960)"."""
+        """Both in words, for example "eval return 12.00 (best 340.10 at 40,960)"."""
         last, best = (format(row[self.metric.name], self.metric.format) for row in self[1:])
         return f"{self.metric.label} {last} (best {best} at {step_of(self.best):,})"
 
 
 class Health:
-    """Follows the log rows of a run: its trend, its best evaluation, and what looks wrong.
+    """Follows the log rows of a run: its trend, best evaluation and warnings.
 
-    It keeps nothing that the rows do not hold, so a resumed run, given the rows that were kept,
-    says the same as one that never stopped.
+    All its state follows from the rows, so that a resumed run gives the same as one that never
+    stopped.
     """
 
     def __init__(self, metrics: Metrics, total_iterations: int) -> None:
@@ -174,17 +171,17 @@ class Health:
         self._rows: list[Row] | None = None
         self._evaluations: dict[str, tuple[Row, Row]] = {}
         self.progress = 0.0
-        """The share of the run's iterations that is done, 0 to 1."""
+        """Fraction of the run's iterations that is done."""
         self.explored_by = next((m.explored_by for m in metrics if m.explored_by), "")
         self._declares = declares(metrics)
         self._scores = [m for m in metrics if m.score]
 
     def begin(self, history: Iterable[LogRow]) -> None:
-        """Take in the rows from before a resume."""
+        """Add the rows from before a resume."""
         self.follow(history_of(history).thinned())
 
     def follow(self, history: Thinned[LogRow]) -> None:
-        """Take in rows that were thinned already."""
+        """Add rows that are thinned already."""
         self._kept, self._rows = history.mapped(self._declared), None
         self._evaluations = {}
         for row in self.rows:
@@ -193,7 +190,7 @@ class Health:
             self.progress = (row.get(ITERATIONS) or 0.0) / self._total
 
     def add(self, row: Row) -> None:
-        """Take in a log row."""
+        """Add a log row."""
         self.progress = row.get(ITERATIONS, 0.0) / self._total
         declared = self._declared(row)
         self._kept.add(declared, len(row))
@@ -204,7 +201,7 @@ class Health:
         return {name: value for name, value in numbers(row).items() if self._declares(name)}
 
     def _compare(self, row: Row) -> None:
-        """Remember an evaluation that is the last one, and perhaps the best."""
+        """Remember a row with an evaluation as the last one, and perhaps as the best."""
         for metric in self._scores:
             if metric.name in row:
                 _, best = self._evaluations.get(metric.name, (row, row))
@@ -215,55 +212,55 @@ class Health:
 
     @property
     def rows(self) -> list[Row]:
-        """The counters and the declared metrics of every log row; of a long run, of an evenly
-        spaced part and of the last ones."""
+        """Counters and declared metrics of all log rows; of a long run, of an evenly spaced part
+        and of the last rows."""
         if self._rows is None:
             self._rows = [*self._kept]
         return self._rows
 
     def series(self, name: str, rows: Sequence[Row] | None = None) -> list[float]:
-        """All values of a metric, oldest first; of some rows only, if they are given."""
+        """All values of a metric in `rows` or in all rows, oldest first."""
         return [row[name] for row in (self.rows if rows is None else rows) if name in row]
 
     def recent(self, name: str) -> list[float]:
-        """A metric's values in the last `RECENT` rows; [] if one of these rows has none."""
+        """Values of a metric in the last `RECENT` rows; [] if one of these rows has no value."""
         values = self.series(name, self.rows[-RECENT:])
         return values if len(values) == RECENT else []
 
     @property
     def trend(self) -> str:
-        """Whether episodes of training get better: "rising", "level", "falling"; "" at first."""
+        """Trend of training episodes: "rising", "level", "falling"; "" for the first rows."""
         return trend_of(self.series(episode_metric(self)))
 
     @property
     def evaluated(self) -> Evaluated | None:
-        """The last evaluation, and the one with the highest score; of equals, the later."""
+        """The last evaluation, and the one with the highest score (the latest of equals)."""
         metric = next((m for m in self._scores if m.name in self._evaluations), None)
         return None if metric is None else Evaluated(metric, *self._evaluations[metric.name])
 
     @property
     def warnings(self) -> list[Warning]:
-        """What the checks of the run's metrics give, in the order of declaration."""
+        """Warnings of the checks of all metrics, in the order of declaration."""
         checks = [metric.check for metric in self.metrics if metric.check and self.rows]
         return [warning for check in checks if (warning := check(self)) is not None]
 
 
 def episode_metric(health: Health, prefix: str = "rollout") -> str:
-    """The metric that says how well episodes go: success, once there is some, or the return."""
+    """The metric for the quality of episodes: the success rate from .1 on, else the return."""
     success, returns = f"{prefix}/success_rate", ("ep_rew_mean", "mean_reward")[prefix == "eval"]
     return success if max(health.series(success), default=0.0) >= 0.1 else f"{prefix}/{returns}"
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Means of `RECENT` consecutive values: [n] becomes [n - RECENT + 1]."""
+    """Moving average over `RECENT` values, [n - RECENT + 1]."""
     return [fmean(values[i : i + RECENT]) for i in range(len(values) - RECENT + 1)]
 
 
 def trend_of(values: Sequence[float]) -> str:
-    """By how far an eighth of the values, the last one, is from the eighth before.
+    """Trend of a series: the mean of its last eighth compared with the eighth before.
 
-    Less than a twentieth of their range is level, and so is what their noise may be: half more
-    than values next to each other differ by, or a range of less than a tenth of their size.
+    "level" if they differ by less than a twentieth of the range or 1.5 times the noise, or if the
+    range is less than a tenth of the values' size. "" for short series.
     """
     level = smooth(values)
     size = max(len(level) // 8, RECENT)
@@ -279,14 +276,14 @@ def trend_of(values: Sequence[float]) -> str:
 
 
 def noise_of(values: Sequence[float]) -> float:
-    """How far values next to each other are apart, as a rule."""
+    """Median difference of neighbouring values."""
     return median(abs(b - a) for a, b in pairwise(values))
 
 
 def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
-    """Whether more than half of what was gained up to the best value is gone at the end.
+    """Whether more than half of the gain up to the best value is lost at the end.
 
-    `begun`: values from before. Where the first one is the best, half of its size was gained.
+    `begun`: earlier values. If the first value is the best, half of its size counts as the gain.
     """
     best = max(values)
     gained = best - min([*begun, *values[: values.index(best) + 1]]) or 0.5 * abs(best)
@@ -294,9 +291,9 @@ def _lost(values: Sequence[float], begun: Sequence[float] = ()) -> bool:
 
 
 def find_regression(health: Health) -> tuple[str, float, float] | None:
-    """Where the policy has become much worse than it was: by which metric, from what, to what.
+    """(metric, best value, last value) if the policy has become much worse; else None.
 
-    Evaluations say so. Where the last one is not of late, episodes of training do, unless a
+    Measured by evaluations or, if the last one is not recent, by training episodes, unless a
     curriculum makes these harder.
     """
     name, in_training = episode_metric(health, "eval"), episode_metric(health)
@@ -328,7 +325,7 @@ def got_worse(health: Health) -> Warning | None:
 
 
 def no_progress(health: Health) -> Warning | None:
-    """The return is where it began; that of episodes which are all the same may be the highest."""
+    """Warn if the return has not improved, unless all episodes have the same return."""
     returns = health.series(RETURN)
     if health.progress < 0.5 or len(returns) < 3 * RECENT or is_doing_well(health):
         return None
@@ -345,7 +342,7 @@ def no_progress(health: Health) -> Warning | None:
 
 
 def is_doing_well(health: Health) -> bool:
-    """Nearly all episodes succeed, or the return is the highest so far."""
+    """Whether nearly all episodes succeed, or the return is the highest so far."""
     success, returns = (health.recent(f"rollout/{n}") for n in ("success_rate", "ep_rew_mean"))
     before = health.series(RETURN, health.rows[:-RECENT])
     rises = bool(returns and before) and fmean(returns) > max(before)
@@ -368,10 +365,9 @@ def success_stuck(health: Health) -> Warning | None:
 
 
 def needs_noise(health: Health) -> Warning | None:
-    """Compares evaluations, which take the most likely actions, with rollouts, which sample them.
+    """Compare evaluations, which take the most likely actions, with rollouts, which sample them.
 
-    The comparison says nothing about noise where rollouts also have an easier task, as with a
-    curriculum, or start from other states, as clips of motion do.
+    Skipped where rollouts have an easier task (curriculum) or other initial states (motion clips).
     """
     if any(name.startswith(("curriculum/", "eval/mpjpe")) for name in health.rows[-1]):
         return None
@@ -426,7 +422,7 @@ COUNTERS: Metrics = (
     Metric("eval/", "evaluation", reduce="last"),
     Metric("curriculum/", "curriculum", reduce="last"),
 )
-"""What every run logs."""
+"""Metrics of all runs."""
 EPISODES: Metrics = (
     Metric(
         "rollout/success_rate",
@@ -480,4 +476,4 @@ EPISODES: Metrics = (
         check=term_dominates,
     ),
 )
-"""What runs with an environment log of their episodes, in training and in evaluation."""
+"""Metrics of episodes in training and evaluation, of runs with an environment."""

@@ -1,7 +1,7 @@
 """Statistics of scores over seeds, with bootstrap intervals, as Agarwal et al. (2021) propose.
 
-Scores are arrays [..., num_runs, num_tasks]. A bootstrap draws runs with replacement, for each task
-on its own (stratified), and the interval is that of percentiles.
+Scores are arrays [..., num_runs, num_tasks]. The bootstrap draws runs with replacement for each
+task separately (stratified); intervals are percentiles.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy.typing as npt
 Scores = npt.NDArray[np.float64]
 
 DRAWS = 50_000
-"""Bootstrap samples behind an interval."""
+"""Bootstrap samples per interval."""
 CONFIDENCE = 0.95
 _BLOCK = 1 << 21
-"""Numbers that are drawn at once, which bounds memory."""
+"""Numbers drawn at once, a bound on memory."""
 
 
 class Estimate(NamedTuple):
@@ -30,8 +30,8 @@ class Estimate(NamedTuple):
 
 
 def iqm(scores: Scores) -> Any:
-    """The interquartile mean over runs and tasks, [...]: a quarter of the scores is cut off at
-    either end, rounded down; so that of one, two or three scores is their mean."""
+    """Interquartile mean over runs and tasks, [...]: cuts off a quarter of the scores, rounded
+    down, at either end."""
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
     return flat[..., cut : flat.shape[-1] - cut].mean(axis=-1)
@@ -43,8 +43,8 @@ def mean(scores: Scores) -> Any:
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> Any:
-    """How likely a run of x scores higher than a run of y on the same task, the mean over tasks,
-    [...]; equal scores count half."""
+    """Probability that a run of x scores higher than one of y on the same task, mean over tasks,
+    [...]. Equal scores count half."""
     ours, theirs = x[..., :, None, :], y[..., None, :, :]
     return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(-3, -2, -1))
 
@@ -52,8 +52,8 @@ def probability_of_improvement(x: Scores, y: Scores) -> Any:
 def estimate(
     statistic: Callable[..., Any], *samples: Scores, draws: int = DRAWS, seed: int = 0
 ) -> Estimate:
-    """A statistic of samples [num_runs, num_tasks] with its interval; each sample is drawn from on
-    its own. The same seed gives the same interval."""
+    """A statistic of samples [num_runs, num_tasks] with its interval; samples are drawn
+    independently. The same seed gives the same interval."""
     generator = np.random.default_rng(seed)
     pairs = float(np.prod([sample.shape[0] for sample in samples])) * samples[0].shape[1]
     block = max(int(_BLOCK / max(pairs, 1.0)), 1)
@@ -75,7 +75,7 @@ def band(values: Scores, draws: int = 2000, seed: int = 0) -> tuple[Scores, Scor
 
 
 def percentiles(values: Scores) -> Scores:
-    """The low and the high end of the interval that holds `CONFIDENCE` of the values, [2]."""
+    """Low and high end of the interval with `CONFIDENCE` of the values, [2]."""
     outside = 50.0 * (1.0 - CONFIDENCE)
     ends: Scores = np.percentile(values, [outside, 100.0 - outside])
     return ends

@@ -1,4 +1,4 @@
-"""What a row says of time and machine, in words."""
+"""Time and machine columns of a log row in words."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from etude.core.metrics.declared import ELAPSED
 
 _PHASES = {"transport": "transport", "train": "learning", "test": "evaluation", "save": "saving"}
-"""Columns under `time/` and what they are called where they are shown."""
+"""{column under `time/`: its displayed name}"""
 
 
 def seconds_of(row: Mapping[str, float], before: float) -> dict[str, float]:
-    """Seconds since the row before, when `before` seconds had passed, by what they went to."""
+    """{activity: seconds} since the row before, at which `before` seconds had passed."""
     parts = {name: row.get(f"time/{name}", 0.0) for name in ("physics", "inference", "environment")}
     parts |= {name: row.get(f"time/{key}", 0.0) for key, name in _PHASES.items()}
     inside = sum(parts[name] for name in ("physics", "inference", "environment", "transport"))
@@ -32,7 +32,7 @@ def machine(row: Mapping[str, float]) -> list[str]:
 
 
 def fleet(row: Mapping[str, float]) -> list[str]:
-    """Workers on other processes or machines, in words; [] where a run has none."""
+    """Workers in other processes or on other machines, in words; [] without workers."""
     if "system/workers" not in row:
         return []
     workers, restarts = int(row["system/workers"]), int(row.get("system/restarts", 0))
@@ -45,7 +45,7 @@ def fleet(row: Mapping[str, float]) -> list[str]:
 
 
 def bottleneck(row: Mapping[str, float]) -> str:
-    """What most of the time went to."""
+    """The activity that took most of the time."""
     parts = {"collection": row.get("time/collect", 0.0) - row.get("time/transport", 0.0)}
     parts |= {name: row.get(f"time/{key}", 0.0) for key, name in _PHASES.items()}
     return max(parts, key=lambda name: parts[name])
