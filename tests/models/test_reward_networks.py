@@ -188,5 +188,5 @@ def test_without_names_it_reads_images_and_what_a_robot_feels(
 
 
 def test_where_nothing_can_be_read_it_says_so() -> None:
-    with pytest.raises(UsageError, match="there are progress"):
+    with pytest.raises(UsageError, match="by default among progress"):
         RewardNetworkConfig(reads=()).with_reads({"progress": ArraySpec((1,))})

@@ -1,11 +1,11 @@
-"""What an ONNX file of `etude export` can hold, checked before anything loads it.
+"""Check an ONNX file of `etude export` before it is loaded.
 
-Etude and etude-runtime, which is installed without Etude, have the same copy of this file. It needs
-neither the package onnx nor memory beyond the file: it walks the protobuf fields as they lie there.
+Etude and etude-runtime, which is installed without Etude, have the same copy of this file. It reads
+the protobuf fields in place, without the package onnx and further memory.
 
-Only operators without control flow are allowed, and what decides the shape of a result must be a
-constant of the file. So time and memory of a step depend on the file alone and not on what the
-policy observes: one step under limits tells what every other step takes.
+Only operators without control flow are allowed, and inputs that decide the shape of a result must
+be constants of the file. So time and memory of a step depend on the file alone, not on
+observations: one step under limits shows the cost of every step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 OPSET = 18
 METADATA = "etude"
-"""The one entry of the metadata: the contract."""
+"""The only entry of the metadata: the contract."""
 MAX_BYTES = 1 << 30
 MAX_NODES, MAX_NAMES = 1 << 18, 1 << 21
 
@@ -59,7 +59,7 @@ OPERATORS: dict[str, frozenset[str]] = {
         "Where": "",
     }.items()
 }
-"""{operator: its attributes}: exactly what exports of Etude's policies are made of."""
+"""{operator: its attributes} of exports of Etude's policies."""
 _CONSTANT = {
     "ConstantOfShape": (0,),
     "Expand": (1,),
@@ -70,7 +70,7 @@ _CONSTANT = {
     "Split": (1,),
     "Unsqueeze": (1,),
 }
-"""{operator: inputs that decide the shape of its result}"""
+"""{operator: indices of inputs that decide the shape of its result}"""
 _SIZES = {1: 4, 2: 1, 6: 4, 7: 8, 9: 1, 11: 8}
 """{element type: bytes} of constants: float, uint8, int32, int64, bool, double."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -132,18 +132,19 @@ _KNOWN = {
     ("tensor", 13): "has data in other files",
     ("tensor", 14): "has data in other files",
 }
-"""{(message, field): what it means}, of what is refused."""
+"""{(message, field): its meaning} of refused fields."""
 
 
 class Refused(ValueError):
-    """What is wrong with an ONNX file, as the end of the sentence "<file> ..."."""
+    """An invalid ONNX file; the message is the end of the sentence "<file> ..."."""
 
 
 Value = int | memoryview
 
 
 def check(data: bytes | memoryview) -> str:
-    """Refuse whatever `etude export` does not write; the contract in the file's metadata."""
+    """Raise `Refused` for a file that `etude export` cannot have written; returns the contract in
+    its metadata."""
     if len(data) > MAX_BYTES:
         raise Refused(f"has {len(data):,} bytes, and at most {MAX_BYTES:,} are read")
     model = _message("model", _MODEL, memoryview(data))
@@ -160,7 +161,7 @@ def check(data: bytes | memoryview) -> str:
 
 
 def _check_graph(data: memoryview) -> None:
-    """Every name is made once, before it is used, by an operator that is allowed."""
+    """Check that every name is defined once, before its use, by an allowed operator."""
     graph = _message("graph", _GRAPH, data)
     constants = {_tensor(each) for each in graph["initializer"]}
     known = [_text(_message("input", _VALUE, each), "name") for each in graph["input"]]

@@ -1,4 +1,4 @@
-"""A bundle: what is shared of a run, as a folder or a tar, with a sealed list of its files.
+"""Bundles: the shared files of a run in a folder or a tar, with a sealed index.
 
     README.md         the card: results, versions, licence, how to repeat it
     bundle.json       size and SHA-256 of every other file, the run's fingerprint, and a seal
@@ -7,8 +7,8 @@
     onnx/             what `etude export` writes
     evaluation/       episodes.csv  report.txt  summary.json, films
 
-It is read as a stranger's: nothing is opened through a link, nothing that is not listed is opened
-at all, and every file must be the kind of data that its name says.
+Bundles are read as untrusted data: links and unlisted files are not opened, and every file must
+have the format of its name.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _NAMES = re.compile(
     r"|evaluation/(episodes\.csv|motions\.csv|report\.txt|summary\.json"
     r"|[\w-]{1,80}\.(png|mp4|webp|gif))"
 )
-"""Every file that a bundle can have besides its index."""
+"""All possible files of a bundle except its index."""
 _NOT_OURS = {".git", ".gitattributes", ".cache"}
-"""What git and the hub put beside the files of a repository; it is never opened."""
+"""Files of git and the hub in a repository, which are never opened."""
 _BEGINNINGS = {
     ".onnx": (0, b"\x08"),
     ".png": (0, b"\x89PNG\r\n\x1a\n"),
@@ -58,21 +58,21 @@ _TEXTS = {".md", ".json", ".jsonl", ".yaml", ".csv", ".txt", ".xml"}
 MAX_TEXT = 1 << 26
 _MAX_INDEX, _MAX_ENTRIES, _MAX_HEADER = 1 << 18, 1024, 1 << 16
 _MAX_TOTAL = 1 << 31
-"""Bytes of all files: what a policy of 10^8 parameters, its ONNX file and films have room in."""
+"""Most bytes of all files: a policy of 10^8 parameters, its ONNX file and films."""
 _MAX_BYTES = {".safetensors": 1 << 29, ".onnx": onnx_files.MAX_BYTES, ".json": 1 << 22}
-"""Bytes of a file by its suffix; others are bounded by all files together, texts by MAX_TEXT."""
+"""Most bytes of a file by its suffix; texts have MAX_TEXT, other files _MAX_TOTAL."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A bundle's files, every byte of which was read."""
+    """Result of reading all files of a bundle."""
 
     index: Tree = field(default_factory=dict)
-    """What bundle.json says, without its seal; {} where it is damaged."""
+    """Contents of bundle.json without its seal; {} if it is damaged."""
     sha256: str = ""
-    """Of bundle.json, which names all the others: who has this hash knows the whole bundle."""
+    """SHA-256 of bundle.json, and so of the whole bundle."""
     wrong: dict[str, str] = field(default_factory=dict)
-    """{file: what is wrong with it}, as the end of the sentence "<file> ..."."""
+    """{file: its fault}, as the end of the sentence "<file> ..."."""
 
     @property
     def num_bytes(self) -> int:
@@ -80,7 +80,7 @@ class Examined:
 
 
 def seal(folder: Path, about: Tree) -> Examined:
-    """Write the index of the files in a folder; about: what it says besides."""
+    """Write the index of the files in a folder; about: further fields of it."""
     listed = {}
     found, wrong = _found(folder)
     for name, words in wrong.items():
@@ -101,13 +101,13 @@ def seal(folder: Path, about: Tree) -> Examined:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether there is a bundle, whole or not, at a path."""
+    """Whether a path is a bundle, intact or not."""
     return os.path.lexists(path / INDEX) or (path.suffix == TAR and path.is_file())
 
 
 @contextmanager
 def opened(path: Path, scratch: Path) -> Iterator[Path]:
-    """The folder of the bundle at a path; a tar is unpacked into `scratch`, a new folder."""
+    """Open the bundle at a path as a folder; a tar is unpacked into the new folder `scratch`."""
     if not path.exists():
         raise UsageError(f"There is no bundle at {path}; check the path.")
     if path.is_dir():
@@ -122,7 +122,7 @@ def opened(path: Path, scratch: Path) -> Iterator[Path]:
 
 
 def examine(folder: Path) -> Examined:
-    """Read every byte of a bundle's folder, and say what is not as its index says."""
+    """Read every byte of a bundle's folder, and compare it with the index."""
     found, wrong = _found(folder)
     if INDEX not in found:
         return Examined(wrong={INDEX: "is missing", **wrong})
@@ -145,7 +145,7 @@ def examine(folder: Path) -> Examined:
 
 
 def _found(folder: Path) -> tuple[set[str], dict[str, str]]:
-    """Names of the regular files in a folder, and what is wrong with other entries."""
+    """(names of the regular files in a folder, {other entry: its fault})."""
     found: set[str] = set()
     wrong: dict[str, str] = {}
     waiting = [""]
@@ -169,14 +169,14 @@ def _found(folder: Path) -> tuple[set[str], dict[str, str]]:
                     wrong[name] = "is not a regular file"
                 if len(found) + len(wrong) > _MAX_ENTRIES:
                     raise EtudeError(
-                        f"{folder} holds more than {_MAX_ENTRIES:,} files: it is no bundle of "
-                        "Etude's."
+                        f"{folder} has more than {_MAX_ENTRIES:,} files: it is not a bundle of "
+                        "Etude."
                     )
     return found, wrong
 
 
 def _index(data: bytes) -> Tree:
-    """What bundle.json says; every changed byte of it shows."""
+    """Decode bundle.json and verify its seal."""
     document = decode_json(data)
     content = {name: value for name, value in document.items() if name != SEAL}
     if data != encode_sealed(content):
@@ -188,7 +188,7 @@ def _index(data: bytes) -> Tree:
         raise Malformed("lists no files with their sizes and hashes")
     for name in sorted(listed):
         if not _NAMES.fullmatch(name):
-            raise Malformed(f"lists {name[:100]!r}, which is no file of a bundle")
+            raise Malformed(f"lists {name[:100]!r}, which is not a file of a bundle")
     if sum(file["bytes"] for file in listed.values()) > _MAX_TOTAL:
         raise Malformed(f"lists files of more than {_MAX_TOTAL >> 30} GiB")
     for name in (CARD, RECIPE, MANIFEST, f"{POLICY}/manifest.json"):
@@ -208,7 +208,7 @@ def _is_file(entry: Any) -> bool:
 
 
 def _check(path: Path, listed: Tree) -> None:
-    """Raises `Malformed` where a file is not the listed one, or not the data its name says."""
+    """Raise `Malformed` if a file is not the listed one, or not of the format of its name."""
     size = path.lstat().st_size
     if size != listed["bytes"]:
         raise Malformed(f"has {size:,} bytes instead of {listed['bytes']:,}")
@@ -216,17 +216,16 @@ def _check(path: Path, listed: Tree) -> None:
 
 
 def _described(path: Path, expected: str | None = None) -> tuple[int, str]:
-    """Size and SHA-256 of a file, every byte of which is read once.
+    """Read a file once; returns size and SHA-256.
 
-    Raises `Malformed` where it is not the data its name says, or, before it is looked into, where
-    its hash is not the expected one.
+    Raises `Malformed` if its hash is not the expected one, or its format not that of its name.
     """
     sha, text = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
     is_text = path.suffix in _TEXTS
     with _open(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         most = _MAX_BYTES.get(path.suffix, MAX_TEXT if is_text else _MAX_TOTAL)
-        # Rows are read one by one, so that their file may have any size.
+        # Rows are read one by one, so their file may have any size.
         if size > most and path.name != METRICS:
             raise Malformed(f"is larger than {most:,} bytes")
         head = stream.read(16)
@@ -255,7 +254,7 @@ def _described(path: Path, expected: str | None = None) -> tuple[int, str]:
 
 
 def read_text(folder: Path, name: str) -> str:
-    """A text of a bundle that was examined."""
+    """Read a text of a verified bundle."""
     return _read(folder / name, MAX_TEXT).decode()
 
 
@@ -268,7 +267,7 @@ def _read(path: Path, most: int) -> bytes:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file; not a link, and not a pipe that would block for ever."""
+    """Open a regular file; raises for links, and pipes, which would block."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -283,7 +282,7 @@ def _words(error: Exception) -> str:
 
 
 def pack(folder: Path, to: Path) -> None:
-    """A bundle's folder as one tar: the same bytes for the same files, without names of people."""
+    """Write a bundle's folder as a tar: deterministic, without names of users."""
     names = sorted(_found(folder)[0], key=lambda name: (name != CARD, name))
     beside = to.with_name(f".tmp-{to.name}-{os.getpid()}")
     try:
@@ -299,12 +298,12 @@ def pack(folder: Path, to: Path) -> None:
 
 
 class _Member(tarfile.TarInfo):
-    """A member of a stranger's tar, none of whose headers is read before its size is checked."""
+    """A member of an untrusted tar, whose headers are read after a check of their size."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         extended = self.type not in (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE)
         if self.type == tarfile.GNUTYPE_SPARSE or (extended and self.size > _MAX_HEADER):
-            raise Malformed(f"holds {self.name[:100]!r}, which is no regular file")
+            raise Malformed(f"holds {self.name[:100]!r}, which is not a regular file")
         found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return found
 
@@ -313,21 +312,21 @@ class _Member(tarfile.TarInfo):
 
 
 def unpack(path: Path, to: Path) -> None:
-    """Write the files of a bundle's tar into the new folder `to`, and nothing outside of it.
+    """Unpack a bundle's tar into the new folder `to`.
 
-    The tar is read from its beginning to its end, never back; it holds regular files with the names
-    of a bundle, below one folder, or is refused.
+    The tar is read as a stream; it may contain only regular files with the names of a bundle, in
+    one folder.
     """
     files.new_folder(to)
     try:
         if path.stat().st_size > _MAX_TOTAL + (_MAX_ENTRIES << 16):
             raise Malformed(f"has more than {_MAX_TOTAL >> 30} GiB")
-        # As a stream: what an entry says of its size cannot lead back to an earlier one.
+        # As a stream: a wrong size of an entry cannot lead back to an earlier one.
         with tarfile.open(path, "r|", tarinfo=_Member) as tar:
             _unpack(tar, to)
     except (tarfile.TarError, Malformed, EOFError, OSError, ValueError, RecursionError) as error:
         wrong = str(error) if isinstance(error, Malformed) else "cannot be read as a tar"
-        raise EtudeError(f"{path} {wrong}: it is damaged, or no bundle of Etude's.") from error
+        raise EtudeError(f"{path} {wrong}: it is damaged, or not a bundle of Etude.") from error
 
 
 def _unpack(tar: tarfile.TarFile, to: Path) -> None:
@@ -339,10 +338,10 @@ def _unpack(tar: tarfile.TarFile, to: Path) -> None:
             continue
         name = member.name.removeprefix("./").partition("/")[2]
         if not member.isreg() or member.issparse() or member.size < 0:
-            raise Malformed(f"holds {member.name[:100]!r}, which is no regular file")
+            raise Malformed(f"holds {member.name[:100]!r}, which is not a regular file")
         if name != INDEX and not _NAMES.fullmatch(name):
             raise Malformed(
-                f"holds {member.name[:100]!r}, which is no file of a bundle in one folder"
+                f"holds {member.name[:100]!r}, which is not a file of a bundle in one folder"
             )
         if name in seen:
             raise Malformed(f"holds {member.name[:100]!r} twice")

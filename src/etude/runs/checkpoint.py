@@ -1,11 +1,11 @@
-"""Checkpoints that a kill, a full disk or a power cut cannot take away.
+"""Checkpoints that survive kills, full disks and power cuts.
 
     checkpoints/000000524288/policy/     arrays.safetensors  contract.json  manifest.json
                              training/   arrays.safetensors  state.json     manifest.json
-    checkpoints/latest -> 000000524288     a file with this name in it where there are no links
+    checkpoints/latest -> 000000524288     or a file with this name, without symbolic links
 
-The manifest of `training/` pins that of `policy/`: both verify, or the checkpoint cannot be
-resumed. `policy/` alone verifies anywhere it is copied to.
+The manifest of `training/` contains the hash of that of `policy/`: a checkpoint is resumed only if
+both verify. A copy of `policy/` alone can be verified too.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _MARK = re.compile(r"[a-z][a-z0-9_]*")
 _SAVING = re.compile(r"\.tmp-(drop-)?[0-9]{12,}[\w.-]*-[0-9]+")
 _MARKING = re.compile(r"\.tmp-[a-z][a-z0-9_]*-[0-9]+")
 _WHOLE = tuple(f"{part}/{name}" for part, names in FILES.items() for name in names)
-"""The files of a checkpoint."""
+"""All files of a checkpoint."""
 
 Say = Callable[[str], None]
 
 
 def step_name(step: int) -> str:
-    """The folder name of a step: padded, so that names sort like numbers."""
+    """Folder name of a step, padded so that names sort like numbers."""
     return f"{step:012d}"
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint folder; a link such as `latest` is followed."""
+    """The step of a checkpoint folder, or of a link (`latest`) to one."""
     name = resolve_mark(Path(path)).resolve().name
     if not _STEP.fullmatch(name):
         raise UsageError(f"{path} is not a checkpoint; its name should be a step of 12 digits.")
@@ -65,11 +65,10 @@ def step_of(path: Path) -> int:
 
 
 def save(folder: Path, step: int, policy: tuple[Tree, Tree], training: Tree | None) -> Path:
-    """Save `policy` (arrays, contract) and `training` as step `step`; returns its folder.
+    """Save `policy` (arrays, contract) and `training` as a step; returns its folder.
 
-    At every instant a checkpoint that was there before, or the new one, is whole on disk.
-    Without `training` the policy alone is kept, `latest` stays, and a resumable checkpoint of
-    this step is left as it is.
+    At any time, the previous or the new checkpoint is complete on disk. Without `training`, only
+    the policy is saved, `latest` stays, and a resumable checkpoint of this step is not changed.
     """
     whole = policy_part(*policy), None if training is None else training_part(training)
     target = folder / step_name(step)
@@ -89,7 +88,7 @@ def save(folder: Path, step: int, policy: tuple[Tree, Tree], training: Tree | No
             files.replace_link(folder / LATEST, target.name)
         files.remove_files(_replaced(target), _WHOLE)
     except Exception as error:
-        # Space taken by half a checkpoint would keep a full disk full.
+        # Free the space of the incomplete checkpoint on a full disk.
         with suppress(files.DiskFault):
             files.remove_files(temporary, _WHOLE)
         if not isinstance(error, files.DiskFault):
@@ -100,10 +99,10 @@ def save(folder: Path, step: int, policy: tuple[Tree, Tree], training: Tree | No
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
-    """Rename the finished folder to its step; one that is already there waits beside it.
+    """Rename the finished folder to its step, after moving aside an existing one.
 
-    A folder cannot be renamed over another. Between the two renames the old checkpoint is found
-    by `newest_verified` under its waiting name.
+    A folder cannot be renamed over another. Between the two renames, `newest_verified` finds the
+    old checkpoint under its temporary name.
     """
     replaced = _replaced(target)
     try:
@@ -124,22 +123,22 @@ def _replaced(target: Path) -> Path:
 
 
 def exists(folder: Path, step: int) -> bool:
-    """Whether there is a checkpoint of this step, resumable or not."""
+    """Whether a checkpoint of this step exists, resumable or not."""
     return (folder / step_name(step)).is_dir()
 
 
 def checkpoint_bytes(policy: tuple[Tree, Tree], training: Tree) -> int:
-    """Bytes a save of these trees will take on disk; tensors may be on the meta device."""
+    """Bytes on disk of a save of these trees; tensors may be on the meta device."""
     return policy_part(*policy).num_bytes() + training_part(training).num_bytes()
 
 
 def header_bytes(tree: Tree) -> int:
-    """Bytes of the table of a tree's arrays: `tensors.MAX_HEADER` at most in a checkpoint."""
+    """Bytes of the header of a tree's arrays, at most `tensors.MAX_HEADER`."""
     return len(training_part(tree).layout.header)
 
 
 def _existing(path: Path) -> Path:
-    """The real folder behind a path a person gave; only here a symlink is followed."""
+    """The folder behind a path given by a user; the only place that follows symbolic links."""
     path = resolve_mark(Path(path))
     if not path.exists():
         raise UsageError(f"There is no checkpoint at {path}; check the path.")
@@ -147,35 +146,35 @@ def _existing(path: Path) -> Path:
 
 
 def load_policy_parts(path: Path) -> tuple[Tree, Tree]:
-    """(arrays, contract) of a checkpoint, or of a copied `policy/` folder; verified first."""
+    """Verify and load (arrays, contract) of a checkpoint, or of a copied `policy/` folder."""
     path = _existing(path)
     inside = path / "policy"
     return _read_policy(check_part(inside if os.path.lexists(inside) else path, "policy"))
 
 
 def policy_step(path: Path) -> int:
-    """The step that a checkpoint or a copied `policy/` folder says it is of, whatever its name."""
+    """The step in the manifest of a checkpoint or a copied `policy/` folder."""
     path = _existing(path)
     inside = path / "policy"
     return check_part(inside if os.path.lexists(inside) else path, "policy").step
 
 
 def policies(folder: Path) -> dict[int, Path]:
-    """{step: checkpoint} of every policy in a folder of checkpoints, the oldest first."""
+    """{step: checkpoint} of all policies in a folder of checkpoints, oldest first."""
     return {
         step_of(path): path for path in reversed(_folders(folder)) if (path / "policy").is_dir()
     }
 
 
 def best_step(folder: Path) -> int | None:
-    """The step that training found the best, as the newest checkpoint remembers it."""
+    """The best step by the evaluations of training, from the newest checkpoint."""
     newest = newest_verified(folder, lambda text: None, repair=False)
     saver = {} if newest is None else load_document(newest).get("saver", {})
     return saver.get("best") if isinstance(saver, dict) else None
 
 
 def load_training(path: Path) -> tuple[Tree, Tree, Tree]:
-    """(policy arrays, contract, training) of a resumable checkpoint; verified first."""
+    """Verify and load (policy arrays, contract, training) of a resumable checkpoint."""
     policy, training = _check_both(_existing(path))
     arrays, contract = _read_policy(policy)
     flat, leaves = training.read()
@@ -186,14 +185,14 @@ def load_training(path: Path) -> tuple[Tree, Tree, Tree]:
 
 
 def load_document(path: Path) -> Tree:
-    """What is no array in the training state of a resumable checkpoint, verified first."""
+    """Verify and load the training state of a resumable checkpoint, without its arrays."""
     _, training = _check_both(_existing(path))
     return _assembled(training.read_document(), training.folder / DOCUMENTS["training"])
 
 
 @contextmanager
 def explain_mismatch(path: Path, what: str) -> Iterator[None]:
-    """While a run takes in what a checkpoint holds: what does not fit it ends in one sentence."""
+    """Turn errors of loading a checkpoint's state into a run into a `UsageError`."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -234,7 +233,7 @@ def _check_both(path: Path) -> tuple[CheckedPart, CheckedPart]:
 
 
 def verify(path: Path) -> int:
-    """Check every byte of a resumable checkpoint and return its step."""
+    """Verify every byte of a resumable checkpoint; returns its step."""
     policy, training = _check_both(path)
     policy.verify()
     training.verify()
@@ -244,13 +243,11 @@ def verify(path: Path) -> int:
 def newest_verified(
     folder: Path, say: Say = print, repair: bool = True, before: int | None = None
 ) -> Path | None:
-    """The newest checkpoint that can be resumed, every byte checked; None if there is none.
+    """The newest resumable checkpoint whose every byte verifies, or None.
 
-    With `before`, only those of an earlier step are looked at.
-
-    A damaged one is set aside as `<step>.damaged` and `say` is told; what a killed writer left
-    behind is cleaned up, and `latest` is put right. That is for the holder of the run's lock:
-    with `repair=False` nothing on disk is changed.
+    before: consider earlier steps only. repair: rename damaged ones to `<step>.damaged` and report
+    them to `say`, remove leftovers of killed writers, and correct `latest`; for the holder of the
+    run's lock.
     """
     if not folder.is_dir():
         return None
@@ -278,20 +275,20 @@ def newest_verified(
 
 
 def steps(folder: Path) -> set[int]:
-    """Steps of which the folder holds a checkpoint, whole or not, or one that was replaced."""
+    """Steps of all checkpoints in a folder, complete or not, replaced ones included."""
     names = (name.removesuffix(REPLACED) for name in os.listdir(folder))
     return {int(name) for name in names if _STEP.fullmatch(name)}
 
 
 def _looks_resumable(path: Path) -> bool:
-    """Whether there is something to verify: a policy-only checkpoint is whole without training."""
+    """Whether a path exists and is not a policy-only checkpoint."""
     if path.is_dir() and not path.is_symlink():
         return os.path.lexists(path / "training") or not os.path.lexists(path / "policy")
     return os.path.lexists(path)
 
 
 def _clean_up(folder: Path) -> None:
-    """Remove what a killed writer left; a checkpoint it had put aside gets its name back."""
+    """Remove leftovers of killed writers; restore the name of a checkpoint that was moved aside."""
     for name in sorted(os.listdir(folder)):
         path, main = folder / name, folder / name.removesuffix(REPLACED)
         if is_leftover(path):
@@ -302,13 +299,11 @@ def _clean_up(folder: Path) -> None:
             files.rename(path, main)
             files.fsync_folder(folder)
         elif not os.path.lexists(path / "training"):
-            files.remove_files(
-                path, _WHOLE
-            )  # one that can be resumed stays until `main` has verified
+            files.remove_files(path, _WHOLE)  # a resumable one stays until `main` is verified
 
 
 def check_step(folder: Path, step: int) -> None:
-    """Refuse a step whose checkpoint cannot be resumed, with those that are there."""
+    """Raise if the checkpoint of a step cannot be resumed; the message lists others."""
     found = resumable(folder) if folder.is_dir() else []
     if folder / step_name(step) not in found:
         there = ", ".join(str(step_of(path)) for path in found)
@@ -320,7 +315,7 @@ def check_step(folder: Path, step: int) -> None:
 
 
 def roll_back(folder: Path, step: int, say: Say = print) -> None:
-    """Make the checkpoint of a step the newest: later ones are set aside as `<step>.aside`."""
+    """Make the checkpoint of a step the newest by renaming later ones to `<step>.aside`."""
     plain = {name: name.removesuffix(REPLACED) for name in sorted(os.listdir(folder))}
     later = [name for name, it in plain.items() if _STEP.fullmatch(it) and int(it) > step]
     for name in later:
@@ -338,9 +333,9 @@ def _set_aside(path: Path, suffix: str = DAMAGED) -> str:
 
 
 def _settle(path: Path, main: Path) -> Path:
-    """Give the verified checkpoint its own name and `latest`; nothing else may claim the step."""
+    """Give a verified checkpoint its proper name and `latest`, and remove replaced ones."""
     if path != main:
-        if os.path.lexists(main):  # policy-only or set aside by now, and older than `path`
+        if os.path.lexists(main):  # policy-only, and older than `path`
             _set_aside(main)
         files.rename(path, main)
         files.fsync_folder(main.parent)
@@ -351,7 +346,7 @@ def _settle(path: Path, main: Path) -> Path:
 
 
 def mark(folder: Path, name: str, step: int) -> None:
-    """Call the checkpoint of a step "best" or "final"; `retain` then keeps its policy."""
+    """Mark the checkpoint of a step as "best" or "final"; `retain` then keeps its policy."""
     if not _MARK.fullmatch(name):
         raise UsageError(f"A checkpoint cannot be called {name!r}; use lower-case letters.")
     if not (folder / step_name(step)).is_dir():
@@ -360,41 +355,41 @@ def mark(folder: Path, name: str, step: int) -> None:
 
 
 def marks(folder: Path) -> dict[str, str]:
-    """{"best": the folder name of its checkpoint} of all marks, `latest` included."""
+    """{mark: folder name of its checkpoint}, `latest` included."""
     names = [name for name in sorted(os.listdir(folder)) if _MARK.fullmatch(name)]
     found = {name: files.read_link(folder / name) for name in names}
     return {name: target for name, target in found.items() if target and _STEP.fullmatch(target)}
 
 
 def marked_checkpoint(folder: Path, name: str) -> Path | None:
-    """The checkpoint that is called "best", "final" or "latest"; None where there is none."""
+    """The checkpoint marked as "best", "final" or "latest", or None."""
     target = files.read_link(folder / name) or ""
     path = folder / target
     return path if _STEP.fullmatch(target) and path.is_dir() else None
 
 
 def resolve_mark(path: Path) -> Path:
-    """The checkpoint behind the path of a mark that is a file; any other path as it is."""
+    """The checkpoint behind a mark that is a file; other paths are returned unchanged."""
     is_file = _MARK.fullmatch(path.name) and path.is_file()
     return (marked_checkpoint(path.parent, path.name) or path) if is_file else path
 
 
 def resumable(folder: Path) -> list[Path]:
-    """Checkpoints that have training state, the newest first."""
+    """Checkpoints with training state, newest first."""
     return [path for path in _folders(folder) if _looks_resumable(path)]
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders of checkpoints, the newest first."""
+    """Folders of checkpoints, newest first."""
     found = [folder / step_name(step) for step in sorted(steps(folder), reverse=True)]
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def retain(folder: Path, keep_last: int = 3, every: int | None = None) -> list[Path]:
-    """Keep the last few resumable, marked and regular ones as policies; returns what was removed.
+    """Delete old checkpoints; returns the removed ones.
 
-    With `every`, the first checkpoint of each stretch of that many steps keeps its policy. At
-    least one checkpoint that verifies stays resumable, however old it is.
+    The last `keep_last` stay resumable, and at least one that verifies. Marked ones and, with
+    `every`, the first one of each interval of `every` steps keep their policy.
     """
     demoted, removed = surplus(folder, keep_last, every)
     drop(folder, [path / "training" for path in demoted] + removed)
@@ -408,38 +403,38 @@ def surplus(
     also: Collection[int] = (),
     verified: Path | None = None,
 ) -> tuple[list[Path], list[Path]]:
-    """Checkpoints that `retain` gives up: those whose policy stays, and those that go whole.
+    """(checkpoints that keep only their policy, checkpoints to delete) of `retain`.
 
-    also: steps whose policy stays besides those that are marked. verified: the newest that is
-    known to be whole, where the caller has found it. What `is_own` does not hold of stays.
+    also: further steps whose policy stays. verified: the newest complete one, if the caller knows
+    it. Checkpoints without `is_own` stay.
     """
     present = _folders(folder)
     resumable = [path for path in present if _looks_resumable(path)]
     whole = set(resumable[: max(keep_last, 1)])
     anchor = verified or next((path for path in resumable if _verifies(path)), None)
     if anchor is None:
-        return [], []  # nothing is known to be good, so nothing is given up
+        return [], []  # none is known to be complete, so all stay
     whole.add(anchor)
     policies = {target for name, target in marks(folder).items() if name != LATEST}
     policies.update(map(step_name, also))
-    if every:  # The first of each stretch: those after it go, so that the choice stays the same.
+    if every:  # The first of each interval, a choice that later checkpoints do not change.
         policies.update({step_of(path) // every: path.name for path in present}.values())
     demoted = [p for p in resumable if p not in whole and p.name in policies and is_own(p)]
     return demoted, [p for p in present if p not in whole and p.name not in policies and is_own(p)]
 
 
 def is_own(path: Path) -> bool:
-    """Whether a save has written all that is in a checkpoint's folder: its names, and a seal."""
+    """Whether a checkpoint's folder has only files of a save, and a seal."""
     return is_plain(path) and any(has_seal(path / part) for part in FILES)
 
 
 def is_plain(path: Path) -> bool:
-    """Whether nothing but files of the names that a save writes is in a folder."""
+    """Whether a folder has only files with the names that a save writes."""
     return _holds_only(path, FILES)
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a killed save has left this: by its name, and by those of all that is in it."""
+    """Whether a path is a leftover of a killed save, by its name and those of its files."""
     if _MARKING.fullmatch(path.name):
         return files.read_link(path) is not None
     parts = {**FILES, **{name: None for names in FILES.values() for name in names}}
@@ -447,7 +442,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def is_written_by_save(path: Path) -> bool:
-    """Whether saves write this into a folder of checkpoints: one, a mark, or half of one."""
+    """Whether saves write this path: a checkpoint, a mark, or a leftover."""
     if _STEP_LIKE.fullmatch(path.name):
         return is_plain(path)
     if _MARK.fullmatch(path.name):
@@ -456,7 +451,7 @@ def is_written_by_save(path: Path) -> bool:
 
 
 def looks_whole(path: Path) -> bool:
-    """Whether the seals and sizes of a resumable checkpoint are right; no hash is computed."""
+    """Whether seals and sizes of a resumable checkpoint are right, without hashing its files."""
     try:
         parts = _check_both(path)
         return parts[0].step == step_of(path) and all(part.has_sizes() for part in parts)
@@ -465,7 +460,7 @@ def looks_whole(path: Path) -> bool:
 
 
 def _holds_only(folder: Path, names: Mapping[str, Collection[str] | None]) -> bool:
-    """Whether a real folder holds nothing else; {folder: its files, file: None}."""
+    """Whether a folder has no other entries; names: {folder: its files, file: None}."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return False
@@ -478,13 +473,13 @@ def _holds_only(folder: Path, names: Mapping[str, Collection[str] | None]) -> bo
                         return False
                 elif not _holds_only(folder / entry.name, dict.fromkeys(inside)):
                     return False
-    except OSError:  # gone by now, or not ours to read
+    except OSError:  # removed, or unreadable
         return False
     return True
 
 
 def _remove_leftover(path: Path) -> None:
-    """Delete what `is_leftover` holds of."""
+    """Delete a leftover of a killed save."""
     if path.is_dir() and not path.is_symlink():
         files.remove_files(path, (*_WHOLE, *(name for names in FILES.values() for name in names)))
     else:
@@ -499,8 +494,10 @@ def _verifies(path: Path) -> bool:
 
 
 def drop(folder: Path, paths: list[Path]) -> None:
-    """Take checkpoints, parts of them or leftovers away by a rename, make that durable, and only
-    then delete their files. For the holder of the run's lock."""
+    """Delete checkpoints, parts of them or leftovers: rename them durably, then delete their files.
+
+    For the holder of the run's lock.
+    """
     gone = []
     for path in paths:
         label = path.name if path.parent == folder else f"{path.parent.name}-{path.name}"

@@ -1,7 +1,8 @@
-"""JSON as checkpoints use it: exact numbers, no surprises when read from a stranger.
+"""Strict JSON of checkpoints, safe to read from untrusted files, and sealed JSON.
 
-Floats round trip exactly and integers have any length. NaN and infinities are kept, in the
-spelling of Python's `json` (NaN, Infinity), since "best so far" often starts at minus infinity.
+Floats round trip exactly and integers have any length. NaN and infinities are written as in
+Python's `json` (NaN, Infinity), because "best so far" often starts at minus infinity. A sealed
+document contains its own SHA-256.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from etude.core.trees import SEPARATOR, Tree
 
 MAX_DEPTH = 64
-"""Deeper trees are refused on both sides, so that no reader can run out of stack."""
+"""Deeper trees are neither written nor read, so that no reader runs out of stack."""
 
 SEAL = "seal"
 """The field of a sealed document that holds the SHA-256 of the others."""
@@ -24,11 +25,11 @@ _encode = json.JSONEncoder(sort_keys=True).encode
 
 
 class Malformed(ValueError):
-    """What is wrong with a file, as the end of the sentence "<file> ..."."""
+    """A malformed file; the message is the end of the sentence "<file> ..."."""
 
 
 def encode_json(document: Tree) -> bytes:
-    """A document as JSON, a line per name, sorted; the same document gives the same bytes."""
+    """Encode a document as JSON, a line per name, sorted: equal documents give equal bytes."""
     if _depth(document) > MAX_DEPTH:
         raise TypeError(f"a document is nested deeper than {MAX_DEPTH} levels")
     lines = [f"{_encode(name)}: {_encode(document[name])}" for name in sorted(document)]
@@ -36,7 +37,7 @@ def encode_json(document: Tree) -> bytes:
 
 
 def decode_json(data: bytes) -> Tree:
-    """The document in `data`, which must be one JSON object; raises `Malformed`."""
+    """Decode one JSON object; raises `Malformed`."""
     try:
         document = json.loads(data, object_pairs_hook=_without_duplicates)
     except Malformed:
@@ -51,7 +52,7 @@ def decode_json(data: bytes) -> Tree:
 
 
 def plain(value: Any, path: str) -> Any:
-    """A leaf as JSON can hold it: numpy scalars become numbers, tuples become lists."""
+    """Convert a leaf for JSON: numpy scalars to numbers, tuples to lists."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -64,7 +65,7 @@ def plain(value: Any, path: str) -> Any:
 
 
 def assemble(flat: dict[str, Any]) -> Tree:
-    """The tree with these leaves; unlike `unflatten`, trusts none of the paths."""
+    """The tree with these leaves by path; unlike `unflatten`, for untrusted paths."""
     tree: Tree = {}
     nodes: dict[str, Tree] = {"": tree}
     for path in sorted(flat):
@@ -93,7 +94,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> Tree:
 
 
 def _depth(document: Any) -> int:
-    """Levels of nesting, counted without recursion; stops just above the limit."""
+    """Number of nested levels, counted without recursion up to just above the limit."""
     level, depth = [document], 0
     while level and depth <= MAX_DEPTH:
         inner: list[Any] = []
@@ -107,15 +108,14 @@ def _depth(document: Any) -> int:
 
 
 def encode_sealed(document: Tree) -> bytes:
-    """A document as JSON text that any changed byte shows in."""
+    """Encode a document as JSON with a seal, which detects any changed byte."""
     return _encode_sealed({**document, SEAL: _seal_of(document)})
 
 
 def decode_sealed(data: bytes, must: bool = False) -> Tree:
-    """The document in `data`; raises `ValueError` with the end of the sentence "<file> ...".
+    """Decode a sealed document; raises `ValueError` with the end of the sentence "<file> ...".
 
-    One that never had a seal is taken as it is, since files had none before; with `must` it is
-    refused: a seal shows that the file is Etude's.
+    Documents of early versions have no seal and are accepted, unless `must`.
     """
     try:
         document = json.loads(data)
@@ -126,7 +126,7 @@ def decode_sealed(data: bytes, must: bool = False) -> Tree:
     if not must and SEAL not in document and not any(map(_is_seal, document.items())):
         return document
     seal = document.pop(SEAL, None)
-    # The hash is that of the text without the line of the seal, which needs no slow encoding.
+    # Fast path: the hash of the text without the line of the seal, without encoding it again.
     if hashlib.sha256(data.replace(f' "{SEAL}": "{seal}",\n'.encode(), b"", 1)).hexdigest() == seal:
         return document
     if seal != _seal_of(document) or data != _encode_sealed({**document, SEAL: seal}):
@@ -135,7 +135,7 @@ def decode_sealed(data: bytes, must: bool = False) -> Tree:
 
 
 def _is_seal(entry: tuple[str, object]) -> bool:
-    """Whether this is a seal, also one whose name was changed."""
+    """Whether an entry is a seal, even if its name was damaged."""
     name, value = entry
     return len(name) == len(SEAL) and isinstance(value, str) and len(value) == 64
 

@@ -1,7 +1,7 @@
-"""What the file system of a run can do, tried before the first step.
+"""Test the file system of a run before its first step.
 
-`runs.files` and `runs.lock` have fallbacks where that is safe; a note says what they cost. What
-nothing stands in for, such as renaming a folder, is refused in one sentence.
+`runs.files` and `runs.lock` have fallbacks for missing features, and notes say what they cost.
+Features without a fallback (renaming folders) raise an error.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _PAGE = b"etude"
 
 @dataclass(frozen=True)
 class FileSystem:
-    """What was tried in a folder, and worked."""
+    """Features of the file system of a folder."""
 
     folder: Path
     kind: str
-    """As the system calls it, "" where it does not say."""
+    """Type of the file system; "" if unknown."""
     links: bool
     hard_links: bool
     flushes: bool
-    """Whether folders can be flushed, which makes the names in them durable."""
+    """Whether folders can be fsynced, which makes the names in them durable."""
     locks: bool
     renames: bool
-    """Whether a folder can be renamed, and a file over another one."""
+    """Whether a folder can be renamed, and a file replaced by a rename."""
     free: int | None
-    """Bytes; None where it does not say."""
+    """Free bytes; None if unknown."""
 
     def notes(self) -> list[str]:
-        """What a run loses here, in sentences."""
+        """Limitations of a run on this file system, in sentences."""
         place, notes = f"{self.folder} is on {self.kind or 'a file system'}", []
         if self.kind in _IN_MEMORY:
             notes.append(
@@ -65,9 +65,9 @@ class FileSystem:
 
 
 def check(folder: Path, save: int, kept: int, say: Callable[[str], None]) -> None:
-    """Refuse a folder whose file system cannot hold a run; say what works otherwise there.
+    """Raise if the file system of a folder cannot hold a run; `say` its limitations.
 
-    save: bytes of a checkpoint; kept: how many of them a run keeps.
+    save: bytes of a checkpoint; kept: number of checkpoints that a run keeps.
     """
     found = examine(folder)
     if not found.renames:
@@ -91,7 +91,7 @@ def check(folder: Path, save: int, kept: int, say: Callable[[str], None]) -> Non
 
 
 def examine(folder: Path) -> FileSystem:
-    """Try what a run needs in a new folder inside this one, or inside the nearest that exists."""
+    """Test the features in a new folder inside this one, or inside its nearest existing parent."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     tried = files.free_path(there / f".tmp-probe-{os.getpid()}")
     with files.explain_os_errors("write to", there):
@@ -130,7 +130,7 @@ def _link_and_unlink(path: Path) -> None:
 
 
 def _works(act: Callable[[], None]) -> bool:
-    """Whether a file system does something; other errors, such as a full disk, are raised."""
+    """Whether an operation is supported; other errors (a full disk) are raised."""
     try:
         act()
     except OSError as error:
@@ -149,7 +149,7 @@ def _flushes(folder: Path) -> bool:
 
 
 def _kind(folder: Path) -> str:
-    """The type of the file system that a folder is on, by the device that its mount names."""
+    """The type of the file system of a folder, from the mount of its device."""
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with suppress(OSError, ValueError):

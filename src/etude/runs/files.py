@@ -1,7 +1,7 @@
-"""Durable writes: the one place that changes anything on disk.
+"""Durable and atomic writes to disk.
 
-Every change goes through one replaceable `Disk`, so a test can list the system calls of a save,
-die at each of them, run out of space, or lose what was not yet fsynced.
+All writes go through one replaceable `Disk`, so that tests can list the system calls of a save,
+die at each of them, run out of space, or lose data that was not fsynced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 1 << 20
 """Small chunks are gathered into blocks of this size: one system call instead of thousands."""
 
 _MOST_LINK = 256
-"""Bytes of a file that stands for a link."""
+"""Most bytes of a file that replaces a symbolic link."""
 
 _FIXES = {
     errno.ENOSPC: "the disk is full; free some space",
@@ -39,9 +39,9 @@ _FIXES = {
 }
 
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What a file system without symbolic links answers to one."""
+"""Error codes of `symlink` on file systems without symbolic links."""
 NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What a file system answers that cannot flush folders."""
+"""Error codes of `fsync` on file systems that cannot flush folders."""
 
 
 class DiskFault(EtudeError):
@@ -59,14 +59,14 @@ class Disk:
         os.mkdir(path)
 
     def open(self, path: Path, flags: int) -> int:
-        # A link that someone put in a file's place must not lead a write elsewhere.
+        # A symbolic link in place of the file must not redirect a write.
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def write(self, fd: int, data: Chunk) -> int:
         return os.write(fd, data)
 
     def fsync(self, fd: int) -> None:
-        """Flush a file, or a folder where the file system can: `file_system` says if it cannot."""
+        """Flush a file or folder; folders only if the file system can."""
         try:
             os.fsync(fd)
         except OSError as error:
@@ -93,7 +93,7 @@ class Disk:
 
 
 class Written(NamedTuple):
-    """What a file holds now, as a manifest records it."""
+    """Size and hash of a written file, for manifests."""
 
     size: int
     sha256: str
@@ -103,13 +103,13 @@ _disk = Disk()
 
 
 def current() -> Disk:
-    """The disk that all writes of this process go through, for those who make the calls."""
+    """The disk that all writes of this process go through."""
     return _disk
 
 
 @contextmanager
 def using(disk: Disk) -> Iterator[None]:
-    """Let every write of this process go through another disk, for tests of faults."""
+    """Replace the disk of this process, for tests of faults."""
     global _disk
     before, _disk = _disk, disk
     try:
@@ -120,7 +120,7 @@ def using(disk: Disk) -> Iterator[None]:
 
 @contextmanager
 def explain_os_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an `OSError` into one sentence that names the path and the fix."""
+    """Turn an `OSError` into a `DiskFault` that names the path and the fix."""
     try:
         yield
     except OSError as error:
@@ -129,7 +129,7 @@ def explain_os_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def blocks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same bytes in pieces that are not small; large chunks pass without a copy."""
+    """Gather small chunks to blocks; large chunks are not copied."""
     gathered = bytearray()
     for chunk in chunks:
         if len(chunk) >= BLOCK:
@@ -147,14 +147,14 @@ def blocks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 
 def write_all(fd: int, data: Chunk) -> None:
-    """Write every byte; one `write` may take fewer."""
+    """Write all bytes; a single `write` may write fewer."""
     rest = memoryview(data).cast("B")
     while len(rest):
         rest = rest[_disk.write(fd, rest) :]
 
 
 def write_file(path: Path, chunks: Iterable[Chunk]) -> Written:
-    """Create a file, fsynced; size and SHA-256 are computed on the way, nothing is read back."""
+    """Create a file, fsynced, and compute its size and SHA-256."""
     sha, size = hashlib.sha256(), 0
     with explain_os_errors("write", path):
         fd = _disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -170,7 +170,7 @@ def write_file(path: Path, chunks: Iterable[Chunk]) -> Written:
 
 
 def replace_file(path: Path, chunks: Iterable[Chunk]) -> Written:
-    """Give a file new contents; whoever looks sees the old or the new, never a part."""
+    """Replace the contents of a file atomically."""
     beside = _beside(path)
     written = write_file(beside, chunks)
     rename(beside, path)
@@ -179,9 +179,9 @@ def replace_file(path: Path, chunks: Iterable[Chunk]) -> Written:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, each durable in its own parent; existing ones stay."""
+    """Create a folder and its missing parents, durably."""
     if path.is_dir():
-        # Whoever made it may have been killed before its name was durable.
+        # The process that created it may have been killed before its name was durable.
         if os.access(path.parent, os.R_OK):
             fsync_folder(path.parent)
         return
@@ -202,7 +202,7 @@ def new_folder(path: Path) -> None:
 
 
 def fsync_folder(path: Path) -> None:
-    """Make the names in a folder durable; fsync of a file does not promise its name."""
+    """Make the names in a folder durable, which fsync of its files does not."""
     with explain_os_errors("flush the folder", path):
         fd = _disk.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -212,16 +212,13 @@ def fsync_folder(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename atomically; `new` is replaced when it is a file, a symlink or an empty folder."""
+    """Rename atomically; `new` may be a file, a symbolic link or an empty folder."""
     with explain_os_errors("rename to", new):
         _disk.rename(old, new)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a file, symlink or whole folder that this process has made, whatever is in it.
-
-    Symlinks are never followed, missing is fine.
-    """
+    """Delete a file, symbolic link or folder tree, if it exists; links are not followed."""
     with explain_os_errors("delete", path):
         _remove(path)
 
@@ -237,9 +234,9 @@ def _remove(path: Path) -> None:
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
-    """Delete these files below a folder in this order, then the folders that are empty by then.
+    """Delete the named files below a folder in this order, then the empty folders.
 
-    What is not named stays, with the folders it is in; so does what is not a regular file.
+    Other files stay, and so does everything that is not a regular file.
     """
     with explain_os_errors("delete", folder):
         folders = {folder}
@@ -255,14 +252,14 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def move_folder(made: Path, to: Path) -> None:
-    """Rename a folder to a name that is free or that of an empty folder."""
-    with suppress(OSError):  # not every file system renames over a folder, even an empty one
+    """Rename a folder to a free name or over an empty folder."""
+    with suppress(OSError):  # some file systems cannot rename over an empty folder
         os.rmdir(to)
     os.rename(made, to)
 
 
 def _beside(path: Path) -> Path:
-    """Where this process writes the next contents of a file; what a killed one left is removed."""
+    """Temporary path for the new contents of a file; leftovers at it are removed."""
     beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     with explain_os_errors("delete", beside):
         if os.path.lexists(beside):
@@ -271,9 +268,9 @@ def _beside(path: Path) -> Path:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Let a name stand for another one beside it; there is no moment without it.
+    """Create or replace a symbolic link to a name beside it, atomically.
 
-    By a symlink or, where the file system has none, by a small file with the other name in it.
+    On file systems without symbolic links, a small file that contains the name.
     """
     beside = _beside(path)
     with explain_os_errors("link", path):
@@ -289,14 +286,14 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def read_link(path: Path) -> str | None:
-    """What `replace_link` has made a name stand for; None of anything else."""
+    """The target of a link made by `replace_link`; None for anything else."""
     try:
         if path.is_symlink():
             return os.readlink(path)
         if not path.is_file() or path.stat().st_size > _MOST_LINK:
             return None
         return path.read_text().removesuffix("\n")
-    except (OSError, ValueError):  # gone by now, not ours to read, or no text
+    except (OSError, ValueError):  # removed, unreadable, or not a text
         return None
 
 
@@ -310,7 +307,7 @@ def free_path(path: Path) -> Path:
 
 
 class AppendFile:
-    """A file that only grows, or is cut back to a position that was recorded."""
+    """A file that is appended to, and truncated to recorded positions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -24,12 +24,12 @@ from etude.runs.metrics_log import MetricsLog, Say
 RECIPE, MANIFEST, METRICS = "recipe.yaml", "manifest.json", "metrics.jsonl"
 PLAN, PLAN_JSON = "plan.txt", "plan.json"
 REPORTING = "reporting.log"
-"""What was told of logs and screens that failed; a run without such has no such file."""
+"""Notices about logs and terminals that failed; missing in a run without any."""
 FOLDERS = ("checkpoints", "evaluations", "failures")
 NOT_EXACT = "not exact"
-"""How a manifest's statement begins where a run is not."""
+"""Beginning of the manifest's statement about a run that is not exact."""
 _HASHES = "files"
-"""Where the manifest names the SHA-256 of the other texts of a run."""
+"""Field of the manifest with the SHA-256 of the other texts of a run."""
 _TEXTS = r"(recipe\.yaml|manifest\.json|plan\.(txt|json)|summary\.json|wandb\.json|metrics\.jsonl)"
 _OWN_FILES = re.compile(
     rf"{_TEXTS}|\.tmp-{_TEXTS}-[0-9]+|(recipe\.yaml|metrics\.jsonl)\.damaged(-[0-9]+)?"
@@ -43,20 +43,20 @@ _OWN_FOLDERS = re.compile(
     r"checkpoints|\.tmp-probe-[0-9-]+(/from|/to)?|failures(/[0-9-]+)?|replay(/shard-[0-9]+)?"
     r"|evaluations(/([0-9]{12,}(-[a-z]+)?|checkpoints)(-[0-9]+)?)?"
 )
-"""What Etude writes into a run's folder, besides its checkpoints."""
+"""Files and folders that Etude writes into a run folder, except checkpoints."""
 _MOST_TEXT = 1 << 20
-"""Bytes of a recipe, manifest or plan; those of runs have some thousands."""
+"""Most bytes of a recipe, manifest or plan, which have some thousands."""
 
 
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
-    """`runs/<recipe>/<date-time>-s<seed>`, with a number after it if that is taken."""
+    """`runs/<recipe>/<date-time>-s<seed>`, with a number if it exists already."""
     moment = (now or datetime.now()).strftime("%Y-%m-%d-%H%M%S")
     name = re.sub(r"[^\w.-]+", "-", recipe).strip(".-") or "run"
     return files.free_path(Path(root) / name / f"{moment}-s{seed}")
 
 
 class RunFolder:
-    """The paths of one run, and the right to write to it while `close` has not been called."""
+    """The paths of one run, and its lock until `close` is called."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -69,7 +69,7 @@ class RunFolder:
     def create(
         cls, path: Path, recipe: str, plan: str, plan_json: Tree, manifest: Tree
     ) -> RunFolder:
-        """A new run, locked for this process. It appears whole or not at all."""
+        """Create a run atomically, locked for this process."""
         path = Path(path)
         _refuse_existing(path)
         texts = {RECIPE: recipe, PLAN: plan, PLAN_JSON: pretty(plan_json)}
@@ -80,13 +80,13 @@ class RunFolder:
         try:
             files.new_folder(temporary)
             made = True
-            # The sealed one first: by it `etude prune` knows what a kill has left of the folder.
+            # The sealed manifest first: by it `etude prune` recognises leftovers of a kill.
             for name in (MANIFEST, RECIPE, PLAN, PLAN_JSON):
                 files.write_file(temporary / name, [texts[name].encode()])
             for name in FOLDERS:
                 files.new_folder(temporary / name)
             files.fsync_folder(temporary)
-            lock = Lock(temporary)  # held before anyone else can see the folder
+            lock = Lock(temporary)  # held before other processes can see the folder
             files.rename(temporary, path)
             files.fsync_folder(path.parent)
         except BaseException as error:
@@ -106,25 +106,25 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, write: bool = True) -> RunFolder:
-        """An existing run; `write=True` makes this process its one writer."""
+        """Open an existing run; `write=True` locks it for this process."""
         run = cls(path)
         if not (run.recipe.is_file() or run.checkpoints.is_dir()):
             inside = max(run.path.glob(f"*/{RECIPE}"), default=None)
-            hint = f"It holds runs, such as {inside.parent}" if inside else "Check the path"
+            hint = f"It contains runs, for example {inside.parent}" if inside else "Check the path"
             raise UsageError(f"{run.path} is not a run: it has no {RECIPE}. {hint}.")
         _refuse_links(run.path)
         if write:
-            files.make_folder(run.path)  # It is there, but its name may not be durable yet.
+            files.make_folder(run.path)  # It exists, but its name may not be durable yet.
             run._lock = Lock(run.path)
         return run
 
     def check_writer(self) -> None:
-        """Before a commit: this process is still the one writer of what is at this path."""
+        """Raise unless this process is still the only writer of the folder at this path."""
         if self._lock is not None:
             self._lock.check(self.path)
 
     def close(self) -> None:
-        """Give up the lock; the process's end does the same."""
+        """Release the lock, as the end of the process does."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -136,7 +136,7 @@ class RunFolder:
         self.close()
 
     def evaluation(self, step: int) -> Path:
-        """Where the evaluation at a step is kept; named like the checkpoint of that step."""
+        """Folder of the evaluation at a step, named like the checkpoint of that step."""
         return self.path / "evaluations" / f"{step:012d}"
 
     def metrics_log(self, say: Say = lambda text: None) -> MetricsLog:
@@ -144,7 +144,7 @@ class RunFolder:
         return MetricsLog(self.metrics, say, self.check_writer)
 
     def manifest(self) -> Tree:
-        """What the run was started with."""
+        """The manifest, verified by its seal."""
         path = self.path / MANIFEST
         try:
             document = decode_sealed(self.copies()["manifest"].encode())
@@ -153,15 +153,15 @@ class RunFolder:
         return {name: value for name, value in document.items() if name != _HASHES}
 
     def mark_not_exact(self, reason: str) -> None:
-        """Note in the manifest, for good, that the run's bits are not what its recipe promises."""
+        """Note in the manifest, permanently, why the run is no longer exact."""
         manifest = self.manifest()
-        said = str(manifest.get("exactness", ""))
-        if reason not in said:
-            known = f"{said}; " if said.startswith(NOT_EXACT) else f"{NOT_EXACT}: "
+        statement = str(manifest.get("exactness", ""))
+        if reason not in statement:
+            known = f"{statement}; " if statement.startswith(NOT_EXACT) else f"{NOT_EXACT}: "
             self.rewrite(manifest | {"exactness": known + reason}, {})
 
     def rewrite(self, manifest: Tree, texts: dict[str, str]) -> None:
-        """Give some of a run's texts new contents, and the manifest, which names their hashes."""
+        """Replace some of a run's texts, and the manifest with their hashes."""
         self.check_writer()
         for name, text in texts.items():
             files.replace_file(self.path / name, [text.encode()])
@@ -171,14 +171,14 @@ class RunFolder:
         self._copies = {"recipe": self._copies_of(RECIPE), "manifest": text}
 
     def restore_text(self, name: str, text: str) -> None:
-        """Give back to the recipe or the manifest a text that it had before."""
+        """Restore an earlier text of the recipe or the manifest."""
         files.replace_file(self.path / name, [text.encode()])
         self._copies = None
 
     def copies(self) -> Tree:
-        """What every checkpoint holds a copy of: {"recipe", "manifest"}, the texts of the two.
+        """{"recipe", "manifest"}: the texts that every checkpoint contains a copy of.
 
-        Read once: a run goes on from what it was opened with.
+        Read only once: a run continues with the texts it was opened with.
         """
         if self._copies is None:
             texts = {"recipe": RECIPE, "manifest": MANIFEST}
@@ -189,9 +189,9 @@ class RunFolder:
         return _read(self.path / name).decode(errors="replace")
 
     def changed_texts(self, copy: str = "") -> list[str]:
-        """Names of texts that are missing or not as the manifest names them, itself included.
+        """Names of missing or changed texts by the hashes in the manifest, itself included.
 
-        `copy`: a text of the manifest, to go by where the file is damaged.
+        `copy`: a copy of the manifest, used if the file is damaged.
         """
         text = self._copies_of(MANIFEST)
         damaged = [] if _is_whole(text) else [MANIFEST]
@@ -199,17 +199,17 @@ class RunFolder:
         return damaged + [n for n in sorted(hashes) if _sha256(_read(self.path / n)) != hashes[n]]
 
     def last_failure(self) -> Path | None:
-        """The newest report of a failure."""
+        """The newest failure report."""
         return max(self.failures.iterdir(), default=None) if self.failures.is_dir() else None
 
     @property
     def current_path(self) -> Path:
-        """Where the run is now: it may have been moved, and something else may be in its place."""
+        """The current path of the locked folder, which may have been moved."""
         return self.path if self._lock is None else self._lock.find(self.path)
 
 
 def has_seal(folder: Path) -> bool:
-    """Whether a folder is a run that Etude has made, whole or begun: its manifest is sealed."""
+    """Whether a folder has a manifest with Etude's seal, complete run or not."""
     try:
         return _HASHES in decode_sealed(_read(folder / MANIFEST), must=True)
     except ValueError:
@@ -217,9 +217,9 @@ def has_seal(folder: Path) -> bool:
 
 
 def find_foreign(folder: Path) -> Path | None:
-    """Something in a run's folder that Etude does not write, if there is anything.
+    """A path in a run folder that Etude does not write; None without any.
 
-    W&B writes to its folder there on Etude's behalf; its files are neither Etude's nor foreign.
+    W&B's folder is skipped: its files are neither Etude's nor foreign.
     """
     waiting = [""]
     while waiting:
@@ -238,17 +238,17 @@ def find_foreign(folder: Path) -> Path | None:
 
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """[(name, whether it is a real folder)] of a folder, none where it is missing."""
+    """[(name, whether it is a folder)] of a folder; [] if it is missing."""
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
     return []
 
 
 def _refuse_links(folder: Path) -> None:
-    """A run folder from a stranger may lead writes elsewhere by links in place of its parts.
+    """Raise for symbolic links in an untrusted run folder, which could redirect writes.
 
-    Links of its own, such as `checkpoints/latest`, stay below the folder they are in. W&B links the
-    logs of each of its runs to a folder of its own; it never writes to those of an earlier run.
+    Links that stay below their folder (`checkpoints/latest`) are allowed, and so are W&B's links
+    of the logs of its runs, to which only that run writes.
     """
     logs = re.compile(re.escape(str(folder / "wandb")) + r"/(offline-)?run-[^/]+/logs")
     for here, folders, names in os.walk(folder):
@@ -282,7 +282,7 @@ def _is_whole(manifest: str) -> bool:
 
 
 def _hashes(manifest: str) -> dict[str, str]:
-    """What a text of manifest.json names of the texts beside it; {} where it is damaged."""
+    """{name: SHA-256} of the texts in a manifest; {} if it is damaged."""
     return dict(decode_sealed(manifest.encode()).get(_HASHES, {})) if _is_whole(manifest) else {}
 
 
@@ -291,7 +291,7 @@ def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes:
-    """What is in a small file; nothing where it is missing."""
+    """Contents of a small file; empty if it is missing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(fd, "rb") as stream:
@@ -305,14 +305,14 @@ def _sha256(data: bytes) -> str:
 
 
 def pretty(document: Tree) -> str:
-    """Indented JSON for people; a report must not fail over a value JSON does not know."""
+    """Indented JSON; values of other types are written by `repr`."""
     return json.dumps(document, indent=2, default=repr) + "\n"
 
 
 def report_failure(
     error: BaseException, counters: Tree, run: RunFolder, say: Callable[[str], None]
 ) -> None:
-    """Write a report of a failure; a full disk must not hide the failure itself."""
+    """Write and announce a failure report; a full disk must not hide the failure itself."""
     arrays = error.arrays if isinstance(error, NonFinite) else {}
     context = {"counters": counters, "error": type(error).__name__}
     try:
@@ -323,8 +323,8 @@ def report_failure(
 
 
 def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, context: Tree) -> Path:
-    """Keep what is needed to look into a failure: traceback, arrays and where it happened."""
-    from etude.runs import tensors  # loads torch, which commands that only read runs do without
+    """Write a failure report: traceback, arrays and context; returns its folder."""
+    from etude.runs import tensors  # imports torch, which commands that only read runs do not need
 
     moment = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     folder = files.free_path(run.current_path / "failures" / moment)
@@ -340,7 +340,7 @@ def write_failure(run: RunFolder, exception: BaseException, arrays: Tree, contex
 
 
 def _storable(arrays: Tree, prefix: str = "") -> dict[str, Any]:
-    """The arrays that can be kept, by path; whatever else is in a failing tree is left out."""
+    """{path: array} of the arrays in a tree that can be saved."""
     from etude.runs import tensors
 
     kept: dict[str, Any] = {}

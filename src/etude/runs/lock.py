@@ -1,9 +1,9 @@
-"""One writer per folder: the system's lock of it or, where there are no locks, a file in it.
+"""One writer per folder, by flock or, on file systems without it, by a lock file.
 
-A lock (flock) of the folder goes with its process, however that ends. Some file systems refuse it,
-such as Lustre without `-o flock`. There the writer is who made a file `.locked-<n>`, which only one
-process can, and which says who that is. One whose process has ended on this machine is overtaken by
-`.locked-<n + 1>`; of another machine nobody can know, so a person has to delete the file.
+The system releases a flock of the folder when its process ends. Some file systems do not support
+it, for example Lustre without `-o flock`. There the writer creates a file `.locked-<n>`
+exclusively, which describes its process. If that process has ended on this machine, the next writer
+creates `.locked-<n + 1>`; if it ran on another machine, a user must delete the file.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from etude.runs import files
 
 LOCK = ".lock"
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-"""What a file system without locks answers."""
-_ASKED = 0.1
-"""Seconds after which a lock is tried again."""
+"""Error codes of flock on file systems without locks."""
+_RETRY = 0.1
+"""Seconds before a lock is tried again."""
 _MOST_NAME = 1024
-"""Bytes of a file that says who writes."""
+"""Most bytes of a lock file."""
 _CLAIM = re.compile(r"\.locked-([0-9]{1,9})")
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process is the writer of a folder right now, on whichever machine."""
+    """Whether a process on any machine holds the lock of a folder."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -52,7 +52,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def has_locks(folder: Path) -> bool:
-    """Whether the file system of a folder that nobody else uses has locks."""
+    """Whether the file system of an unused folder supports flock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return _flock(fd)
@@ -77,7 +77,7 @@ class FolderLock:
             except BaseException:
                 os.close(self.fd)
                 raise
-        # A forked worker would otherwise hold the lock beyond the death of the writer.
+        # A forked worker would hold the lock after the death of the writer.
         here = weakref.ref(self)
 
         def forget() -> None:
@@ -87,7 +87,7 @@ class FolderLock:
         os.register_at_fork(after_in_child=forget)
 
     def release(self) -> None:
-        """Let go; a forked child closes its copy alone."""
+        """Release the lock; a forked child closes its copy only."""
         if self.fd < 0:
             return
         if self._claim and self._pid == os.getpid():
@@ -98,16 +98,16 @@ class FolderLock:
 
 
 class AlreadyLocked(EtudeError):
-    """Another process writes to the folder."""
+    """Another process holds the lock of the folder."""
 
     def __init__(self, who: str = "", file: str = "") -> None:
         super().__init__(who)
         self.who, self.file = who, file
-        """The process, where it is known, and the file that stands for its lock."""
+        """The process, if it is known, and its lock file, if there is one."""
 
 
 def _flock(fd: int) -> bool:
-    """Lock an open folder; False where its file system has no locks."""
+    """Lock an open folder; False if its file system does not support flock."""
     for last in (False, True):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,14 +118,14 @@ def _flock(fd: int) -> bool:
                 raise
             if last:
                 raise AlreadyLocked from error
-            time.sleep(_ASKED)  # one who only asks, as `etude runs` does, has it briefly
+            time.sleep(_RETRY)  # `is_locked`, as in `etude runs`, holds it briefly
         else:
             break
     return True
 
 
 def _claimed(fd: int, make: bool) -> str:
-    """The name of the file that this process has made to be the one writer, "" without `make`."""
+    """Check the lock files of a folder and create one, if `make`; returns its name or ""."""
     there = _claims(fd)
     for number, text in there.items():
         if _may_live(text):
@@ -140,7 +140,7 @@ def _claimed(fd: int, make: bool) -> str:
         raise AlreadyLocked(file=name) from None
     with os.fdopen(made, "w") as stream:
         stream.write(json.dumps(_self()))
-    # One that was slow may have come after others had overtaken each other, and gives way.
+    # A later lock file wins, if others were created while this process was slow.
     if later := [n for n in _claims(fd) if n > number]:
         os.unlink(name, dir_fd=fd)
         raise AlreadyLocked(file=f".locked-{max(later)}")
@@ -151,7 +151,7 @@ def _claimed(fd: int, make: bool) -> str:
 
 
 def _claims(fd: int) -> dict[int, str]:
-    """{number: contents} of the files in an open folder that stand for locks."""
+    """{number: contents} of the lock files in an open folder."""
     found = {}
     for name in os.listdir(fd):
         if number := _CLAIM.fullmatch(name):
@@ -167,7 +167,7 @@ def _text(name: str, fd: int) -> str:
 
 
 def _self() -> dict[str, object]:
-    """This process, so that it cannot be taken for another one of its number."""
+    """Identity of this process, also among processes with a reused PID."""
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -178,7 +178,7 @@ def _self() -> dict[str, object]:
 
 
 def _may_live(text: str) -> bool:
-    """Whether the process that a file names may still run: not if it ran here, and has ended."""
+    """Whether the process of a lock file may be alive: not if it ran here and has ended."""
     try:
         them = json.loads(text)
         here = _self()
@@ -198,7 +198,7 @@ def _named(text: str) -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine started, in ticks since its boot; "" where there is none."""
+    """Start of a process on this machine, in ticks since boot; "" without the process."""
     return (_line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""] * 20)[19]
 
 
@@ -217,11 +217,10 @@ def _line(path: str) -> str:
 
 
 class Lock:
-    """One writer per run: `FolderLock`, and a signature that shows a second one.
+    """The lock of a run: `FolderLock`, and a signature that detects a second writer.
 
-    The folder itself is locked, which nobody can take away by removing a file. The file `.lock` in
-    it says who the writer is: host, process and inode. Some network file systems let two hosts
-    lock one folder; there the two see each other in that file, and the later one gives way.
+    The file `.lock` contains host, process and inode of the writer. Some network file systems let
+    two hosts lock one folder; both see the other's signature, and the later one stops.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -244,7 +243,7 @@ class Lock:
             raise
 
     def check(self, folder: Path) -> None:
-        """Refuse to go on where this process is not the one writer of the folder at this path."""
+        """Raise unless this process is the only writer of the folder at this path."""
         if not self._is_at(folder):
             there = self._now_at()
             fix = f"It is at {there} now: resume it there" if there else "It cannot be found"
@@ -255,7 +254,7 @@ class Lock:
         named = _holder(folder / LOCK)
         if named == self._name:
             return
-        if named and named == self._before:  # It was there first, and has signed again since.
+        if named and named == self._before:  # It was first, and has signed again.
             raise EtudeError(
                 f"{folder} is also being written by process {named}, which came first: this one "
                 "has stopped, and has saved nothing since."
@@ -263,7 +262,7 @@ class Lock:
         _sign(folder / LOCK, self._name)
 
     def find(self, folder: Path) -> Path:
-        """Where the locked folder is: at the path it was opened by, or wherever it was moved."""
+        """The current path of the locked folder, which may have been moved."""
         if self._is_at(folder):
             return folder
         found = self._now_at()
@@ -280,7 +279,7 @@ class Lock:
         return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
     def _now_at(self) -> Path | None:
-        """Where the folder was moved, as far as the system tells; None where it was removed."""
+        """The path that the folder was moved to; None if it was removed or is unknown."""
         try:
             found = Path(os.readlink(f"/proc/self/fd/{self._hold.fd}"))
         except OSError:
@@ -292,7 +291,7 @@ class Lock:
 
 
 def _sign(file: Path, name: str) -> None:
-    """Write into the lock's file who holds it."""
+    """Write the holder into the file `.lock`."""
     with files.explain_os_errors("write the lock", file):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(file, flags, 0o666), "w") as stream:
@@ -300,7 +299,7 @@ def _sign(file: Path, name: str) -> None:
 
 
 def _holder(file: Path) -> str:
-    """Who the lock's file says is writing."""
+    """The holder in the file `.lock`."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         with os.fdopen(os.open(file, flags), "rb") as stream:

@@ -1,4 +1,10 @@
-"""What a run was made with: enough to say whether a resume can give the same bits."""
+"""The manifest of a run: versions, machine and code, compared at a resume.
+
+It contains the hash of a small *standard computation*, which is the same on machines that give the
+same bits: CPU models and versions of libraries do not decide about the last bit. It consists of
+operations of a run: matrix products of several sizes, functions (exp, tanh, ...) of numpy, torch
+and the C library, and steps of physics with contacts.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +33,8 @@ PREFIXES = (
     *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "ONEDNN_", "DNNL_", "NPY_", "ATEN_CPU_", "CUBLAS_"),
     *("CUDA_VISIBLE_", "GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHASHSEED"),
 )
-"""Environment variables that choose threads, instruction sets, libraries, devices or the order of
-sets, and so may move bits."""
+"""Environment variables of threads, instruction sets, libraries, devices or the order of sets,
+which may change bits."""
 
 
 def collect(
@@ -41,13 +47,12 @@ def collect(
     code: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> Tree:
-    """The manifest of a run starting now, as a tree of JSON values.
+    """The manifest of a run that starts now, as a tree of JSON values.
 
-    `exactness` is the statement the plan made; `threads` adds the recipe's own counts to those of
-    torch; `project` is the folder whose git commit is recorded, by default the current one;
-    `ranks` the number of learner processes; `recipe` its digest; `model` the hash of the simulated
-    model; `code` hashes of the code that the run computes with, see `etude.core.code_hashes`;
-    `notes` what else a plan says of its environment.
+    exactness: the plan's statement. threads: the recipe's thread counts. project: folder of the git
+    repository, by default the current one. ranks: number of learner processes. recipe: its digest.
+    model: hash of the simulated model. code: see `etude.core.code_hashes`. notes: the plan's notes
+    about the environment.
     """
     return {
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
@@ -82,7 +87,7 @@ def _version(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The CPU and the instruction set torch uses on it: what decides the last bits."""
+    """The CPU model and torch's instruction set on it, which affect the last bits."""
     return f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
@@ -97,9 +102,9 @@ def _cpu_model() -> str:
 
 
 def _git(project: Path) -> Tree:
-    """{"commit"} of the repository around a folder, or {} when there is none.
+    """{"commit"} of the repository around a folder, or {}.
 
-    Read from its files: git itself would run programs that a repository names in its settings.
+    Read from its files, because git runs programs that the settings of a repository name.
     """
     for folder in (project.absolute(), *project.absolute().parents):
         try:
@@ -111,8 +116,8 @@ def _git(project: Path) -> Tree:
 
 
 def _commit(git: Path) -> str:
-    """The commit that is checked out; raises where there is none."""
-    if git.is_file():  # A worktree or submodule says where its own folder is.
+    """The commit that is checked out; raises without one."""
+    if git.is_file():  # A worktree or submodule names its folder.
         git = git.parent / _short(git).removeprefix("gitdir: ")
     head = _short(git / "HEAD")
     if not head.startswith("ref: "):
@@ -153,48 +158,52 @@ _NAMES = {
     "task/model": "The hash of the simulated model",
 }
 _HARMLESS = ("cpu/count", "learner/ranks", "recipe", "exactness", "notes")
-"""The same bits come out on any number of cores and of ranks; the rest is looked at apart."""
+"""Not compared: numbers of cores and ranks do not change bits; the others are compared
+elsewhere."""
 _DECISIVE = (
     *("computation", "cpu/capability"),
     *(f"versions/{package}" for package in PACKAGES),
     *("task/", "code/"),
 )
-"""What a run is not exact with any more, where it has changed. The rest only may move bits, and
-the standard computation finds out whether it has."""
+"""A change of these makes a run inexact. Other changes may change bits, which the standard
+computation detects."""
 
 
 class Differences(NamedTuple):
-    """A sentence for each thing that may change bits and is not as it was."""
+    """Sentences about the differences of two manifests."""
 
     decisive: list[str]
-    """A run that goes on with these is not exact."""
+    """Differences that make the run inexact."""
     possible: list[str]
+    """Differences that may change bits."""
 
 
 def differences(old: Tree, new: Tree) -> Differences:
-    """What two manifests say of two processes; what one of them does not know decides nothing."""
+    """Compare two manifests; values that one of them does not have are not decisive."""
     before, now = _comparable(old), _comparable(new)
     found = Differences([], [])
     for path in sorted(before.keys() | now.keys()):
         a, b = before.get(path), now.get(path)
         if a != b:
             if path.startswith(("task/", "code/")) and (a is None or b is None):
-                continue  # a run of a version that did not look, or code that is not used any more
+                continue  # an early version without it, or code that is no longer used
             decides = path.startswith(_DECISIVE) and a is not None and b is not None
             kind = found.decisive if decides else found.possible
-            kind.append(f"{_called(path)} was {_shown(a)} and is {_shown(b)} now.")
+            kind.append(
+                f"{_path_in_words(path)} was {_value_in_words(a)} and is {_value_in_words(b)} now."
+            )
     return found
 
 
 def _comparable(manifest: Tree) -> Tree:
-    """Leaves by path; empty groups and absent values count as the same: not there."""
+    """{path: leaf} without empty groups and absent values."""
     return {
         path: leaf for path, leaf in _leaves(manifest) if path not in _HARMLESS and leaf is not None
     }
 
 
 def _leaves(manifest: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path; names may hold a "/" here, as those of code in files do."""
+    """(path, leaf) of every leaf; names may contain "/", for example those of files."""
     for name, value in manifest.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}/")
@@ -202,7 +211,7 @@ def _leaves(manifest: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _called(path: str) -> str:
+def _path_in_words(path: str) -> str:
     group, _, name = path.partition("/")
     known = {
         "versions": f"The version of {name}",
@@ -215,13 +224,13 @@ def _called(path: str) -> str:
     return _NAMES.get(path) or known.get(group, f"'{path}'")
 
 
-def _shown(value: object) -> str:
+def _value_in_words(value: object) -> str:
     text = "not set" if value is None else str(value)
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 _LAYERS = ((1, 17, 64), (16, 64, 64), (64, 25, 256), (256, 96, 7))
-"""Rows, inputs and outputs: each size may have kernels of its own."""
+"""Rows, inputs and outputs; sizes may have different kernels."""
 _STEPS = 60
 _SCENE = """
 <mujoco>
@@ -244,11 +253,11 @@ _SCENE = """
 
 @cache
 def standard_digest() -> str:
-    """SHA-256 of the results on this machine, with the libraries and variables of this process.
+    """SHA-256 of the standard computation in this process.
 
-    It takes one torch thread, however many the caller has: machines are compared, not settings.
+    It uses one torch thread for any number of threads of the caller.
     """
-    # The count of torch's threads belongs to the thread that sets it.
+    # The number of torch's threads is local to the thread that sets it.
     with ThreadPoolExecutor(1) as alone:
         return alone.submit(lambda: trees.digest(_results())).result()
 
@@ -260,14 +269,14 @@ def _results() -> Tree:
 
 
 def _numbers(*shape: int) -> Array:
-    """Numbers between -1 and 1, the same on any machine: of each one product is rounded."""
+    """Numbers between -1 and 1, the same on any machine: only one product is rounded."""
     count = np.arange(1, math.prod(shape) + 1, dtype=np.uint64)
     mixed = count * np.uint64(6364136223846793005) >> np.uint64(40)
     return ((mixed.astype(np.float64) * 2.0**-23 - 1.0) * 0.7071067811865476).reshape(shape)
 
 
 def _tensor(*shape: int) -> torch.Tensor:
-    """The same as float32, in memory of torch's own: kernels may go by where an array begins."""
+    """The same as float32 in torch's memory, because kernels may depend on alignment."""
     return torch.from_numpy(_numbers(*shape)).to(torch.float32)
 
 
@@ -306,7 +315,7 @@ def _libc() -> Tree:
 def _physics() -> Tree:
     try:
         model = mujoco.MjModel.from_xml_string(_SCENE)
-    except ValueError as error:  # of a scene that is right: only memory can be missing
+    except ValueError as error:  # the scene is valid, so memory is missing
         raise MemoryError("MuJoCo could not compile a small scene") from error
     data = mujoco.MjData(model)
     data.qvel[:] = _numbers(model.nv)

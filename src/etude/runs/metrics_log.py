@@ -1,7 +1,7 @@
-"""metrics.jsonl: one JSON row per line, cut back on resume to where the checkpoint saw it.
+"""metrics.jsonl: one JSON row per line, truncated on resume to the position in the checkpoint.
 
-Rows may be millions. What a checkpoint holds of them has a fixed size, and a resume reads the bytes
-before it once, to hash them, and parses none of them.
+Rows may be millions. A position has a bounded size, and a resume reads the bytes before it once, to
+hash them, without parsing rows.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from etude.runs.files import AppendFile, DiskFault
 
 Say = Callable[[str], None]
 LOST = "lost"
-"""The one name in a line that stands for a row that was damaged: its number."""
+"""The only field of a line that replaces a damaged row: the row's number."""
 _LOST_LINE = b'{"lost": '
 START: Tree = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 """The position before the first row."""
 MARKS = 1024
-"""Hashes of stretches of rows that a position holds at most. A run of fewer rows has one for each
-row; in a longer one a stretch is 2, 4, 8, ... rows, and a damaged byte loses all of its stretch."""
+"""Most hashes of stretches of rows in a position. Up to this number of rows, a stretch is one row;
+in longer runs it is 2, 4, 8, ... rows, all of which are lost by a damaged byte."""
 _FACTOR, _MODULUS = 0x01000193, 1 << 32
 _LONGEST = 1 << 20
-"""Bytes of a row; those of runs have some thousands."""
+"""Most bytes of a row, which has some thousands."""
 _FREE = ("time/", "system/")
 
 
 class MetricsLog:
-    """Rows on disk, and hashes of them.
+    """Rows on disk, with three kinds of hashes.
 
-    The SHA-256 of the file covers every byte, `time/` columns too: it tells whether a file is the
-    one that a checkpoint saw. `marks` tell which rows of a damaged one are not. `chain` is the hash
-    of all rows without columns that may differ, and tells whether two runs agree.
+    The SHA-256 of all bytes shows whether the file is unchanged since a checkpoint; `marks` show
+    which rows of a damaged file are intact; `chain`, over rows without the columns of time, shows
+    whether two runs agree.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MetricsLog:
         say: Say = lambda text: None,
         check_writer: Callable[[], None] = lambda: None,
     ) -> None:
-        """`say` is told what was lost; `check_writer` raises where rows must not be written."""
+        """say: prints which rows were lost. check_writer: raises if rows must not be written."""
         self.path = path
         self._say, self._check_writer = say, check_writer
         self._file = AppendFile(path)
@@ -62,7 +62,7 @@ class MetricsLog:
 
     @property
     def _so_far(self) -> _Read:
-        """What is known of the rows in the file, which are read where no position was given."""
+        """State of the rows in the file, which are read unless a position was loaded."""
         if self._read is None:
             self._read = _Read.of_rows(self.path)
         return self._read
@@ -72,48 +72,48 @@ class MetricsLog:
         return self._so_far.marks.count
 
     def append(self, row: Row) -> None:
-        """Add one row; a number that is not finite becomes null, since JSON has no other word."""
+        """Append a row; NaN and infinities are written as null."""
         self._check_writer()
         so_far, finite = self._so_far, _finite(row)
         line = (json.dumps(finite, allow_nan=False) + "\n").encode()
         try:
             self._file.append(line)
         except DiskFault:
-            with suppress(DiskFault):  # half a line must not stay before the next one
+            with suppress(DiskFault):  # an incomplete line must not precede the next one
                 self._file.truncate(so_far.size)
             raise
         so_far.add(line, finite)
 
     def begin(self, history: Iterable[Row]) -> None:
-        """Nothing: as a log of the run, the file was cut back with the rest of its state."""
+        """Do nothing: `load_state_dict` has truncated the file."""
 
     write = append
 
     def position(self) -> Tree:
-        """All rows so far, on disk for good, in a tree whose size does not follow their number."""
+        """Fsync all rows so far; returns their position, a tree of bounded size."""
         so_far = self._so_far
         self._file.fsync()
         return so_far.position()
 
     def cut_back(self, position: Tree) -> None:
-        """Forget all rows after a recorded position.
+        """Truncate the file to a recorded position.
 
-        Rows before it that are not as recorded are lost: each becomes a line that says so, and
-        the file as it was is kept beside.
+        Damaged rows before it are replaced by lines that mark them as lost, and a copy of the
+        damaged file is kept.
         """
         found = _Read.of_bytes(self.path, int(position["bytes"]))
         if found.sha.hexdigest() == position["sha256"]:
             self._file.truncate(found.size)
             self._read = found.completed(self.path, position)
             return
-        if "rows" not in position:  # saved by a version that did not name rows
+        if "rows" not in position:  # saved by an early version without marks
             raise EtudeError(
                 f"{self.path} is not the file the checkpoint saw: earlier rows were changed or "
                 "lost. Put the original file back to resume this run."
             )
         marks = Marks.at(position)
         parts, lost = salvage(self.path, marks)
-        what = f"{self.path} was damaged, and put right: every row is whole"
+        what = f"{self.path} was damaged, and is repaired: every row is intact"
         if lost:
             what = (
                 f"{self.path} is damaged: of {marks.count:,} rows it has lost "
@@ -121,7 +121,7 @@ class MetricsLog:
                 "an untouched run; `etude resume --checkpoint STEP` from before them makes them "
                 "again"
             )
-        if _same(self.path, _joined(self.path, parts)):  # as an earlier resume has left it
+        if _same(self.path, _joined(self.path, parts)):  # repaired by an earlier resume
             self._say(f"{what}.")
         else:
             aside = files.free_path(self.path.with_name(f"{self.path.name}.damaged"))
@@ -143,20 +143,20 @@ class MetricsLog:
 
 
 class Marks:
-    """Hashes of stretches of rows, of a bounded number: where that is reached, two become one.
+    """A bounded number of hashes of stretches of rows, of which two are joined when it is reached.
 
     The hash of a stretch is a polynomial in the CRC-32 of its rows, so that stretches can be joined
-    without their rows, and found wherever they stand in a file.
+    without reading their rows, and found at any position in a file.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.stretch = 1
-        """Rows of each, but for the last."""
+        """Rows of each stretch except the last."""
         self.values: list[int] = []
 
     def add(self, crc: int) -> None:
-        """Take in the next row."""
+        """Add the CRC-32 of the next row."""
         if self.count % self.stretch == 0:
             if len(self.values) == MARKS:
                 shift = pow(_FACTOR, self.stretch, _MODULUS)
@@ -173,7 +173,7 @@ class Marks:
 
     @classmethod
     def at(cls, position: Tree) -> Marks:
-        """The marks of a position. An older version named the CRC-32 of each row in a list."""
+        """The marks of a position; early versions have a list of the CRC-32 of each row."""
         marks, rows = cls(), position["rows"]
         if isinstance(rows, list):
             for crc in rows:
@@ -188,7 +188,7 @@ class Marks:
 
 
 def planned_position(rows: int) -> Tree:
-    """What a position after so many rows looks like, for a plan of its size."""
+    """A placeholder for a position after `rows`, to plan its size."""
     stretch = 1
     while stretch * MARKS < rows:
         stretch *= 2
@@ -197,7 +197,7 @@ def planned_position(rows: int) -> Tree:
 
 
 class _Read:
-    """What is known of the beginning of a metrics.jsonl, and grows with it."""
+    """Size and hashes of the rows of a metrics.jsonl so far."""
 
     def __init__(self) -> None:
         self.size, self.sha, self.marks, self.chain = 0, hashlib.sha256(), Marks(), Chain()
@@ -214,7 +214,7 @@ class _Read:
 
     @classmethod
     def of_bytes(cls, path: Path, size: int) -> _Read:
-        """The first bytes of a file, of which no row is parsed."""
+        """Hash the first bytes of a file, without parsing rows."""
         found = cls()
         for block in blocks_of(path, size):
             found.size += len(block)
@@ -223,14 +223,14 @@ class _Read:
 
     @classmethod
     def of_rows(cls, path: Path, end: int | None = None) -> _Read:
-        """All rows of a file, each of them parsed."""
+        """Read and parse all rows of a file."""
         found = cls()
         for number, line in DiskHistory(path, end).lines():
             found.add(line, parsed(path, number, line))
         return found
 
     def completed(self, path: Path, position: Tree) -> _Read:
-        """With what a position says of the rows. One of an older version does not say all of it."""
+        """Add marks and chain of a position, or compute them if it is of an early version."""
         if not self.size:
             return _Read()
         if not {"chain", "rows"} <= position.keys():
@@ -240,10 +240,9 @@ class _Read:
 
 
 class Chain:
-    """SHA-256 over rows, each with the one before: h(n) = H(h(n - 1), row n).
+    """Chained SHA-256 of rows: h(n) = H(h(n - 1), row n).
 
-    `time/` and `system/` columns are left out, and lines that stand for lost rows: two exact runs
-    agree in it. A hash of rows so far is all that is needed to go on.
+    Equal for two exact runs: `time/` and `system/` columns and lines of lost rows are left out.
     """
 
     def __init__(self) -> None:
@@ -258,7 +257,7 @@ class Chain:
 
 
 def chain_of(rows: Iterable[Row]) -> str:
-    """The hash of rows without `time/` and `system/` columns."""
+    """Chained hash of rows without `time/` and `system/` columns."""
     chain = Chain()
     for row in rows:
         chain.add(row)
@@ -266,7 +265,7 @@ def chain_of(rows: Iterable[Row]) -> str:
 
 
 def older_digest_of(rows: Iterable[Row]) -> str:
-    """The hash that fingerprints had before they were chained, for bundles of that time."""
+    """Hash of rows in fingerprints of early versions, which were not chained."""
     sha, before = hashlib.sha256(b"["), b""
     for row in rows:
         kept = {name: value for name, value in row.items() if not name.startswith(_FREE)}
@@ -277,27 +276,26 @@ def older_digest_of(rows: Iterable[Row]) -> str:
 
 
 def is_as_saved(path: Path, position: Tree) -> bool:
-    """Whether a metrics.jsonl begins with the bytes that a checkpoint saw."""
+    """Whether a metrics.jsonl is unchanged up to the position of a checkpoint."""
     found = _Read.of_bytes(path, int(position["bytes"]))
     return bool(found.sha.hexdigest() == position["sha256"])
 
 
 def chain_at(path: Path, position: Tree) -> str:
-    """The hash of the rows up to a position; of a damaged file, that of the rows it now has."""
+    """Chained hash of the rows up to a position; of a damaged file, of its present rows."""
     if "chain" in position and is_as_saved(path, position):
         return str(position["chain"])
     return chain_of(DiskHistory(path, int(position["bytes"])))
 
 
 Parts = list[tuple[int, int, int]]
-"""Of a file put right: (first byte, end, 0) of what it keeps, (0, 0, number) of a lost row."""
+"""Parts of a repaired file: (first byte, end, 0) of intact rows, (0, 0, number) of a lost row."""
 
 
 def salvage(path: Path, marks: Marks) -> tuple[Parts, list[int]]:
-    """What of a damaged file is as it was, by marks of its rows, and the numbers of lost rows.
+    """Find the intact rows of a damaged file by their marks; returns the numbers of lost rows too.
 
-    A stretch of rows is found wherever it now stands, so one that is cut out does not take those
-    after it.
+    Stretches of rows are found at any position, so that removed bytes do not affect later rows.
     """
     crcs, ends = _lines(path)
     whole, rest = divmod(marks.count, marks.stretch)
@@ -318,7 +316,7 @@ def salvage(path: Path, marks: Marks) -> tuple[Parts, list[int]]:
 
 
 def _lines(path: Path) -> tuple[npt.NDArray[np.uint64], list[int]]:
-    """The CRC-32 of every line of a file, and where it begins; last, the end of all."""
+    """(CRC-32 of every line of a file, its first bytes and the end of the file)."""
     crcs, ends = list[int](), [0]
     for _, line in DiskHistory(path).lines():
         crcs.append(zlib.crc32(line.removesuffix(b"\n")))
@@ -327,7 +325,7 @@ def _lines(path: Path) -> tuple[npt.NDArray[np.uint64], list[int]]:
 
 
 def _stretches(crcs: npt.NDArray[np.uint64], size: int) -> dict[int, int]:
-    """{hash: the line it begins with} of every stretch of so many lines."""
+    """{hash: first line} of all stretches of `size` lines."""
     count = len(crcs) - size + 1
     if count <= 0:
         return {}
@@ -338,7 +336,7 @@ def _stretches(crcs: npt.NDArray[np.uint64], size: int) -> dict[int, int]:
 
 
 def _joined(path: Path, parts: Parts) -> Iterator[bytes]:
-    """The bytes of a file put right; its last row may have lost the end of its line."""
+    """Bytes of a repaired file; a missing newline at the end is added."""
     for begin, end, lost in parts:
         last = b"\n"
         for last in blocks_of(path, end, begin):
@@ -350,7 +348,7 @@ def _joined(path: Path, parts: Parts) -> Iterator[bytes]:
 
 
 def _same(path: Path, chunks: Iterable[bytes]) -> bool:
-    """Whether a file holds just these bytes."""
+    """Whether a file has these contents."""
     here, there = (hashlib.sha256() for _ in range(2))
     for sha, pieces in ((here, blocks_of(path)), (there, chunks)):
         for piece in pieces:
@@ -359,7 +357,7 @@ def _same(path: Path, chunks: Iterable[bytes]) -> bool:
 
 
 def blocks_of(path: Path, end: int | None = None, begin: int = 0) -> Iterator[bytes]:
-    """The bytes of a file from one place to another, or to its end; none if there is no file."""
+    """Bytes of a file from `begin` to `end` or its end; none if it is missing."""
     if not path.exists():
         return
     with _open(path) as stream:
@@ -375,26 +373,23 @@ def _open(path: Path) -> BinaryIO:
 
 
 class DiskHistory(History):
-    """The rows of a metrics.jsonl, but for lost ones, read when they are asked for.
+    """The rows of a metrics.jsonl without lost ones, read when they are iterated.
 
-    Whoever parses a row raises `Damaged` where it cannot be read.
+    Raises `Damaged` for a row that cannot be parsed.
     """
 
     def __init__(self, path: Path, end: int | None = None) -> None:
-        """`end`: the bytes that are looked at; all, if none are given."""
+        """end: number of bytes to read; by default all."""
         self.path, self._end = path, sys.maxsize if end is None else end
         self._kept: Thinned[tuple[int, bytes]] | None = None
 
     @classmethod
     def so_far(cls, path: Path) -> DiskHistory:
-        """The rows that are there now, whatever is appended later."""
+        """The present rows, without those appended later."""
         return cls(path, path.stat().st_size if path.exists() else 0)
 
     def lines(self, begin: int = 0) -> Iterator[tuple[int, bytes]]:
-        """(number, line) of every line, from 1 on; nothing where there is no file.
-
-        `begin`: of those that begin after this byte.
-        """
+        """(number from 1, line) of all lines that begin after byte `begin`."""
         if not self.path.exists():
             return
         with _open(self.path) as stream:
@@ -417,7 +412,7 @@ class DiskHistory(History):
 
     @property
     def last(self) -> Row:
-        """The last row, looked for from the end."""
+        """The last row, searched from the end."""
         end = min(self._end, self.path.stat().st_size) if self.path.exists() else 0
         size = files.BLOCK
         while end:
@@ -435,8 +430,8 @@ class DiskHistory(History):
         return {}
 
     def thinned(self) -> Thinned[Row]:
-        """Lines are told apart by their number of columns, and parsed only where they are kept: a
-        million takes seconds."""
+        """Kinds of rows differ in their number of columns. Only kept lines are parsed: a million
+        takes seconds."""
         if self._kept is None:
             self._kept = Thinned[tuple[int, bytes]]()
             for number, line in self.lines():
@@ -445,20 +440,20 @@ class DiskHistory(History):
                     self._kept.add((number, line), kind)
 
         def row(numbered: tuple[int, bytes]) -> Row:
-            # Each line would bring its own copy of every name.
+            # Interned, so that rows share the strings of their names.
             return {sys.intern(name): v for name, v in parsed(self.path, *numbered).items()}
 
         return self._kept.mapped(row)
 
     def after(self, step: int, step_of: Callable[[Row], int]) -> Iterator[Row]:
-        """Found by halving the file: only rows about there are read."""
+        """Found by bisection, which reads few rows."""
         for number, line in self.lines(self._before(step, step_of)):
             row = parsed(self.path, number, line)
             if LOST not in row and step_of(row) > step:
                 yield row
 
     def _before(self, step: int, step_of: Callable[[Row], int]) -> int:
-        """A place in the file before which there is no row after the step."""
+        """A byte position before all rows after the step."""
         if not self.path.exists():
             return 0
         low, high = 0, min(self._end, self.path.stat().st_size)
@@ -483,7 +478,7 @@ def _damaged(path: Path, number: int) -> Damaged:
 
 
 def _row_of(line: bytes) -> Row | None:
-    """A line as a row; None where it is none."""
+    """Parse a line; None if it is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -492,7 +487,7 @@ def _row_of(line: bytes) -> Row | None:
 
 
 def parsed(path: Path, number: int, line: bytes) -> Row:
-    """A line as a row; raises `Damaged` where it is none."""
+    """Parse a line; raises `Damaged`."""
     row = _row_of(line)
     if row is None:
         raise _damaged(path, number)
@@ -500,12 +495,12 @@ def parsed(path: Path, number: int, line: bytes) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl but for lost ones; raises `Damaged` where one cannot be read."""
+    """All rows of a metrics.jsonl without lost ones; raises `Damaged`."""
     return list(DiskHistory(path))
 
 
 def named(lost: list[int]) -> str:
-    """Numbers of rows, in words."""
+    """Row numbers in words."""
     if len(lost) > 5 and lost[-1] - lost[0] == len(lost) - 1:
         return f"rows {lost[0]:,} to {lost[-1]:,}"
     few = ", ".join(f"{number:,}" for number in lost[:5])
@@ -514,7 +509,7 @@ def named(lost: list[int]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A value as strict JSON can hold it."""
+    """Convert a value for strict JSON: NaN and infinities to None."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):

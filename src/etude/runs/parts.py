@@ -1,7 +1,7 @@
-"""One half of a checkpoint: arrays, a JSON document, and a sealed manifest that names both.
+"""The two parts of a checkpoint: arrays, a JSON document, and a sealed manifest of both.
 
-`policy/` is all that is needed to act, `training/` all that is needed to go on. A part is read
-only after every size and SHA-256 has been checked, and holds nothing but the files listed here.
+`policy/` is needed to act, `training/` to resume. A part is loaded only after the sizes and hashes
+of its files are verified, and contains no other files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FILES = {part: (ARRAYS, document, MANIFEST) for part, document in DOCUMENTS.item
 """The files of each part."""
 MAX_MANIFEST = 1 << 16
 MAX_DOCUMENT = {"policy": 1 << 20, "training": 1 << 24}
-"""Bytes of JSON: a thousand times what there is, and parsed within seconds."""
+"""Most bytes of JSON: a thousand times the usual size, and parsed within seconds."""
 
 PartName = Literal["policy", "training"]
 
 
 class DamagedCheckpoint(Damaged):
-    """A checkpoint that is not what was saved; says which file and what is wrong with it."""
+    """A damaged checkpoint; names the file and its fault."""
 
     def __init__(self, path: Path, wrong: str) -> None:
         super().__init__(path, f"Damaged checkpoint: {path} {wrong}.")
@@ -44,12 +44,12 @@ class DamagedCheckpoint(Damaged):
 
 
 class UnknownFormat(DamagedCheckpoint):
-    """An intact checkpoint of another format version: refused, but not set aside."""
+    """A checkpoint of another format version, which is not set aside as damaged."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What goes into one half, ready to be written; everything that can be refused has been."""
+    """Validated contents of a part, ready to be written."""
 
     name: PartName
     arrays: dict[str, Any]
@@ -62,7 +62,7 @@ class Part:
         return tensors.layout(self.arrays)
 
     def num_bytes(self, step: int = 10**10) -> int:
-        """Bytes on disk, known without writing: hashes have a fixed length."""
+        """Bytes on disk, computed without writing: hashes have a constant length."""
         sizes = (self.layout.size, len(self.document))
         names = (ARRAYS, DOCUMENTS[self.name])
         listed = {n: files.Written(s, "0" * 64) for n, s in zip(names, sizes, strict=True)}
@@ -70,7 +70,7 @@ class Part:
         return sum(sizes) + len(_manifest(self.name, step, listed, pins))
 
     def write(self, folder: Path, step: int, pins: str | None = None) -> str:
-        """Write every file, the manifest last, all fsynced; returns the manifest's SHA-256."""
+        """Write and fsync all files, the manifest last; returns the manifest's SHA-256."""
         from etude.runs import tensors
 
         files.new_folder(folder)
@@ -86,16 +86,16 @@ class Part:
 
 
 def policy_part(arrays: Tree, contract: Tree) -> Part:
-    """The deployable half. The first tree holds arrays only; all else is the contract's."""
+    """The part `policy/`; `arrays` has only arrays as leaves."""
     flat = dict(leaves(arrays))
     for path, leaf in flat.items():
         if not is_array(leaf) and leaf != {}:
-            raise TypeError(f"'{path}' is not an array; it belongs into the policy's contract")
+            raise TypeError(f"'{path}' is not an array; put it into the policy's contract")
     return _ready(Part("policy", flat, encode_json(plain(contract, "contract"))))
 
 
 def training_part(state: Tree) -> Part:
-    """The half that only a resume needs: arrays by path, all other leaves as JSON by path."""
+    """The part `training/`: arrays by path, all other leaves as JSON by path."""
     flat = dict(leaves(state))
     arrays = {path: leaf for path, leaf in flat.items() if is_array(leaf)}
     rest = {path: plain(leaf, path) for path, leaf in flat.items() if path not in arrays}
@@ -103,8 +103,8 @@ def training_part(state: Tree) -> Part:
 
 
 def _ready(part: Part) -> Part:
-    assemble(dict.fromkeys(part.arrays))  # a tree too deep to be read back is refused here
-    part.layout  # noqa: B018  types that cannot be stored are refused before the disk is touched
+    assemble(dict.fromkeys(part.arrays))  # raises for a tree too deep to be read back
+    part.layout  # noqa: B018  raises for types that cannot be stored, before anything is written
     if len(part.document) > MAX_DOCUMENT[part.name]:
         raise TypeError(f"{len(part.document):,} bytes of JSON are more than a checkpoint can hold")
     return part
@@ -125,13 +125,13 @@ def _manifest(
 
 
 def _seal(content: Tree) -> str:
-    """Makes any changed bit of a manifest visible, also where no other file pins it."""
+    """Hash of a manifest's content, which detects any changed bit."""
     return hashlib.sha256(encode_json(content)).hexdigest()
 
 
 @dataclass(frozen=True)
 class CheckedPart:
-    """A part on disk whose manifest is sound; its files are verified when they are opened."""
+    """A part on disk with a valid manifest; its files are verified when they are opened."""
 
     folder: Path
     manifest: Tree
@@ -142,13 +142,13 @@ class CheckedPart:
         return int(self.manifest["step"])
 
     def verify(self) -> None:
-        """Check size and SHA-256 of every file."""
+        """Verify size and SHA-256 of all files."""
         for name in self.manifest["files"]:
             with self._verified(name):
                 pass
 
     def has_sizes(self) -> bool:
-        """Whether every file is there and has its size."""
+        """Whether all files exist and have their sizes."""
         try:
             found = {n: (self.folder / n).lstat().st_size for n in self.manifest["files"]}
         except OSError:
@@ -156,7 +156,7 @@ class CheckedPart:
         return all(size == self._size(name) for name, size in found.items())
 
     def examine(self) -> dict[Path, str]:
-        """What is wrong with each file, "" for one that is whole."""
+        """{file: its fault}, "" for intact files."""
         found = {self.folder / MANIFEST: ""}
         for name in self.manifest["files"]:
             try:
@@ -167,20 +167,20 @@ class CheckedPart:
         return found
 
     def read(self) -> tuple[dict[str, Any], Tree]:
-        """({path: array}, document), parsed only after all hashes were found right."""
+        """Load ({path: array}, document), after all hashes are verified."""
         from etude.runs import tensors
 
         with self._verified(ARRAYS) as arrays_file:
             document = self.read_document()
-            with _blamed(self.folder / ARRAYS):
+            with _named_in_errors(self.folder / ARRAYS):
                 arrays = tensors.read(arrays_file, self._size(ARRAYS))
                 assemble(dict.fromkeys(arrays))
         return arrays, document
 
     def read_document(self) -> Tree:
-        """The document alone, parsed after its hash was found right."""
+        """Load the document, after its hash is verified."""
         name = DOCUMENTS[str(self.manifest["part"])]
-        with self._verified(name) as document_file, _blamed(self.folder / name):
+        with self._verified(name) as document_file, _named_in_errors(self.folder / name):
             if self._size(name) > (most := MAX_DOCUMENT[str(self.manifest["part"])]):
                 raise Malformed(f"is larger than {most:,} bytes")
             return decode_json(document_file.read(self._size(name)))
@@ -190,13 +190,13 @@ class CheckedPart:
 
     @contextmanager
     def _verified(self, name: str) -> Iterator[BinaryIO]:
-        """The file, rewound, once its bytes are the ones the manifest names."""
+        """Open a file and verify its size and hash."""
         path, sha = self.folder / name, hashlib.sha256()
         with _open(path) as stream:
             found, expected = os.fstat(stream.fileno()).st_size, self._size(name)
             if found != expected:
                 raise DamagedCheckpoint(path, f"has {found} bytes instead of {expected}")
-            with _blamed(path):
+            with _named_in_errors(path):
                 while block := stream.read(files.BLOCK):
                     sha.update(block)
                 stream.seek(0)
@@ -206,7 +206,7 @@ class CheckedPart:
 
 
 def check_part(folder: Path, part: PartName) -> CheckedPart:
-    """Look at a part's file list and manifest, without opening anything the manifest names."""
+    """Check the file names and the manifest of a part, without opening its other files."""
     path = folder / MANIFEST
     names = folder_names(folder)
     wanted = {MANIFEST, ARRAYS, DOCUMENTS[part]}
@@ -224,7 +224,7 @@ def check_part(folder: Path, part: PartName) -> CheckedPart:
 
 
 def has_seal(folder: Path) -> bool:
-    """Whether a part's manifest is one that a save has sealed, whatever became of its files."""
+    """Whether the manifest of a part has a valid seal; its files are not checked."""
     try:
         manifest, _ = _sealed_manifest(folder / MANIFEST)
     except EtudeError:
@@ -233,8 +233,8 @@ def has_seal(folder: Path) -> bool:
 
 
 def _sealed_manifest(path: Path) -> tuple[Tree, bytes]:
-    """A manifest whose seal is right, and its bytes."""
-    with _open(path) as stream, _blamed(path):
+    """Load a manifest and verify its seal; returns its bytes too."""
+    with _open(path) as stream, _named_in_errors(path):
         data = stream.read(MAX_MANIFEST + 1)
         if len(data) > MAX_MANIFEST:
             raise Malformed("is too large for a manifest")
@@ -246,8 +246,8 @@ def _sealed_manifest(path: Path) -> tuple[Tree, bytes]:
 
 
 def folder_names(folder: Path) -> set[str]:
-    """The names in a real folder; a symlink is refused, since it could lead anywhere."""
-    with _blamed(folder):
+    """The names in a folder; raises for symbolic links."""
+    with _named_in_errors(folder):
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             raise Malformed("is not a folder")
         return set(os.listdir(folder))
@@ -272,7 +272,7 @@ def _check_content(path: Path, content: Tree, part: PartName) -> None:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file for reading; not a symlink, and not a pipe that would block forever."""
+    """Open a regular file; raises for symbolic links, and pipes, which would block."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -284,8 +284,8 @@ def _open(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def _blamed(path: Path) -> Iterator[None]:
-    """Name the file in whatever goes wrong while it is read."""
+def _named_in_errors(path: Path) -> Iterator[None]:
+    """Raise errors of reading a file as `DamagedCheckpoint` with its name."""
     try:
         yield
     except Malformed as error:
@@ -295,7 +295,7 @@ def _blamed(path: Path) -> Iterator[None]:
 
 
 def _unreadable(path: Path, error: OSError) -> EtudeError:
-    """Damage, unless it is about rights: those must not get a sound checkpoint set aside."""
+    """A `DamagedCheckpoint`; for missing permissions a `DiskFault`, which sets nothing aside."""
     wrongs = {
         errno.ENOENT: "is missing",
         errno.ENOTDIR: "is missing",

@@ -1,12 +1,11 @@
-"""What of runs nobody needs any more, and how it is freed.
+"""Find and delete surplus data of runs.
 
-A run keeps all that a resume or an evaluation reads: its newest whole checkpoint, the policies that
-are marked (best, final) or that its recipe asks to keep, its replay, rows and reports. A run that
-is being written is left alone, and so are the checkpoints of one that another run starts from.
+A run keeps everything that a resume or an evaluation reads: its newest complete checkpoint, the
+policies that are marked (best, final) or kept by its recipe, its replay, rows and reports. Runs
+that are being written and the checkpoints of runs that other runs start from are not touched.
 
-Only what carries Etude's seal is freed: that of a run is in its manifest, those of a checkpoint are
-in the manifests of its parts. Files are deleted by their names, so that nothing goes with them. A
-run that holds anything which Etude does not write is left as it is.
+Only data with Etude's seal is deleted: a run has it in its manifest, a checkpoint in the manifests
+of its parts. Files are deleted by name. A run with any foreign file is left as it is.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ from etude.runs.lock import is_locked
 Say = Callable[[str], None]
 Settings = list[tuple[tuple[str, ...], str]]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Many times as fast in C; some builds of PyYAML are without it."""
+"""The C loader is many times as fast, and missing in some builds of PyYAML."""
 QUIET = 3600.0
-"""Seconds since a run was last written, before it may be taken away as a whole."""
+"""Seconds after the last write of a run before it may be deleted as a whole."""
 _NOTHING = "Runs that ended before they had saved anything"
 _ASIDE = "Checkpoints that were set aside, as damaged or by `etude resume --checkpoint`"
 _SET_ASIDE = re.compile(rf"[0-9]{{12,}}({checkpoint.DAMAGED}|{checkpoint.ASIDE})(-[0-9]+)?")
 
 
 def _silent(text: str) -> None:
-    """Says nothing."""
+    """Print nothing."""
 
 
 @dataclass(frozen=True)
 class Surplus:
-    """Something that nobody needs."""
+    """Data that is no longer needed."""
 
     path: Path
     why: str
     bytes: int
     run: Path | None
-    """The run it is a part of; None where it goes as a whole."""
+    """The run it is a part of; None if it is a whole run."""
 
 
 def find_surplus(runs: Sequence[Path], quiet: float = QUIET, say: Say = _silent) -> list[Surplus]:
-    """What can be freed of these runs; nothing is changed. `say` gets what is left, and why.
+    """Find surplus data of runs; nothing is changed. `say`: prints which runs are left, and why.
 
-    Hashes of checkpoints are not checked: `free` does that, of the one that a run keeps.
+    Hashes of checkpoints are not verified here: `delete_surplus` verifies the one that a run keeps.
     """
     own = [run for run in runs if has_seal(run)]
     if others := sorted({*runs} - {*own}):
@@ -69,15 +68,17 @@ def find_surplus(runs: Sequence[Path], quiet: float = QUIET, say: Say = _silent)
     needed, found = _started_from(settings), list[Surplus]()
     for run in own:
         mine = _of_run(run, settings[run], run.resolve() in needed, quiet)
-        if mine and (stranger := _stranger(run, whole=any(each.run is None for each in mine))):
-            say(f"{run} is left: {stranger}.")
+        if mine and (
+            found_foreign := _foreign_data(run, whole=any(each.run is None for each in mine))
+        ):
+            say(f"{run} is left: {found_foreign}.")
         else:
             found += mine
     return found
 
 
 def find_killed_runs(folder: Path, quiet: float = QUIET) -> list[Surplus]:
-    """Runs in a folder whose creation, or removal, was killed."""
+    """Leftovers in a folder of runs whose creation or removal was killed."""
     return [
         Surplus(path, "Left by runs that were killed at their start", disk_bytes(path), None)
         for path in find_unfinished(folder)
@@ -86,7 +87,7 @@ def find_killed_runs(folder: Path, quiet: float = QUIET) -> list[Surplus]:
 
 
 def delete_surplus(found: Sequence[Surplus], quiet: float = QUIET) -> Iterator[tuple[Surplus, str]]:
-    """Take things away, each with "" or with why it was left; what has changed since is left."""
+    """Delete surplus data, unless it has changed; yields each with "" or why it was left."""
     for run in dict.fromkeys(each.run or each.path for each in found):
         parts = [each for each in found if (each.run or each.path) == run]
         try:
@@ -101,13 +102,15 @@ def _free(run: Path, parts: list[Surplus], quiet: float) -> Iterator[tuple[Surpl
             _remove_run(run)
         yield parts[0], "" if not run.exists() else f"{run} has changed and is left."
         return
-    with RunFolder.open(run) as folder:  # its one writer from here on
-        own = has_seal(run) and not _stranger(run, whole=any(each.run is None for each in parts))
+    with RunFolder.open(run) as folder:  # its only writer from here on
+        own = has_seal(run) and not _foreign_data(
+            run, whole=any(each.run is None for each in parts)
+        )
         now = _of_run(run, _settings(run), False, quiet, locked=True) if own else []
         still = {each.path for each in now}
         gone = [each.path for each in parts if each.path in still]
         if run in gone:
-            # A rename first, so that a kill leaves no half of a run under its name.
+            # Renamed first, so that a kill does not leave an incomplete run under its name.
             moved = files.free_path(
                 run.with_name(f"{checkpoint.TEMPORARY}{run.name}-{os.getpid()}")
             )
@@ -126,28 +129,28 @@ def _free(run: Path, parts: list[Surplus], quiet: float) -> Iterator[tuple[Surpl
 
 
 def _remove_run(gone: Path) -> None:
-    """Delete what Etude writes of a run, its manifest last: it shows whose the rest is."""
+    """Delete all files of a run, the manifest with the seal last."""
     files.remove_files(gone, sorted(_inside(gone, gone), key=MANIFEST.__eq__))
 
 
 def _inside(folder: Path, start: Path) -> list[str]:
-    """All that is in a folder, from another folder on."""
+    """Paths of everything in a folder, relative to `start`."""
     return [str(path.relative_to(start)) for path in sorted(folder.rglob("*"), reverse=True)]
 
 
-def _stranger(run: Path, whole: bool) -> str:
-    """What of a run is not Etude's, in words; "" if nothing is. whole: all of it would go."""
+def _foreign_data(run: Path, whole: bool) -> str:
+    """Foreign data in a run, in words, or ""; whole: the run would be deleted as a whole."""
     if (path := find_foreign(run)) is not None:
         return f"Etude has not written {path}"
     if whole and (run / "wandb").exists():
-        return f"{run / 'wandb'} is W&B's, and may hold what was not uploaded"
+        return f"{run / 'wandb'} is W&B's, and may contain data that was not uploaded"
     if whole and (changed := RunFolder(run).changed_texts()):
         return f"{run / changed[0]} was changed after Etude had written it"
     return ""
 
 
 def _is_own_leftover(path: Path) -> bool:
-    """Whether a `.tmp-` folder is of a run that was being made or removed, and of nothing else."""
+    """Whether a `.tmp-` folder is a leftover of the creation or removal of a run."""
     return has_seal(path) and find_foreign(path) is None and not (path / "wandb").exists()
 
 
@@ -158,8 +161,11 @@ def _of_run(
     quiet: float,
     locked: bool = False,
 ) -> list[Surplus]:
-    """What can be freed of a run; is_start: another run starts from it. locked: by this process,
-    which is about to free it, so that the checkpoint which stays is verified."""
+    """Surplus data of a run.
+
+    is_start: another run starts from it. locked: by this process, before it deletes data, so that
+    the remaining checkpoint is verified.
+    """
     if not locked and is_locked(run):
         return []
     checkpoints = run / "checkpoints"
@@ -177,7 +183,7 @@ def _of_run(
 
 
 def _of_nothing(run: Path, quiet: float, locked: bool) -> list[Surplus]:
-    """A run without any checkpoint, if it failed or never logged a row: only its recipe is lost."""
+    """A run without checkpoints, if it failed or has no rows: only its recipe is lost."""
     failures, rows = run / "failures", run / METRICS
     failed = failures.is_dir() and any(failures.iterdir())
     logged = rows.exists() and rows.stat().st_size > 0
@@ -191,16 +197,16 @@ def _is_quiet(path: Path, quiet: float) -> bool:
 
 
 def _checkpoints(settings: Settings, folder: Path, verify: bool) -> list[tuple[Path, str]]:
-    """Checkpoints besides the newest, the marked ones and those that the recipe keeps."""
+    """Checkpoints except the newest, the marked ones and those that the recipe keeps."""
     if any(name.endswith(checkpoint.REPLACED) for name in os.listdir(folder)):
-        return []  # a resume puts things in order first
+        return []  # a resume must repair it first
     every = dict(settings).get(("checkpoint", "keep_every"), "null")
     if every != "null" and not every.isdecimal():
         return []
     try:
         newest = _newest(folder, verify)
         if newest is None:
-            return []  # nothing is known to be good, so nothing is given up
+            return []  # none is known to be complete, so all stay
         kept = [] if checkpoint.marked_checkpoint(folder, "best") else [_best(newest)]
         older, gone = checkpoint.surplus(
             folder, 1, None if every == "null" else int(every), kept, verified=newest
@@ -214,35 +220,35 @@ def _checkpoints(settings: Settings, folder: Path, verify: bool) -> list[tuple[P
 
 
 def _newest(folder: Path, verify: bool) -> Path | None:
-    """The newest checkpoint that can be resumed: by all its hashes, or as far as sizes tell."""
+    """The newest resumable checkpoint, verified by all its hashes or only by sizes."""
     if verify:
         return checkpoint.newest_verified(folder, lambda text: None, repair=False)
     return next(filter(checkpoint.looks_whole, checkpoint.resumable(folder)), None)
 
 
 def _best(newest: Path) -> int:
-    """The step that a checkpoint remembers as the best, of a copy without links; -1 for none."""
+    """The best step in a checkpoint's state, for copies of runs without links; -1 without one."""
     saver = checkpoint.load_document(newest).get("saver")
     best = saver.get("best") if isinstance(saver, dict) else None
     return best if isinstance(best, int) else -1
 
 
 def _settings(run: Path) -> Settings | None:
-    """The texts of a run's recipe by their fields; None where it cannot be read.
+    """[(field, text)] of a run's recipe; None if it cannot be read.
 
-    Read as events, without making objects of them: thousands of runs have thousands of recipes.
+    Parsed as events without constructing objects, because there may be thousands of runs.
     """
     try:
         with (run / RECIPE).open("rb") as stream:
             return [*_scalars(yaml.parse(stream.read(1 << 18), Loader=_Loader))]
-    except Exception:  # the parser has many errors, some of them its own mistakes
+    except Exception:  # the parser raises many types of errors
         return None
 
 
 def _scalars(events: Iterable[Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """((field, field within), text) of every value in a YAML text; entries of lists are "-"."""
+    """((field, subfield, ...), text) of all values in a YAML text; entries of lists are "-"."""
     path: list[str | None] = []
-    """Of each level: "-" in a list, the field in a mapping, None before its next field."""
+    """Per level: "-" in a list, the field in a mapping, None before its next field."""
     for event in events:
         kind = type(event)
         if kind is yaml.ScalarEvent:
@@ -260,7 +266,7 @@ def _scalars(events: Iterable[Any]) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _started_from(settings: Mapping[Path, Settings | None]) -> set[Path]:
-    """The runs that the recipes of others name: as what they start from, or a reward of theirs."""
+    """Runs that the recipes of others name, to start from or as a reward."""
     places, needed = {run.resolve() for run in settings}, set[Path]()
     named = cache(lambda text: _named_by(text, places))
     for run, content in settings.items():
@@ -271,7 +277,7 @@ def _started_from(settings: Mapping[Path, Settings | None]) -> set[Path]:
 
 
 def _named_by(text: str, places: set[Path]) -> set[Path]:
-    """The folder among these that a text is the path of, or of something in it."""
+    """The folders among `places` that contain the path in a text."""
     if "\0" in text:
         return set()
     path = Path(os.path.realpath(text))
@@ -279,7 +285,7 @@ def _named_by(text: str, places: set[Path]) -> set[Path]:
 
 
 def _named(folders: list[Path]) -> str:
-    """Some folders, in words."""
+    """Folders in words, as the beginning of a sentence."""
     if len(folders) == 1:
         return f"{folders[0]} is"
     return f"{folders[0]} and {len(folders) - 1:,} more folders with a {RECIPE} are"

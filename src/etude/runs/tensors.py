@@ -1,8 +1,8 @@
-"""Arrays as safetensors, written in one pass and read strictly.
+"""Write arrays as safetensors in one pass, and read them strictly.
 
-The format is eight bytes of header length, a JSON header, then raw little-endian data. Writing it
-here rather than through the library lets a save hash and write each array without a second copy,
-and lets a plan know the size of a file that was never written.
+The format is eight bytes of header length, a JSON header, then raw little-endian data. Unlike the
+safetensors library, this hashes and writes arrays without a second copy, and computes the size of a
+file without writing it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from etude.runs.documents import Malformed, decode_json
 from etude.runs.files import Chunk
 
 MAX_HEADER = 1 << 24
-"""Parsed within seconds; the safetensors library takes more, so it reads whatever is written."""
+"""Parsed within seconds; the limit of the safetensors library is larger."""
 MAX_NDIM = 32
 
 _NUMPY = {
@@ -39,7 +39,7 @@ _NAME_OF_TORCH = {dtype: name for name, dtype in _TORCH.items()}
 
 
 class Layout(NamedTuple):
-    """Where everything of a safetensors file goes, known from shapes and types alone."""
+    """Layout of a safetensors file, computed from shapes and types."""
 
     header: bytes
     order: list[str]
@@ -55,10 +55,10 @@ class _Entry(NamedTuple):
 
 
 def layout(arrays: dict[str, Any]) -> Layout:
-    """The header and order of {path: array, tensor or {}}.
+    """The layout of {path: array, tensor or {}}.
 
-    Which are tensors and which are empty groups goes to the metadata. Wide types come first, so
-    that every array starts aligned to its type.
+    The metadata lists tensors and empty groups. Wide types come first, so that every array is
+    aligned to its type.
     """
     empty = sorted(path for path, leaf in arrays.items() if isinstance(leaf, dict))
     tensors = sorted(path for path, leaf in arrays.items() if isinstance(leaf, torch.Tensor))
@@ -81,17 +81,17 @@ def layout(arrays: dict[str, Any]) -> Layout:
 
 
 def chunks(arrays: dict[str, Any], plan: Layout) -> Iterator[Chunk]:
-    """The bytes of the file, one array at a time."""
+    """Yield the bytes of the file, one array at a time."""
     yield plan.header
     for path in plan.order:
         yield _raw(arrays[path])
 
 
 def read(stream: BinaryIO, size: int) -> dict[str, Any]:
-    """{path: array, tensor or {}} of a file of `size` bytes; raises `Malformed`.
+    """Read {path: array, tensor or {}} from a file of `size` bytes; raises `Malformed`.
 
-    Each array gets memory of its own: results of vectorised sums may depend on how memory is
-    aligned, and views into one buffer would be aligned differently than before the resume.
+    Each array is allocated separately: vectorised sums may depend on the alignment of memory, which
+    would differ for views into one buffer.
     """
     if size < 8:
         raise Malformed("is too short for a safetensors file")
@@ -116,7 +116,7 @@ def read(stream: BinaryIO, size: int) -> dict[str, Any]:
 
 
 def _describe(path: str, leaf: Any) -> tuple[str, tuple[int, ...], int]:
-    """(safetensors type, shape, bytes per element); works without data, on the meta device too."""
+    """(safetensors type, shape, bytes per element); also on the meta device."""
     if path == "__metadata__":
         raise TypeError("an array cannot be called '__metadata__'; safetensors reserves the name")
     if isinstance(leaf, torch.Tensor):
@@ -132,7 +132,7 @@ def _describe(path: str, leaf: Any) -> tuple[str, tuple[int, ...], int]:
 
 def _raw(leaf: Any) -> Chunk:
     if math.prod(leaf.shape) == 0:
-        return b""  # an empty tensor may have strides that forbid a view as bytes
+        return b""  # an empty tensor may have strides without a view as bytes
     if isinstance(leaf, torch.Tensor):
         flat = leaf.detach().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().data
@@ -152,7 +152,7 @@ def _is_count(value: object) -> bool:
 
 
 def _paths(metadata: Any, note: str) -> set[str]:
-    """A list of paths from the metadata, whose values safetensors wants to be strings."""
+    """A list of paths from the metadata, whose values are strings in safetensors."""
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise Malformed("has metadata that is not made of strings")
     listed = f'{{"paths":{metadata.get(note, "[]")}}}'
@@ -186,7 +186,7 @@ def _array(stream: BinaryIO, entry: _Entry, as_tensor: bool) -> Any:
             array = np.empty(entry.shape, _NUMPY[entry.dtype])
     except (ValueError, OverflowError, TypeError, RuntimeError, MemoryError) as error:
         if entry.begin != entry.end and is_out_of_memory(error):
-            raise  # The file has so many bytes: it is whole, and must not be taken for damaged.
+            raise  # The file has enough bytes, so it is not damaged.
         raise Malformed(f"gives array {entry.name!r} a shape that cannot be made") from error
     if entry.begin == entry.end:
         return array
