@@ -1,9 +1,10 @@
 .PHONY: check test affected fresh nightly coverage gates-smallest format gate faults dist lock site site-version
 
-check:  ## lint, spelling and types
+check:  ## lint, spelling, language and types
 	ruff check .
 	ruff format --check .
 	codespell
+	python tests/language.py
 	mypy
 
 test:  ## the fast suite; 3 minutes on two cores
