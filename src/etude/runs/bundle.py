@@ -17,14 +17,13 @@ import codecs
 import hashlib
 import os
 import re
-import stat
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from etude.core.errors import EtudeError, UsageError
 from etude.core.trees import Tree
@@ -222,7 +221,7 @@ def _described(path: Path, expected: str | None = None) -> tuple[int, str]:
     """
     sha, text = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
     is_text = path.suffix in _TEXTS
-    with _open(path) as stream:
+    with files.open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         most = _MAX_BYTES.get(path.suffix, MAX_TEXT if is_text else _MAX_TOTAL)
         # Rows are read one by one, so their file may have any size.
@@ -259,20 +258,11 @@ def read_text(folder: Path, name: str) -> str:
 
 
 def _read(path: Path, most: int) -> bytes:
-    with _open(path) as stream:
+    with files.open_regular(path) as stream:
         data = stream.read(most + 1)
     if len(data) > most:
         raise Malformed(f"is larger than {most:,} bytes")
     return data
-
-
-def _open(path: Path) -> BinaryIO:
-    """Open a regular file; raises for links, and pipes, which would block."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise Malformed("is not a regular file")
-    return os.fdopen(fd, "rb")
 
 
 def _words(error: Exception) -> str:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from etude.core.errors import EtudeError
 
@@ -295,6 +295,25 @@ def read_link(path: Path) -> str | None:
         return path.read_text().removesuffix("\n")
     except (OSError, ValueError):  # removed, unreadable, or not a text
         return None
+
+
+def open_regular(path: Path | str, dir_fd: int | None = None) -> BinaryIO:
+    """Open a regular file to read; raises `OSError` for links, and pipes, which would block."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ENXIO, "it is not a regular file", str(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_start(path: Path, most: int) -> bytes:
+    """The first bytes of a regular file; empty if it cannot be opened."""
+    try:
+        with open_regular(path) as stream:
+            return stream.read(most)
+    except OSError:
+        return b""
 
 
 def free_path(path: Path) -> Path:

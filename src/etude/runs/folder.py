@@ -291,13 +291,7 @@ def _hashes_of(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes:
-    """Contents of a small file; empty if it is missing."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as stream:
-            return stream.read(_MOST_TEXT)
-    except OSError:
-        return b""
+    return files.read_start(path, _MOST_TEXT)
 
 
 def _sha256(data: bytes) -> str:

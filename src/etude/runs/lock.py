@@ -155,15 +155,9 @@ def _claims(fd: int) -> dict[int, str]:
     found = {}
     for name in os.listdir(fd):
         if number := _CLAIM.fullmatch(name):
-            with suppress(FileNotFoundError):
-                found[int(number[1])] = _text(name, fd)
+            with suppress(FileNotFoundError), files.open_regular(name, fd) as stream:
+                found[int(number[1])] = stream.read(_MOST_NAME).decode(errors="replace")
     return found
-
-
-def _text(name: str, fd: int) -> str:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with os.fdopen(os.open(name, flags, dir_fd=fd), "rb") as stream:
-        return stream.read(_MOST_NAME).decode(errors="replace")
 
 
 def _self() -> dict[str, object]:
@@ -300,9 +294,4 @@ def _sign(file: Path, name: str) -> None:
 
 def _holder(file: Path) -> str:
     """The holder in the file `.lock`."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        with os.fdopen(os.open(file, flags), "rb") as stream:
-            return stream.read(256).decode(errors="replace").strip()
-    except OSError:
-        return ""
+    return files.read_start(file, 256).decode(errors="replace").strip()

@@ -273,14 +273,8 @@ def _check_content(path: Path, content: Tree, part: PartName) -> None:
 
 def _open(path: Path) -> BinaryIO:
     """Open a regular file; raises for symbolic links, and pipes, which would block."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise DamagedCheckpoint(path, "is not a regular file")
-    return os.fdopen(fd, "rb")
+    with _named_in_errors(path):
+        return files.open_regular(path)
 
 
 @contextmanager
