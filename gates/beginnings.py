@@ -134,7 +134,7 @@ BEGINNINGS: dict[str, Beginning] = {
         f"pick-place-bc {{scratch}}/data --image-size 0 {SHOWN}", "pick-place-bc"
     ),
     "cloned pictures": learn_from(
-        f"pick-place-bc {{scratch}}/data --image-size 64 {SHOWN}", "pick-place-pictures"
+        f"pick-place-bc {{scratch}}/data --image-size 84 {SHOWN}", "pick-place-pictures"
     ),
     "student": train(
         "walk-go1-student --algorithm.teacher {scratch}/teacher",
