@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("build")
 pytest.importorskip("twine")
-from etude.cli.demo import FOLDER, NAMES
+from etude.cli.watching import DEMO_FOLDER, DEMOS
 from etude.core.errors import EtudeError
 from etude.envs.mujoco import offscreen
 from installing import ENVIRONMENT, ROOT, build, install
@@ -54,8 +54,8 @@ def test_every_file_of_a_package_is_in_its_wheel(
 
 
 def test_demos_hold_arrays_and_texts_alone() -> None:
-    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(NAMES)
-    for folder in FOLDER.iterdir():
+    assert sorted(path.name for path in DEMO_FOLDER.iterdir()) == sorted(DEMOS)
+    for folder in DEMO_FOLDER.iterdir():
         names = {path.name for path in folder.iterdir()}
         assert names == {"arrays.safetensors", "contract.json", "manifest.json"}
         assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000

@@ -1,4 +1,4 @@
-"""Runs from Python: plan, train, resume, evaluate, load a policy."""
+"""The Python interface of runs: plan, train, resume, evaluate, load a policy."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from etude.building.executing import (
     execute,
     joined,
     manifest_of,
+    measured,
+    on_first,
     open_folder,
     outputs_of,
     silent,
@@ -28,8 +30,8 @@ from etude.core.errors import Damaged, UsageError
 from etude.core.history import History
 from etude.core.ranks import ALONE, Ranks, was_restarted
 from etude.core.trees import digest
-from etude.planning import recipes
-from etude.planning.out_of_memory import check_plan, explained
+from etude.planning import loading, recipes
+from etude.planning.out_of_memory import check_plan, explain_out_of_memory
 from etude.planning.page import render
 from etude.planning.plan import Plan, make_plan, rank_notes
 from etude.planning.recipe import Recipe, Resolved
@@ -49,24 +51,22 @@ if TYPE_CHECKING:
 
 
 def plan(recipe: Recipe, measure: bool = False) -> Plan:
-    """What a run of the recipe would do: counts, shapes and bytes; raises where it cannot run.
+    """The plan of a run: counts, shapes and bytes; raises if the recipe cannot run.
 
-    `measure`: also time a few iterations and estimate how long the run takes.
+    measure: also time a few iterations and estimate the time of the run.
     """
     run = resolve(recipe)
-    made = make_plan(run)
+    planned = make_plan(run)
     if not measure:
-        return made
-    from etude.building.measure import measured
-
-    return measured(run, made)
+        return planned
+    return measured(run, planned)
 
 
 class Run:
     """A run on disk."""
 
     def __init__(self, path: str | Path, trust: bool = False) -> None:
-        """trust: code that its recipe names may run, now and later."""
+        """Open a run; trust: the code that its recipe names may run, now and later."""
         self.folder = RunFolder.open(Path(path), write=False)
         try:
             self.recipe = recipes.load(self.folder.recipe, trust)
@@ -80,20 +80,20 @@ class Run:
         return self.folder.path
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, all of them in memory; `history` has them one by one."""
+        """All rows of metrics.jsonl as a list; `history` reads them one by one."""
         return list(self.history())
 
     def history(self) -> History:
-        """The rows of metrics.jsonl, read from the disk as they are iterated."""
+        """The rows of metrics.jsonl, read from disk during iteration."""
         return DiskHistory(self.folder.metrics)
 
     def summary(self) -> dict[str, Any]:
-        """What a finished run did."""
+        """summary.json of a finished run: counts, best evaluation; {} of an unfinished run."""
         path = self.path / SUMMARY
         try:
             return decode_sealed(path.read_bytes()) if path.exists() else {}
         except ValueError as error:
-            raise Damaged(path, f"{path} {error}: `etude resume` writes it anew.") from error
+            raise Damaged(path, f"{path} {error}: `etude resume` writes it again.") from error
 
     @property
     def exactness(self) -> str:
@@ -101,12 +101,11 @@ class Run:
         return str(self.folder.manifest().get("exactness", ""))
 
     def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of weights with normaliser, of training state, and of the metric rows, as the
-        newest checkpoint holds them.
+        """SHA-256 hashes of policy, training state and metric rows at the newest checkpoint.
 
-        Two exact runs agree in all three: `time/` and `system/` columns, which may differ, are
-        left out, and so is the position in metrics.jsonl, whose bytes they are part of, how often
-        the run was saved, and the copies of recipe and manifest.
+        Two exact runs of a recipe agree in all three. The hashes exclude whatever may differ: the
+        `time/` and `system/` columns, the position in metrics.jsonl, the number of saves, and the
+        copies of recipe and manifest.
         """
         path = checkpoint.newest_verified(self.folder.checkpoints, repair=False)
         if path is None:
@@ -122,23 +121,18 @@ class Run:
         }
 
     def curves(self, *names: str) -> dict[str, tuple[list[int], list[float]]]:
-        """{metric: (steps, values)} of the rows, of all metrics or of these; `eval/*` works."""
-        from etude.planning.loading import curves
-
-        return curves(self.history(), names)
+        """{metric: (steps, values)} of all metrics or of these names, for example `eval/*`."""
+        return loading.curves(self.history(), names)
 
     def policies(self) -> dict[int, Path]:
-        """{step: checkpoint} of every policy that was kept, the oldest first."""
-        from etude.planning.loading import policies
-
-        return policies(self.path)
+        """{step: checkpoint} of all kept policies, the oldest first."""
+        return loading.policies(self.path)
 
     def policy(self, checkpoint: str | int = "best") -> LoadedPolicy:
-        """A policy of the run, to act with: "best", "latest" or that of a step."""
+        """Load a policy of the run: "best", "latest" or that of a step."""
         from etude.evaluate.acting import load_policy
-        from etude.planning.loading import chosen_path
 
-        return load_policy(chosen_path(self.path, str(checkpoint)))
+        return load_policy(loading.chosen_path(self.path, str(checkpoint)))
 
     def evaluate(
         self,
@@ -148,16 +142,15 @@ class Run:
         stochastic: bool = False,
         **env: Any,
     ) -> dict[str, float]:
-        """Metrics of fresh episodes; nothing is written.
+        """Metrics of new episodes; nothing is written.
 
-        Without a count, 100 episodes; or every motion once, where motions are imitated. checkpoint:
-        "best", "latest" or a step. stochastic: actions are drawn, as in training. env: fields of
-        the environment that are changed, such as tolerance=0.05.
+        episodes: their number; default 100, or every motion once for motion imitation. checkpoint:
+        "best", "latest" or a step. stochastic: draw actions as in training. env: changed fields of
+        the environment, for example tolerance=0.05.
         """
         from etude.evaluate import fresh
-        from etude.planning.loading import chosen_path
 
-        policy = chosen_path(self.path, str(checkpoint))
+        policy = loading.chosen_path(self.path, str(checkpoint))
         recipe = self.recipe.replace(**{f"env__{name}": value for name, value in env.items()})
         return summarise(fresh.play(recipe, policy, episodes, seed, stochastic).episodes)
 
@@ -168,7 +161,7 @@ class Run:
         checkpoint: str | int = "best",
         stochastic: bool = False,
     ) -> list[Path]:
-        """Evaluates like `etude eval --video`, and gives the films and pictures that it made."""
+        """Evaluate like `etude eval --video`; the paths of its films and pictures."""
         from etude.evaluate.evaluation import examine
 
         which = str(checkpoint)
@@ -185,68 +178,67 @@ def train(
     on_phase: Callable[[str], None] = silent,
     console: bool = False,
 ) -> Run:
-    """Plan, then train a recipe in a new run folder.
+    """Plan a recipe, then train it in a new run folder.
 
-    `console`: show the run on the screen, as the recipe's `logs.console` says. Processes that
-    torchrun started together share the run's shards, and the first of them writes it; where
-    torchrun has started them again, the run in the folder `path` goes on.
+    path: the run's folder; by default a new one in runs/. say: called with messages. on_phase:
+    called with the name of each phase (collect, train, test, save). console: show the run on the
+    screen in the way of the recipe's `logs.console`. Processes that torchrun started share the
+    run's shards, and the first of them writes the run; after a restart by torchrun the run in
+    `path` continues.
     """
-    asked = _asked(say, on_phase, logs, callbacks)
+    outputs = _outputs(say, on_phase, logs, callbacks)
     user_code.trust_texts(recipes.texts(recipe))
     with joined() as ranks:
-        if ranks.from_first(lambda: was_restarted() and _is_begun(path)):
+        if ranks.from_first(lambda: was_restarted() and _exists(path)):
             assert path is not None
-            from etude.building.continuing import continue_run
+            from etude.building.resuming import continue_run
 
-            return Run(continue_run(ranks, Path(path), asked, console))
-        recipe = pinned(recipe, ranks)
+            return Run(continue_run(ranks, Path(path), outputs, console))
+        recipe = with_start_checkpoint(recipe, ranks)
         compare(ranks, recipe)
-        resolved: list[Resolved] = []  # the first rank's, whose errors are reported once
-        ranks.from_first(lambda: resolved.append(resolve(recipe)))
-        run = resolved[0] if resolved else resolve(recipe)
+        first, _ = on_first(ranks, lambda: (resolve(recipe), None))
+        run = first or resolve(recipe)
         compare_code(ranks, run)
-        create = partial(_create, run, path, ranks, asked.say)
-        with open_folder(ranks, create) as folder, explained(folder.path):
-            out = outputs_of(run, folder, console, asked, ranks)
+        create = partial(_create, run, path, ranks, outputs.say)
+        with open_folder(ranks, create) as folder, explain_out_of_memory(folder.path):
+            out = outputs_of(run, folder, console, outputs, ranks)
             headline = (folder.path / PLAN).read_text().partition("\n")[0]
-            said = (headline, f"Run folder: {folder.path}", device_line(run))
-            for note in (*said, *rank_notes(recipe, ranks.size)):
-                out.say(note)
+            lines = (headline, f"Run folder: {folder.path}", device_line(run))
+            for line in (*lines, *rank_notes(recipe, ranks.size)):
+                out.say(line)
             parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
             start_policy(recipe, parts.algorithm)
             execute(parts, folder, out.say)
         return Run(folder.path)
 
 
-def _asked(
+def _outputs(
     say: Say,
     on_phase: Callable[[str], None],
     logs: Sequence[LogWriter],
     callbacks: Sequence[Callback],
 ) -> Outputs:
-    """Where a caller wants messages and metrics to go; messages only report."""
+    """The caller's outputs, of which messages cannot end the run."""
     return Outputs(apart("say", say), apart("on_phase", on_phase), [*logs], [*callbacks])
 
 
 def create(run: Resolved, path: str | Path) -> Run:
-    """Plan a run and make its folder, without training: `resume` begins with it."""
+    """Plan a run and make its folder without training; `resume` starts it."""
     user_code.trust_texts(recipes.texts(run.recipe))
     _create(run, path, ALONE, silent).close()
     return Run(path)
 
 
-def pinned(recipe: Recipe, ranks: Ranks = ALONE) -> Recipe:
-    """The recipe with the checkpoint it starts from in place of that checkpoint's run.
+def with_start_checkpoint(recipe: Recipe, ranks: Ranks = ALONE) -> Recipe:
+    """The recipe with a checkpoint in place of the run that `start_from` names.
 
-    A run that still trains has another newest checkpoint soon: every rank, and a resume before
-    this run's first save, must start from the same.
+    All ranks, and a resume before the first save, must start from the same checkpoint, and a run
+    that still trains writes new ones.
     """
     if recipe.start_from is None:
         return recipe
-    from etude.planning.loading import start_path
-
     start = Path(recipe.start_from)
-    chosen = ranks.from_first(lambda: str(start_path(start).resolve()))
+    chosen = ranks.from_first(lambda: str(loading.start_path(start).resolve()))
     return recipe.model_copy(update={"start_from": chosen})
 
 
@@ -263,10 +255,10 @@ def _create(run: Resolved, path: str | Path | None, ranks: Ranks, say: Say) -> R
     return folder
 
 
-def _is_begun(path: str | Path | None) -> bool:
+def _exists(path: str | Path | None) -> bool:
     if path is None:
         raise UsageError(
-            "torchrun has started this run again and cannot know its folder: name one with "
+            "torchrun has restarted this run without the name of its folder: name it with "
             "--folder, or continue with `etude resume RUN`."
         )
     return Path(path).exists()
@@ -285,21 +277,20 @@ def resume(
     trust: bool = False,
     pause_after: int | None = None,
 ) -> Run:
-    """Continue a run from its last good checkpoint, as if it had never stopped.
+    """Continue a run from its last good checkpoint, bit for bit.
 
-    `checkpoint`: from that of this step, and those after it are set aside. `total_timesteps` gives
-    it a larger budget first; schedules that follow the run's progress then follow the new length.
-    `console`: show the run on the screen. `collector`: where its rollouts run this time, which
-    changes no bit; nor does the number of ranks it goes on with. `trust`: code that its recipe
-    names may run, now and later. `pause_after`: stop once so many of its iterations are done, and
-    save; the next resume goes on from there with the bits of a run that never paused.
+    total_timesteps: a larger budget of steps; schedules then follow the new length. console: show
+    the run on the screen. collector: where rollouts run this time; neither this nor the number of
+    ranks changes a bit. checkpoint: continue from the checkpoint of this step; later ones are set
+    aside. trust: the code that its recipe names may run, now and later. pause_after: save and stop
+    after this iteration of the run; the next resume continues from there.
     """
-    from etude.building.continuing import continue_run
+    from etude.building.resuming import ResumeOptions, continue_run
 
-    asked = _asked(say, on_phase, logs, callbacks)
-    how = (total_timesteps, collector, checkpoint, trust, pause_after)
+    outputs = _outputs(say, on_phase, logs, callbacks)
+    options = ResumeOptions(total_timesteps, collector, checkpoint, trust, pause_after)
     with joined() as ranks:
-        path = continue_run(ranks, Path(path), asked, console, *how)
+        path = continue_run(ranks, Path(path), outputs, console, options)
     return Run(path)
 
 
@@ -314,9 +305,9 @@ def import_dataset(
     """Import episodes of other systems into a new dataset, like `etude data import`.
 
     paths: files or folders of robomimic, LIBERO, Minari, LeRobot v3 or an installed format. obs:
-    the observations to read; all by default. success_reward: reward of the last step of successes,
-    instead of the file's rewards. assume_success: count episodes of unknown success as successes.
-    format: the format of the files; by default the first that recognises each.
+    names of the observations to read; default all. success_reward: reward of the last step of a
+    success, in place of the file's rewards. assume_success: count episodes of unknown success as
+    successes. format: the format of the files; default: the first that recognises each.
     """
     from etude.core.limited import Limits
     from etude.data.formats.base import ReadOptions

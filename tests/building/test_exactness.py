@@ -127,7 +127,7 @@ def test_before_anything_is_saved_a_changed_recipe_begins_anew(run: Path) -> Non
     edit(run, seed=5)
     said: list[str] = []
     resume(run, say=said.append)
-    assert any("changed before anything was saved" in text for text in said)
+    assert any("changed before the first checkpoint" in text for text in said)
     fresh = train(changed(tiny_reach(2)).model_copy(update={"seed": 5}), run.with_name("fresh"))
     assert Run(run).fingerprint() == fresh.fingerprint()
     assert statement(run).startswith("exact: ")

@@ -92,7 +92,7 @@ def test_texts_are_taken_from_a_checkpoint_or_written_anew(
 def test_a_lost_recipe_without_a_checkpoint_is_said(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     (run / "recipe.yaml").write_text("")
-    with pytest.raises(UsageError, match="No checkpoint holds a copy of it"):
+    with pytest.raises(UsageError, match="No checkpoint holds a copy"):
         resume(run)
 
 
@@ -160,7 +160,7 @@ def test_fsck_says_what_a_resume_does_with_a_changed_recipe(
     text = recipe.read_text()
     for changed, does in {
         text.replace("seed: 0", "seed: 7"): "a resume refuses it",
-        text.replace("keep_last: 3", "keep_last: 2"): "a resume goes on with it",
+        text.replace("keep_last: 3", "keep_last: 2"): "a resume uses it",
         text.replace("seed: 0", "seed: ["): "a resume takes it from the newest checkpoint",
     }.items():
         assert changed != text

@@ -77,7 +77,7 @@ def test_from_a_policy_alone_the_value_function_begins_anew(tmp_path: Path) -> N
         expected = fresh.policy.state_dict() if name.startswith("critic.") else arrays
         assert torch.equal(array, expected[name]), name
     assert float(ppo.scaler.moments["count"]) == 0
-    assert "begin anew" in etude.plan(recipe).notes[0]
+    assert "start from scratch" in etude.plan(recipe).notes[0]
 
 
 @pytest.mark.parametrize("kind", ["sac", "td3"])
@@ -132,7 +132,7 @@ def test_a_larger_budget_does_not_keep_where_rollouts_run_this_time(tmp_path: Pa
     kept = etude.Run(run.path).recipe
     assert kept.clock.total_timesteps == 2 * steps
     assert kept.collector == run.recipe.collector
-    with pytest.raises(UsageError, match="planned for 1,024 steps already"):
+    with pytest.raises(UsageError, match="already planned for 1,024 steps"):
         resume(run.path, total_timesteps=2 * steps)
 
 

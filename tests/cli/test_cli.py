@@ -80,7 +80,7 @@ def test_kinds_are_listed_with_where_they_come_from(capsys: pytest.CaptureFixtur
     assert call(["list", "--kinds", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert known["rewards"]["rrd"] == "etude"
-    assert set(known) == {*REGISTRIES, "logs"}
+    assert set(known) == {*REGISTRIES, "logs", "format"}
     assert call(["list", "--names"]) == 0
     assert capsys.readouterr().out.split() == recipes.names()
     assert "did you mean --kinds?" in refused(["list", "--kind"], capsys)

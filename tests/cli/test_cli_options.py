@@ -101,7 +101,7 @@ def test_help_has_two_pages(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_switch_that_turns_something_off_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     words = " ".join(page(capsys, "train", "reach", "--help-all").split())
-    assert "--logs.no-tensorboard Turns off what is on by default: Write curves" in words
+    assert "--logs.no-tensorboard Turns off (default: on): Write curves" in words
     assert "--logs.wandb Send rows and the final policy to W&B. --" in words
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from etude.cli import demo, watching
 from etude.cli import main as cli
+from etude.cli import watching
 from etude.core.errors import EtudeError
 from etude.envs.mujoco import offscreen, windows
 from etude.evaluate import film, fresh
@@ -30,9 +30,9 @@ def filmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[A
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize("name", demo.NAMES)
+@pytest.mark.parametrize("name", watching.DEMOS)
 def test_its_policies_are_good(name: str) -> None:
-    played = fresh.play(recipes.find(name), demo.FOLDER / name, episodes=16, seed=5)
+    played = fresh.play(recipes.find(name), watching.DEMO_FOLDER / name, episodes=16, seed=5)
     assert played.episodes["is_success"].mean() > 0.9
 
 

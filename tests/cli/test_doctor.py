@@ -41,13 +41,13 @@ def test_everything_is_looked_at(findings: dict[str, Finding]) -> None:
 def test_the_verdict_names_what_matters(findings: dict[str, Finding]) -> None:
     good, note = Finding("cores", "2", "fine"), Finding("GPU", "1", "not exact", "note")
     bad = Finding("disk", "full", "free some space", "bad")
-    can = "This machine can train, nothing that runs need is missing"
+    can = "This machine can train"
     away = Finding("extra ray", "not installed", "pip install", "optional")
     assert doctor.verdict([good, away]) == f"{can}."
-    assert doctor.verdict([good, note]) == f"{can}; worth a look: GPU."
-    assert doctor.verdict([bad, note]) == "Missing or broken, mend it first: disk."
+    assert doctor.verdict([good, note]) == f"{can}; see the notes on: GPU."
+    assert doctor.verdict([bad, note]) == "Missing or broken, repair first: disk."
     text = doctor.render([*findings.values(), bad])
-    assert text.rstrip().endswith("mend it first: disk.")
+    assert text.rstrip().endswith("repair first: disk.")
     assert max(len(line) for line in text.splitlines()) <= 100
 
 
@@ -56,8 +56,8 @@ def test_what_runs_need_is_missing_and_not_optional(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(metadata, "requires", lambda name: listed)
     (missing,) = doctor._missing()
     assert (missing.state, missing.found) == ("bad", "missing: no-such-thing")
-    assert missing.means == "runs need them: pip install no-such-thing"
-    assert doctor.verdict([missing]) == "Missing or broken, mend it first: packages."
+    assert missing.means == "required by every run: pip install no-such-thing"
+    assert doctor.verdict([missing]) == "Missing or broken, repair first: packages."
 
 
 def test_extras_name_their_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_extras_name_their_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     there, away = doctor._extras()
     assert (there.found, there.state) == ("installed", "good")
     assert away.state == "optional"
-    before, after = doctor.render([there, away]).split("Optional, and not there")
+    before, after = doctor.render([there, away]).split("Optional and not installed")
     assert "extra there" in before
     assert "extra away" not in before
     assert "extra away" in after

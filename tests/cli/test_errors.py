@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--env.reward.hold much", "--env.reward.hold must be a number, not 'much'."),
         ("--checkpoint.every 0_steps", "--checkpoint.every: '0_steps' is not an interval"),
         ("--seed -1", "--seed must be at least 0, not -1."),
-        ("--seed", "--seed needs a value: it is 0 if left out."),
+        ("--seed", "--seed needs a value (default: 0)."),
         ("--seed 1 2", "'2' belongs to no option: options are written --section.field value."),
         ("extra", "'extra' belongs to no option"),
         ("--evaluation.evry 3", "did you mean --evaluation.every?"),
@@ -80,18 +80,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--optimizer.lr 3", "did you mean --algorithm.learning-rate (Learning rate of"),
         ("--epochs 3", "--clock.epochs (Epochs of the run, each a block of cycles"),
         ("--epochs 3", "--algorithm.update-epochs (Passes over the rollout buffer"),
-        ("--env CartPole-v1", "--env is a section: give one of its fields, such as --env.id."),
+        ("--env CartPole-v1", "--env is a section: give one of its fields, for example --env.id."),
         ("--collector rey", "--collector.kind must be 'local' or 'ray', not 'rey'."),
         ("--collector ray --collector.actors 0", "--collector.actors must be at least 1, not 0."),
         ("--collector ray --collector.address 10.0.0.5:6379", "with RAY_AUTH_MODE=token"),
-        ("--evaluation 3", "--evaluation is a section: give one of its fields, such as"),
+        ("--evaluation 3", "--evaluation is a section: give one of its fields, for example"),
         (
             "--measure maybe",
             "--measure takes no value, not 'maybe': write it alone, or leave it out.",
         ),
         ("--env.kind gym", "--env.task module:Class or --env.parallel MODULE chooses another"),
         ("--env.task", "--env.task needs a value"),
-        ("--env.id CartPole-v1 --env.kwargs a", "--env.kwargs takes names and values in turn"),
+        ("--env.id CartPole-v1 --env.kwargs a", "--env.kwargs takes pairs of a name and a value"),
         ("--env.id CartPol-v1", "no environment 'CartPol-v1'. Nearest: CartPole-v1"),
         ("--env.id no_such_package:Env-v0", "There is no module 'no_such_package' in"),
         ("--clock.epochs 3", "Give either clock.total_timesteps or clock.epochs, and not both."),
@@ -257,7 +257,7 @@ def test_control_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     for verb in ("train", "plan"):
         monkeypatch.setitem(cli.VERBS, verb, interrupted)
         text = say([verb, "reach"], capsys, 128 + signal.SIGINT)
-        assert ("goes on with `etude resume RUN`" in text) == (verb == "train")
+        assert ("`etude resume RUN` continues a run" in text) == (verb == "train")
 
 
 @pytest.mark.parametrize("arguments", [["train", "reach"], ["plan", "ppo"], ["eval"], ["check"]])

@@ -346,7 +346,7 @@ def test_a_budget_is_rounded_down_and_both_figures_are_told() -> None:
     assert plan.counts["timesteps"] == 768
     assert plan.counts["iterations"] == 3
     text = render(plan)
-    assert "1,000 steps were asked for; 3 whole iterations are 768 steps." in text
+    assert "1,000 steps are rounded down to 3 whole iterations, 768 steps." in text
     assert "The last cycle is short: 1 of 2 iterations." in text
     with pytest.raises(UsageError, match="at least"):
         etude.plan(tiny_reach(clock={"total_timesteps": 200}))

@@ -13,7 +13,8 @@ import pytest
 
 from etude.api import Run, train
 from etude.cli.main import main
-from etude.cli.seeds import Seeds, Stopped, passed_on
+from etude.cli.options import without_options
+from etude.cli.seeds import _OWN, Seeds, Stopped
 from etude.compare.sweeps.processes import jobs_for
 from etude.planning import recipes
 
@@ -30,7 +31,7 @@ def command(folder: Path, *options: str) -> list[str]:
 
 def test_runs_get_the_options_but_for_the_commands_own() -> None:
     typed = ["reach", "--seeds", "5", "--lr", "1", "--jobs=2", "--seed", "3", "--folder", "x"]
-    assert passed_on([*typed, "--trust", "--evaluation.every", "5", "steps"]) == [
+    assert without_options([*typed, "--trust", "--evaluation.every", "5", "steps"], _OWN) == [
         *("reach", "--lr", "1", "--trust", "--evaluation.every", "5", "steps")
     ]
 

@@ -15,7 +15,7 @@ import yaml
 
 from etude.api import Interrupted, Run, resume, train
 from etude.cli.main import main
-from etude.cli.slices import in_slices, num_slices, seconds_of, shell
+from etude.cli.slices import in_slices, num_slices, seconds_of, slice_script
 from etude.core.contracts import BatchMetrics
 from etude.core.errors import RESUMABLE, UsageError
 from etude.training.callbacks import Callback, Context
@@ -108,7 +108,7 @@ def do_slice(
     stub.write_text(STUB)
     stub.chmod(0o755)
     (tmp_path / "next").write_text(commands)
-    text = shell(str(run), [str(stub)], ["reach"]) + tail
+    text = slice_script(str(run), [str(stub)], ["reach"]) + tail
     text = f'mkdir -p "{run}"; cp "{tmp_path}/next" "{run}/next"; export run\n{text}'
     begun = run / "begun"
     begun.unlink(missing_ok=True)
@@ -221,7 +221,7 @@ def test_time_limits_as_slurm_writes_them(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["4h", "", "1:2:3:4", "-1", "1-", "1.5", "\u0664:00:00"])
 def test_other_time_limits_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--time is such as 4:00:00"):
+    with pytest.raises(UsageError, match=r"--time must look like 4:00:00"):
         seconds_of(text)
 
 
@@ -236,7 +236,7 @@ def test_slices_are_counted_without_their_start_and_end() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["slurm", "reach-short"], "Say how long a slice may take"),
+        (["slurm", "reach-short"], "Give the time limit of a slice"),
         (["slurm", "reach-short", "--time", "4:00"], "leaves no time to train"),
         (["slurm", "reach-short", "--time", "1:00:00", "--collector", "ray"], "docs/cluster.md"),
         (["kubernetes", "reach-short"], "--image REGISTRY/etude:TAG"),
@@ -269,7 +269,7 @@ def test_a_script_is_never_written_over(
     assert "job.sh exists already" in capsys.readouterr().err
     (tmp_path / "one").mkdir()
     assert main([*arguments[:-3], "other.sh", *arguments[-2:]]) == 2
-    assert "one exists and is no run" in capsys.readouterr().err
+    assert "one exists and is not a run" in capsys.readouterr().err
 
 
 def test_the_plan_counts_slices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 
 from etude.api import train
 from etude.cli import main as cli
-from etude.cli import view, watching
+from etude.cli import watching
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.envs.mujoco import browser, offscreen
@@ -71,7 +71,7 @@ def filmed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     monkeypatch.setattr(film, "check_tools", lambda: None)
     monkeypatch.setattr(film, "write", write)
-    monkeypatch.setattr(view, "footage", lambda env, recording: (env, recording))
+    monkeypatch.setattr(watching, "footage", lambda env, recording: (env, recording))
     return calls
 
 
@@ -173,7 +173,7 @@ class Shown:
 
 
 def test_the_joystick_holds_commands_and_lets_go() -> None:
-    env: Any = view.task_config("walk-go1").build(1)
+    env: Any = watching.task_config("walk-go1").build(1)
     Player(env, ZeroActor(env.spec), Key(0)).begin()
     part = env.ability(VelocityCommand)
     drawn = tuple(part.target[0].tolist())
@@ -201,7 +201,7 @@ def test_what_people_see_has_the_same_states(name: str) -> None:
 
 
 def test_a_viewer_that_would_listen_widely_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    env: Any = view.task_config("reach").build(1)
+    env: Any = watching.task_config("reach").build(1)
     monkeypatch.setattr(browser, "LocalViewer", browser.web_viewer.WebViewer)
     with pytest.raises(EtudeError, match="would show the web viewer to other machines"):
         browser.BrowserWindow(env, "reach", None)

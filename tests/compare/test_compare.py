@@ -199,7 +199,7 @@ def test_mistakes_are_answered(runs: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is not a run and holds none" in refusal(capsys, runs / "nothing")
     assert "no run that matches" in refusal(capsys, runs / "x*")
     assert "has no metric 'nope'" in refusal(capsys, runs, "--metric", "nope")
-    assert "its ending must be" in refusal(capsys, runs, "-o", "a.gif")
+    assert "its suffix must be" in refusal(capsys, runs, "-o", "a.gif")
     make_run(runs / "empty", 9, ())
     assert "has no rows yet" in refusal(capsys, runs)
 

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.cli.check import env_config
+from etude.cli.target import env_config
 from etude.core.contracts import ActionSpec, Array, ArraySpec, StepResult
 from etude.core.errors import UsageError
 from etude.core.keys import Key

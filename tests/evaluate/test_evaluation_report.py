@@ -22,7 +22,7 @@ from PIL import Image
 
 from etude.api import Run, train
 from etude.cli import main as cli
-from etude.cli import play
+from etude.cli import watching
 from etude.core.contracts import Array, EnvSpec
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
@@ -404,7 +404,7 @@ def test_play_shows_the_policy_at_work(finished: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setitem(sys.modules, "mujoco.viewer", SimpleNamespace(launch_passive=launch))
-    play.play(Run(finished).recipe, finished, play.PlayCommand(run=str(finished)))
+    watching.play(Run(finished).recipe, finished, watching.PlayCommand(run=str(finished)))
     assert opened[0].shown == pytest.approx([0.0, 0.1, 0.2])
     assert opened[0].cam.distance == 1.5
 

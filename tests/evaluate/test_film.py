@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from etude.cli import play
+from etude.cli import watching
 from etude.core.abilities import Pictured
 from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
@@ -183,7 +183,7 @@ def test_what_draws_nothing_is_refused_before_it_is_recommended(
     def refusal(env: dict[str, Any]) -> str:
         recipe = Recipe.model_validate(tiny_reach(2).model_dump(mode="json") | {"env": env})
         with pytest.raises(UsageError) as told:
-            play.play(recipe, tmp_path, play.PlayCommand(run=str(tmp_path)))
+            watching.play(recipe, tmp_path, watching.PlayCommand(run=str(tmp_path)))
         return str(told.value)
 
     assert "`etude eval" in refusal({"kind": "gym", "id": "CartPole-v1"})

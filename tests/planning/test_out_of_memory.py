@@ -102,7 +102,7 @@ def test_a_plan_that_cannot_fit(
 
     monkeypatch.setitem(cli.VERBS, "list", refuse)
     assert cli.main(["list"]) == 1
-    assert capsys.readouterr().err.startswith("Out of memory: an allocation was refused.")
+    assert capsys.readouterr().err.startswith("Out of memory: an allocation failed.")
 
 
 class Used(Callback):
@@ -140,7 +140,7 @@ def test_a_replay_that_cannot_fit_the_disk(
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(out_of_memory, "free_space", lambda folder: planned["replay"] + (1 << 20))
     out_of_memory.check_plan(etude.plan(recipe).bytes, tmp_path / "run", said.append)
-    assert "that checkpoints hold back" in said[0]
+    assert "of old replay that checkpoints keep" in said[0]
     monkeypatch.setattr(out_of_memory, "free_space", lambda folder: 0)
     assert cli.main(["plan", "reach"]) == 0
     assert "`etude train` would refuse this here" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def test_an_unknown_name_is_told_the_nearest(given: str, meant: str) -> None:
     ("text", "said"),
     [
         ("{", "YAML"),
-        ("3", "valid"),
+        ("3", "must be a section of fields"),
         ("name: x", "clock"),
         (recipes.dump(tiny_reach()) + "speed: 3\n", "speed"),
         (recipes.dump(tiny_reach()).replace("seed: 0", "seed: -1"), "seed"),

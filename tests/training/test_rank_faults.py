@@ -116,7 +116,7 @@ def test_a_rank_that_drifts_ends_the_run_before_it_is_saved(
 @pytest.mark.rotated(together=True)
 def test_ranks_that_disagree_do_not_start(ends: dict[str, dict[str, Any]]) -> None:
     for kind, words in {
-        "recipe": "Rank 1 was given another recipe than rank 0: algorithm.learning_rate was 0.001",
+        "recipe": "Rank 1 has another recipe than rank 0: algorithm.learning_rate was 0.001",
         "bits": "computes other bits than rank 1",
         "code": "Rank 1 computes with other code than rank 0: etude.",
     }.items():

@@ -76,7 +76,7 @@ def test_a_run_stops_and_keeps_what_was_good(
     # What is started again by torchrun, which restarts anything, does not run into it once more.
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert cli.main(["resume", str(folder)]) == 3
-    assert "torchrun has started this run again" in capsys.readouterr().err
+    assert "torchrun has restarted this run" in capsys.readouterr().err
     assert len(list((folder / "failures").iterdir())) == 1
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
     # Resuming warns, and a run that is healthy again ends where it would have.

@@ -1,20 +1,26 @@
-"""A run that has been built is executed: its folder, its outputs, and what is left of it."""
+"""Execute a built run: compare its ranks, open its folder and logs, run the loop, measure it."""
 
 from __future__ import annotations
 
 import json
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import torch
 
-from etude.building.build import Parts
+from etude.building.build import Parts, build
 from etude.core import code_hashes
 from etude.core.clock import Clock
 from etude.core.code_hashes import differing
 from etude.core.errors import RESUMABLE, EtudeError, NonFinite, UsageError, raise_exited
 from etude.core.history import History
+from etude.core.progress import waiting
 from etude.core.ranks import (
     ALONE,
     LostRank,
@@ -36,9 +42,12 @@ from etude.runs.folder import RunFolder
 from etude.runs.metrics_log import DiskHistory
 from etude.training.logs.outputs import LOSS_BATCHES, LOSS_BATCHES_OF_PICTURES, Outputs, open_logs
 
+T = TypeVar("T")
+S = TypeVar("S")
+
 
 def joined() -> AbstractContextManager[Ranks]:
-    """The ranks that torchrun started this process with; this process alone without torchrun."""
+    """The ranks that torchrun started; without torchrun, this process alone."""
     if world_size() == 1:
         return nullcontext(ALONE)
     from etude.training.distributed import connected
@@ -47,21 +56,21 @@ def joined() -> AbstractContextManager[Ranks]:
 
 
 def compare_recipes(recipe: Recipe, ranks: Ranks) -> None:
-    """Refuse ranks that were asked for another run than the first."""
+    """Refuse ranks with another recipe than the first."""
     if not ranks.differing(lambda: recipes.digest(recipe)):
         return
     first = ranks.from_first(lambda: recipe.model_dump(mode="json"))
-    refused, said = recipes.changes(recipes.validated(first, "the recipe of rank 0"), recipe)
-    for rank, found in enumerate(ranks.gather(["; ".join([*refused, *said])])):
+    refused, allowed = recipes.changes(recipes.validated(first, "the recipe of rank 0"), recipe)
+    for rank, found in enumerate(ranks.gather(["; ".join([*refused, *allowed])])):
         if found:
             raise UsageError(
-                f"Rank {rank} was given another recipe than rank 0: {found} there. Start all ranks "
-                "with the same command and the same files."
+                f"Rank {rank} has another recipe than rank 0: {found} there. Start all ranks with "
+                "the same command and the same files."
             )
 
 
 def compare_bits(ranks: Ranks) -> None:
-    """Refuse ranks that would not stay together: each applies the updates to weights of its own."""
+    """Refuse ranks that compute other bits than the first, whose weights would drift apart."""
     if others := ranks.differing(manifest.standard_digest):
         cpus = ranks.gather([manifest.cpu_name()])
         raise UsageError(
@@ -72,7 +81,7 @@ def compare_bits(ranks: Ranks) -> None:
 
 
 def compare_hashes(mine: dict[str, str], ranks: Ranks) -> None:
-    """Refuse ranks whose code, by {name: hash}, is another than the first's."""
+    """Refuse ranks whose {name of code: hash} differs from the first's."""
     first = ranks.from_first(lambda: mine)
     for rank, names in enumerate(ranks.gather([differing(first, mine)])):
         if names:
@@ -83,7 +92,7 @@ def compare_hashes(mine: dict[str, str], ranks: Ranks) -> None:
 
 
 def refuse_to_repeat(folder: RunFolder, clock: Clock) -> None:
-    """torchrun starts ranks again whatever they ended with: not into the same NaN, though."""
+    """Refuse a restart by torchrun that would repeat a number that is not finite."""
     found = folder.last_failure()
     if not was_restarted() or found is None:
         return
@@ -95,8 +104,8 @@ def refuse_to_repeat(folder: RunFolder, clock: Clock) -> None:
         return
     if refused:
         fault = EtudeError(
-            f"torchrun has started this run again after a number that was not finite (see {found})."
-            f" A run is exact, so the same would come again: change what caused it, then "
+            f"torchrun has restarted this run after a number that was not finite (see {found})."
+            f" A run is exact, so the same would happen again: change its cause, then "
             f"`etude resume {folder.path}`."
         )
         fault.exit_code = NonFinite.exit_code
@@ -106,14 +115,16 @@ def refuse_to_repeat(folder: RunFolder, clock: Clock) -> None:
 Say = Callable[[str], None]
 SUMMARY = "summary.json"
 MODEL = "the simulated model"
+_MEASUREMENT = 60.0
+"""Seconds after which no further iteration is timed, once there are two."""
 
 
 def silent(text: str) -> None:
-    """Says nothing."""
+    """Print nothing."""
 
 
 def compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
-    """Refuse ranks that were given another recipe than the first, or compute other bits."""
+    """Refuse ranks that have another recipe than the first, or compute other bits."""
     if ranks.size > 1:
         if recipe is not None:
             compare_recipes(recipe, ranks)
@@ -121,7 +132,7 @@ def compare(ranks: Ranks, recipe: Recipe | None = None) -> None:
 
 
 def compare_code(ranks: Ranks, run: Resolved) -> None:
-    """Refuse ranks that compute with other code or another model than the first."""
+    """Refuse ranks with other code or another simulated model than the first."""
     if ranks.size > 1:
         compare_hashes(
             {**code_hashes.compute_hashes(code_roots(run.recipe)), MODEL: run.spec.model}, ranks
@@ -130,20 +141,33 @@ def compare_code(ranks: Ranks, run: Resolved) -> None:
 
 def open_folder(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder:
     """The run's folder: the first rank makes or opens it, the others open it to read."""
-    made: list[RunFolder] = []
 
-    def first() -> str:
-        made.append(make())
-        return str(made[0].path.absolute())
+    def first() -> tuple[RunFolder, str]:
+        folder = make()
+        return folder, str(folder.path.absolute())
 
-    path = ranks.from_first(first)
-    return made[0] if made else RunFolder.open(Path(path), write=False)
+    folder, path = on_first(ranks, first)
+    return folder or RunFolder.open(Path(path), write=False)
+
+
+def on_first(ranks: Ranks, make: Callable[[], tuple[T, S]]) -> tuple[T | None, S]:
+    """Call `make` on the first rank: its first result for this rank only (None on the others), its
+    second one, which is plain data, for all ranks. Errors are reported once."""
+    made: T | None = None
+
+    def first() -> S:
+        nonlocal made
+        made, shared = make()
+        return shared
+
+    shared = ranks.from_first(first)
+    return made, shared
 
 
 def outputs_of(
-    run: Resolved, folder: RunFolder, console: bool, asked: Outputs, ranks: Ranks
+    run: Resolved, folder: RunFolder, console: bool, outputs: Outputs, ranks: Ranks
 ) -> Outputs:
-    """The logs of a run, with what the caller asked for; only the first rank has any."""
+    """The logs of a run and the caller's; only the first rank has any."""
     if not ranks.is_first:
         return Outputs(silent, silent)
     recipe, iterations, metrics = run.recipe, run.loops.iterations, metrics_of(run.recipe)
@@ -151,18 +175,20 @@ def outputs_of(
         metrics = tuple(metric for metric in metrics if "success" not in metric.name)
     plain, changed = recipe.model_dump(mode="json"), lambda: recipes.changed(recipe)
     path, every = folder.path, loss_batches(run)
-    return open_logs(recipe.logs, path, plain, metrics, iterations, console, asked, changed, every)
+    return open_logs(
+        recipe.logs, path, plain, metrics, iterations, console, outputs, changed, every
+    )
 
 
 def loss_batches(run: Resolved) -> int:
-    """Batches per line of `logs.losses batches`: those of pictures take longer."""
+    """Batches per line of `logs.losses batches`; pictures take longer."""
     observations = run.deployed.observations  # type: ignore[attr-defined]
     sees = any(is_image(spec) for spec in observations.values())
     return LOSS_BATCHES_OF_PICTURES if sees else LOSS_BATCHES
 
 
 def device_line(run: Resolved) -> str:
-    """Where a run computes, in words."""
+    """The devices of a run, as a sentence."""
     learner, device = run.recipe.learner, run.device
     where = (
         "the CPU" if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
@@ -175,7 +201,7 @@ def device_line(run: Resolved) -> str:
 
 
 class Interrupted(EtudeError):
-    """A signal ended the run at a boundary, where it was saved, or before its first iteration."""
+    """A signal ended the run: between two iterations, after a save, or before the first one."""
 
     exit_code = RESUMABLE
 
@@ -184,15 +210,15 @@ class Interrupted(EtudeError):
 
 
 def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
-    """Run the loop; any failure leaves the last good checkpoint and a report."""
+    """Run the loop; a failure leaves the last good checkpoint and a report."""
     loop, ranks = parts.loop, parts.ranks
     try:
         with loop.stop:
             finished = loop.run(DiskHistory.so_far(folder.metrics) if ranks.is_first else History())
     except (LostRank, ReportedElsewhere):
-        raise  # It says nothing about this run that the next try should be warned of.
+        raise  # not a failure of this run that a resume should report
     except (Exception, SystemExit) as error:
-        if ranks.is_first:  # where failures of other ranks are raised too
+        if ranks.is_first:  # which also raises failures of other ranks
             from etude.runs.folder import report_failure
 
             report_failure(error, loop.clock.state_dict(), folder, say)
@@ -211,7 +237,7 @@ def execute(parts: Parts, folder: RunFolder, say: Say) -> None:
 
 
 def _summarise(parts: Parts, folder: RunFolder) -> None:
-    """summary.json: what the run did, to hold against the plan."""
+    """Write summary.json: the counts of the run, in the form of the plan's."""
     loop = parts.loop
     now, rows = loop.clock.now, parts.metrics.num_rows if parts.metrics else 0
     tester, saved = loop.evaluator, loop.saver.num_saved
@@ -222,6 +248,7 @@ def _summarise(parts: Parts, folder: RunFolder) -> None:
 
 
 def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
+    """The manifest of a run in this process: exactness, versions, hashes of code and model."""
     recipe, spec = run.recipe, run.spec
     torch.set_num_threads(recipe.learner.threads)
     verdict = "exact" if plan.exactness["exact"] else "not exact"
@@ -234,3 +261,50 @@ def manifest_of(run: Resolved, plan: Plan, ranks: Ranks) -> Tree:
         code=code_hashes.compute_hashes(code_roots(recipe)),
         notes=spec.notes,
     )
+
+
+@waiting("timing a few iterations")
+def measured(run: Resolved, plan: Plan, rounds: int = 3) -> Plan:
+    """The plan with the expected seconds of the run, from iterations in a temporary folder.
+
+    Evaluation is timed on an untrained policy, which may take longer than a trained one.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = RunFolder.create(Path(scratch) / "run", recipes.dump(run.recipe), "", {}, {})
+        parts = build(run, folder)
+        loop = parts.loop
+        timings: dict[str, list[float]] = {"collect": [], "train": []}
+        begin = time.perf_counter()
+        loop.clock.skip_idle()
+        first = loop.clock.now.iterations
+        for i in range(rounds + 1):
+            start = time.perf_counter()
+            if i > 1 and start - begin > _MEASUREMENT:
+                break
+            fragments = loop.collector.collect(loop.algorithm.broadcast(loop.clock), first + i)
+            middle = time.perf_counter()
+            loop.algorithm.ingest(fragments, loop.clock)
+            for _ in loop.algorithm.batches(loop.clock, loop.key.child("measure", i)):
+                pass
+            loop.algorithm.end_iteration()
+            loop.clock.advance(0, 0)
+            timings["collect"].append(middle - start)
+            timings["train"].append(time.perf_counter() - middle)
+        start = time.perf_counter()
+        loop.evaluator.evaluate(loop.algorithm.broadcast(loop.clock))
+        test = time.perf_counter() - start
+        start = time.perf_counter()
+        loop.saver.save_if_due(loop.clock, urgent=True)
+        save = time.perf_counter() - start
+        parts.close()
+        folder.close()
+    # The first round also fills caches and is left out.
+    loops = run.loops
+    learning = max(loops.iterations - loops.idle_iterations, 0)
+    counts = {"collect": loops.iterations, "train": learning}
+    seconds = {k: float(np.median(v[1:])) * counts[k] for k, v in timings.items()}
+    seconds |= {
+        "test": test * plan.counts["evaluations"],
+        "save": save * plan.counts["checkpoints"],
+    }
+    return replace(plan, seconds={**seconds, "total": sum(seconds.values())})

@@ -1,30 +1,169 @@
-"""What a resume checks and repairs: the run's recipe, its machine, and the texts of its folder.
+"""Continue a run from its last good checkpoint.
 
-A recipe that was changed is another run's, and refused. Another instruction set, library or result
-of the standard computation gives other bits: the run goes on, and is not exact from then on. A
-damaged recipe or manifest is put back from the copies in the checkpoints.
+A changed recipe is refused, since it would be another run. With another instruction set, another
+library or another result of the standard computation, bits may differ: the run continues and is
+marked as not exact. A damaged recipe or manifest is restored from the copies in the checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
+from etude.building.build import Parts, build, start_policy
+from etude.building.executing import (
+    Interrupted,
+    Say,
+    compare,
+    compare_code,
+    device_line,
+    execute,
+    manifest_of,
+    on_first,
+    open_folder,
+    outputs_of,
+    refuse_to_repeat,
+)
 from etude.core.clock import Clock
 from etude.core.errors import Damaged, UsageError
-from etude.core.ranks import Ranks
+from etude.core.ranks import Ranks, was_restarted
 from etude.core.trees import Tree
 from etude.core.user_code import Untrusted
+from etude.planning.out_of_memory import explain_out_of_memory
 from etude.planning.page import render
-from etude.planning.plan import Plan, make_plan
-from etude.planning.recipe import Recipe, Resolved, changes, dump, load, parsed
-from etude.runs import checkpoint, files, manifest
+from etude.planning.plan import Plan, make_plan, rank_notes
+from etude.planning.recipe import Recipe, Resolved, changes, dump, load, parsed, validated
+from etude.planning.resolve import resolve
+from etude.rollout.local import Placement
+from etude.runs import checkpoint, file_system, files, manifest
 from etude.runs.documents import decode_json
 from etude.runs.folder import MANIFEST, NOT_EXACT, PLAN, PLAN_JSON, RECIPE, RunFolder, pretty
+from etude.runs.metrics_log import START
+from etude.training.logs.outputs import Outputs, check
 from etude.training.saving import RUN
+from etude.training.stop import starting
 
-Say = Callable[[str], None]
 USED = "The copy in the newest checkpoint is used."
+
+
+class ResumeOptions(NamedTuple):
+    """What a resume changes, see `etude.resume`."""
+
+    total_timesteps: int | None = None
+    collector: Placement | None = None
+    checkpoint: int | None = None
+    trust: bool = False
+    pause_after: int | None = None
+
+
+def continue_run(
+    ranks: Ranks,
+    path: Path,
+    outputs: Outputs,
+    console: bool,
+    options: ResumeOptions = ResumeOptions(),  # noqa: B008
+) -> Path:
+    """Continue the run in a folder, see `etude.resume`; outputs: the caller's."""
+    compare(ranks)
+    early = Interrupted(path, "Stopped before training continued; nothing is lost.")
+    with ExitStack() as held:
+        with starting(early):
+            folder = held.enter_context(open_folder(ranks, lambda: RunFolder.open(path)))
+            held.enter_context(explain_out_of_memory(folder.path))
+            parts, say = _restored_parts(ranks, folder, outputs, console, options)
+        if parts is not None:
+            execute(parts, folder, say)
+    return path
+
+
+def _restored_parts(
+    ranks: Ranks, folder: RunFolder, outputs: Outputs, console: bool, options: ResumeOptions
+) -> tuple[Parts | None, Say]:
+    """(parts in the state of the checkpoint, say); None if the run has reached its pause."""
+
+    def resolve_on_first() -> tuple[Resolved, tuple[Tree, list[str]]]:
+        restore(folder, outputs.say, options.trust)
+        run, reasons = _resolve_resumed(folder, ranks, outputs.say, options)
+        return run, (run.recipe.model_dump(mode="json"), reasons)
+
+    first, (content, reasons) = on_first(ranks, resolve_on_first)
+    recipe = validated(content, str(folder.recipe))
+    run = first or resolve(recipe)
+    compare_code(ranks, run)
+    out = outputs_of(run, folder, console, outputs, ranks)
+    say = out.say
+    parts = build(run, folder, out.logs, out.callbacks, out.on_phase, out.say, ranks)
+    with ExitStack() as closing:  # after a failure or a stop
+        closing.callback(parts.close)
+        _restore_state(parts, folder, run, say, options)
+        clock, stop = parts.loop.clock, parts.loop.stop
+        stop.pause_after = options.pause_after
+        is_paused = stop.pauses(clock.now.iterations) and not clock.finished
+        if clock.finished:
+            say("The run is finished already.")
+        elif ranks.is_first and not is_paused:
+            for reason in reasons:
+                folder.mark_not_exact(reason)
+        for note in rank_notes(recipe, ranks.size):
+            say(note)
+        if is_paused:
+            say(
+                f"The run has already reached its pause, after {clock.now.iterations:,} iterations."
+            )
+            return None, say
+        closing.pop_all()
+    return parts, say
+
+
+def _restore_state(
+    parts: Parts, folder: RunFolder, run: Resolved, say: Say, options: ResumeOptions
+) -> None:
+    """Restore all parts from the checkpoint; without one they stay at the beginning of the run."""
+    clock, ranks = parts.loop.clock, parts.ranks
+    restored = parts.loop.saver.restore(clock, say, options.checkpoint)
+    if options.total_timesteps is not None:
+        extend(run, clock, folder, ranks, say)
+    if restored:
+        say(f"Resuming {folder.path} at step {clock.now.timesteps:,}. {device_line(run)}")
+    else:
+        # Rows of iterations that will be repeated.
+        if parts.metrics is not None:
+            parts.metrics.cut_back(START)
+        start_policy(run.recipe, parts.algorithm)
+        say(f"{folder.path} has no checkpoint yet: starting from the beginning.")
+        say(device_line(run))
+    if was_restarted():
+        ranks.from_first(lambda: refuse_to_repeat(folder, clock))
+
+
+def _resolve_resumed(
+    folder: RunFolder, ranks: Ranks, say: Say, options: ResumeOptions
+) -> tuple[Resolved, list[str]]:
+    """(resolved recipe, reasons why the run is not exact any more); says what has changed."""
+    recipe = load(folder.recipe, options.trust)
+    saved = copies(folder)
+    check_recipe(recipe, saved or {}, folder, say)
+    check(recipe.logs)
+    if options.collector is not None:
+        placed = {"collector": options.collector.applied(recipe.collector)}
+        recipe = recipe.model_copy(update=placed)
+    run = resolve(recipe)
+    if options.total_timesteps is not None:
+        run = longer(run, options.total_timesteps, folder)
+    plan = make_plan(run, begun=True, ranks=ranks.size)
+    file_system.check(folder.path, plan.bytes["checkpoint"], recipe.checkpoint.keep_last, say)
+    now = manifest_of(run, plan, ranks)
+    if saved is None:
+        begin_again(folder, now, say)
+    rewrite_texts(folder, plan, say)
+    if found := folder.last_failure():
+        say(
+            f"This run failed before (see {found}). A run is exact, so the same failure will "
+            "come again unless something changes."
+        )
+    return run, [] if saved is None else why_not_exact(folder, now, saved, say)
 
 
 def copies(folder: RunFolder) -> Tree | None:
@@ -37,40 +176,40 @@ def copies(folder: RunFolder) -> Tree | None:
 
 
 def check_recipe(recipe: Recipe, saved: Tree, folder: RunFolder, say: Say) -> None:
-    """Refuse a recipe that is not the one a checkpoint with the copies `saved` was made with."""
+    """Refuse a recipe that differs from the copy in a checkpoint's copies `saved`."""
     if "recipe" not in saved:
         return
     source = f"The recipe in {folder.checkpoints}"
     was = parsed(str(saved["recipe"]).encode(), source, folder.recipe)
-    refused, said = changes(was, recipe)
+    refused, allowed = changes(was, recipe)
     if refused:
         raise UsageError(
             f"{folder.recipe} is not the recipe this run was saved with: {'; '.join(refused)}. Put "
-            f"it back, or make a new run that starts from this one: `etude train {folder.recipe} "
+            f"it back, or train a new run that starts from this one: `etude train {folder.recipe} "
             f"--from {folder.path}`."
         )
-    for change in said:
+    for change in allowed:
         say(f"Since the last checkpoint, {change}.")
 
 
-def begin_anew(folder: RunFolder, now: Tree, say: Say) -> None:
-    """Nothing was saved yet: the run is all of this recipe and of this process."""
-    # The digest is another one too where a version has renamed fields.
+def begin_again(folder: RunFolder, now: Tree, say: Say) -> None:
+    """Make this recipe and this process those of a run without a checkpoint."""
+    # The digest also changes if a version has renamed fields.
     same = folder.manifest().get("recipe", now["recipe"]) == now["recipe"]
     if not same and RECIPE in folder.changed_texts():
-        say(f"{folder.recipe} was changed before anything was saved: the run is of the new one.")
+        say(f"{folder.recipe} was changed before the first checkpoint: the run uses the new one.")
     folder.rewrite(now, {})
 
 
-def lost(folder: RunFolder, now: Tree, saved: Tree, say: Say) -> list[str]:
-    """Why a run is not exact once it goes on; says that, and what else is not as it was.
+def why_not_exact(folder: RunFolder, now: Tree, saved: Tree, say: Say) -> list[str]:
+    """New reasons why a resumed run is not exact; says them and other differences.
 
-    `now` is the manifest of this process, `saved` the copies in the newest checkpoint.
+    now: the manifest of this process; saved: the copies in the newest checkpoint.
     """
     before = folder.manifest()
     found = manifest.differences(before, now)
     for sentence in found.possible:
-        say(f"Not as it was when the run started, so bits may differ: {sentence}")
+        say(f"Changed since the run started, so bits may differ: {sentence}")
     reasons = [f"resumed where {s[0].lower()}{s[1:].rstrip('.')}" for s in found.decisive]
     marked = decode_json(saved["manifest"].encode()) if "manifest" in saved else {}
     for other in (marked, now):
@@ -87,7 +226,7 @@ def lost(folder: RunFolder, now: Tree, saved: Tree, say: Say) -> list[str]:
 
 
 def recipe_of(folder: RunFolder, trust: bool = False) -> Recipe:
-    """A run's recipe: where its file is damaged, the copy in the newest checkpoint."""
+    """A run's recipe; if its file is damaged, the copy in the newest checkpoint."""
     try:
         return load(folder.recipe, trust)
     except Untrusted:
@@ -98,7 +237,7 @@ def recipe_of(folder: RunFolder, trust: bool = False) -> Recipe:
 
 
 def restore(folder: RunFolder, say: Say, trust: bool = False) -> None:
-    """Put back a damaged recipe and manifest; what was there is kept."""
+    """Restore a damaged recipe and manifest; the damaged recipe is kept under another name."""
     try:
         load(folder.recipe, trust)
     except Untrusted:
@@ -108,7 +247,7 @@ def restore(folder: RunFolder, say: Say, trust: bool = False) -> None:
         aside = files.free_path(folder.path / f"{RECIPE}.damaged")
         if folder.recipe.is_file():
             files.write_file(aside, [folder.recipe.read_bytes()])
-            say(f"{error} {USED} The file as it was is kept as {aside.name}.")
+            say(f"{error} {USED} The damaged file is kept as {aside.name}.")
         else:
             say(f"{error} {USED}")
         folder.restore_text(RECIPE, text)
@@ -117,7 +256,7 @@ def restore(folder: RunFolder, say: Say, trust: bool = False) -> None:
     except Damaged as error:
         copy = (copies(folder) or {}).get("manifest")
         if copy is None:
-            say(f"{error} No checkpoint holds a copy: what the run was started with is lost.")
+            say(f"{error} No checkpoint holds a copy: the manifest is lost.")
             folder.rewrite({}, {})
         else:
             say(f"{error} {USED}")
@@ -127,16 +266,16 @@ def restore(folder: RunFolder, say: Say, trust: bool = False) -> None:
 def _copy_of_recipe(folder: RunFolder, error: UsageError) -> str:
     copy = (copies(folder) or {}).get("recipe")
     if copy is None:
-        raise UsageError(f"{error} No checkpoint holds a copy of it: put one back.") from error
+        raise UsageError(f"{error} No checkpoint holds a copy: put one back.") from error
     return str(copy)
 
 
-def settle(folder: RunFolder, plan: Plan, say: Say) -> None:
-    """Write a damaged plan anew, and let the manifest name the recipe that the run goes on with."""
+def rewrite_texts(folder: RunFolder, plan: Plan, say: Say) -> None:
+    """Rewrite a damaged plan, and record a changed recipe in the manifest."""
     changed, texts = folder.changed_texts(), dict[str, str]()
     for name, text in ((PLAN, render(plan)), (PLAN_JSON, pretty(plan.to_json()))):
         if name in changed:
-            say(f"{folder.path / name} was damaged, and is written anew.")
+            say(f"{folder.path / name} was damaged and is written again.")
             texts[name] = text
     if RECIPE in changed:
         texts[RECIPE] = folder.copies()["recipe"]
@@ -150,7 +289,7 @@ def longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
     least = now.total.timesteps + now.steps_per_iteration
     if total_timesteps < least:
         raise UsageError(
-            f"{folder.path} is planned for {now.total.timesteps:,} steps already: "
+            f"{folder.path} is already planned for {now.total.timesteps:,} steps: "
             f"--total-timesteps must be {least:,} or more, which is one more iteration."
         )
     clock = recipe.clock.model_copy(update={"total_timesteps": total_timesteps, "epochs": None})
@@ -159,17 +298,17 @@ def longer(run: Resolved, total_timesteps: int, folder: RunFolder) -> Resolved:
 
 
 def extend(run: Resolved, clock: Clock, folder: RunFolder, ranks: Ranks, say: Say) -> None:
-    """Go on with the recipe's larger budget; the first rank writes it to the folder.
+    """Extend the clock to the recipe's larger budget; the first rank writes it to the folder.
 
-    Schedules are functions of the run's progress, steps over budget, and a larger budget sets the
-    progress back: from here on they take the values of a run that was planned so from the start.
+    Schedules are functions of progress, steps over budget: from here on they have the values of a
+    run that was planned with the larger budget.
     """
     loops = run.loops
     at, done = clock.now.timesteps, clock.now.iterations
     clock.continue_to(loops)
     if not ranks.is_first:
         return
-    before = load(folder.recipe)  # as it was asked, wherever its rollouts run this time
+    before = load(folder.recipe)  # without this resume's placement of rollouts
     longer = before.model_copy(update={"clock": run.recipe.clock})
     shorter, schedules = before.algorithm.loops(before, run.geometry), longer.algorithm.schedules
     was, now = (schedules(done / n.iterations) for n in (shorter, loops))

@@ -1,4 +1,4 @@
-"""`etude compare`: which is better? Runs in groups of seeds, with statistics over the seeds."""
+"""`etude compare`: compare groups of runs, with statistics over their seeds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from etude.runs import files
 
 
 class CompareCommand(Reporting):
-    """Which is better? Runs that differ in their seed alone are a group; of each group the curve,
-    the final score with its interval, and the steps and time to success, and how likely one is
-    better than the other. Nothing is played anew: `etude eval` does that."""
+    """Compare groups of runs that differ only in their seed: curves, final scores with confidence
+    intervals, steps and time to success, and the probability that one group is better. Only logs
+    are read; `etude eval` plays new episodes."""
 
     aliases = {  # noqa: RUF012
         "success": "threshold target reach",
@@ -37,36 +37,38 @@ class CompareCommand(Reporting):
         "else rollout/ep_rew_mean.",
     )
     at: int | None = Field(
-        None, ge=1, description="Compare at this step; default: the end, if it is the same for all."
+        None,
+        ge=1,
+        description="Compare at this step; default: the end, if all runs have the same length.",
     )
     success: float | None = Field(
         None,
-        description="Steps and time until the metric first is as high as this; default 0.9 of a "
-        "success rate.",
+        description="Threshold for steps and time to success; default 0.9, for success rates only.",
     )
     by: Literal["recipe", "folder"] = Field(
         "recipe",
-        description="What makes a group: the recipe but for the seed, or the folder that runs are "
-        "in, such as those of two versions of a program.",
+        description="Runs of a group have the same recipe except for the seed, or are in the same "
+        "folder, for example to compare two versions of a program.",
     )
     any_task: bool = Field(
-        False, description="Compare although the environments differ; scores may differ in meaning."
+        False,
+        description="Compare runs of different environments, whose scores may differ in meaning.",
     )
     out: tuple[str, ...] = Field(
-        (), description="Files to write, by their endings: .png, .svg, .csv, .json; -o is short."
+        (), description="Files to write: .png, .svg, .csv or .json; -o is short."
     )
 
 
-ENDINGS = (".png", ".svg", ".csv", ".json")
+SUFFIXES = (".png", ".svg", ".csv", ".json")
 
 
 def run(arguments: list[str]) -> None:
     """Compare runs."""
-    command = parse("compare", CompareCommand, ["--out" if a == "-o" else a for a in arguments])
+    command = parse("compare", CompareCommand, arguments)
     for name in command.out:
-        if Path(name).suffix not in ENDINGS:
+        if Path(name).suffix not in SUFFIXES:
             raise UsageError(
-                f"'{name}' cannot be written: its ending must be one of {', '.join(ENDINGS)}."
+                f"'{name}' cannot be written: its suffix must be one of {', '.join(SUFFIXES)}."
             )
     records = [reading.read(path) for path in reading.find(command.runs)]
     found = compare(
@@ -85,15 +87,15 @@ def run(arguments: list[str]) -> None:
     for name in command.out:
         path = Path(name)
         files.make_folder(path.absolute().parent)
-        files.replace_file(path, [written(found, path.suffix)])
+        files.replace_file(path, [encoded(found, path.suffix)])
         if not command.json_output:
             print(f"Written: {path}")
 
 
-def written(found: Comparison, ending: str) -> bytes:
-    """The comparison as a file with this ending."""
-    if ending == ".csv":
+def encoded(found: Comparison, suffix: str) -> bytes:
+    """The comparison in the format of a suffix."""
+    if suffix == ".csv":
         return outputs.to_csv(found).encode()
-    if ending == ".json":
+    if suffix == ".json":
         return (json.dumps(outputs.to_json(found), indent=2) + "\n").encode()
-    return outputs.to_chart(found, ending.removeprefix("."))
+    return outputs.to_chart(found, suffix.removeprefix("."))

@@ -1,4 +1,4 @@
-"""`etude completion`: a script that completes verbs, recipes and options in a shell."""
+"""`etude completion`: a shell script that completes commands, recipes and options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from etude.cli.verbs import HELP
 from etude.core.errors import UsageError
 
 _SCRIPT = r"""
-# The help of a command as $page; it is asked for once in a shell.
+# Sets $page to the help of a command; a shell runs it once for each command.
 _etude_page() {
     local name="_etude_page_$(printf '%s' "$*" | tr -c 'a-zA-Z0-9' '_')"
     eval "page=\$$name"
@@ -61,26 +61,28 @@ _etude() {
 complete -o default -F _etude etude
 """
 DATA = "inspect import validate record add merge filter clip export add-embeddings"
-"""The verbs of `etude data`, which take seconds to import."""
+"""The commands of `etude data`; importing their table takes seconds."""
 _ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit"
 SHELLS = {"bash": _SCRIPT.lstrip("\n"), "zsh": _ZSH + _SCRIPT}
 USAGE = """\
-etude completion prints a script that completes verbs, recipes, options and their values.
+etude completion prints a shell script that completes commands, recipes, options and values.
 
   bash:  echo 'source <(etude completion bash)' >> ~/.bashrc
   zsh:   echo 'source <(etude completion zsh)' >> ~/.zshrc
 
-The first Tab after `etude train RECIPE --` asks the recipe for its fields, which takes a second or
-two; the shell remembers them.
+The first Tab after `etude train RECIPE --` loads the recipe, which takes a second or two; the shell
+keeps its options.
 """
 
 
-def run(arguments: list[str], verbs: list[str]) -> int:
-    """Print the script of a shell."""
+def run(arguments: list[str]) -> int:
+    """Print the script for a shell."""
+    from etude.cli.main import VERBS
+
     if not arguments or HELP.intersection(arguments):
         print(USAGE, end="")
         return 0
     if len(arguments) > 1 or arguments[0] not in SHELLS:
         raise UsageError(f"Name one of {' and '.join(SHELLS)}: etude completion bash.")
-    print(SHELLS[arguments[0]].replace("VERBS", " ".join(verbs)).replace("DATA", DATA), end="")
+    print(SHELLS[arguments[0]].replace("VERBS", " ".join(VERBS)).replace("DATA", DATA), end="")
     return 0

@@ -1,4 +1,4 @@
-"""`etude data`: inspect datasets, import them, check them, and record one's own."""
+"""`etude data`: inspect, import, validate, record, edit and export datasets."""
 
 from __future__ import annotations
 
@@ -37,193 +37,199 @@ from etude.evaluate.evaluation import bar
 from etude.planning import recipes
 
 USAGE = """\
-etude data reads demonstrations of other systems, and records your own.
+etude data reads demonstrations of other systems, and records new ones.
 
-  etude data inspect  PATH                     content of a dataset, and what it can teach
-  etude data import   PATHS... OUT [--obs ...] files of other systems as one dataset
+  etude data inspect  PATH                     show a dataset's contents, and what can learn from it
+  etude data import   PATHS... OUT [--obs ...] import files of other systems into one dataset
   etude data validate PATH                     read everything: hashes, finite numbers, lengths
-  etude data record   RECIPE OUT --episodes N  demonstrations of a task, successes and failures
-  etude data add      DATASET PATHS... OUT     a dataset and the episodes of more files
-  etude data merge    DATASETS... OUT          several datasets as one
-  etude data filter   DATASET OUT --success yes   some of its episodes
-  etude data clip     DATASET OUT --stop 50       a part of every episode
-  etude data export   DATASET OUT --format lerobot  a dataset in the format of another system
-  etude data add-embeddings DATASET TABLE OUT     vectors of its tasks' sentences: npz, csv, parquet
+  etude data record   RECIPE OUT --episodes N  record demonstrations of a task, with failures
+  etude data add      DATASET PATHS... OUT     add the episodes of more files
+  etude data merge    DATASETS... OUT          merge several datasets
+  etude data filter   DATASET OUT --success yes   select episodes
+  etude data clip     DATASET OUT --stop 50       cut a part out of every episode
+  etude data export   DATASET OUT --format lerobot  export to the format of another system
+  etude data add-embeddings DATASET TABLE OUT     add vectors for its task sentences
 
 add, merge, filter, clip and add-embeddings make a new dataset that shares the files of the old ones
-and takes no disk space.
+and needs no further space.
 
 PATH is a dataset of Etude, or in one of these formats:
 
 FORMATS
-Files are opened in a subprocess with memory and time limits. `etude data VERB --help` shows every
+Files are read in a subprocess with memory and time limits. `etude data VERB --help` shows every
 option.
 """
 
 
 _KINDS = ", ".join(FORMATS.names())
-_KEPT = (
-    "How pictures are kept: raw is read fastest, png is smaller without loss, jpeg is smallest "
-    "with a little loss."
+_PICTURES = (
+    "Encoding of pictures: raw is read fastest, png is smaller without loss, jpeg is smallest "
+    "with a small loss."
 )
 
 
 class Reading(Reporting):
-    """A command that opens files of other systems."""
+    """A command that reads files of other systems."""
 
-    memory: float = Field(4.0, gt=0, description="GiB of memory that the reader may use.")
-    seconds: float = Field(60.0, gt=0, description="Seconds that reading one episode may take.")
+    memory: float = Field(4.0, gt=0, description="Memory limit of the reading process, GiB.")
+    seconds: float = Field(60.0, gt=0, description="Time limit for reading one episode, s.")
 
     @property
     def limits(self) -> Limits:
         return Limits(int(self.memory * (1 << 30)), self.seconds)
 
 
-class Choosing(Reading):
-    """A command that reads a part of a file."""
+class Selecting(Reading):
+    """A command that reads some observations or episodes of a file."""
 
-    obs: tuple[str, ...] = Field((), description="Names of the observations to read; all if empty.")
+    obs: tuple[str, ...] = Field((), description="Names of the observations to read; default: all.")
     mask: str | None = Field(None, description="Read only the episodes of this mask (robomimic).")
     format: str | None = Field(
-        None, description=f"Format of the files: {_KINDS}; the first that recognises them if none."
+        None, description=f"Format of the files: {_KINDS}; default: the first that recognises them."
     )
 
 
-class InspectCommand(Choosing):
-    """What a dataset holds; large arrays are not read."""
+class InspectCommand(Selecting):
+    """Show the contents of a dataset, without reading large arrays."""
 
     path: Positional[str] = Field(description="A dataset or an episode store.")
 
 
-class ImportCommand(Choosing):
-    """Files of another system into one episode store."""
+class ImportCommand(Selecting):
+    """Import files of another system into one dataset."""
 
     paths: Positional[tuple[str, ...]] = Field(
-        description="Files or folders of other systems, then the dataset folder to make."
+        description="Files or folders of other systems, then the new dataset's folder."
     )
     add_truncated: int = Field(
         0,
         ge=0,
-        description="Number of clips to add, episodes cut off before success: returns then differ.",
+        description="Number of clips to add: episodes that are cut off before success, so that "
+        "returns differ.",
     )
     success_reward: float | None = Field(
-        None, description="Reward of the last step of successes, instead of the file's rewards."
+        None, description="Reward of the last step of a success, in place of the file's rewards."
     )
     assume_success: bool = Field(
         False, description="Count episodes of unknown success as successes."
     )
-    seed: int = Field(0, description="Seed of the clips that are added.")
-    pictures: Pictures = Field("raw", description=_KEPT)
+    seed: int = Field(0, description="Seed of these clips.")
+    pictures: Pictures = Field("raw", description=_PICTURES)
 
 
 class AddCommand(ImportCommand):
-    """A dataset and the episodes of more files, as one new dataset."""
+    """Add the episodes of files to a dataset, as a new dataset."""
 
     paths: Positional[tuple[str, ...]] = Field(
-        description="A dataset, files of other systems to add to it, then the dataset folder to "
-        "make."
+        description="A dataset, files of other systems to add to it, then the new dataset's folder."
     )
 
 
 class MergeCommand(Reporting):
-    """Several datasets as one; episodes that two of them share are taken once."""
+    """Merge datasets; episodes that several of them share are taken once."""
 
     paths: Positional[tuple[str, ...]] = Field(
-        description="Datasets to merge, then the dataset folder to make."
+        description="Datasets to merge, then the new dataset's folder."
     )
 
 
 class FilterCommand(Reporting):
-    """The episodes of a dataset that are like this; patterns are those of a shell: *drawer*."""
+    """Select episodes of a dataset; patterns are those of a shell: *drawer*."""
 
     path: Positional[str] = Field(description="A dataset.")
-    out: Positional[str] = Field(description="The dataset folder to make.")
+    out: Positional[str] = Field(description="The new dataset's folder.")
     task: str | None = Field(None, description="Pattern for the sentence of the task.")
     name: str | None = Field(None, description="Pattern for the name of the episode.")
-    kind: str | None = Field(None, description="Pattern for how it came about: whole, clip, ...")
-    success: Literal["yes", "no", "unknown"] | None = Field(
-        None, description="Whether it succeeded."
+    kind: str | None = Field(
+        None, description="Pattern for the kind of the episode: whole, clip, ..."
     )
-    min_return: float | None = Field(None, description="Return at least.")
-    max_return: float | None = Field(None, description="Return at most.")
-    min_steps: int | None = Field(None, description="Steps at least.")
-    max_steps: int | None = Field(None, description="Steps at most.")
-    episodes: int | None = Field(None, ge=1, description="Only so many, the first ones.")
+    success: Literal["yes", "no", "unknown"] | None = Field(
+        None, description="Success of the episode."
+    )
+    min_return: float | None = Field(None, description="Minimum return.")
+    max_return: float | None = Field(None, description="Maximum return.")
+    min_steps: int | None = Field(None, description="Minimum number of steps.")
+    max_steps: int | None = Field(None, description="Maximum number of steps.")
+    episodes: int | None = Field(
+        None, ge=1, description="Number of episodes to take, the first ones."
+    )
 
 
 class ClipCommand(Reporting):
-    """Steps start to stop of every episode, as in episode[start:stop] of Python."""
+    """Cut steps start to stop out of every episode, as episode[start:stop] in Python."""
 
     path: Positional[str] = Field(description="A dataset.")
-    out: Positional[str] = Field(description="The dataset folder to make.")
+    out: Positional[str] = Field(description="The new dataset's folder.")
     start: int = Field(0, description="First step; a negative one counts from the end.")
-    stop: int | None = Field(None, description="Step to end before; None is the end.")
+    stop: int | None = Field(None, description="Step to end before; default: the end.")
 
 
 class ExportCommand(Reporting):
-    """A dataset in the format of another system; other formats have other options."""
+    """Export a dataset to the format of another system; each format has its own options."""
 
     path: Positional[str] = Field(description="A dataset.")
-    out: Positional[str] = Field(description="The folder to make.")
+    out: Positional[str] = Field(description="The new folder.")
     format: str = Field("lerobot", description=f"Format to write: {_KINDS}.")
 
 
 class EmbedCommand(Reporting):
-    """A dataset with the vectors that a text encoder gave the sentences of its tasks.
+    """Add the vectors of a text encoder for the sentences of a dataset's tasks.
 
-    A policy is then told its task by them; otherwise by a one-hot.
+    Policies observe their task as this vector; without it, as a one-hot vector.
     """
 
     path: Positional[str] = Field(description="A dataset.")
     table: Positional[str] = Field(
-        description="npz (arrays sentences [n], vectors [n, size]), csv (a sentence and its "
-        "numbers in every row) or parquet (columns sentence and vector)."
+        description="npz (arrays sentences [n], vectors [n, size]), csv (rows of a sentence and "
+        "its numbers) or parquet (columns sentence and vector)."
     )
-    out: Positional[str] = Field(description="The dataset folder to make.")
+    out: Positional[str] = Field(description="The new dataset's folder.")
 
 
 class ValidateCommand(Reading):
-    """Read all of a dataset; exit code 1 and the culprit where something is wrong."""
+    """Read all of a dataset; exit code 1 and the name of the file if something is wrong."""
 
     path: Positional[str] = Field(description="A dataset of Etude, or files of another system.")
     format: str | None = Field(
-        None, description=f"Format of the files: {_KINDS}; the first that recognises them if none."
+        None, description=f"Format of the files: {_KINDS}; default: the first that recognises them."
     )
 
 
 class RecordCommand(Trusting, Reporting):
-    """Demonstrations of a task, by its scripted expert or a trained policy."""
+    """Record demonstrations of a task, by its scripted expert or a trained policy."""
 
     recipe: Positional[str] = Field(description="A recipe of the task reach or pick-place.")
-    out: Positional[str] = Field(description="The dataset folder to make.")
+    out: Positional[str] = Field(description="The new dataset's folder.")
     episodes: int = Field(100, ge=1, description="Number of episodes.")
     fail_share: float = Field(0.5, ge=0, le=1, description="Share of the episodes that fail.")
-    policy: str | None = Field(None, description="A run whose policy acts; None: the expert.")
+    policy: str | None = Field(None, description="A run whose policy acts; default: the expert.")
     noise: tuple[float, ...] = Field(
         (0.0, 0.1, 0.2),
-        description="Standard deviations of action noise; each success draws one of them.",
+        description="Standard deviations of action noise; each successful episode draws one.",
     )
     fail_noise: float = Field(
-        2.0, ge=0, description="Largest standard deviation of the noise that makes episodes fail."
+        2.0,
+        ge=0,
+        description="Maximum standard deviation of the noise in episodes that shall fail.",
     )
     image_size: int = Field(
         128, ge=0, le=1024, description="Pixels per side of the pictures; 0 records none."
     )
     labels: Literal["taken", "intended"] = Field(
         "taken",
-        description="Actions that are stored: those that were taken, or those that were intended "
-        "before noise was added, which is what a cloned policy should do there (DART).",
+        description="Actions to store: those that were taken, or those that were intended before "
+        "noise was added, as targets for behavioural cloning (DART).",
     )
     reward: Literal["success", "task"] = Field(
         "success", description="success: 1 in the step that succeeds; task: the task's rewards."
     )
     seed: int = Field(0, description="Seed of the episodes.")
-    pictures: Pictures = Field("raw", description=_KEPT)
-    workers: int = Field(0, ge=0, description="Processes that draw pictures; 0: one per core.")
+    pictures: Pictures = Field("raw", description=_PICTURES)
+    workers: int = Field(0, ge=0, description="Processes that render pictures; 0: one per core.")
 
 
 def run(arguments: list[str]) -> int:
-    """Run `etude data ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
+    """Run `etude data VERB ...`; the exit code."""
     formats = "".join(f"  {kind:<12}{FORMATS.purpose(kind)}\n" for kind in FORMATS.names())
     return run_verb("etude data", USAGE.replace("FORMATS\n", f"{formats}\n"), VERBS, arguments)
 
@@ -243,7 +249,7 @@ def _import(arguments: list[str]) -> None:
     command = parse("data import", ImportCommand, arguments)
     if len(command.paths) < 2:
         raise UsageError(
-            "Name the files to read, then the folder to make: etude data import PATHS... OUT"
+            "Name the files to read, then the new folder: etude data import PATHS... OUT"
         )
     start, out = time.perf_counter(), Path(command.paths[-1])
     store = _imported(command, command.paths[:-1], out)
@@ -251,14 +257,14 @@ def _import(arguments: list[str]) -> None:
 
 
 def _imported(command: ImportCommand, names: Sequence[str], out: Path) -> EpisodeStore:
-    """The episodes of files in a store of their own."""
+    """Import files into a new episode store."""
     paths = [_located(name) for name in names]
     for i, path in enumerate(paths):
         if is_dataset(path):
             raise UsageError(
-                f"{path} is a dataset of Etude already; `etude data merge` joins several."
+                f"{path} is already a dataset of Etude; `etude data merge` merges datasets."
             )
-        # Otherwise both sides of a split would hold its episodes.
+        # Copies of an episode could be on both sides of a split.
         if path.resolve() in [other.resolve() for other in paths[:i]]:
             raise UsageError(f"{path} is named twice: name each file once.")
     options = ReadOptions(command.obs, command.mask, command.success_reward, command.assume_success)
@@ -281,7 +287,7 @@ def _add(arguments: list[str]) -> None:
     command = parse("data add", AddCommand, arguments)
     if len(command.paths) < 3:
         raise UsageError(
-            "Name a dataset, the files to add, then the folder to make: "
+            "Name a dataset, the files to add, then the new folder: "
             "etude data add DATASET PATHS... OUT"
         )
     old, *names, new = command.paths
@@ -291,15 +297,13 @@ def _add(arguments: list[str]) -> None:
     beside = out.resolve().with_name(f".{out.name}.added")
     _imported(command, names, beside)
     _edited(command, editing.take([Path(old), beside]), out, f"{', '.join(names)} added to")
-    remove(beside)  # its blocks are in the new dataset now
+    remove(beside)  # its files are linked in the new dataset
 
 
 def _merge(arguments: list[str]) -> None:
     command = parse("data merge", MergeCommand, arguments)
     if len(command.paths) < 3:
-        raise UsageError(
-            "Name the datasets, then the folder to make: etude data merge DATASETS... OUT"
-        )
+        raise UsageError("Name the datasets, then the new folder: etude data merge DATASETS... OUT")
     *olds, new = command.paths
     _edited(command, editing.take([_dataset(old) for old in olds]), Path(new), "merged from")
 
@@ -308,8 +312,8 @@ def _filter(arguments: list[str]) -> None:
     command = parse("data filter", FilterCommand, arguments)
     chosen = command.model_dump(exclude={"path", "out", "json_output"}, exclude_none=True)
     taken = editing.keep(editing.take([_dataset(command.path)]), editing.Filter(**chosen))
-    said = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all"
-    _edited(command, taken, Path(command.out), f"filtered ({said}) from")
+    conditions = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all"
+    _edited(command, taken, Path(command.out), f"filtered ({conditions}) from")
 
 
 def _clip(arguments: list[str]) -> None:
@@ -328,7 +332,7 @@ def _embed(arguments: list[str]) -> None:
     taken.labels.embed(table)
     if lacking := sorted(set(taken.labels.tasks) - taken.labels.embeddings.keys()):
         raise UsageError(
-            f"{command.table} has no vector of {shown(lacking)}, which are tasks of "
+            f"{command.table} has no vector for {shown(lacking)}, which are tasks of "
             f"{command.path}: add them."
         )
     _edited(command, taken, Path(command.out), f"embeddings of {command.table} added to")
@@ -350,26 +354,27 @@ def _export(arguments: list[str]) -> None:
     with bar("Writing", "episodes") as tick:
         notes = export_dataset(data, out, form, tick)
     seconds = time.perf_counter() - start
-    summary = f"Written to {out}: {data.num_episodes:,} episodes, {folder_size(out)}"
+    written = f"Written to {out}: {data.num_episodes:,} episodes, {folder_size(out)}"
     facts = {"path": str(out), "format": command.format, "episodes": data.num_episodes}
-    lines = [*notes, f"{summary} in {seconds:.1f} s."]
+    lines = [*notes, f"{written} in {seconds:.1f} s."]
     command.show({**facts, "notes": notes}, "\n".join(lines) + "\n")
 
 
 def _dataset(name: str) -> Path:
-    """A path that must be a dataset of Etude."""
+    """The path of a dataset of Etude; refuses other paths."""
     path = Path(name)
     if not is_dataset(path):
         fix = "import it first (etude data import)" if path.exists() else "check the path"
-        raise UsageError(f"{path} is no dataset of Etude: {fix}.")
+        raise UsageError(f"{path} is not a dataset of Etude: {fix}.")
     return path
 
 
-def _edited(command: Reporting, taken: editing.Taken, out: Path, said: str) -> None:
-    store = editing.write(taken, out, said)
+def _edited(command: Reporting, taken: editing.Taken, out: Path, origin: str) -> None:
+    """Write an edited dataset; origin: how it was made from the old ones."""
+    store = editing.write(taken, out, origin)
     facts = store_facts(store)
-    kept = f"Kept in {out}: it shares its files with the old datasets, no step was copied.\n"
-    command.show(facts, render(facts, _width()) + kept)
+    text = f"Written to {out}, which shares the files of the old datasets.\n"
+    command.show(facts, render(facts, _width()) + text)
 
 
 def _validate(arguments: list[str]) -> None:
@@ -386,17 +391,17 @@ def _validate(arguments: list[str]) -> None:
             facts = source_facts(dataset.summary)
     facts["valid"] = True
     seconds = time.perf_counter() - start
-    said = f"Valid: every number was read and is finite ({seconds:.1f} s).\n"
-    command.show(facts, render(facts, _width()) + said)
+    valid = f"Valid: every number was read and is finite ({seconds:.1f} s).\n"
+    command.show(facts, render(facts, _width()) + valid)
 
 
 def _record(arguments: list[str]) -> None:
     command = parse("data record", RecordCommand, arguments)
-    # Where nothing is recorded, nothing that simulates is loaded.
+    # Only this command loads the simulation.
     from etude.evaluate.record import RecordOptions, kinds, record
 
     if not command.noise or min(command.noise) < 0:
-        raise UsageError("--noise takes standard deviations that are not negative, such as 0 0.1.")
+        raise UsageError("--noise takes standard deviations of at least 0, for example 0 0.1.")
     recipe, out = recipes.find(command.recipe, command.trust), Path(command.out)
     start = time.perf_counter()
     chosen = command.model_dump(
@@ -418,12 +423,12 @@ def _record(arguments: list[str]) -> None:
 def _finish(command: Reporting, facts: Facts, out: Path, start: float) -> None:
     seconds = time.perf_counter() - start
     rate = f"{facts['steps'] / seconds:,.0f} steps/s"
-    said = f"Kept in {out}: {folder_size(out)} in {seconds:.1f} s ({rate}).\n"
-    command.show({**facts, "seconds": seconds}, render(facts, _width()) + said)
+    text = f"Written to {out}: {folder_size(out)} in {seconds:.1f} s ({rate}).\n"
+    command.show({**facts, "seconds": seconds}, render(facts, _width()) + text)
 
 
 def _located(target: str) -> Path:
-    """A path, or the folder of a dataset that the package minari knows by this id."""
+    """A path, or the folder of the dataset with this id in the package minari."""
     path = Path(target)
     if path.exists() or target.startswith((".", "/")):
         return path

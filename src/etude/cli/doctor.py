@@ -1,4 +1,4 @@
-"""`etude doctor`: what this machine can and cannot do, and what that means for a run."""
+"""`etude doctor`: examine this machine, and what its findings mean for a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RENDER_SECONDS = 4.0
 PHYSICS_SECONDS = 0.4
 DISK_BYTES = 8 << 20
 SLOW_DISK = 20e6
-"""Bytes per second below which saving is felt."""
+"""Bytes per second below which saves slow a run down."""
 PACKAGES = ("etude", "torch", "mujoco", "gymnasium", "numpy", "pydantic")
 
 _RENDER = """
@@ -49,32 +49,32 @@ with mujoco.Renderer(model, 32, 32) as renderer:
 
 
 class DoctorCommand(Reporting):
-    """What this machine can and cannot do."""
+    """Examine this machine: versions, cores, memory, disk, physics, rendering."""
 
 
 def run(arguments: list[str]) -> None:
-    """Print what was found."""
+    """Print the findings."""
     command = parse("doctor", DoctorCommand, arguments)
     findings = examine(Path.cwd())
     width = shutil.get_terminal_size((100, 24)).columns
-    shown = render(findings, width, color=sys.stdout.isatty())
-    command.show([asdict(finding) for finding in findings], shown)
+    text = render(findings, width, color=sys.stdout.isatty())
+    command.show([asdict(finding) for finding in findings], text)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One part of the machine: what was found, and what that means for a run."""
+    """What was found about one part of the machine, and what it means for a run."""
 
     name: str
     found: str
     means: str
     state: Literal["good", "note", "bad", "optional"] = "good"
-    """optional: it is not there, and only what its text names needs it."""
+    """optional: not installed, and needed only by what `means` names."""
 
 
 def examine(folder: Path) -> list[Finding]:
     """Findings for a run whose folder will be inside `folder`."""
-    # The renderers start first and are waited for last: they are other processes.
+    # The renderers are other processes: they are started first and read last.
     renderers = _start_renderers()
     findings = [_versions(), *_missing(), _cores(), _memory(), _gpu(), _threads(), *_extras()]
     findings += [_guarded("disk", lambda: _disk(folder))]
@@ -84,7 +84,7 @@ def examine(folder: Path) -> list[Finding]:
 
 
 def _guarded(name: str, measure: Callable[[], Finding]) -> Finding:
-    """A finding even where measuring fails."""
+    """The result of a measurement, or its error as a finding."""
     try:
         return measure()
     except (EtudeError, OSError, RuntimeError) as error:
@@ -94,7 +94,7 @@ def _guarded(name: str, measure: Callable[[], Finding]) -> Finding:
 def _versions() -> Finding:
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     found = f"Python {platform.python_version()}, {versions}"
-    return Finding("versions", found, "the run's manifest records them; a resume warns of changes")
+    return Finding("versions", found, "recorded in the run's manifest; a resume warns of changes")
 
 
 def _version(name: str) -> str:
@@ -105,7 +105,7 @@ def _version(name: str) -> str:
 
 
 def usable_cores() -> float:
-    """Cores this process may use: by affinity, and by the container's quota."""
+    """Cores that this process can use, by affinity and by the container's quota."""
     cores = float(len(os.sched_getaffinity(0)))
     limit = Path("/sys/fs/cgroup/cpu.max")
     quota = limit.read_text().split() if os.access(limit, os.R_OK) else []
@@ -118,15 +118,15 @@ def _cores() -> Finding:
     cores, load = usable_cores(), os.getloadavg()[0]
     found = f"{cores:g} usable of {os.cpu_count()}, load {load:.1f}"
     threads, busy = reach().collector.threads, load > 0.5 * cores
-    means = f"collector.threads up to {max(1, int(cores))} pays (recipes say {threads})"
-    means += "; other work is going on, so times vary" if busy else ""
+    means = f"collector.threads up to {max(1, int(cores))} is faster (default {threads})"
+    means += "; other programs are running, so times vary" if busy else ""
     return Finding("cores", found, means, "note" if busy else "good")
 
 
 def _memory() -> Finding:
     total, free = machine_memory()
     found = f"{size(free)} free of {size(total)}" if total else "unknown"
-    means = "compare with the bytes that `etude plan` prints"
+    means = "compare with the peak that `etude plan` prints"
     return Finding("memory", found, means, "note" if total and free < 2 << 30 else "good")
 
 
@@ -143,13 +143,13 @@ def _threads() -> Finding:
     tick = time.get_clock_info("perf_counter").resolution
     found = f"torch {torch.get_num_threads()}, OMP_WAIT_POLICY {policy}, clock {tick * 1e9:.0f} ns"
     if policy.upper() != "PASSIVE":
-        means = "waiting torch threads starve the physics: set OMP_WAIT_POLICY=PASSIVE"
+        means = "idle torch threads slow the physics down: set OMP_WAIT_POLICY=PASSIVE"
         return Finding("threads", found, means, "bad")
-    return Finding("threads", found, "a run sets learner.threads itself (1), inference always 1")
+    return Finding("threads", found, "a run uses learner.threads (default 1), inference 1 thread")
 
 
 def _extras() -> list[Finding]:
-    """Optional packages, as the installed distribution lists them."""
+    """Extras of the installed distribution."""
     wanted: dict[str, list[str]] = {}
     for requirement in metadata.requires("etude") or []:
         if found := re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement):
@@ -166,7 +166,7 @@ def _extras() -> list[Finding]:
 
 
 def _missing() -> list[Finding]:
-    """A finding where packages are missing that every run needs."""
+    """A finding if required packages are missing."""
     required = (
         re.match(r"[\w.-]+", each)
         for each in metadata.requires("etude") or []
@@ -175,12 +175,12 @@ def _missing() -> list[Finding]:
     missing = [name[0] for name in required if name and _version(name[0]) == "missing"]
     if not missing:
         return []
-    means = f"runs need them: pip install {' '.join(missing)}"
+    means = f"required by every run: pip install {' '.join(missing)}"
     return [Finding("packages", f"missing: {', '.join(missing)}", means, "bad")]
 
 
 def _disk(folder: Path) -> Finding:
-    """Speed of a durable write where the run would be."""
+    """Speed of writes with fsync in a folder."""
     block, path = os.urandom(1 << 20), folder / f".etude-doctor-{os.getpid()}"
     try:
         start = time.perf_counter()
@@ -203,7 +203,7 @@ def _disk(folder: Path) -> Finding:
 
 
 def _file_system(folder: Path) -> Finding:
-    """What the file system can do where the run would be."""
+    """Operations that the file system of a folder supports."""
     has = file_system.examine(folder)
     abilities = {
         "symbolic links": has.links,
@@ -212,19 +212,20 @@ def _file_system(folder: Path) -> Finding:
         "locks": has.locks,
         "renamed folders": has.renames,
     }
-    lacks = [name for name, there in abilities.items() if not there]
-    found = f"{has.kind or 'unknown'}, " + (f"without {', '.join(lacks)}" if lacks else "complete")
+    lacking = [name for name, there in abilities.items() if not there]
+    supported = f"without {', '.join(lacking)}" if lacking else "complete"
+    found = f"{has.kind or 'unknown'}, {supported}"
     if not has.renames:
-        means = "no run can be saved safely here: choose a folder on another one"
+        means = "runs cannot be saved safely here: choose a folder on another file system"
         return Finding("file system", found, means, "bad")
-    means = " ".join(has.notes()) or "saves are safe from kills and power cuts"
+    means = " ".join(has.notes()) or "saves survive kills and power cuts"
     if not has.hard_links:
         means += "; `etude data add`, merge, filter and clip need hard links"
-    return Finding("file system", found, means, "note" if lacks or has.notes() else "good")
+    return Finding("file system", found, means, "note" if lacking or has.notes() else "good")
 
 
 def _physics() -> Finding:
-    """Control steps per second of the bare reach simulation on all cores."""
+    """Control steps per second of the reach simulation alone, on all cores."""
     num_envs, threads = 128, max(1, int(usable_cores()))
     env = reach().task.build(num_envs, threads)
     env.reset(Key(0))
@@ -236,7 +237,9 @@ def _physics() -> Finding:
         rates.append(num_envs / simulation.step(substeps))
     rate, steps = float(np.median(rates)), reach().clock.total_timesteps or 0
     found = f"{rate:,.0f} control steps/s of reach on {threads} threads"
-    means = f"the {steps:,} steps of `etude train reach` need {duration(steps / rate)} of it"
+    means = (
+        f"the {steps:,} steps of `etude train reach` take {duration(steps / rate)} of simulation"
+    )
     return Finding("physics", found, means)
 
 
@@ -266,7 +269,7 @@ def _rendering(started: dict[str, subprocess.Popen[bytes]]) -> Finding:
         chosen = os.environ.get("MUJOCO_GL", "unset")
         means = f"videos and image observations work with MUJOCO_GL={working[0]} (now {chosen})"
         return Finding("rendering", " and ".join(working), means)
-    means = "no videos or image observations; install libegl1 or libosmesa6. Training needs none"
+    means = "no videos or image observations; install libegl1 or libosmesa6"
     return Finding("rendering", "neither egl nor osmesa", means, "optional")
 
 
@@ -275,19 +278,19 @@ def verdict(findings: list[Finding]) -> str:
     bad = [finding.name for finding in findings if finding.state == "bad"]
     notes = [finding.name for finding in findings if finding.state == "note"]
     if bad:
-        return f"Missing or broken, mend it first: {', '.join(bad)}."
-    rest = f"; worth a look: {', '.join(notes)}" if notes else ""
-    return f"This machine can train, nothing that runs need is missing{rest}."
+        return f"Missing or broken, repair first: {', '.join(bad)}."
+    rest = f"; see the notes on: {', '.join(notes)}" if notes else ""
+    return f"This machine can train{rest}."
 
 
 def render(findings: list[Finding], width: int = 100, color: bool = False) -> str:
-    """The findings as a table, then what is optional and not there, the verdict last."""
+    """Tables of the findings and of optional packages that are missing, and the verdict."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, highlight=False)
     marks = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]BAD[/]"}
     optional = [finding for finding in findings if finding.state == "optional"]
 
-    def show(some: list[Finding], heading: str) -> None:
+    def print_table(some: list[Finding], heading: str) -> None:
         table = Table(box=None, pad_edge=False)
         for title in ("", "what", "found", heading):
             table.add_column(title, vertical="top")
@@ -296,9 +299,11 @@ def render(findings: list[Finding], width: int = 100, color: bool = False) -> st
             table.add_row(marks.get(finding.state, "-"), *(escape(cell) for cell in cells))
         console.print(table)
 
-    show([finding for finding in findings if finding not in optional], "what it means for a run")
+    print_table(
+        [finding for finding in findings if finding not in optional], "what it means for a run"
+    )
     if optional:
-        console.print("\nOptional, and not there: only what is named here needs it.")
-        show(optional, "how to add it")
+        console.print("\nOptional and not installed:")
+        print_table(optional, "how to add it")
     console.print(f"\n[bold]{escape(verdict(findings))}[/]")
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

@@ -1,4 +1,4 @@
-"""`etude eval`: fresh episodes of the policies of one run, or of several side by side."""
+"""`etude eval`: evaluate the policies of one run or several on new episodes."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from etude.compare.reading import find
 from etude.core.errors import UsageError
 from etude.envs.config import ENVS, EnvConfig
 from etude.evaluate import evaluation
+from etude.evaluate.fresh import step_of
+from etude.evaluate.report import Evaluated, table, write_curve
 from etude.planning.loading import policies
 
 
 class EvalCommand(Trusting, Reporting):
-    """Fresh episodes of a run's policies; several runs, and all checkpoints of a run, in one table.
-    --env.FIELD VALUE changes the environment of the run."""
+    """Evaluate a run's policy on new episodes; several runs, or all checkpoints of a run, in one
+    table. --env.FIELD VALUE changes the environment of the run."""
 
     aliases = {"episodes": "n_eval_episodes num_episodes", "video": "film record"}  # noqa: RUF012
 
     runs: Positional[tuple[str, ...]] = Field(
-        description="Folders of runs, folders that hold runs, or patterns: 'runs/reach/*'; a "
-        "checkpoint inside of a run is evaluated instead of its best."
+        description="Folders of runs, folders that hold runs, or patterns: 'runs/reach/*'; or a "
+        "checkpoint inside of a run, in place of its best."
     )
     checkpoint: str = Field(
         "best",
-        description="best: the highest success in training's evaluations; of equal ones the higher "
-        "return, then the later. Or latest, a step, or all: a curve over those that were kept.",
+        description="best: the highest success in training's evaluations, then the higher return, "
+        "then the later one. Or latest, a step, or all: a curve over all that are kept.",
     )
     episodes: int | None = Field(
         None, ge=1, description="Number of episodes; default 100, or every motion once."
     )
     stochastic: bool = Field(
-        False, description="Draw actions as in training, instead of taking the most likely ones."
+        False, description="Draw actions as in training, instead of the most likely ones."
     )
     video: bool = Field(
         False,
         description="Film a success and a failure of each kind: mp4, webp and a strip of pictures.",
     )
     small: bool = Field(False, description="Films of 640 x 360 instead of 1280 x 720.")
-    seed: int | None = Field(
-        None, ge=0, description="Seed of the episodes; default: that of the run."
-    )
+    seed: int | None = Field(None, ge=0, description="Seed of the episodes; default: the run's.")
     env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
-        None, description="The run's environment, whose fields may be changed: --env.NAME VALUE."
+        None, description="The run's environment; --env.FIELD VALUE changes a field."
     )
 
 
 def run(arguments: list[str]) -> None:
-    """Evaluate policies, one after the other."""
+    """Evaluate policies one by one."""
     changes_env = any(argument.startswith("--env.") for argument in arguments)
     if changes_env and (first := _first_run(arguments)) is not None:
         command = _parsed(arguments, Run(first, "--trust" in arguments))
     else:
         command = parse("eval", EvalCommand, arguments)
     if command.small and not command.video:
-        raise UsageError("--small is the size of films: add --video.")
+        raise UsageError("--small is a size of films: add --video.")
     targets = [
         (Run(path, command.trust), which)
-        for path, inside in _asked(command.runs)
+        for path, inside in _find_runs(command.runs)
         for which in _checkpoints(path, inside or command.checkpoint)
     ]
     speak = silent if command.json_output else say
@@ -99,21 +99,21 @@ def run(arguments: list[str]) -> None:
         _compare(found)
 
 
-def _asked(texts: tuple[str, ...]) -> list[tuple[Path, str]]:
-    """(run, "") or (run, checkpoint) of what was named: runs, folders that hold runs, patterns."""
+def _find_runs(texts: tuple[str, ...]) -> list[tuple[Path, str]]:
+    """(run, "") or (run, checkpoint) for runs, folders that hold runs, and patterns."""
     single = [split_run(text) for text in texts if split_run(text)[1]]
     others = [text for text in texts if not split_run(text)[1]]
     return [*((path, "") for path in (find(others) if others else [])), *single]
 
 
 def _first_run(arguments: list[str]) -> Path | None:
-    """The first of the runs that are named, alone or by a folder that holds them."""
+    """The first run, or the first in a folder that holds runs."""
     folders = [text for text in arguments if split_run(text)[0].is_dir()]
-    return _asked(tuple(folders[:1]))[0][0] if folders else None
+    return _find_runs(tuple(folders[:1]))[0][0] if folders else None
 
 
 def _parsed(arguments: list[str], run: Run) -> EvalCommand:
-    """The command with options of the environment that a run has."""
+    """The command with the options of the run's environment."""
     default = EvalCommand(runs=(str(run.path),), env=run.recipe.task)
     return parse("eval", EvalCommand, arguments, default)
 
@@ -124,14 +124,11 @@ def _checkpoints(run: Path, which: str) -> list[str]:
 
 
 def _compare(found: list[tuple[Path, dict[str, Any]]]) -> None:
-    """Print all of them in one table, and keep the curve of every run with several checkpoints."""
-    from etude.evaluate.fresh import step_of
-    from etude.evaluate.report import Evaluated, table, write_curve
-
+    """Print one table, and write a curve for every run with several checkpoints."""
     if not all("policy_step" in metrics for _, metrics in found):
         raise UsageError(
-            "These were evaluated on datasets and have no episodes to compare: see summary.json in "
-            "each of their evaluations."
+            "These runs were evaluated on datasets and have no episodes to compare: see "
+            "summary.json in each of their evaluations."
         )
     kept = {path: step_of(path) for path, _ in found}
     rows = [Evaluated(path, m, m["policy_step"] == kept[path]) for path, m in found]
@@ -141,4 +138,4 @@ def _compare(found: list[tuple[Path, dict[str, Any]]]) -> None:
         points = [row for row in rows if row.run == path]
         if len(points) > 1:
             print(f"Kept in {write_curve(path, points)}")
-    print("Each evaluation is kept in its run: evaluations/<step>-fresh.")
+    print("Each evaluation is in its run, in evaluations/<step>-fresh.")

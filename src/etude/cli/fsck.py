@@ -1,6 +1,6 @@
-"""`etude fsck`: which files of a run or dataset are whole, and what can be recovered.
+"""`etude fsck`: check every file of a run or dataset, and list what can be recovered.
 
-Every byte is read and nothing is changed.
+It reads every byte and changes nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from etude.runs.parts import check_part
 
 
 class FsckCommand(Reporting):
-    """Which files of a run or dataset are whole, and what can be recovered; changes nothing."""
+    """Check every file of a run or dataset, and list what can be recovered; changes nothing."""
 
     path: Positional[str] = Field(description="A run's folder, or a dataset's.")
 
 
 def run(arguments: list[str]) -> int:
-    """Print what was found; 1 if something is damaged."""
+    """Print the report; 1 if a file is damaged or missing."""
     command = parse("fsck", FsckCommand, arguments)
     report = examine(Path(command.path))
     command.show(report.to_json(), render(report))
@@ -46,47 +46,47 @@ Verdict = Literal["whole", "damaged", "missing", "not checked"]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One file."""
+class FileCheck:
+    """The result for one file."""
 
     path: str
-    """From the folder that was examined, or whole where it is elsewhere."""
+    """Relative to the examined folder; absolute if it is outside of it."""
     verdict: Verdict
     note: str = ""
 
 
 @dataclass
 class Report:
-    """The state of a folder's files."""
+    """The files of a folder, and what can be recovered."""
 
     folder: Path
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FileCheck] = field(default_factory=list)
     resumable: list[int] = field(default_factory=list)
     """Steps a run can be resumed from, the newest first."""
     policies: list[int] = field(default_factory=list)
-    """Steps whose policy is whole, the newest first."""
+    """Steps whose policy is undamaged, the newest first."""
     saved: list[str] = field(default_factory=list)
-    """What can be recovered, in sentences."""
+    """What can be recovered, as sentences."""
 
     @property
     def damaged(self) -> bool:
-        return any(finding.verdict in ("damaged", "missing") for finding in self.findings)
+        return any(file.verdict in ("damaged", "missing") for file in self.findings)
 
     def to_json(self) -> Tree:
         return {**asdict(self), "folder": str(self.folder), "damaged": self.damaged}
 
     def add(self, path: Path, wrong: str, note: str = "") -> None:
-        """A file, what is wrong with it ("" if nothing is), and what to do about that."""
+        """Add a file; wrong: its fault or ""; note: how to repair it."""
         verdict: Verdict = "missing" if wrong == "is missing" else "damaged" if wrong else "whole"
         words = [wrong] if verdict == "damaged" else []
         words += [note] if note and wrong else []
-        shown = str(path.relative_to(self.folder) if self.folder in path.parents else path)
-        # The same block under two checkpoints: the worse verdict counts.
-        for old in [finding for finding in self.findings if finding.path == shown]:
+        name = str(path.relative_to(self.folder) if self.folder in path.parents else path)
+        # Two checkpoints may share a block: the worse verdict counts.
+        for old in [file for file in self.findings if file.path == name]:
             if old.verdict != "whole" or verdict == "whole":
                 return
             self.findings.remove(old)
-        self.findings.append(Finding(shown, verdict, "; ".join(words)))
+        self.findings.append(FileCheck(name, verdict, "; ".join(words)))
 
 
 @waiting("reading every file")
@@ -117,7 +117,7 @@ def _dataset(report: Report, path: Path) -> None:
 
 
 def _files(path: Path, resumable: bool) -> dict[Path, str]:
-    """What is wrong with each file of a checkpoint, "" for one that is whole."""
+    """{file of a checkpoint: its fault, or ""}."""
     found: dict[Path, str] = {}
     for name in ("policy", "training") if resumable else ("policy",):
         try:
@@ -133,7 +133,7 @@ def _files(path: Path, resumable: bool) -> dict[Path, str]:
 
 
 def _checkpoints(report: Report, folder: RunFolder) -> None:
-    """Every checkpoint with the replay it needs."""
+    """Check every checkpoint with its replay."""
     steps = sorted(checkpoint.steps(folder.checkpoints), reverse=True)
     for step in steps:
         path = folder.checkpoints / checkpoint.step_name(step)
@@ -153,21 +153,24 @@ def _checkpoints(report: Report, folder: RunFolder) -> None:
             replay = EpisodeStore.examine(folder.path / "replay" / f"shard-{shard}", stores[name])
             for file, wrong in replay.items():
                 rebuilt = file.suffix == ".json"
-                report.add(file, wrong, "a resume writes it anew" if rebuilt else "")
+                report.add(file, wrong, "a resume writes it again" if rebuilt else "")
                 whole = whole and (not wrong or rebuilt)
         if whole:
             report.resumable.append(step)
 
 
 def _texts(report: Report, folder: RunFolder) -> Recipe | Untrusted | None:
-    """The texts of a run; its recipe, if any of it is left, or why it is not to be loaded."""
+    """Check the texts of a run; its recipe, None if it is lost, or why it is not trusted."""
     copies = resuming.copies(folder) or {}
-    changed, anew = folder.changed_texts(copies.get("manifest", "")), "a resume writes it anew"
+    changed, rewritten = (
+        folder.changed_texts(copies.get("manifest", "")),
+        "a resume writes it again",
+    )
     copied = (
         "a resume takes it from the newest checkpoint" if copies else "no checkpoint holds a copy"
     )
     notes = {RECIPE: _of_recipe(folder, copies, copied), MANIFEST: copied}
-    notes |= {PLAN: anew, PLAN_JSON: anew}
+    notes |= {PLAN: rewritten, PLAN_JSON: rewritten}
     for name in notes:
         path, wrong = folder.path / name, ""
         if not path.is_file():
@@ -182,7 +185,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | Untrusted | None:
             decode_sealed(summary.read_bytes() if not wrong else b"")
         except (OSError, ValueError) as error:
             wrong = wrong or str(error)
-        report.add(summary, wrong, anew)
+        report.add(summary, wrong, rewritten)
     try:
         return resuming.recipe_of(folder)
     except Untrusted as error:
@@ -192,46 +195,46 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | Untrusted | None:
 
 
 def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
-    """What a resume does with a recipe that was changed."""
+    """What a resume does with a changed recipe."""
     try:
         recipe = load(folder.recipe)
     except Untrusted:
-        return "a resume looks at it once its code is trusted"
+        return "a resume compares it once its code is trusted"
     except UsageError:
         return copied
     try:
         resuming.check_recipe(recipe, copies, folder, lambda text: None)
     except UsageError:
-        return "a resume refuses it: put back the one the run was saved with"
-    return "a resume goes on with it"
+        return "a resume refuses it: put back the recipe of the run"
+    return "a resume uses it"
 
 
 def _metrics(report: Report, folder: RunFolder) -> None:
-    """metrics.jsonl against what the newest checkpoint saw of it."""
+    """Check metrics.jsonl against its hashes in the newest checkpoint."""
     newest = checkpoint.newest_verified(folder.checkpoints, lambda text: None, repair=False)
     position = {} if newest is None else checkpoint.load_document(newest)["metrics"]
     marks = Marks.at(position) if "rows" in position else Marks()
     if not folder.metrics.is_file():
         if marks.count:
-            report.add(folder.metrics, "is missing", "its rows are lost; a resume goes on")
+            report.add(folder.metrics, "is missing", "its rows are lost; a resume continues")
         return
     whole = bool(position) and is_as_saved(folder.metrics, position)
     lost = [] if whole else salvage(folder.metrics, marks)[1]
     wrong = f"has lost {named(lost)} of {marks.count:,}" if lost else ""
     if not wrong:
         try:
-            # Of a file that begins as saved, the rows after that are all that may be damaged.
+            # If the saved rows are unchanged, only those after them can be damaged.
             for number, line in DiskHistory(folder.metrics).lines():
                 if number > marks.count or not whole:
                     parsed(folder.metrics, number, line)
         except EtudeError as error:
             wrong = str(error)
-    report.add(folder.metrics, wrong, "a resume goes on without them" if lost else "")
+    report.add(folder.metrics, wrong, "a resume continues without them" if lost else "")
 
 
 def _rest(report: Report, folder: RunFolder) -> None:
-    """What a resume does not need, and links that lead nowhere."""
-    known = {finding.path for finding in report.findings}
+    """Check links, and list the files that a resume does not need."""
+    known = {file.path for file in report.findings}
     marks = checkpoint.marks(folder.checkpoints) if folder.checkpoints.is_dir() else {}
     for root, folders, names in os.walk(folder.path):
         folders.sort()
@@ -242,7 +245,7 @@ def _rest(report: Report, folder: RunFolder) -> None:
                 target = folder.checkpoints / marks.get(path.name, "none")
                 report.add(path, "" if target.exists() else "leads nowhere")
             elif name not in known:
-                report.findings.append(Finding(name, "not checked", "no resume needs it"))
+                report.findings.append(FileCheck(name, "not checked", "no resume needs it"))
 
 
 def _conclude(report: Report) -> None:
@@ -258,10 +261,10 @@ def _conclude(report: Report) -> None:
 
 
 def render(report: Report) -> str:
-    """A line per file, then what can be recovered."""
+    """A line for each file, then what can be recovered."""
     lines = [
-        f"{finding.verdict:<12} {finding.path}" + (f"  ({finding.note})" if finding.note else "")
-        for finding in report.findings
+        f"{file.verdict:<12} {file.path}" + (f"  ({file.note})" if file.note else "")
+        for file in report.findings
     ]
     bad = [f.path for f in report.findings if f.verdict in ("damaged", "missing")]
     verdict = f"Damaged: {', '.join(bad)}." if bad else "Whole."

@@ -1,4 +1,4 @@
-"""`etude list`: recipes and kinds, of this package and of others; none of them is imported."""
+"""`etude list`: recipes and kinds of this package and of others, without importing them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from etude.core.catalogue import KINDS, RECIPES, Catalogue
 USAGE = """\
 usage: etude list [--kinds] [--names] [--json]
 
-Recipes and what each is for.
+List the recipes and their purpose.
 
-  --kinds   What the sections of a recipe can be, as in --algorithm.kind ppo, instead.
-  --names   Names of recipes alone, a line each.
+  --kinds   List the kinds of each section of a recipe, for example --algorithm.kind ppo.
+  --names   List only the names of recipes, one per line.
   --json    Print JSON, for programs.
 """
 
 
 def run(arguments: list[str]) -> None:
-    """Print what there is."""
+    """Print recipes or kinds."""
     check_words("list", arguments, (*HELP, "--kinds", "--names", "--json"))
     if HELP.intersection(arguments):
         print(USAGE, end="")
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _table(catalogue: Catalogue) -> str:
-    """A line for each name: what it is, and the package that brings it."""
+    """A line for each name: its purpose, and the package it is from."""
     names = catalogue.names()
     width = max(map(len, names)) + 2
     sources = {name: catalogue.source(name) for name in names}

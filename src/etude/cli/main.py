@@ -1,4 +1,4 @@
-"""The command line: verb, target, --section.key value. Each verb is a module of this folder."""
+"""The command line: `etude VERB TARGET --section.key value`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
-from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Verbs, later, run_verb
+from etude.cli.verbs import HELP, HELP_ALL, OFTEN, Command, Verbs, lazy, run_verb
 from etude.core import output, progress
 from etude.core.catalogue import RECIPES
 from etude.core.errors import EtudeError, UsageError
@@ -17,40 +17,45 @@ from etude.core.errors import EtudeError, UsageError
 USAGE = """\
 etude trains robot skills.
 
-  etude list [--kinds]                        recipes, or algorithms, environments, policies ...
-  etude plan   RECIPE [--section.key value]   what a run would do; --measure, --compare, --json
-  etude train  RECIPE [--section.key value]   plan, then train
+  etude list [--kinds]                        recipes; or algorithms, environments, policies, ...
+  etude plan   RECIPE [--section.key value]   steps, shapes, memory and time of a run, before it
+                                              starts; --measure, --compare, --json
+  etude train  RECIPE [--section.key value]   plan a run, then train it
   etude resume RUN                            continue a run, bit for bit
-  etude slurm  RECIPE --time 4:00:00          a batch script that trains through time limits
-  etude kubernetes RECIPE --image IMAGE       the same as a Job for Kubernetes
-  etude runs   [FOLDER]                       runs with state, steps, success, age and size
-  etude prune  [FOLDER]                       frees what no run needs any more, asking first
-  etude eval   RUN... [--checkpoint all]      fresh episodes of one run or several, --video films
-                                              them; --env.NAME VALUE changes their environment
-  etude sweep  RECIPE --vary section.key=...  many trials, of which the best go on; --resume FOLDER
-  etude compare RUN... [--at STEPS]           which is better: curves and scores over seeds
-  etude report RUN... [-o page.html]          a page about them, to open without a network
+  etude slurm  RECIPE --time 4:00:00          write a batch script that trains through time limits
+  etude kubernetes RECIPE --image IMAGE       write a Job for Kubernetes that does the same
+  etude runs   [FOLDER]                       list runs: state, steps, success, age and size
+  etude prune  [FOLDER]                       list files that no run needs; --yes deletes them
+  etude eval   RUN... [--checkpoint all]      evaluate runs on new episodes; --video films them,
+                                              --env.FIELD VALUE changes the environment
+  etude sweep  RECIPE --vary section.key=...  train many trials, and continue only the best;
+                                              --resume FOLDER
+  etude compare RUN... [--at STEPS]           compare runs: curves and scores over seeds
+  etude report RUN... [-o page.html]          write a page about runs that opens without a network
   etude play   RUN [--web]                    watch the policy in MuJoCo's viewer, or the browser
-  etude demo   [reach|pick-place|walk-go1]    a trained policy that comes with this package
-  etude export RUN --to DIR                   the policy as ONNX, with what it reads and does
-  etude bundle RUN [--to X.tar] [--upload]    a run to share: policy, ONNX, recipe, films, a card
-  etude verify BUNDLE [--retrain]             is it whole, and does it come out here as well
+  etude demo   [reach|pick-place|walk-go1]    watch a trained policy that comes with this package
+  etude export RUN --to DIR                   export the policy as ONNX with its description
+  etude bundle RUN [--to X.tar] [--upload]    pack a run to share: policy, ONNX, recipe, films, card
+  etude verify BUNDLE [--retrain]             check a bundle's files, and repeat its results
   etude view   TASK [--policy zero|random|RUN] [--web]
-                                              a film of a task before it is trained, or the browser
-  etude new-task ROBOT.xml                    a task for a robot, as a file to change
-  etude check  TASK                           does an environment keep its contract
+                                              film a task before it is trained, or show it live
+  etude new-task ROBOT.xml                    write a task for a robot, as a file to edit
+  etude check  TASK                           test whether an environment keeps the contract
   etude data   inspect|import|record|...      datasets of demonstrations; `etude data` lists all
-  etude motion list|show CLIP                 clips of motion that a humanoid can imitate
-  etude fsck   RUN                            which files of it are whole, what can be saved
-  etude doctor                                what this machine can and cannot do
-  etude completion bash|zsh                   a script that completes these in a shell
-  etude --version                             the version of this package
+  etude motion list|show CLIP                 motion clips that a humanoid can imitate
+  etude fsck   RUN                            check every file of a run, and what can be recovered
+  etude doctor                                examine this machine: versions, speed, disk, rendering
+  etude completion bash|zsh                   print a script that completes commands in a shell
+  etude --version                             print the version of this package
 
 RECIPE is a name from `etude list`, a recipe.yaml or FILE.py:FUNCTION; RUN is a run folder; TASK is
-module:Class or a Gymnasium id. Your own: `etude train ppo` with `--env.id ID` for Gymnasium,
-`--env.kind FILE.py:Class` for a MuJoCo task, or `--env.task FILE.py:Class` for a task in numpy.
-`etude train --help` shows what is changed most often, `etude train RECIPE --help-all` every field.
+module:Class or a Gymnasium id. To train in your own environment: `etude train ppo` with --env.id ID
+for Gymnasium, --env.kind FILE.py:Class for a MuJoCo task, or --env.task FILE.py:Class for a task in
+numpy. `etude train --help` shows the options that are changed most often, and
+`etude train RECIPE --help-all` all of them.
 """
+_TRAINING = (["train"], ["resume"], ["sweep"])
+"""Commands whose result is a run folder, so that a lost output does not end them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,43 +63,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [*(sys.argv[1:] if argv is None else argv)]
     try:
         with output.nonblocking_output(strict=arguments[:1] not in _TRAINING):
-            return _code(arguments)
-    except output.OutputLost as error:  # only at the end of the command
+            return _run(arguments)
+    except output.OutputLost as error:  # raised at the end of the command
         if str(error):
             print(error, file=sys.stderr)
         return error.exit_code
 
 
-_TRAINING = (["train"], ["resume"], ["sweep"])
-"""Commands whose result is a run folder: what they print only reports."""
-
-
-def _code(arguments: list[str]) -> int:
-    """Run one command, with errors as sentences; the exit code."""
-    # Of several ranks the first speaks.
-    shown = progress.show_on(sys.stderr if os.environ.get("RANK", "0") == "0" else None)
+def _run(arguments: list[str]) -> int:
+    """Run one command, with errors as sentences on stderr; the exit code."""
+    is_first = os.environ.get("RANK", "0") == "0"  # of several ranks only the first prints
+    before = progress.show_on(sys.stderr if is_first else None)
     try:
-        return _run(arguments)
+        return _run_verb(arguments)
     except EtudeError as error:
-        if str(error):  # The first of several ranks speaks for all; the others only leave.
+        if str(error):  # empty on ranks whose error the first rank reports
             print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         trains = arguments[:1] in _TRAINING
-        begun = "; a run that had begun goes on with `etude resume RUN`" if trains else ""
-        print(f"Stopped{begun}.", file=sys.stderr)
+        run = "; `etude resume RUN` continues a run that has started" if trains else ""
+        print(f"Stopped{run}.", file=sys.stderr)
         return 128 + signal.SIGINT
-    except MemoryError:  # there was none left to say more
+    except MemoryError:  # without memory for a longer message
         print("Out of memory. Nothing that was saved is lost.", file=sys.stderr)
         return EtudeError.exit_code
-    except BrokenPipeError:  # where the output is not a file of the system's
+    except BrokenPipeError:  # of an output that is not a file of the system
         return 128 + signal.SIGPIPE
     finally:
-        progress.show_on(shown)
+        progress.show_on(before)
 
 
-def _run(arguments: list[str]) -> int:
-    """Run one command. Errors of libraries become sentences; these are imported only then."""
+def _run_verb(arguments: list[str]) -> int:
+    """Run one command, with errors of pydantic and torch as `EtudeError`."""
     if arguments[:1] == ["--version"]:
         print(f"etude {version('etude')}")
         return 0
@@ -104,9 +105,9 @@ def _run(arguments: list[str]) -> int:
         raise
     except Exception as error:
         from etude.core.explain import explain
-        from etude.planning.out_of_memory import explained
+        from etude.planning.out_of_memory import explain_out_of_memory
 
-        with explained():
+        with explain_out_of_memory():
             from pydantic import ValidationError
 
             if not isinstance(error, ValidationError):
@@ -114,110 +115,113 @@ def _run(arguments: list[str]) -> int:
             raise UsageError(explain(error, None)) from error
 
 
-def _with_recipe(verb: str) -> Callable[[list[str]], int | None]:
-    """A command that takes a recipe first; where none is named, nothing is imported."""
+def _with_recipe(verb: str, module: str, function: str = "run") -> Command:
+    """A command whose first argument is a recipe; its help without one imports nothing."""
+    command = lazy(module, function)
 
     def run(arguments: list[str]) -> int | None:
         if arguments and not arguments[0].startswith("-"):
-            return later(f"etude.cli.{verb}")(arguments)
+            return command(arguments)
         if not HELP.intersection(arguments):
             names = ", ".join(RECIPES.names())
             raise UsageError(f"Name a recipe first: etude {verb} RECIPE ... (one of {names}).")
         if HELP_ALL in arguments:
-            return later(f"etude.cli.{verb}")(["ppo", HELP_ALL])
-        print(_page(verb), end="")
+            return command(["ppo", HELP_ALL])
+        print(_help(verb), end="")
         return 0
 
     return run
 
 
-def _page(verb: str) -> str:
-    """Help on a command that takes a recipe, where none is named."""
-    recipes = textwrap.wrap(", ".join(RECIPES.names()), 76, break_on_hyphens=False)
-    often = [f"  --{name:<26}{text}" for name, text in OFTEN.items()]
-    steps = " --clock.total-timesteps 1e5"
-    lines = [
-        f"usage: etude {verb} RECIPE [--section.field value ...]",
-        "",
-        _ABOUT[verb],
-        "RECIPE is a recipe.yaml, FILE.py:FUNCTION, or one of",
-        *(f"  {line}" for line in recipes),
-        "",
-        f"  etude {verb} reach --seed 1 --algorithm.learning-rate 1e-4{_NEEDED.get(verb, '')}",
-        f"  etude {verb} ppo --env.id CartPole-v1{_NEEDED.get(verb, steps)}",
-        "",
-        "Often changed:",
-        *often,
-        *_OWN[verb],
-        "",
-        f"`etude {verb} RECIPE --help` shows these with the recipe's values, and `etude {verb}",
-        f"RECIPE {HELP_ALL}` every field.",
-    ]
-    return "\n".join(lines) + "\n"
+def _help(verb: str) -> str:
+    """Help on a command that takes a recipe, if none is named."""
+    about, needed, options = _RECIPE_HELP[verb]
+    names = textwrap.wrap(", ".join(RECIPES.names()), 76, break_on_hyphens=False)
+    return _HELP.format(
+        verb=verb,
+        about=about,
+        recipes="\n".join(f"  {line}" for line in names),
+        needed=needed,
+        options="\n".join(f"  --{name:<26}{text}" for name, text in OFTEN.items()) + options,
+    )
 
 
-_ABOUT = {
-    "plan": "What a run would do, without doing it.",
-    "train": "Plan a run, then do it.",
-    "slurm": "A batch script for Slurm that trains in slices, until the run is finished.",
-    "kubernetes": "A Job for Kubernetes that trains in slices, until the run is finished.",
+_HELP = """\
+usage: etude {verb} RECIPE [--section.field value ...]
+
+{about}
+RECIPE is a recipe.yaml, FILE.py:FUNCTION, or one of
+{recipes}
+
+  etude {verb} reach --seed 1 --algorithm.learning-rate 1e-4{needed}
+  etude {verb} ppo --env.id CartPole-v1 --clock.total-timesteps 1e5{needed}
+
+Often changed:
+{options}
+
+`etude {verb} RECIPE --help` shows these with the recipe's values, and
+`etude {verb} RECIPE --help-all` shows all options.
+"""
+_SLICES = """
+  --time                      time limit of a slice: 4:00:00, 90 (minutes), 1-12 (days-hours)
+  --margin                    seconds before the limit at which the run is asked to save itself
+  -o                          the file to write, or - to print it"""
+_RECIPE_HELP = {
+    "plan": (
+        "Show the steps, shapes, memory and time of a run before it starts.",
+        "",
+        """
+  --measure                   time a few iterations and estimate the time of the run
+  --time                      with --measure: the number of slices of this length
+  --compare FIELD=A,B,C       plans for several values of a field
+  --json                      print JSON, for programs""",
+    ),
+    "train": (
+        "Plan a run, then train it.",
+        "",
+        """
+  --folder                    the run's folder
+  --seeds                     number of runs with successive seeds, in parallel as cores allow""",
+    ),
+    "slurm": (
+        "Write a batch script for Slurm that trains in slices until the run is finished.",
+        " --time 4:00:00",
+        _SLICES,
+    ),
+    "kubernetes": (
+        "Write a Job for Kubernetes that trains in slices until the run is finished.",
+        " --image REGISTRY/etude:TAG",
+        """
+  --image                     the container image with Etude installed
+  --claim                     the PersistentVolumeClaim that holds the runs"""
+        + _SLICES,
+    ),
 }
-_NEEDED = {"slurm": " --time 4:00:00", "kubernetes": " --image REGISTRY/etude:TAG"}
-_SLICES = [
-    "  --time                      time limit of a slice: 4:00:00, 90 (minutes), 1-12 (days-hours)",
-    "  --margin                    seconds before it at which the run is asked to save itself",
-    "  -o                          the file to write; - prints it",
-]
-_OWN = {
-    "plan": [
-        "  --measure                   time a few iterations and estimate the time of the run",
-        "  --time                      with --measure: how many slices of this length it takes",
-        "  --compare FIELD=A,B,C       plans for several values of a field",
-        "  --json                      print JSON, for programs",
-    ],
-    "train": [
-        "  --folder                    the run's folder",
-        "  --seeds                     runs of so many seeds, side by side where cores allow",
-    ],
-    "slurm": _SLICES,
-    "kubernetes": [
-        "  --image                     the image that Etude is installed in",
-        "  --claim                     the PersistentVolumeClaim that runs are kept on",
-        *_SLICES,
-    ],
-}
-
-
-def _completion(arguments: list[str]) -> int:
-    from etude.cli.completion import run
-
-    return run(arguments, [*VERBS])
-
-
+"""{command: (its purpose, options that must be given, other options of its own)}."""
 VERBS: Verbs = {
-    "list": later("etude.cli.list"),
-    "plan": _with_recipe("plan"),
-    "train": _with_recipe("train"),
-    "resume": later("etude.cli.resume"),
-    "slurm": _with_recipe("slurm"),
-    "kubernetes": _with_recipe("kubernetes"),
-    "runs": later("etude.cli.runs"),
-    "prune": later("etude.cli.prune"),
-    "eval": later("etude.cli.evaluate"),
-    "sweep": later("etude.cli.sweep"),
-    "compare": later("etude.cli.compare"),
-    "report": later("etude.cli.report"),
-    "play": later("etude.cli.play"),
-    "demo": later("etude.cli.demo"),
-    "export": later("etude.cli.export"),
-    "bundle": later("etude.cli.bundle"),
-    "verify": later("etude.cli.verify"),
-    "view": later("etude.cli.view"),
-    "new-task": later("etude.cli.new_task"),
-    "check": later("etude.cli.check"),
-    "data": later("etude.cli.data"),
-    "motion": later("etude.cli.motion"),
-    "fsck": later("etude.cli.fsck"),
-    "doctor": later("etude.cli.doctor"),
-    "completion": _completion,
+    "list": lazy("etude.cli.list"),
+    "plan": _with_recipe("plan", "etude.cli.plan"),
+    "train": _with_recipe("train", "etude.cli.train"),
+    "resume": lazy("etude.cli.train", "run_resume"),
+    "slurm": _with_recipe("slurm", "etude.cli.slices", "run_slurm"),
+    "kubernetes": _with_recipe("kubernetes", "etude.cli.slices", "run_kubernetes"),
+    "runs": lazy("etude.cli.runs", "run_list"),
+    "prune": lazy("etude.cli.runs", "run_prune"),
+    "eval": lazy("etude.cli.evaluate"),
+    "sweep": lazy("etude.cli.sweep"),
+    "compare": lazy("etude.cli.compare"),
+    "report": lazy("etude.cli.report"),
+    "play": lazy("etude.cli.watching", "run_play"),
+    "demo": lazy("etude.cli.watching", "run_demo"),
+    "export": lazy("etude.cli.share", "run_export"),
+    "bundle": lazy("etude.cli.share", "run_bundle"),
+    "verify": lazy("etude.cli.verify"),
+    "view": lazy("etude.cli.watching", "run_view"),
+    "new-task": lazy("etude.cli.new_task"),
+    "check": lazy("etude.cli.check"),
+    "data": lazy("etude.cli.data"),
+    "motion": lazy("etude.cli.motion"),
+    "fsck": lazy("etude.cli.fsck"),
+    "doctor": lazy("etude.cli.doctor"),
+    "completion": lazy("etude.cli.completion"),
 }

@@ -1,4 +1,4 @@
-"""`etude motion`: the clips a humanoid can imitate, as a table and as pictures."""
+"""`etude motion`: motion clips that a humanoid can imitate, as a table and as pictures."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from etude.core.errors import UsageError
 from etude.data.motion import clips
 
 USAGE = """\
-etude motion shows the clips of recorded motion that a humanoid can imitate.
+etude motion shows motion clips that a humanoid can imitate.
 
-  etude motion list                            all clips: length, loop, depth in the floor, speed
-  etude motion show CLIP [--mp4] [--out FILE]  a strip of pictures, or a film
+  etude motion list                            list clips: length, loop, depth in the floor, speed
+  etude motion show CLIP [--mp4] [--out FILE]  draw a strip of pictures or a film
 
-Clips come with `pip install 'etude[mocap]'`, or from --folder FOLDER of DeepMimic's text files.
+Clips come with `pip install 'etude[mocap]'`, or from --folder FOLDER with DeepMimic's text files.
 """
 
 
 class ListCommand(Reporting):
-    """All clips, and what they are like."""
+    """List all clips with their length, loop, depth in the floor and speed."""
 
     folder: str | None = Field(None, description="Folder of clips; default: those of pybullet.")
 
 
 class ShowCommand(Config):
-    """A clip as it will be imitated: closed where it loops, lifted out of the floor."""
+    """Draw a clip as it is imitated: closed if it loops, lifted out of the floor."""
 
     clip: Positional[str] = Field(description="Name of a clip, from `etude motion list`.")
     folder: str | None = Field(None, description="Folder of clips; default: those of pybullet.")
     out: str | None = Field(None, description="The file to write; default CLIP.png or CLIP.mp4.")
-    mp4: bool = Field(False, description="A film instead of a strip of pictures.")
+    mp4: bool = Field(False, description="Make a film instead of a strip of pictures.")
     seconds: float | None = Field(
         None,
         gt=0,
         le=60,
-        description="Seconds to show; default one cycle, in a film 5 s.",
+        description="Duration, s; default: one cycle, in a film 5 s.",
     )
 
 
 def run(arguments: list[str]) -> int:
-    """Run `etude motion ...`; the exit code. What goes wrong is raised as an `EtudeError`."""
+    """Run `etude motion VERB ...`; the exit code."""
     return run_verb("etude motion", USAGE, VERBS, arguments)
 
 
 def facts(clip: clips.Clip) -> dict[str, Any]:
-    """What a clip is like, for a table."""
+    """The row of a clip in the table."""
     return {
         "clip": clip.name,
         "frames": len(clip.times),
@@ -79,9 +79,9 @@ def _list(arguments: list[str]) -> None:
 def _show(arguments: list[str]) -> None:
     command = parse("motion show", ShowCommand, arguments)
     if command.clip == "all":
-        raise UsageError("Clips are shown one at a time: name one that `etude motion list` has.")
+        raise UsageError("One clip is shown at a time: name one of `etude motion list`.")
     (clip,) = clips.load((command.clip,), command.folder, "--folder")
-    # OpenGL is loaded only where something is drawn.
+    # Only this command loads OpenGL.
     from etude.evaluate import film
 
     path = Path(command.out or f"{clip.name}.{'mp4' if command.mp4 else 'png'}")

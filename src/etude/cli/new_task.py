@@ -1,9 +1,10 @@
-"""`etude new-task`: a file with a task for a robot, from its MJCF; it runs as it is."""
+"""`etude new-task`: write a Python file with a task for a robot, from its MJCF."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import mujoco
 from pydantic import Field
@@ -17,33 +18,35 @@ from etude.envs.mujoco.simulation import load_spec
 
 
 class NewTaskCommand(Config):
-    """Write a task for a robot: a Python file to train at once, and to change."""
+    """Write a task for a robot: a Python file that trains as it is, to edit."""
 
     robot: Positional[str] = Field(
         description="An MJCF or URDF file, or the name of a robot of MuJoCo Menagerie."
     )
-    out: str | None = Field(None, description="File to write; default NAME_task.py, here.")
-    force: bool = Field(False, description="Replace the file if there is one.")
+    out: str | None = Field(None, description="File to write; default NAME_task.py.")
+    force: bool = Field(False, description="Replace the file if it exists.")
 
 
 def run(arguments: list[str]) -> int:
-    """Write the file and say how to go on."""
+    """Write the file and print the next commands."""
     command = parse("new-task", NewTaskCommand, arguments)
     text, name = task_file(command.robot)
     file = Path(command.out or f"{_snake(name)}_task.py")
     if file.exists() and not command.force:
         raise UsageError(f"{file} exists: name another with --out, or replace it with --force.")
     file.write_text(text, encoding="utf-8")
-    print(f"Wrote {file}: the task {name} for {command.robot}. Go on with")
+    print(f"Wrote {file}: the task {name} for {command.robot}. Next:")
     print(f"  etude check {file}:{name}")
     print(f"  etude view {file}:{name}")
     print(f"  etude train ppo --env.kind {file}:{name}")
-    print(f"and change its observations, rewards and terminations in {file}.")
+    print(f"Edit its observations, rewards and terminations in {file}.")
     return 0
 
 
 def task_file(robot: str) -> tuple[str, str]:
-    """(the text of a task's file, the name of its class) for a robot's file or name."""
+    """(text of the file, name of the task's class) for a robot's file or name."""
+    from jinja2 import Environment
+
     path = model_file(robot)
     try:
         model = load_spec(path).compile()
@@ -53,29 +56,32 @@ def task_file(robot: str) -> tuple[str, str]:
         raise UsageError(f"{path} has no joints: there is nothing to learn to move.")
     base, floats = _base(model)
     name = _camel(path.parent.name if path.stem in ("scene", "model", "robot") else path.stem)
-    parts = _moving(model, base, floats) if base else _fixed(model)
-    text = _FILE.format(
+    template = Environment(trim_blocks=True, keep_trailing_newline=True).from_string(_FILE)
+    text = template.render(
         name=name,
         kind=_snake(name).replace("_", "-"),
-        # A robot of Menagerie keeps its name: where its file lies differs by machine.
+        # A robot of Menagerie keeps its name: the path of its file differs by machine.
         path=str(path.resolve()) if Path(robot).expanduser().exists() else robot,
-        base=f'"{base}"' if base else "",
-        joints=_comment("joints", names_of(model, "joint")),
-        actuators=_comment("actuators", names_of(model, "actuator")),
-        sites=_comment("sites", [model.site(i).name for i in range(model.nsite)]),
-        action=_ACTION if model.nu else _SERVOS,
+        parts={
+            "joints": _listed("joints", names_of(model, "joint")),
+            "actuators": _listed("actuators", names_of(model, "actuator")),
+            "sites": _listed("sites", [model.site(i).name for i in range(model.nsite)]),
+        },
+        base=base,
+        floats=floats,
+        has_actuators=model.nu > 0,
         substeps=max(1, round(0.02 / model.opt.timestep)),
-        **parts,
+        **({"height": _height(model, base)} if base else _hand(model)),
     )
     return text, name
 
 
 def _base(model: mujoco.MjModel) -> tuple[str, bool]:
-    """(the body that moves about, whether by a free joint); "" for a robot that stands fixed."""
+    """(body that moves, whether it has a free joint); "" for a robot on a fixed base."""
     free = [j for j in range(model.njnt) if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
     if free:
         return model.body(int(model.jnt_bodyid[free[0]])).name, True
-    # A body that slides without an actuator, as planar walkers do.
+    # Planar walkers: a body that slides without an actuator.
     moved = set(model.actuator_trnid[:, 0].tolist())
     first = int(model.jnt_bodyid[0])
     root = [j for j in range(model.njnt) if model.jnt_bodyid[j] == first]
@@ -83,47 +89,24 @@ def _base(model: mujoco.MjModel) -> tuple[str, bool]:
     return (model.body(first).name if slides and moved.isdisjoint(root) else ""), False
 
 
-def _moving(model: mujoco.MjModel, base: str, floats: bool) -> dict[str, str]:
-    """A robot whose base moves: it is to move forward without falling."""
+def _height(model: mujoco.MjModel, base: str) -> float:
+    """Height of the base in the model's initial pose, m."""
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    height = float(data.body(base).xpos[2])
-    turned = "resets.BasePose(robot, yaw=0.1), " if floats else ""
-    return {
-        "purpose": "moves forward",
-        "helpers": "resets, rewards, terminations",
-        "terms": _FORWARD,
-        "resets": f"{turned}resets.JointNoise(robot, 0.05)",
-        "observations": _BASE_OBSERVATIONS,
-        "rewards": _FORWARD_REWARDS,
-        "terminations": f'{{"fell": terminations.lower_than(robot, {0.5 * height:.3g})}}',
-        "success": "None",
-    }
+    return float(data.body(base).xpos[2])
 
 
-def _fixed(model: mujoco.MjModel) -> dict[str, str]:
-    """A robot on a fixed base: a point of it is to come to another."""
+def _hand(model: mujoco.MjModel) -> dict[str, Any]:
+    """The last site or body with a name, for a reaching task."""
     sites = [model.site(i).name for i in range(model.nsite) if model.site(i).name]
     bodies = [name for name in names_of(model, "body")[1:] if name]
     if not sites and not bodies:
         raise UsageError("The model has neither a site nor a body with a name: name its hand.")
-    hand = sites[-1] if sites else bodies[-1]
-    field = "site_xpos" if sites else "xpos"
-    kind = "site" if sites else "body"
-    return {
-        "purpose": f"brings {hand} to a point",
-        "helpers": "resets, rewards",
-        "terms": _REACH.format(hand=hand, kind=kind, field=field),
-        "resets": "target, resets.JointNoise(robot, 0.1)",
-        "observations": _REACH_OBSERVATIONS,
-        "rewards": _REACH_REWARDS,
-        "terminations": "{}",
-        "success": "lambda env: target.distance < 0.05",
-    }
+    return {"hand": (sites or bodies)[-1], "hand_is": "site" if sites else "body"}
 
 
-def _comment(what: str, names: list[str]) -> str:
-    """The names of things on comment lines."""
+def _listed(what: str, names: list[str]) -> str:
+    """Names on comment lines."""
     nameless = sum(not name for name in names)
     shown = [name for name in names if name] + [f"{nameless} without a name"] * bool(nameless)
     lines, line = [], f"# {what}:"
@@ -146,7 +129,12 @@ def _snake(name: str) -> str:
 
 
 _FILE = '''\
-"""{name} {purpose}: written by `etude new-task`, to be changed."""
+{% if base %}
+{% set purpose = "moves forward" %}
+{% else %}
+{% set purpose = "brings " ~ hand ~ " to a point" %}
+{% endif %}
+"""{{ name }} {{ purpose }}: written by `etude new-task`, to be edited."""
 
 from typing import Literal
 
@@ -155,77 +143,38 @@ from pydantic import Field
 
 from etude import mj
 from etude.mj import observations as obs
-from etude.mj import {helpers}
+from etude.mj import resets, rewards{{ ", terminations" if base }}
 
-ROBOT = "{path}"
-{joints}
-{actuators}
-{sites}
+ROBOT = "{{ path }}"
+{{ parts.joints }}
+{{ parts.actuators }}
+{{ parts.sites }}
 
 
-class {name}(mj.TaskConfig):
-    """{name} {purpose}."""
+class {{ name }}(mj.TaskConfig):
+    """{{ name }} {{ purpose }}."""
 
-    kind: Literal["{kind}"] = "{kind}"
+    kind: Literal["{{ kind }}"] = "{{ kind }}"
     max_episode_steps: int = Field(500, ge=1, description="Control steps of about 20 ms.")
 
     def define(self) -> mj.Task:
-        # Joints, the base, and arrays of them: robot.joint_positions, robot.velocity ...
-        robot = mj.Robot({base})
-{terms}
-        return mj.Task(
-            model=ROBOT,
-            parts=[robot, {resets}],
-{action}
-            # What the policy sees, side by side. Each may have noise=, scale=, delay=, history=.
-            observations={{
-                "state": {{
-{observations}
-                    "joints": obs.joint_positions(robot),
-                    "speeds": obs.joint_velocities(robot, scale=0.1),
-                    "action": obs.last_action(),
-                }}
-            }},
-            # Functions that give [num_envs] numbers, and their weights.
-            rewards={{
-{rewards}
-                "effort": (rewards.effort, -0.01),
-                "jerk": (rewards.action_rate, -0.01),
-            }},
-            terminations={terminations},
-            # [num_envs] bool when an episode ends; None: it did not end early.
-            success={success},
-            substeps={substeps},
-            max_episode_steps=self.max_episode_steps,
-        )
-'''
-_ACTION = """\
-            # Actions from -1 to 1 span the actuators' ranges. mj.JointTargets(robot, scale=0.5)
-            # makes them joint positions around the home pose.
-            action=mj.Controls(),"""
-_SERVOS = """\
-            # The model has no actuators: position servos are added. Choose their gains.
-            action=mj.JointTargets(robot, scale=0.5, stiffness=50.0, damping=2.0),"""
-_FORWARD = '''
+        # Arrays of joints and base: robot.joint_positions, robot.velocity, ...
+{% if base %}
+        robot = mj.Robot("{{ base }}")
+
         def forward(env):
             """[num_envs] m/s along x, up to 1."""
             return np.minimum(robot.world_velocity[:, 0], 1.0)
-'''
-_BASE_OBSERVATIONS = """\
-                    "height": obs.height(robot),
-                    "gravity": obs.gravity(robot),
-                    "velocity": obs.velocity(robot),
-                    "spin": obs.angular_velocity(robot, scale=0.25),"""
-_FORWARD_REWARDS = """\
-                "forward": (forward, 1.0),
-                "alive": (rewards.alive, 0.5),"""
-_REACH = '''
+{% else %}
+        robot = mj.Robot()
+
         class Target(mj.Part):
-            """A point that {hand} is to reach, drawn for every episode."""
+            """A point for {{ hand }} to reach, drawn for every episode."""
 
             def bind(self):
                 simulation = self.env.simulation
-                self.hand = simulation.bind("{field}")[:, simulation.model.{kind}("{hand}").id]
+                index = simulation.model.{{ hand_is }}("{{ hand }}").id
+                self.hand = simulation.bind("{{ "site_" if hand_is == "site" }}xpos")[:, index]
                 self.position = self.env.state("target", 3)  # in every snapshot
 
             def begin(self, env_ids, draws):
@@ -237,8 +186,62 @@ _REACH = '''
                 return np.linalg.norm(self.position - self.hand, axis=1)
 
         target = Target()
+{% endif %}
+
+        return mj.Task(
+            model=ROBOT,
+{% if floats %}
+            parts=[robot, resets.BasePose(robot, yaw=0.1), resets.JointNoise(robot, 0.05)],
+{% elif base %}
+            parts=[robot, resets.JointNoise(robot, 0.05)],
+{% else %}
+            parts=[robot, target, resets.JointNoise(robot, 0.1)],
+{% endif %}
+{% if has_actuators %}
+            # Actions from -1 to 1 span the actuators' ranges. mj.JointTargets(robot, scale=0.5)
+            # makes them joint positions around the home pose.
+            action=mj.Controls(),
+{% else %}
+            # The model has no actuators: position servos are added. Choose their gains.
+            action=mj.JointTargets(robot, scale=0.5, stiffness=50.0, damping=2.0),
+{% endif %}
+            # Observations of the policy; each may have noise=, scale=, delay=, history=.
+            observations={
+                "state": {
+{% if base %}
+                    "height": obs.height(robot),
+                    "gravity": obs.gravity(robot),
+                    "velocity": obs.velocity(robot),
+                    "spin": obs.angular_velocity(robot, scale=0.25),
+{% else %}
+                    "to_target": lambda env: target.position - target.hand,
+{% endif %}
+                    "joints": obs.joint_positions(robot),
+                    "speeds": obs.joint_velocities(robot, scale=0.1),
+                    "action": obs.last_action(),
+                }
+            },
+            # {name: (function that returns [num_envs], weight)}.
+            rewards={
+{% if base %}
+                "forward": (forward, 1.0),
+                "alive": (rewards.alive, 0.5),
+{% else %}
+                "near": (lambda env: np.exp(-10.0 * target.distance), 1.0),
+{% endif %}
+                "effort": (rewards.effort, -0.01),
+                "jerk": (rewards.action_rate, -0.01),
+            },
+{% if base %}
+            terminations={"fell": terminations.lower_than(robot, {{ "%.3g" % (0.5 * height) }})},
+            # None: success is not to end early; or a function that returns [num_envs] bool.
+            success=None,
+{% else %}
+            terminations={},
+            # A function that returns [num_envs] bool.
+            success=lambda env: target.distance < 0.05,
+{% endif %}
+            substeps={{ substeps }},
+            max_episode_steps=self.max_episode_steps,
+        )
 '''
-_REACH_OBSERVATIONS = """\
-                    "to_target": lambda env: target.position - target.hand,"""
-_REACH_REWARDS = """\
-                "near": (lambda env: np.exp(-10.0 * target.distance), 1.0),"""

@@ -1,4 +1,4 @@
-"""`etude plan`: what a run would do, without doing it."""
+"""`etude plan`: the steps, shapes, memory and time of a run before it starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etude.runs.folder import default_path
 
 
 class PlanCommand(Trusting, Reporting):
-    """What a run would do, without doing it."""
+    """Show the steps, shapes, memory and time of a run before it starts."""
 
     recipe: Recipe_
     measure: bool = Field(
@@ -26,8 +26,8 @@ class PlanCommand(Trusting, Reporting):
     )
     time: str | None = Field(
         None,
-        description="With --measure: how many slices of this length the run takes; 4:00:00, 90 "
-        "(minutes) or 1-12 (days-hours).",
+        description="With --measure: the number of slices of this length that the run takes; "
+        "4:00:00, 90 (minutes) or 1-12 (days-hours).",
     )
     compare: str | None = Field(
         None, description="Plans for several values of a field: section.key=a,b,c."
@@ -38,7 +38,9 @@ def run(arguments: list[str]) -> None:
     """Print a plan, or several side by side."""
     command = _parsed(*find_target(arguments))
     if command.time is not None and (command.compare or not command.measure):
-        raise UsageError("--time counts the slices of one measured run: add --measure alone.")
+        raise UsageError(
+            "--time counts the slices of one measured run: add --measure, and leave out --compare."
+        )
     width = shutil.get_terminal_size((100, 24)).columns
     if command.compare is not None:
         field, variants = _variants(command.recipe, command.compare)
@@ -49,15 +51,15 @@ def run(arguments: list[str]) -> None:
     if command.time is not None:
         from etude.cli.slices import in_slices, limit_of
 
-        limit_of(command.time)  # refused before anything is measured
-    made = plan(command.recipe, command.measure)
-    document, text = made.to_json(), page.render(made, width, color=sys.stdout.isatty())
-    refused, doubted = misfits(made.bytes, default_path(made.recipe, made.seed))
-    document["misfits"] = [*refused, *doubted]
+        limit_of(command.time)  # refuse a wrong limit before the measurement
+    planned = plan(command.recipe, command.measure)
+    document, text = planned.to_json(), page.render(planned, width, color=sys.stdout.isatty())
+    refused, doubtful = misfits(planned.bytes, default_path(planned.recipe, planned.seed))
+    document["misfits"] = [*refused, *doubtful]
     text += "".join(f"`etude train` would refuse this here: {sentence}\n" for sentence in refused)
-    text += "".join(f"Warning: {sentence}\n" for sentence in doubted)
+    text += "".join(f"Warning: {sentence}\n" for sentence in doubtful)
     if command.time is not None:
-        document["slices"], sentence = in_slices(made.seconds["total"], command.time)
+        document["slices"], sentence = in_slices(planned.seconds["total"], command.time)
         text += f"That is {sentence}.\n"
     command.show(document, text)
 

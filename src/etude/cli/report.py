@@ -1,4 +1,4 @@
-"""`etude report`: a page about a run, or about several, that opens without a network."""
+"""`etude report`: one HTML page about a run or several, without links to the network."""
 
 from __future__ import annotations
 
@@ -25,34 +25,36 @@ from etude.runs.folder import PLAN_JSON, RECIPE
 
 
 class ReportCommand(Trusting):
-    """One HTML page about a run, or about several and their comparison: what was asked, plan,
-    curves, evaluations, episodes, health, machine and how to repeat it. It needs no network."""
+    """One HTML page about a run, or about several and their comparison: recipe, plan, curves,
+    evaluations, episodes, health, machine and the command to repeat it. It needs no network."""
 
-    aliases = {"out": "output o"}  # noqa: RUF012
+    aliases = {"out": "output"}  # noqa: RUF012
 
     runs: Positional[tuple[str, ...]] = Field(
         description="Folders of runs, folders that hold runs, or patterns: 'runs/reach/*'."
     )
     out: str = Field("report.html", description="The file to write; -o is short.")
-    films: bool = Field(False, description="With films, which makes the page large.")
-    at: int | None = Field(None, ge=1, description="Of several runs: compare at this step.")
+    films: bool = Field(False, description="Include films, which makes the page large.")
+    at: int | None = Field(None, ge=1, description="Compare several runs at this step.")
     metric: str | None = Field(
-        None, description="Of several runs: compare by this column of metrics.jsonl."
+        None, description="Compare several runs by this column of metrics.jsonl."
     )
 
 
-MOST_RUNS = 50
+MAX_RUNS = 50
 
 
 def run(arguments: list[str]) -> None:
     """Write the page."""
-    command = parse("report", ReportCommand, ["--out" if a == "-o" else a for a in arguments])
+    command = parse("report", ReportCommand, arguments)
     paths, out = reading.find(command.runs), Path(command.out)
     if out.suffix not in (".html", ".htm"):
-        raise UsageError(f"'{out}' is no page: its name must end in .html.")
-    if len(paths) > MOST_RUNS:
-        raise UsageError(f"These are {len(paths)} runs, and a page has at most {MOST_RUNS}.")
-    pages = [described(path, command.trust) for path in paths]
+        raise UsageError(f"'{out}' cannot be written: the name of a page must end in .html.")
+    if len(paths) > MAX_RUNS:
+        raise UsageError(
+            f"A page has at most {MAX_RUNS} runs, and these are {len(paths)}: name fewer."
+        )
+    pages = [page_of(path, command.trust) for path in paths]
     found, note = None, ""
     if len(pages) > 1:
         found, note = _compared(command, [each.record for each in pages])
@@ -67,15 +69,15 @@ def run(arguments: list[str]) -> None:
 def _compared(
     command: ReportCommand, records: list[reading.RunRecord]
 ) -> tuple[Comparison | None, str]:
-    """The comparison, or why there is none."""
+    """(comparison, "") or (None, why the runs cannot be compared)."""
     try:
         return compare(records, command.metric, command.at), ""
     except UsageError as error:
         return None, str(error)
 
 
-def described(path: Path, trust: bool = False) -> RunPage:
-    """What a page says of a run; what cannot be found out is said in a note."""
+def page_of(path: Path, trust: bool = False) -> RunPage:
+    """The data of a run's page; files that cannot be read become notes."""
     record = reading.read(path)
     notes: list[str] = []
     recipe: Recipe | None = None
@@ -104,7 +106,7 @@ def described(path: Path, trust: bool = False) -> RunPage:
 
 
 def _iterations(path: Path) -> int:
-    """The iterations that a run was planned to have; 1 where the plan cannot be read."""
+    """The planned iterations of a run; 1 if the plan cannot be read."""
     try:
         document: Any = json.loads((path / PLAN_JSON).read_bytes()[: 1 << 20])
         return int(document["counts"]["iterations"])
@@ -113,14 +115,14 @@ def _iterations(path: Path) -> int:
 
 
 def command_of(recipe: Recipe | None, path: Path) -> str:
-    """A command line that trains the recipe: by its name where that gives the same, or its file."""
+    """The command that trains the recipe: by its name if that gives the same, else by its file."""
     by_file = f"etude train {shlex.quote(str(path / RECIPE))}"
     if recipe is None or recipe.name not in recipes.names():
         return by_file
-    usual = dict(recipes.fields(recipes.made_by(recipe.name)()))
+    named = dict(recipes.fields(recipes.made_by(recipe.name)()))
     words = [recipe.name]
     for name, value in recipes.fields(recipe):
-        if usual.get(name, "") != value and not reading.among(name, FREE):
+        if named.get(name, "") != value and not reading.among(name, FREE):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             words += [f"--{name.replace('_', '-')}", text]
     try:

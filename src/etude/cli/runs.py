@@ -1,7 +1,8 @@
-"""`etude runs`: which runs there are, and how they stand."""
+"""`etude runs` and `etude prune`: list runs, and free the files that no run needs."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,37 +12,87 @@ from pydantic import Field
 from etude.cli.options import Positional, Reporting, parse
 from etude.compare.inventory import RunEntry, entry
 from etude.core.errors import UsageError
+from etude.core.progress import waiting
 from etude.core.units import size
 from etude.runs.finding import find_runs
+from etude.runs.pruning import Surplus, delete_surplus, find_killed_runs, find_surplus
 
 DEFAULT = "runs"
-"""The folder that runs are in, where nobody says otherwise."""
+"""The folder of runs if none is named."""
 
 
 class RunsCommand(Reporting):
-    """Runs in these folders and below them, the newest first: whether each is running, finished,
-    stopped (`etude resume` goes on) or failed, its steps, the success or return of its last
-    evaluation, the time since it was last written, and its size on the disk."""
+    """List the runs in these folders and below them, the newest first: whether each is running,
+    finished, stopped (`etude resume` continues it) or failed, its steps, the success or return of
+    its last evaluation, the time since its last write, and its size on disk."""
 
     folders: Positional[tuple[str, ...]] = Field(
         description="Folders with runs, or runs; default: runs."
     )
 
 
-def run(arguments: list[str]) -> None:
+class PruneCommand(Reporting):
+    """List the files that no run needs, and delete them with --yes: old checkpoints except the
+    newest, the best, the final one and those of `checkpoint.keep_every`; leftovers of killed saves
+    and checkpoints that were set aside; runs that ended at least an hour ago without a checkpoint.
+    Only files that Etude wrote are deleted: folders without its seal, runs with other files in
+    them, and runs that are being written are left. Every run can still be resumed and evaluated."""
+
+    aliases = {"yes": "y force"}  # noqa: RUF012
+
+    folders: Positional[tuple[str, ...]] = Field(
+        description="Folders with runs, or runs; default: runs."
+    )
+    yes: bool = Field(False, description="Delete the listed files.")
+
+
+def run_list(arguments: list[str]) -> None:
     """Print a line for each run."""
-    command = parse("runs", RunsCommand, with_default(arguments))
-    entries = sorted((entry(path) for path in runs_in(command.folders)), key=lambda e: e.age)
-    command.show([each.to_json() for each in entries], f"{table(entries)}\n")
+    command = parse("runs", RunsCommand, _with_default(arguments))
+    entries = sorted((entry(path) for path in _runs_in(command.folders)), key=lambda e: e.age)
+    command.show([each.to_json() for each in entries], f"{_table(entries)}\n")
 
 
-def with_default(arguments: list[str]) -> list[str]:
-    """The arguments with the folder `runs`, where none is named."""
+def run_prune(arguments: list[str]) -> int:
+    """List the files that can be freed, and delete them with --yes; 1 if one cannot be deleted."""
+    command = parse("prune", PruneCommand, _with_default(arguments))
+    with waiting("reading checkpoints"):
+        found = find_surplus(_runs_in(command.folders), say=_warn)
+        found += [each for folder in command.folders for each in find_killed_runs(Path(folder))]
+    if command.json_output:
+        document = [{"path": str(s.path), "why": s.why, "bytes": s.bytes} for s in found]
+        command.show(document, "")
+    elif not found:
+        print("There is nothing to free.")
+    else:
+        print("\n".join(_surplus_lines(found)))
+        if not command.yes:
+            total = size(sum(each.bytes for each in found))
+            print(f"{total} in all. Nothing was removed: --yes removes it.")
+    if not found or not command.yes:
+        return 0
+    freed, failed = 0, False
+    for each, why in delete_surplus(found):
+        freed += 0 if why else each.bytes
+        if why:
+            failed = True
+            _warn(why)
+    if not command.json_output:
+        print(f"Freed {size(freed)}.")
+    return int(failed)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _with_default(arguments: list[str]) -> list[str]:
+    """The arguments, with the default folder if none is named."""
     return arguments if any(not a.startswith("-") for a in arguments) else [DEFAULT, *arguments]
 
 
-def runs_in(folders: Sequence[str]) -> list[Path]:
-    """The runs in some folders; refuses where there is none at all."""
+def _runs_in(folders: Sequence[str]) -> list[Path]:
+    """The runs in some folders; refuses folders without runs."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise UsageError(f"There is no folder {folder}: name one that holds runs.")
@@ -51,8 +102,8 @@ def runs_in(folders: Sequence[str]) -> list[Path]:
     return [*found]
 
 
-def table(entries: list[RunEntry]) -> str:
-    """A line for each run, and what they are together."""
+def _table(entries: list[RunEntry]) -> str:
+    """A line for each run, and their sum."""
     cells: list[tuple[str, ...]] = [
         ("state", "steps", "", "success", "age", "size", "recipe", "run")
     ]
@@ -93,8 +144,18 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
 
 
 def _age(seconds: float) -> str:
-    """An age, in its largest unit: 4 s, 3 min, 5 h, 12 d."""
+    """An age in its largest unit: 4 s, 3 min, 5 h, 12 d."""
     for upper, unit, name in ((60, 1, "s"), (3600, 60, "min"), (172800, 3600, "h")):
         if seconds < upper:
             return f"{int(seconds // unit)} {name}"
     return f"{int(seconds // 86400)} d"
+
+
+def _surplus_lines(found: list[Surplus]) -> list[str]:
+    """Paths with their bytes, grouped by the reason why no run needs them."""
+    width = max(len(f"{each.bytes:,}") for each in found)
+    reasons: dict[str, list[str]] = {}
+    for each in found:
+        line = f"  {each.bytes:>{width},} bytes  {each.path}"
+        reasons.setdefault(each.why, []).append(line)
+    return [line for why, under in reasons.items() for line in (f"{why}:", *under)]

@@ -1,16 +1,15 @@
-"""`etude train RECIPE --seeds N`: ordinary runs of one recipe, each a process of its own."""
+"""`etude train RECIPE --seeds N`: runs of a recipe with several seeds, one process each."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from etude.cli.options import without_options
 from etude.compare.sweeps.processes import (
     Process,
     Processes,
@@ -24,11 +23,11 @@ from etude.core.errors import RESUMABLE, EtudeError, UsageError
 from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.runs import files
-from etude.runs.folder import RECIPE, RunFolder
+from etude.runs.folder import RECIPE, RunFolder, file_name
 
 say = partial(print, flush=True)
 _OWN = ("seeds", "jobs", "folder", "seed")
-"""Options that are the command's own, and not passed on to its runs."""
+"""Options of the command that its runs are not given."""
 
 
 class Stopped(EtudeError):
@@ -38,20 +37,20 @@ class Stopped(EtudeError):
 
     def __init__(self, done: int, total: int) -> None:
         super().__init__(
-            f"Stopped: {done} of {total} runs are finished. The same command goes on with the rest."
+            f"Stopped: {done} of {total} runs are finished. The same command continues the rest."
         )
 
 
 @dataclass
 class Seeds:
-    """The runs of a recipe with several seeds, in one folder: s0, s1 ..."""
+    """Runs of a recipe with several seeds, in the folders s0, s1, ... of one folder."""
 
     recipe: Recipe
     folder: Path
     seeds: range
     jobs: int
     arguments: list[str]
-    """Of a run's command: recipe and options, without seed and folder."""
+    """Recipe and options of `etude train`, without seed and folder."""
     trust: bool = False
     failed: list[int] = field(default_factory=list)
     processes: Processes = field(init=False)
@@ -63,29 +62,29 @@ class Seeds:
         return self.folder / f"s{seed}"
 
     def check(self) -> None:
-        """Refuse a folder that holds something else, before anything is trained."""
+        """Refuse a folder with runs of another recipe."""
         if (self.folder / RECIPE).exists():
             raise UsageError(
-                f"{self.folder} is a run itself: name another folder for the runs of the seeds."
+                f"{self.folder} is a run: name another folder for the runs of the seeds."
             )
         for seed in self.seeds:
             path = self.path(seed)
             if not os.path.lexists(path):
                 continue
             known = recipes.load(RunFolder.open(path, write=False).recipe, self.trust)
-            refused, said = recipes.changes(known, self.recipe.replace(seed=seed))
-            apart = refused + [text for text in said if not text.startswith("start_from ")]
-            if apart:
+            refused, allowed = recipes.changes(known, self.recipe.replace(seed=seed))
+            differing = refused + [text for text in allowed if not text.startswith("start_from ")]
+            if differing:
                 raise UsageError(
-                    f"{path} is a run of another recipe: {apart[0]}. Name another --folder."
+                    f"{path} is a run of another recipe: {differing[0]}. Name another --folder."
                 )
 
     def is_finished(self, seed: int) -> bool:
-        """Whether a run has ended and was evaluated."""
+        """Whether a run is finished and evaluated."""
         return is_finished(self.path(seed), self.recipe)
 
     def train(self) -> None:
-        """Do the runs that are missing or not finished; raises where one of them cannot be."""
+        """Start or resume the runs that are not finished; raises if one of them fails."""
         waiting = [seed for seed in self.seeds if not self.is_finished(seed)]
         ready = len(self.seeds) - len(waiting)
         say(
@@ -93,7 +92,7 @@ class Seeds:
             f"{self.seeds[0]} to {self.seeds[-1]}"
             + (f"; {ready} {'is' if ready == 1 else 'are'} finished already" if ready else "")
             + (f"; {min(self.jobs, len(waiting))} side by side" if self.jobs > 1 else "")
-            + ". If this is stopped, the same command goes on."
+            + ". If this is stopped, the same command continues."
         )
         files.make_folder(self.folder)
         self.processes.run(waiting, self._start, self._ended)
@@ -103,8 +102,8 @@ class Seeds:
         if self.failed:
             names = ", ".join(str(seed) for seed in sorted(self.failed))
             raise EtudeError(
-                f"{done} of {len(self.seeds)} runs are finished; seed {names} failed, as said "
-                "above. The same command goes on with what is missing."
+                f"{done} of {len(self.seeds)} runs are finished; seed {names} failed, see "
+                "above. The same command continues with the missing runs."
             )
 
     def _start(self, seed: int) -> Process:
@@ -128,23 +127,6 @@ class Seeds:
         return False
 
 
-def passed_on(arguments: list[str], own: Sequence[str] = _OWN) -> list[str]:
-    """The arguments without the options of the command itself, and their values."""
-    kept: list[str] = []
-    skips = False
-    for argument in arguments:
-        if re.match(r"--?[a-zA-Z]", argument):
-            name, equals, _ = argument.lstrip("-").partition("=")
-            skips = name in own and not equals
-            if name in own:
-                continue
-        elif skips:
-            skips = False
-            continue
-        kept.append(argument)
-    return kept
-
-
 def train_seeds(
     recipe: Recipe,
     count: int,
@@ -153,20 +135,23 @@ def train_seeds(
     arguments: list[str],
     trust: bool,
 ) -> None:
-    """Train a recipe with `count` seeds, from its own on, and compare what came of it.
+    """Train a recipe with `count` seeds, from its own seed on, and compare the runs.
 
-    arguments: those of the command, from the recipe's name on.
+    arguments: the recipe's name and the options of `etude train`.
     """
     if "RANK" in os.environ:
-        raise UsageError("--seeds starts processes of its own: leave torchrun out, or --seeds.")
-    name = re.sub(r"[^\w.-]+", "-", recipe.name).strip(".-") or "run"
-    same = Path("runs") / name / f"seeds-{recipes.digest(recipe.replace(seed=0))[:8]}"
+        raise UsageError("--seeds starts processes itself: leave out torchrun or --seeds.")
+    same = (
+        Path("runs")
+        / file_name(recipe.name)
+        / f"seeds-{recipes.digest(recipe.replace(seed=0))[:8]}"
+    )
     runs = Seeds(
         recipe,
         Path(folder) if folder else same,
         range(recipe.seed, recipe.seed + count),
         jobs or jobs_for(recipe),
-        passed_on(arguments),
+        without_options(arguments, _OWN),
         trust,
     )
     runs.check()

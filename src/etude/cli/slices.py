@@ -1,41 +1,52 @@
-"""A run in slices: what commands that write batch scripts share, and the shell of one slice."""
+"""`etude slurm` and `etude kubernetes`: batch scripts that train a run in slices of time."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 import shlex
-from pathlib import Path
-from typing import NamedTuple
+import string
+import sys
+import textwrap
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from pydantic import Field
 
 from etude.api import plan
 from etude.building.executing import SUMMARY
-from etude.cli.options import parse
-from etude.cli.seeds import passed_on
+from etude.cli.options import parse, without_options
 from etude.cli.target import Recipe_, Trusting, find_target
-from etude.core.errors import RESUMABLE, UsageError
+from etude.core import user_code
+from etude.core.errors import RESUMABLE, NonFinite, UsageError
 from etude.core.units import duration
-from etude.planning.recipe import Recipe
+from etude.planning.recipes import texts
 from etude.runs import files
+from etude.runs.finding import is_run
+from etude.runs.folder import default_path, file_name
 
 MARGIN = 120
 """Seconds before the end of a slice at which a run is asked to save itself."""
 START = 60
-"""Seconds that a slice is expected to take until it trains: imports, environments, checkpoint."""
+"""Expected seconds of a slice before its first step: imports, environments, checkpoint."""
 _LEFT = 15
-"""Seconds of the margin that are left to the script, for what it does after the run has ended."""
+"""Seconds of the margin that the script keeps for its work after the end of the run."""
 _GIB = 1 << 30
-ALIASES = {"time": "time_limit walltime limit", "out": "output"}
+_MOUNT = PurePosixPath("/runs")
+"""Where the volume is mounted in a pod."""
 _FORMS = "4:00:00 (hours:minutes:seconds), 90 (minutes) or 1-12 (days-hours)"
 
 
-class Slicing(Trusting):
-    """A command that writes a batch script for a run, slice by slice."""
+class SliceCommand(Trusting):
+    """A command that writes a batch script for a run in slices."""
+
+    aliases = {"time": "time_limit walltime limit", "out": "output"}  # noqa: RUF012
 
     recipe: Recipe_
     folder: str | None = Field(None, description="The run's folder; default: a new one in runs/.")
+    time: str | None = None
     margin: int = Field(
         MARGIN,
         ge=30,
@@ -43,12 +54,11 @@ class Slicing(Trusting):
         "than an iteration with its evaluation takes.",
     )
     memory: float | None = Field(
-        None,
-        gt=0,
-        description="GiB of memory to ask for; default: by the plan, with room to spare.",
+        None, gt=0, description="GiB of memory to request; default: 2 + 1.5 times the plan's peak."
     )
     out: str | None = Field(
-        None, description="The file to write, - prints it; -o is short; default: by the recipe."
+        None,
+        description="The file to write, or - to print it; -o is short; default: the recipe's name.",
     )
 
     @property
@@ -59,8 +69,8 @@ class Slicing(Trusting):
             collector.threads * max(collector.engine_threads, 1), self.recipe.learner.threads
         )
 
-    def gib(self) -> int:
-        """Memory to ask for; raises where the recipe cannot run at all."""
+    def memory_gib(self) -> int:
+        """GiB of memory to request; raises if the recipe cannot be planned."""
         planned = plan(self.recipe).bytes["peak"] / _GIB
         return math.ceil(self.memory or 2 + 1.5 * planned)
 
@@ -68,13 +78,14 @@ class Slicing(Trusting):
     def gpus(self) -> int:
         return int(self.recipe.learner.device == "cuda")
 
-    @property
-    def name(self) -> str:
-        """The recipe's name, as a file can be called."""
-        return re.sub(r"[^\w.-]+", "-", self.recipe.name).strip(".-") or "run"
+    def train_options(self, words: list[str]) -> list[str]:
+        """Arguments of `etude train`, with the margin as the time to end an iteration in."""
+        if self.recipe.checkpoint.grace is not None:
+            return words
+        return [*words, "--checkpoint.grace", str(max(self.margin - _LEFT, _LEFT))]
 
     def write(self, text: str, name: str) -> str | None:
-        """Write the file, never over another one, or print it; the file's name, if there is one."""
+        """Write the file, never over another one, and return its name; None if it is printed."""
         if self.out == "-":
             print(text, end="")
             return None
@@ -86,32 +97,249 @@ class Slicing(Trusting):
         return str(path)
 
 
-class Slice(NamedTuple):
-    """What is needed to write a script: the command, and the arguments of the run it starts."""
+class SlurmCommand(SliceCommand):
+    """A batch script for Slurm. The job trains for a slice, saves itself before the time limit and
+    goes back into the queue until the run is finished. Give sbatch the partition, the account and
+    other options."""
 
-    command: Slicing
-    arguments: list[str]
+    time: str | None = Field(
+        None,
+        description="Time limit of a slice, in Slurm's format: 4:00:00, 90 (minutes) or 1-12 "
+        "(days-hours). Must be given.",
+    )
 
 
-def parsed(verb: str, kind: type[Slicing], arguments: list[str], own: tuple[str, ...]) -> Slice:
-    """The command from its arguments; own: names of options of its class alone."""
-    recipe, rest = find_target(["--out" if word == "-o" else word for word in arguments])
+class KubernetesCommand(SliceCommand):
+    """A Job for Kubernetes. A pod that is evicted, or that reaches --time, saves the run, and the
+    next pod continues it until it is finished."""
+
+    folder: str | None = Field(
+        None, description=f"The run's folder on the volume; default: {_MOUNT}/<recipe>-s<seed>."
+    )
+    time: str | None = Field(
+        None,
+        description="Time limit of a pod: 4:00:00, 90 (minutes) or 1-12 (days-hours); default: "
+        "none.",
+    )
+    image: str | None = Field(
+        None, description="The container image with Etude installed. Must be given."
+    )
+    claim: str = Field("runs", description="The PersistentVolumeClaim that holds the runs.")
+
+
+S = TypeVar("S", bound=SliceCommand)
+
+
+def _parsed(verb: str, kind: type[S], arguments: list[str]) -> tuple[S, list[str]]:
+    """(command, arguments of the run that its script starts)."""
+    recipe, rest = find_target(arguments)
     command = parse(f"{verb} {recipe.name}", kind, rest, kind(recipe=recipe))
     if command.recipe.collector.kind != "local":
         raise UsageError(
             f"etude {verb} is for runs on one machine: leave --collector out; docs/cluster.md has "
             "scripts for several machines with Ray."
         )
-    names = (*own, "folder", "margin", "memory", "out")
-    return Slice(command, passed_on([arguments[0], *rest], names))
+    own = kind.model_fields.keys() - {"recipe", "trust"}
+    return command, without_options([arguments[0], *rest], own)
+
+
+class _Template(string.Template):
+    delimiter = "@"  # scripts and manifests are full of $
+
+
+_SLICE = _Template("""\
+run=@run
+if [ -e "$run" ]; then
+    set -- @resume "$run"
+else
+    set -- @train --folder "$run"
+fi
+saved() { readlink "$run/checkpoints/latest" || cat "$run/checkpoints/latest" 2> /dev/null; }
+before=$(saved)
+
+# Signals are passed on: the run saves itself at the end of its iteration and exits with @again.
+signals=0 time_is_up=
+trap 'time_is_up=1 signals=$((signals + 1)); kill -USR1 "$child"' USR1
+trap 'time_is_up= signals=$((signals + 1)); kill -TERM "$child"' TERM
+"$@@" &
+child=$!
+while seen=$signals; do
+    wait "$child"
+    code=$?
+    [ "$signals" = "$seen" ] && break # otherwise a signal has ended the wait, and not the run
+done
+
+case $code in
+0) # a library may end the process early: only a finished run has a summary
+    if [ ! -e "$run/@summary" ]; then
+        echo "The process ended with code 0 before the run was finished: see above." >&2
+        code=1
+    fi
+    ;;
+@again | 138 | 143) # saved, or ended by a signal: a resume continues the run
+    if [ "$(saved)" = "$before" ]; then
+        echo "Nothing was saved in this slice, and another would save nothing: raise --time." >&2
+        exit 1
+    fi
+    code=@again
+    ;;
+esac
+""")
+_SLURM = _Template("""\
+#!/bin/bash
+# A run in slices, made by `etude slurm`; submit it with sbatch. Exit codes: 0 finished,
+# @again saved and to be continued (submit it again), others as the log says.
+#SBATCH --job-name=@name
+#SBATCH --time=@time
+#SBATCH --signal=B:USR1@@@margin
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=@log
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=@cores
+#SBATCH --mem=@{memory}G@gpus
+
+cd @here || exit 1
+@slice\
+# Only the time limit requeues the job: one that was cancelled stays cancelled, and Slurm itself
+# requeues one that was preempted.
+if [ "$code" = @again ] && [ -n "$time_is_up" ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+    echo "The run is saved, but the job could not be requeued: submit the script again." >&2
+fi
+exit "$code"
+""")
+_KUBERNETES = _Template("""\
+# A run in slices, made by `etude kubernetes`; start it with `kubectl apply -f`. A pod exits with 0
+# if the run is finished, and with @again if it is saved and another pod continues it.
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: @name
+spec:
+  backoffLimit: 6
+  podFailurePolicy:
+    rules:
+      - action: Ignore
+        onExitCodes: {containerName: etude, operator: In, values: [@again]}
+      - action: Ignore
+        onPodConditions: [{type: DisruptionTarget}]
+      - action: FailJob # a number that is not finite: a retry would fail in the same way
+        onExitCodes: {containerName: etude, operator: In, values: [@not_finite]}
+  template:
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: @margin
+      containers:
+        - name: etude
+          image: @image
+          command: [bash, -c]
+          args:
+            - |
+@slice          resources:
+            requests: @requests
+            limits: @limits
+          volumeMounts: [{name: runs, mountPath: @mount}]
+      volumes: [{name: runs, persistentVolumeClaim: {claimName: @claim}}]
+""")
+
+
+def slice_script(
+    run: str, program: list[str], train_options: list[str], trust: bool = False
+) -> str:
+    """Shell commands for one slice; afterwards $code is 0 if the run is finished and 75 if another
+    slice can continue it.
+
+    program: the command `etude`; trust: resumes may run the code that the recipe names.
+    """
+    resume = [*program, "resume", *(["--trust"] if trust else [])]
+    return _SLICE.substitute(
+        run=shlex.quote(run),
+        resume=shlex.join(resume),
+        train=shlex.join([*program, "train", *train_options]),
+        again=RESUMABLE,
+        summary=SUMMARY,
+    )
+
+
+def run_slurm(arguments: list[str]) -> None:
+    """Write a batch script for Slurm."""
+    command, words = _parsed("slurm", SlurmCommand, arguments)
+    limit, memory = limit_of(command.time, command.margin), command.memory_gib()
+    recipe = command.recipe
+    folder = Path(command.folder) if command.folder else default_path(recipe.name, recipe.seed)
+    exists = is_run(folder)
+    if folder.exists() and not exists:
+        raise UsageError(f"{folder} exists and is not a run: name another folder.")
+    name = folder.name if command.folder else f"{folder.parent.name}-{folder.name}"
+    path, program = folder.absolute(), [sys.executable, "-P", "-m", "etude"]
+    text = _SLURM.substitute(
+        again=RESUMABLE,
+        name=shlex.quote(name),
+        time=command.time,
+        margin=command.margin,
+        log=shlex.quote(f"{path}.log".replace("%", "%%")),
+        cores=command.cores,
+        memory=memory,
+        gpus=f"\n#SBATCH --gpus={command.gpus}" if command.gpus else "",
+        here=shlex.quote(os.getcwd()),
+        slice=slice_script(str(path), program, command.train_options(words)),
+    )
+    file = command.write(text, f"{file_name(recipe.name)}.sbatch")
+    if file is None:
+        return
+    files.make_folder(path.parent)  # Slurm writes its log only into an existing folder
+    print(f"Written: {file}, for slices of {duration(limit)} of the run {folder}")
+    if exists:
+        print("The run exists already: the job continues it with the run's own recipe.")
+    print(f"Submit it: sbatch {shlex.quote(file)}")
+    print(f"Number of slices: etude plan {shlex.join(words)} --measure --time {command.time}")
+
+
+def run_kubernetes(arguments: list[str]) -> None:
+    """Write the manifest of a Job for Kubernetes."""
+    command, words = _parsed("kubernetes", KubernetesCommand, arguments)
+    if command.image is None:
+        raise UsageError("Name an image with Etude installed: --image REGISTRY/etude:TAG.")
+    recipe = command.recipe
+    folder = _MOUNT / (command.folder or f"{file_name(recipe.name)}-s{recipe.seed}")
+    if _MOUNT not in folder.parents or ".." in folder.parts:
+        raise UsageError(
+            f"--folder {command.folder} is not on the volume, so the run would be lost with its "
+            f"pod: name a folder below {_MOUNT}, for example {_MOUNT}/one."
+        )
+    limit = None if command.time is None else limit_of(command.time, command.margin)
+    trusted = user_code.names_code(texts(recipe))
+    body = slice_script(str(folder), ["etude"], command.train_options(words), trusted)
+    if limit is not None:
+        body = f'(sleep {limit - command.margin} && kill -USR1 "$$") &\n{body}'
+    memory = {"memory": f"{command.memory_gib()}Gi"}
+    name = re.sub(r"[^a-z0-9]+", "-", f"etude-{folder.relative_to(_MOUNT)}".lower())
+    text = _KUBERNETES.substitute(
+        name=name[:52].strip("-"),
+        again=RESUMABLE,
+        not_finite=NonFinite.exit_code,
+        margin=command.margin,
+        image=json.dumps(command.image),
+        slice=textwrap.indent(body + 'exit "$code"\n', " " * 14),
+        requests=json.dumps({"cpu": command.cores} | memory),
+        limits=json.dumps(memory | ({"nvidia.com/gpu": command.gpus} if command.gpus else {})),
+        mount=_MOUNT,
+        claim=json.dumps(command.claim),
+    )
+    file = command.write(text, f"{file_name(recipe.name)}-job.yaml")
+    if file is not None:
+        print(f"Written: {file}, for the run {folder} on the claim '{command.claim}'")
+        print(f"Start it: kubectl apply -f {shlex.quote(file)}")
 
 
 def seconds_of(text: str) -> int:
-    """Seconds of a time limit as Slurm writes them: 90, 90:00, 4:00:00, 1-12, 1-12:30:00."""
+    """Seconds of a time limit in Slurm's format: 90, 90:00, 4:00:00, 1-12, 1-12:30:00."""
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
     if not re.fullmatch(r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}", text):
-        raise UsageError(f"--time is such as {_FORMS}, not '{text}'.")
+        raise UsageError(f"--time must look like {_FORMS}, not '{text}'.")
     if dash:
         hours, minutes, seconds = map(int, [*parts, "0", "0"][:3])
     elif len(parts) == 1:
@@ -122,26 +350,26 @@ def seconds_of(text: str) -> int:
 
 
 def limit_of(text: str | None, margin: int = MARGIN) -> int:
-    """Seconds of a slice; refuses one that has no time to train."""
+    """Seconds of a slice; refuses a slice without time to train."""
     if text is None:
-        raise UsageError(f"Say how long a slice may take: --time {_FORMS}.")
+        raise UsageError(f"Give the time limit of a slice: --time {_FORMS}.")
     limit = seconds_of(text)
     if limit < 2 * margin + START:
         raise UsageError(
             f"--time {text} is {duration(limit)}, which leaves no time to train: a slice takes "
-            f"about {START} s to start and is saved {margin} s before its end. Written {_FORMS}."
+            f"about {START} s to start and is saved {margin} s before its end. Write {_FORMS}."
         )
     return limit
 
 
 def num_slices(seconds: float, limit: int, margin: int = MARGIN) -> int:
-    """How many slices of a length a run of so many seconds takes."""
+    """Number of slices of a length that a run of `seconds` takes."""
     return max(math.ceil(seconds / (limit - margin - START)), 1)
 
 
-def in_slices(seconds: float, text: str | None) -> tuple[dict[str, int], str]:
-    """How many slices a run takes, for programs and as a sentence; text: how long one may take."""
-    limit = limit_of(text)
+def in_slices(seconds: float, time: str | None) -> tuple[dict[str, int], str]:
+    """Number of slices of length `time` that a run takes, as JSON and as a sentence."""
+    limit = limit_of(time)
     count = num_slices(seconds, limit)
     trains = limit - MARGIN - START
     return (
@@ -149,66 +377,3 @@ def in_slices(seconds: float, text: str | None) -> tuple[dict[str, int], str]:
         f"{count:,} slice{'s' if count > 1 else ''} of {duration(limit)}; a slice trains for "
         f"{duration(trains)}, and the rest is for its start and its end",
     )
-
-
-_SHELL = f"""\
-run=@RUN
-if [ -e "$run" ]; then
-    set -- @RESUME "$run"
-else
-    set -- @TRAIN --folder "$run"
-fi
-saved() {{ readlink "$run/checkpoints/latest" || cat "$run/checkpoints/latest" 2> /dev/null; }}
-before=$(saved)
-
-# Signals are passed on: the run saves at the end of its iteration and exits with {RESUMABLE}.
-signals=0 time_is_up=
-trap 'time_is_up=1 signals=$((signals + 1)); kill -USR1 "$child"' USR1
-trap 'time_is_up= signals=$((signals + 1)); kill -TERM "$child"' TERM
-"$@" &
-child=$!
-while seen=$signals; do
-    wait "$child"
-    code=$?
-    [ "$signals" = "$seen" ] && break # otherwise a signal has ended the wait, and not the run
-done
-
-case $code in
-0) # a library may end the process in the middle: a finished run has its summary
-    if [ ! -e "$run/{SUMMARY}" ]; then
-        echo "The process ended with code 0 before the run was finished: see above." >&2
-        code=1
-    fi
-    ;;
-{RESUMABLE} | 138 | 143) # saved, or ended by a signal where it stood: a resume goes on
-    if [ "$(saved)" = "$before" ]; then
-        echo "Nothing was saved in this slice, so another would not help: give it more time." >&2
-        exit 1
-    fi
-    code={RESUMABLE}
-    ;;
-esac
-"""
-
-
-def shell(run: str, program: list[str], arguments: list[str], trust: bool = False) -> str:
-    """Shell commands that do one slice: $code is 0 of a run that is finished, and 75 of one that
-    another slice can go on with.
-
-    program: how `etude` is called; arguments: those of `etude train`; trust: resumes may run the
-    code that the recipe names.
-    """
-    resume = [*program, "resume", *(["--trust"] if trust else [])]
-    train = [*program, "train", *arguments]
-    texts = {"@RUN": [run], "@RESUME": resume, "@TRAIN": train}
-    script = _SHELL
-    for place, words in texts.items():
-        script = script.replace(place, shlex.join(words), 1)
-    return script
-
-
-def with_grace(recipe: Recipe, margin: int) -> list[str]:
-    """Options that give a run the whole margin to reach the end of its iteration."""
-    if recipe.checkpoint.grace is not None:
-        return []
-    return ["--checkpoint.grace", str(max(margin - _LEFT, _LEFT))]

@@ -1,4 +1,4 @@
-"""`etude sweep`: many trials of a recipe, of which the best go on."""
+"""`etude sweep`: many trials of a recipe, of which only the best are continued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from etude.api import pinned
+from etude.api import with_start_checkpoint
 from etude.cli.options import Reporting, parse
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.cli.verbs import HELP
@@ -29,42 +29,43 @@ from etude.planning import recipes
 from etude.planning.recipe import Recipe
 from etude.planning.resolve import resolve
 from etude.runs import files
+from etude.runs.folder import file_name
 
 TABLE = "trials.csv"
 
 
 class WorkerOptions(Trusting, Reporting):
-    """Where trials run."""
+    """Placement of trials."""
 
     workers: int | None = Field(
-        None, ge=1, description="Trials side by side; default: as many as cores allow."
+        None, ge=1, description="Parallel trials; default: as many as cores allow."
     )
     ray: str | None = Field(
         None,
-        description="Run trials as tasks of a Ray cluster that sees this folder: local starts one "
-        "here, auto finds the one of this machine, host:port names one.",
+        description="Run trials as tasks of a Ray cluster with access to this folder: local starts "
+        "one, auto finds the one on this machine, host:port names one.",
     )
 
 
 class ResumeCommand(WorkerOptions):
-    """Continue a sweep that was stopped or killed, with the same table at its end."""
+    """Continue a sweep that was stopped or killed; its table is that of an uninterrupted sweep."""
 
     aliases = {"drop": "skip leave_out"}  # noqa: RUF012
 
     resume: str = Field(description="The sweep's folder.")
     drop: tuple[int, ...] = Field(
-        (), description="Numbers of trials that fail again and again, to go on without them."
+        (), description="Numbers of trials to leave out because they keep failing."
     )
     metric: str | None = Field(
-        None, description="Another column to rank by, where no rung is complete yet."
+        None, description="Another column to rank by, before the first rung is complete."
     )
 
 
 class SweepCommand(WorkerOptions):
-    """Trials of a recipe with other values. Each is planned at its full budget and paused at rungs;
-    the best of a rung go on from their checkpoint, so no step is made twice. Values are
-    a,b,c or LOW..HIGH, LOW..HIGH:log, LOW..HIGH:5. A sweep that was stopped or killed goes on with
-    the same command, or with `etude sweep --resume FOLDER`."""
+    """Trials of a recipe with different values. Each is planned at its full budget and paused at
+    rungs; the best of a rung continue from their checkpoint, so no step is made twice. Values are
+    a,b,c or LOW..HIGH, LOW..HIGH:log, LOW..HIGH:5. The same command, or `etude sweep --resume
+    FOLDER`, continues a sweep that was stopped or killed."""
 
     aliases = {  # noqa: RUF012
         "trials": "n_trials num_samples max_trials",
@@ -75,34 +76,34 @@ class SweepCommand(WorkerOptions):
 
     recipe: Recipe_
     vary: tuple[str, ...] = Field(
-        (), description="Fields and their values, section.key=VALUES; may be given several times."
+        (), description="Fields and their values, section.key=VALUES; can be given several times."
     )
     trials: int | None = Field(
         None,
         ge=1,
-        description="Trials to draw, of each bracket; default: all combinations of the values.",
+        description="Trials to draw in each bracket; default: all combinations of the values.",
     )
     sampler: Literal["grid", "random", "tpe"] | None = Field(
         None,
-        description="grid tries all combinations, random draws, tpe is Optuna's, which learns from "
-        "the brackets before (extra `sweep`); default random with --trials, else grid.",
+        description="grid: all combinations; random: random draws; tpe: Optuna's sampler, which "
+        "learns from earlier brackets (extra `sweep`); default random with --trials, else grid.",
     )
-    sampler_seed: int = Field(0, ge=0, description="Where the drawing of values comes from.")
+    sampler_seed: int = Field(0, ge=0, description="Seed of the sampler.")
     rungs: int | None = Field(
         None,
         ge=1,
-        description="Times that trials are ranked, the run's end included; 1 runs all to their "
-        "end; default: until one is left.",
+        description="Number of times that trials are ranked, including the end; 1 runs all trials "
+        "to their end; default: until one is left.",
     )
     reduction_factor: int = Field(
         3,
         ge=2,
-        description="One in so many goes on to the next rung, with so many times the steps.",
+        description="Factor by which each rung has fewer trials and more steps.",
     )
     brackets: int = Field(
         1,
         ge=1,
-        description="How often --trials new trials are drawn and halved, for --sampler tpe.",
+        description="Number of times that --trials new trials are drawn, for --sampler tpe.",
     )
     metric: str | None = Field(
         None,
@@ -111,15 +112,16 @@ class SweepCommand(WorkerOptions):
     )
     minimize: bool = Field(False, description="Lower values of the metric are better.")
     folder: str | None = Field(
-        None, description="The sweep's folder; default runs/<recipe>/sweep-<hash of what is asked>."
+        None,
+        description="The sweep's folder; default runs/<recipe>/sweep-<hash of recipe and options>.",
     )
     resume: str | None = Field(
-        None, description="Continue the sweep in this folder; no recipe is named then."
+        None, description="Continue the sweep in this folder, instead of naming a recipe."
     )
 
 
 def run(arguments: list[str]) -> int:
-    """Begin a sweep, or continue one."""
+    """Start a sweep, or continue one."""
     if not arguments or (arguments[0].startswith("-") and not {*HELP, "--resume"} & {*arguments}):
         raise UsageError(
             "Name a recipe first: etude sweep RECIPE --vary section.key=VALUES ...; or continue a "
@@ -139,9 +141,11 @@ def run(arguments: list[str]) -> int:
     vary, rest = _varied(options)
     asking = parse(f"sweep {target.name}", SweepCommand, rest, SweepCommand(recipe=target))
     if asking.resume is not None:
-        raise UsageError(f"A sweep knows its recipe: etude sweep --resume {asking.resume}.")
+        raise UsageError(
+            f"A sweep has its recipe in its folder: etude sweep --resume {asking.resume}."
+        )
     asked = _asked(asking, vary)
-    recipe = pinned(asking.recipe)
+    recipe = with_start_checkpoint(asking.recipe)
     folder = Path(asking.folder) if asking.folder else _usual_folder(recipe, asked)
     sweep = Sweep.create(folder, recipe, asked)
     try:
@@ -151,7 +155,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _varied(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The texts after every --vary, and the other arguments."""
+    """(texts after every --vary, other arguments)."""
     texts: list[str] = []
     rest: list[str] = []
     inside = False
@@ -167,10 +171,10 @@ def _varied(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _asked(command: SweepCommand, vary: list[str]) -> Asked:
-    """What is asked for, in whole numbers; refuses what does not go together."""
+    """The settings of a sweep; refuses options that contradict each other."""
     if not vary:
         raise UsageError(
-            "Say what is varied: --vary section.key=VALUES, such as --vary "
+            "Name a field to vary: --vary section.key=VALUES, for example --vary "
             "algorithm.learning_rate=1e-4..1e-2:log."
         )
     varied = [values.parse(text, command.recipe) for text in vary]
@@ -186,7 +190,7 @@ def _asked(command: SweepCommand, vary: list[str]) -> Asked:
             )
         trials = len(values.all_of(varied))
     elif command.trials is None:
-        raise UsageError(f"--sampler {sampler} draws trials: say how many with --trials.")
+        raise UsageError(f"--sampler {sampler} draws trials: give their number with --trials.")
     else:
         trials = command.trials
         values.check_count(varied, trials * command.brackets)
@@ -200,7 +204,7 @@ def _asked(command: SweepCommand, vary: list[str]) -> Asked:
     if command.rungs is not None and command.rungs > most:
         raise UsageError(
             f"{trials} trials with --reduction-factor {factor} have {most} rung"
-            f"{'s' if most > 1 else ''} at most: the last has one trial then."
+            f"{'s' if most > 1 else ''} at most: the last has one trial."
         )
     asked = Asked(
         tuple(vary),
@@ -220,13 +224,16 @@ def _asked(command: SweepCommand, vary: list[str]) -> Asked:
 
 
 def _usual_folder(recipe: Recipe, asked: Asked) -> Path:
-    name = re.sub(r"[^\w.-]+", "-", recipe.name).strip(".-") or "run"
     text = json.dumps([recipes.digest(recipe), asdict(asked)])
-    return Path("runs") / name / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return (
+        Path("runs")
+        / file_name(recipe.name)
+        / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    )
 
 
 def _change(sweep: Sweep, drop: tuple[int, ...], metric: str | None) -> None:
-    """What a resume may change: trials to go on without, and the metric before it has ranked."""
+    """Drop trials, and change the metric before the first ranking."""
     known = {trial.number: trial for trial in sweep.trials}
     for number in drop:
         if number not in known:
@@ -234,7 +241,9 @@ def _change(sweep: Sweep, drop: tuple[int, ...], metric: str | None) -> None:
         known[number].failed = known[number].failed or "dropped"
     if metric is not None and metric != sweep.metric:
         if sweep.complete:
-            raise UsageError(f"Trials were ranked by {sweep.metric} already, and stay so.")
+            raise UsageError(
+                f"Trials have already been ranked by {sweep.metric}: leave --metric out."
+            )
         sweep.metric, sweep.asked = metric, replace(sweep.asked, metric=metric)
     if drop or metric is not None:
         sweep.save()
@@ -243,7 +252,7 @@ def _change(sweep: Sweep, drop: tuple[int, ...], metric: str | None) -> None:
 def _run(sweep: Sweep, command: WorkerOptions) -> int:
     """Run a sweep to its end, and print its table."""
     if "RANK" in os.environ:
-        raise UsageError("A sweep starts processes of its own: leave torchrun out.")
+        raise UsageError("A sweep starts its own processes: leave torchrun out.")
     workers = command.workers or processes.jobs_for(sweep.recipe)
     say = partial(print, file=sys.stderr if command.json_output else sys.stdout, flush=True)
     if not sweep.is_done:
@@ -252,8 +261,8 @@ def _run(sweep: Sweep, command: WorkerOptions) -> int:
         start = _start(sweep, command, workers)
         prepare(sweep, say)
         say(
-            f"{all_trials} trials of {sweep.recipe.name}, {workers} side by side; they print to "
-            f"{sweep.folder}/t*.log. If this is stopped: etude sweep --resume {sweep.folder}"
+            f"{all_trials} trials of {sweep.recipe.name}, {workers} in parallel; they print to "
+            f"{sweep.folder}/t*.log. Continue after a stop: etude sweep --resume {sweep.folder}"
         )
         run_sweep(sweep, start, workers, say, command.trust)
         files.replace_file(sweep.folder / TABLE, [halving.to_csv(sweep).encode()])
@@ -273,13 +282,13 @@ def _start(sweep: Sweep, command: WorkerOptions, workers: int) -> Start:
 
 
 def _after(sweep: Sweep) -> str:
-    """What one would do next."""
+    """The best trial and the next commands."""
     best = sweep.best()
     if best is None:
-        return "No trial came to its end.\n"
+        return "No trial was finished.\n"
     path = sweep.path(best)
     return (
         f"Best: {path} ({halving.settings(best)})\n"
         f"Evaluate it: etude eval {path}\n"
-        f"One run says little: etude train {path / 'recipe.yaml'} --seeds 5\n"
+        f"Train it with other seeds: etude train {path / 'recipe.yaml'} --seeds 5\n"
     )

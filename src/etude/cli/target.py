@@ -1,7 +1,8 @@
-"""The recipe that a command line names, of the kinds that its options ask for."""
+"""The recipe or environment that a command line names."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,14 @@ from pydantic import Field
 from etude.cli.options import Called
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.core.user_code import trust_texts
+from etude.core.user_code import load_object, trust_texts
 from etude.envs import NAMED_BY
+from etude.envs.config import ENVS, EnvConfig
 from etude.planning import recipes
 from etude.planning.recipe import REGISTRIES, Recipe
 
 SHORT = {"--collector": "--collector.kind", "--from": "--start-from"}
+"""Short names of options."""
 Recipe_ = Annotated[Recipe, Called("")]
 
 
@@ -24,26 +27,28 @@ class Trusting(Config):
 
     trust: bool = Field(
         False,
-        description="Run the code that the recipe file names. It is remembered: once is enough.",
+        description="Run the code that the recipe file names. The answer is kept, so that it is "
+        "needed once.",
     )
 
 
 def find_target(arguments: list[str]) -> tuple[Recipe, list[str]]:
-    """The recipe that is named first, of the kinds asked for, and the options after it."""
-    name, rest = arguments[0], spelled_out(arguments[1:])
+    """(recipe, options): the recipe that the first argument names, with the kinds that the options
+    choose."""
+    name, rest = arguments[0], with_full_names(arguments[1:])
     trust_texts(text.partition("=")[2] or text for text in rest)
-    return with_kinds(recipes.find(name, "--trust" in rest), rest), rest
+    return _with_kinds(recipes.find(name, "--trust" in rest), rest), rest
 
 
-def spelled_out(arguments: list[str]) -> list[str]:
-    """`--collector ray` is short for `--collector.kind ray`, and `--from` for `--start-from`."""
+def with_full_names(arguments: list[str]) -> list[str]:
+    """The arguments with full names in place of short ones, see `SHORT`."""
     names = [argument.partition("=") for argument in arguments]
     return [f"{SHORT.get(name, name)}{equals}{value}" for name, equals, value in names]
 
 
-def with_kinds(recipe: Recipe, arguments: list[str]) -> Recipe:
-    """The recipe with the kinds that `--SECTION.kind` asks for; `--env.id`, `--env.task` and
-    `--env.parallel` choose the kind of the environment as well."""
+def _with_kinds(recipe: Recipe, arguments: list[str]) -> Recipe:
+    """The recipe with the kinds that `--SECTION.kind` chooses; `--env.id`, `--env.task` and
+    `--env.parallel` choose the kind of the environment too."""
     kinds = {s: kind for s in REGISTRIES if (kind := _value_of(f"--{s}.kind", arguments))}
     named = [f"env.{f}" for f in NAMED_BY if _value_of(f"--env.{f}", arguments) is not None]
     here = None if recipe.env is None else recipe.env.kind
@@ -67,7 +72,28 @@ def _value_of(option: str, arguments: list[str]) -> str | None:
 
 
 def split_run(text: str) -> tuple[Path, str]:
-    """(run, "") of a run's folder; (run, name) of one of its checkpoints."""
+    """(run, "") of a run's folder; (run, step) of one of its checkpoints."""
     path = Path(text)
     inside = path.parent.name == "checkpoints" and path.is_dir()
     return (path.parent.parent, path.name.lstrip("0") or "0") if inside else (path, "")
+
+
+def env_config(target: str, options: dict[str, bool | int | float | str]) -> EnvConfig:
+    """The environment with these options that a kind, a Gymnasium id, a PettingZoo module or the
+    class of a task names."""
+    if target in ENVS.names():
+        return ENVS.load(target).model_validate({"kind": target, **options})
+    # Gymnasium's name of an environment in a package, package:Env-v0, has a colon too.
+    if ":" in target and not re.search(r"-v\d+$", target):
+        found = load_object(
+            target, "module:Class, for example my_module:MyTask or my_task.py:MyTask"
+        )
+        if isinstance(found, type) and issubclass(found, EnvConfig):
+            return ENVS.validate({"kind": target, **options})
+        return ENVS.validate({"kind": "task", "task": target, "options": options})
+    if re.fullmatch(r"\w+(\.\w+)*\.\w+_v\d+", target):
+        return ENVS.validate({"kind": "pettingzoo", "parallel": target, "kwargs": options})
+    gym = ENVS.load("gym").model_fields
+    fields = {name: value for name, value in options.items() if name in gym}
+    kwargs = {name: value for name, value in options.items() if name not in gym}
+    return ENVS.validate({"kind": "gym", "id": target, "kwargs": kwargs, **fields})

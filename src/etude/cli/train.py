@@ -1,14 +1,15 @@
-"""`etude train`: plan a run, then do it."""
+"""`etude train` and `etude resume`: train a recipe in a new run, or continue a run."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 from pydantic import Field
 
-from etude.api import Run, train
-from etude.cli.options import parse
-from etude.cli.target import Recipe_, Trusting, find_target
+from etude import api
+from etude.cli.options import Positional, parse
+from etude.cli.target import Recipe_, Trusting, find_target, with_full_names
 from etude.core.errors import UsageError
 from etude.core.history import History
 from etude.core.metrics.declared import ELAPSED, is_offline, step_of
@@ -16,11 +17,12 @@ from etude.core.ranks import is_first_process
 from etude.evaluate import evaluation
 from etude.evaluate.fresh import step_of as policy_step
 from etude.planning.recipe import metrics_of
+from etude.rollout.local import Placement
 from etude.runs.folder import NOT_EXACT
 
 
 class TrainCommand(Trusting):
-    """Plan a run, then do it."""
+    """Plan a run, then train it."""
 
     aliases = {"folder": "log_dir logdir out output save_dir"}  # noqa: RUF012
 
@@ -31,16 +33,38 @@ class TrainCommand(Trusting):
     seeds: int | None = Field(
         None,
         ge=1,
-        description="Runs of so many seeds, from --seed on, as s<seed> in one folder: --folder, or "
-        "runs/<recipe>/seeds-<hash of the recipe>. The same command goes on with what is missing.",
+        description="Number of runs with successive seeds, from --seed on, as s<seed> in one "
+        "folder: --folder, or runs/<recipe>/seeds-<hash of the recipe>. The same command continues "
+        "with the missing runs.",
     )
     jobs: int | None = Field(
-        None, ge=1, description="Of --seeds, runs side by side; default: as many as cores allow."
+        None, ge=1, description="Parallel runs of --seeds; default: as many as cores allow."
     )
+
+
+class ResumeCommand(Trusting):
+    """Continue a run from its last good checkpoint."""
+
+    run: Positional[str] = Field(description="The run's folder.")
+    checkpoint: int | None = Field(
+        None,
+        ge=0,
+        description="Go back to the checkpoint of this step; those after it are set aside.",
+    )
+    total_timesteps: int | None = Field(
+        None, ge=1, description="A larger budget of environment steps than the run has."
+    )
+    pause_after: int | None = Field(
+        None,
+        ge=1,
+        description="Save and stop after this iteration of the run; the next resume continues "
+        "from there.",
+    )
+    collector: Placement = Field(Placement(), description="Where rollouts run from now on.")
 
 
 def run(arguments: list[str]) -> None:
-    """Train a recipe in a new folder, and evaluate what came of it."""
+    """Train a recipe in a new folder, and evaluate the policy."""
     recipe, rest = find_target(arguments)
     command = parse(f"train {recipe.name}", TrainCommand, rest, TrainCommand(recipe=recipe))
     if command.seeds is not None:
@@ -49,8 +73,25 @@ def run(arguments: list[str]) -> None:
         count, jobs, trust = command.seeds, command.jobs, command.trust
         return train_seeds(command.recipe, count, jobs, command.folder, arguments, trust)
     if command.jobs is not None:
-        raise UsageError("--jobs is how many runs of --seeds are done side by side: add --seeds.")
-    finish(train(command.recipe, command.folder, say=say, console=True))
+        raise UsageError("--jobs is the number of parallel runs of --seeds: add --seeds.")
+    finish(api.train(command.recipe, command.folder, say=say, console=True))
+
+
+def run_resume(arguments: list[str]) -> None:
+    """Continue a run, and evaluate the policy."""
+    command = parse("resume", ResumeCommand, with_full_names(arguments))
+    resumed = api.resume(
+        Path(command.run),
+        command.total_timesteps,
+        say=say,
+        console=True,
+        collector=command.collector,
+        checkpoint=command.checkpoint,
+        trust=command.trust,
+        pause_after=command.pause_after,
+    )
+    if command.pause_after is None or resumed.summary():
+        finish(resumed)
 
 
 def say(text: str) -> None:
@@ -58,8 +99,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def finish(run: Run) -> None:
-    """Print what a run came to, and evaluate its policy; the first of several ranks does."""
+def finish(run: api.Run) -> None:
+    """Print the result of a run and evaluate its policy, on the first rank."""
     if not is_first_process():
         return
     best = run.summary()["best"]
@@ -67,7 +108,7 @@ def finish(run: Run) -> None:
     last = history.last
     if last:
         unit = "updates" if is_offline(last) else "steps"
-        print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}{_spent(history)}.")
+        print(f"Done in {last[ELAPSED]:.1f} s: {step_of(last):,} {unit}{_speed(history)}.")
     if run.exactness.startswith(NOT_EXACT):
         print(f"This run is {run.exactness}.")
     metric = next((m for m in metrics_of(run.recipe) if m.summary and m.name in last), None)
@@ -78,17 +119,18 @@ def finish(run: Run) -> None:
             print("No evaluation did better than chance: there is no best, the newest is kept.")
     print()
     if run.recipe.env is not None and run.recipe.evaluation.final_episodes:
-        print(_chosen(run))
+        print(_evaluated_policy(run))
     evaluation.finish(run.recipe, run.path, say)
     print(f"Evaluate it: etude eval {run.path}")
 
 
-def _spent(history: History) -> str:
-    """How fast a run collected and trained, and what it did besides; of a long run, by a part."""
+def _speed(history: History) -> str:
+    """Steps per second, and seconds of evaluations and saves, from a sample of a run's rows."""
     seconds: Counter[str] = Counter()
-    kept, last = history.thinned(), history.last
-    for row, rows in kept.weighted():
-        seconds.update({name: rows * (row.get(f"time/{name}") or 0.0) for name in _SPENT})
+    phases = ("collect", "train", "test", "save")
+    sample, last = history.thinned(), history.last
+    for row, rows in sample.weighted():
+        seconds.update({name: rows * (row.get(f"time/{name}") or 0.0) for name in phases})
     learning, rest = seconds["collect"] + seconds["train"], seconds["test"] + seconds["save"]
     if is_offline(last) or not learning:
         return ""
@@ -98,11 +140,8 @@ def _spent(history: History) -> str:
     )
 
 
-_SPENT = ("collect", "train", "test", "save")
-
-
-def _chosen(run: Run) -> str:
-    """Which policy is evaluated after a run, and why that one."""
+def _evaluated_policy(run: api.Run) -> str:
+    """The policy that is evaluated after a run, and the reason."""
     row, step = run.history().last, policy_step(run.path)
     last = step_of(row) if row else step
     count = run.summary()["counts"]["evaluations"]

@@ -1,4 +1,4 @@
-"""`etude verify`: is a bundle whole, and does what it says come out here as well."""
+"""`etude verify`: check the files of a bundle, and repeat its results on this machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from etude.training.logs.outputs import LogsConfig
 
 
 class VerifyCommand(Trusting, Reporting):
-    """Whether a bundle is whole, and whether its episodes, and with --retrain its training, come
-    out the same here."""
+    """Check that a bundle's files are unchanged, and that its episodes, and with --retrain its
+    training, give the same results on this machine."""
 
     bundle: Positional[str] = Field(description="A bundle's folder, or its tar.")
-    files_only: bool = Field(False, description="Check the files, and run nothing.")
+    files_only: bool = Field(False, description="Check the files only.")
     retrain: bool = Field(
         False, description="Train its recipe again and compare the fingerprint, bit for bit."
     )
@@ -43,16 +43,16 @@ class VerifyCommand(Trusting, Reporting):
     )
     folder: str | None = Field(
         None,
-        description="With --retrain: the run's folder; one that is there is continued; default "
+        description="With --retrain: the run's folder; an existing run is continued; default "
         "runs/<recipe>/<date-time>-s<seed>.",
     )
 
 
 def run(arguments: list[str]) -> int:
-    """Print what was found; 1 where something is damaged or differs."""
+    """Print the findings; 1 if a file is damaged or a result differs."""
     command = parse("verify", VerifyCommand, arguments)
     if command.folder is not None and not command.retrain:
-        raise UsageError("--folder is where a run is trained again: add --retrain.")
+        raise UsageError("--folder is for the run that is trained again: add --retrain.")
     if command.files_only and command.retrain:
         raise UsageError("--files-only runs nothing, and --retrain trains: leave one of them out.")
     path = Path(command.bundle)
@@ -64,14 +64,14 @@ def run(arguments: list[str]) -> int:
 
 
 class _Verification:
-    """A bundle, and what was found so far."""
+    """The verification of one bundle, with its findings."""
 
     def __init__(self, command: VerifyCommand, path: Path, folder: Path) -> None:
         self.command, self.path, self.folder = command, path, folder
         self.findings: list[Finding] = []
 
     def say(self, text: str) -> None:
-        """Print a line; whatever a stranger put into it, it stays one line."""
+        """Print one line, without control characters from the bundle."""
         if not self.command.json_output:
             print("".join(c if c.isprintable() else "?" for c in text), flush=True)
 
@@ -83,34 +83,31 @@ class _Verification:
             for name, wrong in examined.wrong.items():
                 self.say(f"  {name} {wrong}")
             count = len(examined.wrong)
-            are = f"{count} files are not as they were" if count > 1 else "a file is not as it was"
-            return self._conclude(examined.sha256, examined.wrong, f"{are} when it was bundled")
+            files = f"{count} files have changed" if count > 1 else "a file has changed"
+            return self._conclude(examined.sha256, examined.wrong, f"{files} since it was bundled")
         self.say(
-            f"{self.path}: {len(about['files']) + 1} files, {size(examined.num_bytes)}, all as "
-            "they were bundled; none is code."
+            f"{self.path}: {len(about['files']) + 1} files, {size(examined.num_bytes)}, all "
+            "unchanged since they were bundled; none is code."
         )
         self.say(f"  sha256     {examined.sha256} of {bundle.INDEX}; its author can name it too")
         if self.command.files_only:
             return self._conclude(examined.sha256, {}, "")
         self._compare(about)
         differing = [each.what for each in self.findings if each.verdict == "differs"]
-        wrong = f"{self.path} is not what it says: {', '.join(differing)}" if differing else ""
+        wrong = f"the results of {self.path} differ: {', '.join(differing)}" if differing else ""
         return self._conclude(examined.sha256, {}, wrong)
 
     def _compare(self, about: Tree) -> None:
         command, folder = self.command, self.folder
         data = bundle.read_text(folder, bundle.RECIPE).encode()
-        # Trust is kept for the path that a person named, and not for where a tar was unpacked.
+        # Trust is for the path on the command line, not for the folder that a tar is unpacked in.
         name = self.path / bundle.RECIPE
         recipe = parsed(data, str(name), name, command.trust)
         changed = verifying.changed_machine(recipe, verifying.document(folder, bundle.MANIFEST))
         for sentence in changed.decisive:
             self.say(f"  machine    {sentence}")
         if changed.decisive:
-            self.say(
-                "  machine    So bits need not be the same here: results are compared by what "
-                "chance explains."
-            )
+            self.say("  machine    Bits may therefore differ: results are compared statistically.")
         self._add(verifying.check_metrics(folder, about))
         deadline = verifying.Deadline(command.seconds)
         policy = verifying.load_policy(folder)
@@ -125,11 +122,11 @@ class _Verification:
     def _retrain(self, recipe: Recipe, about: Tree, changed: Differences) -> None:
         if about.get("another_run"):
             raise UsageError(
-                f"Training {self.path} again gives another run: {about['another_run']} Leave "
+                f"Training {self.path} again would give another run: {about['another_run']} Leave "
                 "--retrain out."
             )
         if str(about.get("exactness", "")).startswith(NOT_EXACT):
-            self.say(f"The bundled run is {about['exactness']}: other bits are to be expected.")
+            self.say(f"The bundled run is {about['exactness']}: expect other bits.")
         run = _train(recipe, self.command.folder, silent if self.command.json_output else say)
         arguments = (recipe, self.folder, about, run.path, run.fingerprint(), changed.decisive)
         self._add(verifying.check_retrained(*arguments, verifying.Deadline(self.command.seconds)))
@@ -139,14 +136,18 @@ class _Verification:
         self.say(f"  {finding.what:<10} {finding.verdict}: {finding.words}")
 
     def _explain(self, changed: Differences) -> None:
-        """What else may be why the newest finding is not the same."""
+        """Print possible reasons for a difference in the newest finding."""
         if self.findings[-1].verdict in ("close", "differs"):
             for sentence in changed.possible:
-                self.say(f"             That may be why: {sentence}")
+                self.say(f"             Possible reason: {sentence}")
 
     def _conclude(self, sha256: str, damaged: dict[str, str], wrong: str) -> int:
         close = [each.what for each in self.findings if each.verdict == "close"]
-        done = "The files are whole; nothing was run." if self.command.files_only else "Verified."
+        done = (
+            "The files are unchanged; results were not repeated."
+            if self.command.files_only
+            else "Verified."
+        )
         verdict = f"Not verified: {wrong}." if wrong else done
         if close and not wrong:
             verdict = f"Verified, but not bit for bit: {', '.join(close)}."
@@ -163,13 +164,12 @@ class _Verification:
 
 
 def _train(recipe: Recipe, folder: str | None, speak: Say) -> Run:
-    """A run of a bundle's recipe: in this process, and with no logs that leave it."""
+    """Train a bundle's recipe in this process, without logs to other programs."""
     local = recipe.with_kinds({"collector": "local"})
     local = local.model_copy(update={"logs": LogsConfig(tensorboard=False)})
     path = Path(folder) if folder else default_path(recipe.name, recipe.seed)
     if path.exists():
-        there = Run(path)
-        if digest(there.recipe) != digest(recipe):
+        if digest(Run(path).recipe) != digest(recipe):
             raise UsageError(f"{path} is a run of another recipe: choose another --folder.")
         return resume(path, say=speak, console=speak is say)
     return train(local, path, say=speak, console=speak is say)

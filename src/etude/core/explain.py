@@ -1,4 +1,4 @@
-"""What is wrong with a config, in words a person can act on: the field, the value, the fix."""
+"""Errors of pydantic as one sentence: the field, the value, the fix."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WANTED = {
     "union_tag_invalid": "must be {expected_tags}",
     "union_tag_not_found": "must say its kind, as in `kind: reach`",
 }
-"""By pydantic's type of error, or by the word such a type begins with."""
+"""{pydantic's type of error, or its first word: what the value must be}."""
 _BOUNDS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
-MOST, LONGEST = 8, 100
-"""Problems that are told, and characters of a name: a file of a stranger may have any number."""
+MAX_PROBLEMS, MAX_NAME = 8, 100
+"""Problems in one sentence and characters of a name; a file may have any number of both."""
 
 
 def explain(
@@ -47,52 +47,54 @@ def explain(
     option: bool = False,
     whole: type[BaseModel] | None = None,
 ) -> str:
-    """A pydantic error as one sentence; `model` is what was being made.
+    """A pydantic error of `model` as one sentence.
 
-    `prefix`: the section that it is, with a dot; of `whole`, whose other fields may be meant. With
-    `option` fields are named as on the command line, --section.some-field.
+    prefix: the section that the model is in `whole`, with a dot. option: name fields as on the
+    command line, --section.some-field.
     """
     sentences: dict[str, str] = {}
     bounded: set[str] = set()
     problems = error.errors(include_url=False)
-    for problem in problems[:MOST]:
-        path, owner = _place(problem["loc"], model)
+    for problem in problems[:MAX_PROBLEMS]:
+        path, owner = _locate(problem["loc"], model)
         if problem["type"] == "missing" and isinstance(problem["loc"][-1], int):
             problem["type"] = "too_few_values"
         inner = problem.get("ctx", {}).get("error")
         if isinstance(inner, KindError):
-            said = explain(inner.error, inner.model, f"{prefix}{path}.", option, model)
-            sentences[path] = said.removesuffix(".")
+            text = explain(inner.error, inner.model, f"{prefix}{path}.", option, model)
+            sentences[path] = text.removesuffix(".")
             continue
-        name = shown(f"{prefix}{path}", option) if path else ""
+        name = field_name(f"{prefix}{path}", option) if path else ""
         if problem["type"] == "extra_forbidden":
-            near = _meant(path, owner, model)
+            near = _nearest_field(path, owner, model)
             if near:
                 near = prefix + near
             elif whole is not None:
                 near = nearest(prefix + path, field_paths(whole))
-            hint = f"did you mean {shown(near, option)}?" if near else "remove it"
+            hint = f"did you mean {field_name(near, option)}?" if near else "remove it"
             if near == prefix + path:
                 hint = f"another kind of {prefix.rstrip('.')} has it"
             sentences[name] = f"there is no field {name} ({hint})"
-        else:
-            # A union reports every member it is not: the last one is the widest, unless one of
-            # them was only too large or too small.
-            if name not in bounded:
-                sentences[name] = _sentence(dict(problem), name, _may_be_none(path, owner))
-            if problem["type"] in _BOUNDS:
-                bounded.add(name)
-    more = [f"and {len(problems) - MOST:,} more"] if len(problems) > MOST else []
+        elif name not in bounded:
+            # A union reports every member that does not fit: the last one is the widest, but a
+            # bound says more.
+            sentences[name] = _sentence(dict(problem), name, _can_be_none(path, owner))
+        if problem["type"] in _BOUNDS:
+            bounded.add(name)
+    rest = len(problems) - MAX_PROBLEMS
+    more = [f"and {rest:,} more"] if rest > 0 else []
     return "; ".join([*sentences.values(), *more]) + "."
 
 
-def _meant(path: str, owner: type[BaseModel] | None, model: type[BaseModel] | None) -> str | None:
-    """The field a path without one most likely stands for: in its own section, or elsewhere."""
+def _nearest_field(
+    path: str, owner: type[BaseModel] | None, model: type[BaseModel] | None
+) -> str | None:
+    """The field that an unknown path most likely stands for: in its own section, or elsewhere."""
     if owner is None or model is None:
         return None
     section, dot, name = path.rpartition(".")
-    for field, called in getattr(owner, "aliases", {}).items():
-        if name in called.split():
+    for field, aliases in getattr(owner, "aliases", {}).items():
+        if name in aliases.split():
             return f"{section}{dot}{field}"
     inside = [f"{section}{dot}{name}" for name in owner.model_fields]
     elsewhere = [
@@ -101,42 +103,42 @@ def _meant(path: str, owner: type[BaseModel] | None, model: type[BaseModel] | No
     return nearest(path, inside) or nearest(path, elsewhere)
 
 
-def _may_be_none(path: str, owner: type[BaseModel] | None) -> bool:
-    """Whether a field also takes None, which is typed as `none`."""
+def _can_be_none(path: str, owner: type[BaseModel] | None) -> bool:
+    """Whether a field accepts None, written as `none`."""
     fields = {} if owner is None else owner.model_fields
     field = fields.get(path.rpartition(".")[2])
     return field is not None and type(None) in typing.get_args(field.annotation)
 
 
 def _sentence(problem: dict[str, Any], name: str, or_none: bool) -> str:
-    """What is wrong with the value of one field."""
+    """One problem, without a full stop."""
     kind, context, value = problem["type"], problem.get("ctx", {}), problem["input"]
     if kind == "value_error":
         words = str(context.get("error", problem["msg"])).rstrip(".")
-        # A rule over several fields names them itself.
+        # The message of a validator over several fields names them.
         return f"{name}: {words}" if name and not isinstance(value, dict | BaseModel) else words
     wanted = _WANTED.get(kind) or _WANTED.get(kind.split("_")[0])
-    said = problem["msg"].replace("Input should be", "must be")
+    must = problem["msg"].replace("Input should be", "must be")
     if wanted is not None:
-        said = wanted.format(**{key: _plain(text) for key, text in context.items()})
-        said += " or none" if or_none and kind.split("_")[0] in ("int", "float") else ""
+        must = wanted.format(**{key: _plain(text) for key, text in context.items()})
+        must += " or none" if or_none and kind.split("_")[0] in ("int", "float") else ""
     if kind in ("missing", "union_tag_not_found"):
-        return f"{name} {said}"
+        return f"{name} {must}"
     if kind == "union_tag_invalid":
         name, value = f"{name}.kind", context["tag"]
     if not name:
-        return f"this {said} such as `clock:`, and {_quoted(value)} is no valid one"
-    return f"{name} {said}, not {_short(str(value)) if _is_number(value) else _quoted(value)}"
+        return f"the file {must}, for example `clock:`, not {_quoted(value)}"
+    return f"{name} {must}, not {_short(str(value)) if _is_number(value) else _quoted(value)}"
 
 
-def _place(
+def _locate(
     loc: tuple[int | str, ...], model: type[BaseModel] | None
 ) -> tuple[str, type[BaseModel] | None]:
-    """ "env.reward.hold" of ("env", "reach", "reward", "hold"), and the config it belongs to."""
+    """(path, config with the field): "env.reward.hold" of ("env", "reach", "reward", "hold")."""
     names: list[str] = []
     here: Any = model
     owner: type[BaseModel] | None = None
-    for part in (p if isinstance(p, int) else p[:LONGEST] for p in loc[:LONGEST]):
+    for part in (p if isinstance(p, int) else p[:MAX_NAME] for p in loc[:MAX_NAME]):
         models = _models(here)
         owner = models[0] if models else owner
         fields = {name: field for m in models for name, field in m.model_fields.items()}
@@ -160,15 +162,15 @@ def _tag(model: type[BaseModel]) -> Any:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The configs an annotation may stand for: itself, or the members of a union."""
+    """The config classes of an annotation: itself with its kinds, or the members of a union."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        derived = annotation.__subclasses__()  # its kinds, where it is the base of some
+        derived = annotation.__subclasses__()  # the kinds of a base class
         return [annotation, *(kind for each in derived for kind in _models(each))]
     return [model for part in typing.get_args(annotation) for model in _models(part)]
 
 
 def field_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every field below a config, as section.field; sections themselves are left out."""
+    """Paths of all fields, section.field, without the sections themselves."""
     for name, field in model.model_fields.items():
         inner = _models(field.annotation)
         if not inner:
@@ -178,7 +180,7 @@ def field_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known dotted name that was most likely meant."""
+    """The known dotted name that is most like a name; None if none is like it."""
 
     def likeness(other: str) -> tuple[float, float]:
         one, two = (n.rpartition(".")[2] for n in (name, other))
@@ -187,27 +189,26 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
             difflib.SequenceMatcher(None, name, other).ratio(),
         )
 
-    # The field itself must be alike: names of one section look alike by their section.
+    # The field itself must be similar: a common section makes all its fields similar.
     scores = {other: likeness(other) for other in known}
-    begun = f"{name.rpartition('.')[2]:<3}"  # three letters are enough: --env.tol
-    alike = {other: end for other, (end, _) in scores.items()}
-    close = [n for n, end in alike.items() if end >= 0.7]
-    close = close or [n for n in alike if n.rpartition(".")[2].startswith(begun)]
+    start = f"{name.rpartition('.')[2]:<3}"  # three letters are enough: --env.tol
+    close = [n for n, (field, _) in scores.items() if field >= 0.7]
+    close = close or [n for n in scores if n.rpartition(".")[2].startswith(start)]
     return max(close, key=lambda other: sum(scores[other]), default=None)
 
 
-def shown(path: str, option: bool) -> str:
-    """A field's name in a file, or on the command line."""
+def field_name(path: str, option: bool) -> str:
+    """The name of a field in a file, or on the command line."""
     return "--" + path.replace("_", "-") if option else path
 
 
 def _plain(value: Any) -> Any:
-    """A limit as a person writes it: 1 for 1.0."""
+    """1 for 1.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value, or the text that was typed for it, is a number."""
+    """Whether a value or text is a number."""
     try:
         float(value)
     except (TypeError, ValueError):

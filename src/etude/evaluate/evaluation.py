@@ -26,9 +26,8 @@ from etude.core.catalogue import load_attribute
 from etude.core.errors import EtudeError, UsageError
 from etude.evaluate import OFFLINE, fresh
 from etude.evaluate.report import SUMMARY, TEXT, Report
-from etude.planning.loading import chosen_path
+from etude.planning.loading import chosen_path, recipe_with_sentence
 from etude.planning.recipe import Recipe, code_roots, metrics_of
-from etude.planning.sentences import told
 from etude.runs import files
 from etude.runs.folder import RunFolder
 from etude.training.logs.outputs import LoggedRun, apart
@@ -113,7 +112,7 @@ def examine(
 
         film.check(recipe)
     policy = chosen_path(path, checkpoint)
-    recipe = told(recipe, policy)
+    recipe = recipe_with_sentence(recipe, policy)
     report = played(recipe, policy, episodes, seed, stochastic)
     say(_for_terminal(report))
     for name in _changed_code(recipe, path):

@@ -13,9 +13,8 @@ from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.models.policies import BasePolicy
 from etude.models.rebuilding import policy_from_contract
-from etude.planning.loading import policy_parts, policy_path
+from etude.planning.loading import policy_parts, policy_path, recipe_with_sentence
 from etude.planning.recipe import Recipe
-from etude.planning.sentences import told
 from etude.rollout.local import Workers
 from etude.runs import checkpoint
 
@@ -97,7 +96,7 @@ def play(
     Without a count, 100; or every motion once, where motions are imitated. stochastic: actions are
     drawn, as in training. tick: is told how many episodes of how many are done.
     """
-    recipe = told(recipe, path)
+    recipe = recipe_with_sentence(recipe, path)
     motions = _num_motions(recipe)
     episodes = episodes or motions or EPISODES
     num_envs, envs_per_group = _spread(episodes, recipe.task.num_agents, motions)

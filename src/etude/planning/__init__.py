@@ -1,4 +1,4 @@
-"""The recipe, what follows from it before anything is learned, and the plan."""
+"""The recipe, its resolved form, and the plan of a run."""
 
 _PLACED = ("kind", "threads", "actors", "address", "deadline", "allow_inexact", "engine_threads")
 FREE = (
@@ -6,4 +6,4 @@ FREE = (
     *("evaluation.final_episodes", "evaluation.final_video"),
     *("learner.timeout", "learner.compare_every", "checkpoint", "logs"),
 )
-"""Fields and sections that change no result: each resume may have others."""
+"""Fields and sections that do not change results: a resume may change them."""

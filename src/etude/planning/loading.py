@@ -1,4 +1,4 @@
-"""What runs leave behind, loaded: policies, curves, and what another run starts from."""
+"""Load from runs: policies, curves, and the state that another run starts from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from etude.core.config import Config
 from etude.core.errors import EtudeError, UsageError
 from etude.core.metrics.declared import numbers, step_of
 from etude.core.trees import Tree
+from etude.data.sentences import vector_of
+from etude.envs.config import EnvConfig
 from etude.planning.recipe import Recipe
 from etude.runs import checkpoint
 from etude.training.saving import RUN
 
 
 def policy_parts(path: Path) -> tuple[Tree, Tree]:
-    """(arrays, contract) of a run (its best, final or latest), a checkpoint or a policy folder."""
+    """(arrays, contract) of the policy in a run, a checkpoint or a policy folder."""
     chosen = policy_path(path)
     try:
         return checkpoint.load_policy_parts(chosen)
@@ -30,7 +32,7 @@ def policy_parts(path: Path) -> tuple[Tree, Tree]:
 
 
 def chosen_path(run: Path, which: str) -> Path:
-    """Where the policy of a run is that "best", "latest" or a step names; of the best, the run."""
+    """The checkpoint of a run that "latest" or a step names; the run itself for "best"."""
     if which == "best":
         return run
     there = policies(run)
@@ -46,7 +48,7 @@ def chosen_path(run: Path, which: str) -> Path:
 
 
 def policies(run: Path) -> dict[int, Path]:
-    """{step: checkpoint} of every policy that a run has kept, the oldest first."""
+    """{step: checkpoint} of all policies that a run has kept, the oldest first."""
     folder = run / "checkpoints"
     found = checkpoint.policies(folder) if folder.is_dir() else {}
     if not found:
@@ -55,10 +57,9 @@ def policies(run: Path) -> dict[int, Path]:
 
 
 def policy_path(path: Path) -> Path:
-    """The checkpoint whose policy stands for a run, or the path itself.
+    """The best, else the final, else the newest checkpoint of a run; other paths as they are.
 
-    Of a run, that is the best, the final or the newest one. Where it was copied without its links,
-    the newest checkpoint says which was the best.
+    If a run was copied without its links, its newest checkpoint has the step of the best.
     """
     path = checkpoint.resolve_mark(path)
     folder = path / "checkpoints"
@@ -78,19 +79,19 @@ def policy_path(path: Path) -> Path:
 
 
 class Start(NamedTuple):
-    """What a new run begins with."""
+    """The state that a new run starts from."""
 
     path: Path
     arrays: Tree
     contract: Tree
     training: Tree | None
-    """The algorithm's state; None where only the policy was kept."""
+    """State of the algorithm; None if only the policy was kept."""
     algorithm: str = ""
-    """The kind of that algorithm."""
+    """Kind of the algorithm."""
 
 
 def start_path(path: Path) -> Path:
-    """A run's newest checkpoint that can be resumed, or the path itself."""
+    """The newest checkpoint of a run that can be resumed; other paths as they are."""
     path = checkpoint.resolve_mark(path)
     if not (path / "checkpoints").is_dir():
         return path
@@ -99,7 +100,7 @@ def start_path(path: Path) -> Path:
 
 
 def load_start(path: Path) -> Start:
-    """What a new run takes from the run, checkpoint or policy folder at `path`."""
+    """The state that a new run starts from, of a run, checkpoint or policy folder."""
     chosen = start_path(path)
     if (chosen / "training").is_dir():
         try:
@@ -112,9 +113,9 @@ def load_start(path: Path) -> Start:
 
 
 def checked_start(recipe: Recipe, contract: Tree) -> Start:
-    """What `start_from` names, for a policy with a contract; refused where the two differ.
+    """The state that `start_from` names; refuses a policy with another contract than `contract`.
 
-    Training state of another algorithm is left where it is.
+    Training state of another algorithm is left out.
     """
     path = Path(recipe.start_from or "")
     start = load_start(path)
@@ -131,7 +132,7 @@ def checked_start(recipe: Recipe, contract: Tree) -> Start:
 
 
 def _completed(fields: Any, config: Config) -> Any:
-    """A policy's fields, with the defaults of those that came with a later version."""
+    """A policy's fields, with defaults for fields of later versions."""
     if not isinstance(fields, dict):
         return fields
     declared = type(config).model_fields
@@ -143,7 +144,7 @@ def _completed(fields: Any, config: Config) -> Any:
 
 
 def _algorithm_kind(training: Tree) -> str:
-    """The algorithm that a checkpoint's training state is of; "" in one without its recipe."""
+    """The kind of the algorithm in a checkpoint's training state; "" without a recipe in it."""
     try:
         text = yaml.safe_load(str(training[RUN]["recipe"]))
         return str(text["algorithm"]["kind"])
@@ -154,9 +155,9 @@ def _algorithm_kind(training: Tree) -> str:
 def curves(
     rows: Iterable[Mapping[str, Any]], names: Sequence[str] = ()
 ) -> dict[str, tuple[list[int], list[float]]]:
-    """{metric: (steps, values)} of the rows that have it.
+    """{metric: (steps, values)} over the rows with the metric.
 
-    names: the metrics wanted, where * stands for anything; all of them if there are none.
+    names: names of metrics, or patterns with *; default all.
     """
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
@@ -166,3 +167,18 @@ def curves(
                 steps.append(step_of(row))
                 values.append(value)
     return found
+
+
+def recipe_with_sentence(recipe: Recipe, path: str | Path) -> Recipe:
+    """The recipe with `env_with_sentence`."""
+    if recipe.env is None:
+        return recipe
+    return recipe.model_copy(update={"env": env_with_sentence(recipe.env, path)})
+
+
+def env_with_sentence(env: EnvConfig, path: str | Path) -> EnvConfig:
+    """The environment with the vector that the policy at `path` knows for its sentence."""
+    if not env.sentence:
+        return env
+    vectors = policy_parts(Path(path))[1].get("sentences", {})
+    return env.model_copy(update={"task_vector": vector_of(env.sentence, vectors, path)})

@@ -1,8 +1,7 @@
-"""How much memory a run takes at its peak, beyond what importing the libraries takes.
+"""Estimates of a run's peak memory, beyond the imported libraries.
 
-Buffers and model are exact and counted elsewhere. The rest is an estimate whose factors were
-fitted to measured runs (`gates/memory.py`): a simulator's own memory, what the threads of a rollout
-hold, and what a gradient keeps for its way back.
+Buffers and model are counted exactly elsewhere. The factors of the other estimates were fitted to
+measured runs (`gates/memory.py`): simulators, rollout threads, activations of a gradient.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from etude.models.networks import is_image
 from etude.planning.recipe import Resolved
 
 _SIMULATOR = 6
-"""A simulation's memory over that of its snapshot: state, last state, and all derived arrays."""
+"""Memory of a simulation relative to its snapshot: state, last state, all derived arrays."""
 _LEARNED_NUMBERS = 10
-"""float32 numbers per step beside the features: values, advantages, returns and steps to them."""
+"""float32 numbers per step besides observations: values, advantages, returns, intermediates."""
 _GAPS = 1.1
-"""What an allocator holds over what is in use."""
+"""Memory that an allocator holds, relative to the memory in use."""
 _THREADS = 50 << 20
-"""Threads and libraries that are only loaded on the way."""
+"""Bytes of threads and of libraries that are imported during the run."""
 
 
 def collection(run: Resolved, steps: int) -> dict[str, int]:
-    """Bytes of environments and of a rollout of so many steps in all."""
+    """Bytes of environments and of a rollout of `steps` steps in all environments."""
     config, spec = run.recipe.collector, run.spec
     per_env = num_bytes(run.snapshot["env"]) / config.envs_per_group
     num_envs = config.num_envs + run.recipe.evaluation.num_envs
@@ -38,7 +37,7 @@ def collection(run: Resolved, steps: int) -> dict[str, int]:
 
 
 def on_policy(run: Resolved) -> dict[str, int]:
-    """Bytes by what they are for, of a learner with a segment buffer."""
+    """Bytes of collection, learner and workspace for a learner with a segment buffer."""
     geometry, spec, policy = run.geometry, run.spec, run.recipe.policy
     actor, critic = policy.actor_reads, policy.critic_reads
     read = actor if actor == critic else (*actor, *critic)
@@ -54,7 +53,7 @@ def on_policy(run: Resolved) -> dict[str, int]:
 
 
 def image_activations(run: Resolved) -> int:
-    """About how many float32 numbers a gradient keeps per step of the images that are read."""
+    """Estimated float32 activations of the image encoders per step."""
     policy = run.recipe.policy
     read = {run.spec.observations[name] for name in (*policy.actor_reads, *policy.critic_reads)}
     shapes = [spec.shape for spec in read if is_image(spec)]
@@ -66,5 +65,5 @@ def image_activations(run: Resolved) -> int:
 
 
 def peak(parts: dict[str, int], exact: int) -> int:
-    """All of it at once; `exact` is what was counted exactly."""
+    """Estimated peak in bytes; exact: the bytes that are counted exactly."""
     return int(_GAPS * (sum(parts.values()) + exact)) + _THREADS

@@ -1,8 +1,8 @@
-"""Runs that need more memory or disk than there is: refused or warned of before they begin.
+"""Check that a run fits into memory and on the disk before it starts.
 
-Where nothing else helps, the system ends a process that takes too much without a word. So a plan
-that cannot fit is refused, and one that may not is warned of. A replay is written as it is
-collected: without this, a disk would be found full days after the start.
+A plan that cannot fit is refused, and one that may not fit gives a warning: the system kills a
+process that takes too much memory without a message, and a growing replay would fill the disk days
+after the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from etude.core.units import size
 from etude.runs.folder import PLAN_JSON
 
 FIX = (
-    "`etude plan` shows what takes it: fewer collector.num_envs, a shorter rollout, a smaller "
+    "`etude plan` shows the parts: fewer collector.num_envs, a shorter rollout, a smaller "
     "minibatch or network need less."
 )
 DISK_FIX = (
@@ -28,11 +28,11 @@ DISK_FIX = (
     "checkpoint.keep_last or a shorter checkpoint.every need less."
 )
 _ERROR = 4
-"""Estimates are not off by more: a plan that expects so many times the memory cannot fit."""
+"""Largest error of the estimates: a plan with this multiple of the memory cannot fit."""
 
 
 def machine_memory() -> tuple[int, int]:
-    """Bytes of this machine or container, and those of them that are free; (0, 0) if unknown."""
+    """(bytes of memory of this machine or container, bytes that are free); (0, 0) if unknown."""
     fields = dict(re.findall(r"(\w+):\s+(\d+) kB", read("/proc/meminfo")))
     total, free = (int(fields.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = read("/sys/fs/cgroup/memory.max").strip()
@@ -42,18 +42,17 @@ def machine_memory() -> tuple[int, int]:
 
 
 def check_plan(expected: Mapping[str, int], folder: Path, say: Callable[[str], None]) -> None:
-    """Refuse a plan that cannot fit this machine, or the disk that its folder is to be on; warn of
-    one that may not."""
-    refused, doubted = misfits(expected, folder)
+    """Refuse a plan that cannot fit into memory or on the disk of its folder; warn of one that may
+    not fit."""
+    refused, doubtful = misfits(expected, folder)
     for sentence in refused:
         raise UsageError(sentence)
-    for sentence in doubted:
+    for sentence in doubtful:
         say(sentence)
 
 
 def check_policy_size(num_bytes: int) -> None:
-    """Refuse a policy that this machine cannot hold with its gradient and Adam's two moments,
-    before it is made."""
+    """Refuse a policy that does not fit into memory with its gradient and Adam's two moments."""
     total, _ = machine_memory()
     if total and 4 * num_bytes > total:
         raise UsageError(
@@ -64,8 +63,8 @@ def check_policy_size(num_bytes: int) -> None:
 
 
 def misfits(expected: Mapping[str, int], folder: Path) -> tuple[list[str], list[str]]:
-    """What cannot fit, and what may not, a sentence each."""
-    refused, doubted = list[str](), list[str]()
+    """(sentences on parts of a plan that cannot fit, sentences on parts that may not fit)."""
+    refused, doubtful = list[str](), list[str]()
     (total, free), peak = machine_memory(), expected["peak"]
     there = f"this machine has {size(total)} of memory, {size(free)} of it free"
     buffer = expected.get("buffer", 0)
@@ -74,7 +73,7 @@ def misfits(expected: Mapping[str, int], folder: Path) -> tuple[list[str], list[
     elif total and peak > _ERROR * total:
         refused.append(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
     elif total and peak > free:
-        doubted.append(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
+        doubtful.append(f"The plan expects {size(peak)} at the peak, and {there}. {FIX}")
     space = free_space(folder)
     live, kept = expected.get("replay", 0), expected["checkpoints_kept"]
     whole = live + expected.get("replay_held", 0) + kept
@@ -84,38 +83,37 @@ def misfits(expected: Mapping[str, int], folder: Path) -> tuple[list[str], list[
         least = size(max(live, expected["checkpoint"]))
         refused.append(f"The plan has {what} of {least} on disk, {on_disk}. {DISK_FIX}")
     elif whole > space:
-        held = f"{size(live)} of replay, {size(whole - live - kept)} that checkpoints hold back of "
-        held += "it and " if live else ""
-        doubted.append(
+        held = f"{size(live)} of replay, {size(whole - live - kept)} of old replay that "
+        held += "checkpoints keep, and " if live else ""
+        doubtful.append(
             f"The plan expects up to {size(whole)} on disk ({held if live else ''}{size(kept)} of "
             f"checkpoints), {on_disk}. {DISK_FIX}"
         )
-    return refused, doubted
+    return refused, doubtful
 
 
 def free_space(folder: Path) -> int:
-    """Bytes that can be written to the file system that a folder is on, or would be; `sys.maxsize`
-    where it does not say, as some that are mounted by FUSE."""
+    """Free bytes on the file system of a folder, which need not exist; `sys.maxsize` if unknown, as
+    on some file systems of FUSE."""
     total, _, free = shutil.disk_usage(_existing(folder))
     return free if total else sys.maxsize
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """The folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 @contextmanager
-def explained(run: Path | None = None) -> Iterator[None]:
-    """Turn an allocation that was refused into a sentence, with the figure of the run's plan."""
+def explain_out_of_memory(run: Path | None = None) -> Iterator[None]:
+    """Raise failed allocations as `OutOfMemory`; run: the folder with the plan."""
     try:
         yield
     except Exception as error:
-        explanation = told(error, run)
-        if explanation is None:
+        if not is_out_of_memory(error):
             raise
-        raise explanation from error
+        raise _out_of_memory(error, run) from error
 
 
 def read(path: str) -> str:
@@ -126,15 +124,13 @@ def read(path: str) -> str:
 
 
 class OutOfMemory(EtudeError):
-    """An allocation was refused."""
+    """An allocation failed."""
 
 
-def told(error: BaseException, run: Path | None) -> OutOfMemory | None:
-    """What to say of an error, with the figure of the run's plan; None if memory is not why."""
-    if not is_out_of_memory(error):
-        return None
+def _out_of_memory(error: BaseException, run: Path | None) -> OutOfMemory:
+    """The error with the memory of this machine and the peak in the run's plan."""
     total, free = machine_memory()
-    words = " ".join(str(error).split()) or "an allocation was refused"
+    words = " ".join(str(error).split()) or "an allocation failed"
     peak = "" if run is None else f"The plan expects {_planned(run)} at the peak. {FIX} "
     return OutOfMemory(
         f"Out of memory: {words.rstrip('.')}. This machine has {size(total)}, {size(free)} of it "

@@ -1,4 +1,4 @@
-"""Plans as trees and tables for people."""
+"""Plans as text: trees and tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etude.core.units import amount, duration, size
 from etude.planning.plan import Plan
 
 ESTIMATES = ("environments", "rollouts", "learner", "workspace", "best_episodes", "peak")
-"""Of a plan's bytes, those that are not exact."""
+"""Names of a plan's bytes that are estimates."""
 
 
 def render(plan: Plan, width: int = 100, color: bool = False) -> str:
@@ -80,7 +80,7 @@ def _shapes(plan: Plan) -> Table:
 
 
 def _sizes(plan: Plan) -> list[str]:
-    """Bytes of these arrays in all."""
+    """Total bytes of these arrays."""
     sizes = {name: size(count) for name, count in plan.sizes.items()}
     group = f", rollout of a group {sizes['group']}" if "group" in sizes else ""
     part = ", a shard's part of it" if plan.geometry["shards"] > 1 else ""
@@ -107,7 +107,7 @@ def _bytes(plan: Plan) -> Table:
 
 
 def compare(field: str, plans: Sequence[tuple[str, Plan]], width: int = 100) -> str:
-    """Variants of one field side by side; rows in which nothing differs are left out."""
+    """Plans for several values of one field as a table of the rows that differ."""
     columns = {}
     for value, plan in plans:
         cells = {f"{k}": f"{v:,}" for k, v in plan.counts.items()}

@@ -1,4 +1,4 @@
-"""The plan: every count, shape and byte of a run, worked out before it starts."""
+"""The plan: all counts, shapes and bytes of a run, computed before it starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from etude.training.saving import RUN
 def counted(
     now: Counters, agents: int, log_rows: int, evaluations: int, episodes: int, checkpoints: int
 ) -> dict[str, int]:
-    """What a plan counts, and a finished run's summary too; `episodes`: those of evaluations."""
+    """The counts of a plan and of a finished run's summary; episodes: of evaluations."""
     names = ("epochs", "cycles", "iterations", "updates", "timesteps")
     return {
         **{name: getattr(now, name) for name in names},
@@ -38,30 +38,30 @@ def counted(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is going to do. `counts` is what it will have done at its end."""
+    """The plan of a run; `counts` are those at its end."""
 
     recipe: str
     seed: int
     exactness: dict[str, Any]
     levels: dict[str, int]
-    """How many of each level are in the one above it."""
+    """{level of the clock: its number in the level above}."""
     counts: dict[str, int]
     at_most: dict[str, str]
-    """Counts that are maxima, and why."""
+    """{count that is a maximum: why}."""
     geometry: dict[str, int]
     lines: list[str]
-    """What an iteration does, in words."""
+    """Steps of an iteration, as text."""
     shapes: dict[str, Any]
     shapes_title: str
     usage: str
-    """How often a collected step is used, in words."""
+    """How often a collected step is used, as text."""
     sizes: dict[str, int]
-    """Bytes of the arrays of experience, by what they are gathered in."""
+    """Bytes of the experience in the buffer, a group, a minibatch, and each level of the clock."""
     bytes: dict[str, int]
     data: dict[str, float]
     notes: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
-    """Expected seconds by phase, where they were measured."""
+    """Expected seconds of each phase, if measured."""
 
     def to_json(self) -> Tree:
         return asdict(self)
@@ -72,8 +72,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a resolved recipe.
 
-    `begun`: the run exists already, so that the policy it started from is no longer needed.
-    `ranks`: processes that share its shards. `notes`: more of them, to come first.
+    begun: the run exists, so the policy that it starts from is not checked. ranks: processes that
+    share its shards. notes: further notes, placed first.
     """
     recipe, loops, spec = run.recipe, run.loops, run.spec
     check_ranks(recipe, ranks)
@@ -117,7 +117,7 @@ def make_plan(
 
 
 def check_ranks(recipe: Recipe, size: int) -> None:
-    """Refuse a number of ranks that cannot share the recipe's shards."""
+    """Refuse ranks that cannot share the recipe's shards evenly."""
     if size == 1:
         return
     shards = recipe.learner.shards
@@ -126,23 +126,23 @@ def check_ranks(recipe: Recipe, size: int) -> None:
         several = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if fitting[1:] else fitting[0]
         raise UsageError(
             f"{size:,} ranks cannot share learner.shards {shards:,} evenly: start {several} of "
-            "them (torchrun --nproc-per-node), or train a run of other --learner.shards, which "
-            "is another result."
+            "them (torchrun --nproc-per-node), or change --learner.shards, which changes the "
+            "result."
         )
     if not recipe.algorithm.takes_ranks:
         raise UsageError(
             f"{recipe.algorithm.kind} learns in one process, and {size:,} ranks were started: "
-            f"start it without torchrun, or use algorithm {kinds_with('takes_ranks', True)}."
+            f"leave out torchrun, or use algorithm {kinds_with('takes_ranks', True)}."
         )
     if recipe.collector.kind != "local":
         raise UsageError(
-            f"Each of {size:,} ranks collects with threads of its own: use --collector.kind local, "
+            f"Each of {size:,} ranks collects with its own threads: use --collector.kind local, "
             f"or one process with --collector.kind {recipe.collector.kind}."
         )
 
 
 def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
-    """The curriculum a recipe asks for."""
+    """The curriculum of a recipe."""
     if recipe.motions.enabled:
         if recipe.curriculum.enabled:
             raise UsageError(
@@ -168,16 +168,16 @@ def make_curriculum(recipe: Recipe, spec: EnvSpec) -> Curriculum:
 
 
 def _start_note(start: Start) -> str:
-    """What a run begins with that starts from another."""
+    """A note on the state that a run starts from."""
     if start.training is None:
         return (
-            f"Starts from the policy in {start.path} alone: its training state was not kept, so "
-            "value functions and reward statistics begin anew."
+            f"Starts from the policy in {start.path} only: its training state was not kept, so "
+            "value functions and reward statistics start from scratch."
         )
     return (
         f"Starts from {start.path}: its policy with its normaliser, its value function or critics, "
-        "and the statistics or entropy coefficient these depend on. Optimizers, schedules, replay, "
-        "discriminators and reward networks begin anew."
+        "and the statistics or entropy coefficient that these depend on. Optimizers, schedules, "
+        "replay, discriminators and reward networks start from scratch."
     )
 
 
@@ -222,8 +222,8 @@ def _collect_lines(recipe: Recipe, spec: EnvSpec, loops: Loops) -> list[str]:
 
 
 def _sizes(run: Resolved, section: PlanSection) -> dict[str, int]:
-    """Bytes of the arrays that are planned: in the buffer, in what fills it and in what is drawn
-    from it; and of all minibatches in each level of the clock."""
+    """Bytes of the arrays in the buffer, a group's rollout, a minibatch and a shard's part of it,
+    and of all minibatches in each level of the clock."""
     buffer, batch = (
         sum(
             ArraySpec(tuple(shape[part]), shape["dtype"]).num_bytes
@@ -247,7 +247,7 @@ def _sizes(run: Resolved, section: PlanSection) -> dict[str, int]:
 
 
 def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:
-    """Bytes in memory and on disk; those of the checkpoint are at the run's end."""
+    """Bytes in memory and on disk; those of a checkpoint at the end of the run."""
     parameters = sum(p.nbytes for p in run.deployed.parameters())
     arrays = dict(run.deployed.state_dict())
     normaliser = sum(b.nbytes for b in arrays.values()) - parameters
@@ -255,7 +255,9 @@ def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:
     try:
         saved = checkpoint.checkpoint_bytes((arrays, run.deployed.contract()), training)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"No checkpoint can hold this run: {error}. Make it smaller.") from error
+        raise UsageError(
+            f"This run is too large for a checkpoint: {error}. Make it smaller."
+        ) from error
     exact = {**section.memory, "normaliser": normaliser}
     return {
         **exact,
@@ -269,7 +271,7 @@ def _bytes(run: Resolved, section: PlanSection) -> dict[str, int]:
 
 
 def _training(run: Resolved) -> Tree:
-    """A tree of the shape of a checkpoint's `training/` at the run's end, but for the algorithm."""
+    """A tree with the shape of a checkpoint's `training/` at the end, without the algorithm's."""
     if run.num_groups:
         _check_groups(run)
     groups = {f"{g:06d}": run.snapshot for g in range(run.num_groups)}
@@ -293,12 +295,12 @@ def _training(run: Resolved) -> Tree:
         "board": Board(run.spec.statistics).state_dict(),
         "metrics": planned_position(total.cycles),
         "saver": {"best": total.timesteps, "num_saved": total.epochs},
-        RUN: {"recipe": dump(recipe), "manifest": "0" * 1570},  # About as long.
+        RUN: {"recipe": dump(recipe), "manifest": "0" * 1570},  # about the length of one
     }
 
 
 def _check_groups(run: Resolved) -> None:
-    """Refuse more groups than a checkpoint has room for, before something is made for each."""
+    """Refuse more groups than fit into the header of a checkpoint."""
     one, two = (
         checkpoint.header_bytes({f"{g:06d}": run.snapshot for g in range(n)}) for n in (1, 2)
     )
@@ -323,9 +325,10 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
         )
     if recipe.collector.lag:
         notes.append(
-            "Each iteration is collected while the one before it trains, with the weights that one "
-            "began with. The first one waits for its own collection, and then the second is "
-            "collected with the same weights; in the last one nothing is collected."
+            "Each iteration is collected during the training of the one before it, with the "
+            "weights at the start of that training. The first one waits for its own collection, "
+            "and the second is collected with the same weights; during the last one nothing is "
+            "collected."
         )
     if recipe.curriculum.enabled:
         ease = recipe.curriculum
@@ -344,14 +347,14 @@ def _notes(recipe: Recipe, spec: EnvSpec) -> list[str]:
         )
     if recipe.learner.shards > 1:
         notes.append(
-            f"{recipe.learner.shards} learner shards are a geometry of their own: the result is "
-            "exact, but not that of another number of shards."
+            f"The result is exact for {recipe.learner.shards} learner shards; another number of "
+            "shards gives another result."
         )
     return notes
 
 
 def rank_notes(recipe: Recipe, ranks: int) -> list[str]:
-    """Who has which shards, where there are several ranks."""
+    """A note on the shards of each rank; none for one process."""
     if ranks == 1:
         return []
     shards, fast = recipe.learner.shards, recipe.learner.reduce == "fast"
@@ -372,7 +375,7 @@ def _length_notes(recipe: Recipe, loops: Loops) -> list[str]:
     notes, total, asked = [], loops.total, recipe.clock.total_timesteps
     if asked is not None and asked != total.timesteps:
         notes.append(
-            f"{asked:,} steps were asked for; {total.iterations:,} whole iterations are "
+            f"{asked:,} steps are rounded down to {total.iterations:,} whole iterations, "
             f"{total.timesteps:,} steps."
         )
     if total.iterations % loops.iterations_per_cycle:
@@ -385,7 +388,8 @@ def _length_notes(recipe: Recipe, loops: Loops) -> list[str]:
         notes.append(f"The last epoch is short: {short} of {loops.cycles_per_epoch} cycles.")
     if recipe.checkpoint.seconds is not None:
         notes.append(
-            f"Checkpoints also every {recipe.checkpoint.seconds:g} s of wall clock, not counted."
+            f"Checkpoints are also saved every {recipe.checkpoint.seconds:g} s of wall clock; "
+            "these are not counted."
         )
-    notes.append("The best policy of the evaluations is kept as well, without training state.")
+    notes.append("The policy of the best evaluation is kept as well, without training state.")
     return notes

@@ -1,4 +1,4 @@
-"""A recipe: everything a run is, in one frozen description, and its file."""
+"""The recipe, the interfaces of its kinds, and its file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from etude.training.saving import CheckpointConfig
 
 
 class Deployable(Protocol):
-    """What a checkpoint's `policy/` is made from."""
+    """A policy or reward network that a checkpoint's `policy/` is made from."""
 
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 
@@ -50,37 +50,37 @@ class Deployable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a run learns from, found out before it starts."""
+    """What a run learns from, known before it starts."""
 
     spec: EnvSpec
     exactness: Exactness
     deployed: Deployable
-    """The policy (or reward network) that the run will have learned, on the meta device."""
+    """The policy or reward network that the run trains, on the meta device."""
     evaluation_episodes: int
-    """Of one evaluation."""
+    """Episodes of one evaluation."""
     snapshot: Tree
-    """One group's; {} where nothing is collected."""
+    """Snapshot of one group; {} without collection."""
     num_groups: int
     data: Any = None
-    """The dataset that is learned from, as the algorithm opened it; None without one."""
+    """The dataset, as the algorithm opened it; None without one."""
 
 
 class Learner(NamedTuple):
-    """A new algorithm, and what the run around it must know."""
+    """A new algorithm, with its buffers, dataset and evaluator."""
 
     algorithm: Algorithm
     buffers: Sequence[SegmentBuffer] = ()
-    """What collectors fill in turn; none where nothing is collected."""
+    """Buffers that collectors fill in turn; () without collection."""
     dataset: tuple[int, int] = (0, 0)
-    """(episodes, steps) that are learned from, where nothing is collected."""
+    """(episodes, steps) of the dataset, without collection."""
     evaluator: AnyEvaluator | None = None
-    """Where an evaluation is no episodes in an environment."""
+    """An evaluator without an environment; None for episodes in the environment."""
 
 
 def array_shapes(
     specs: dict[str, ArraySpec], buffer: list[int], minibatch: list[int]
 ) -> dict[str, Any]:
-    """A plan's `shapes` of arrays with these leading axes in the buffer and in a minibatch."""
+    """`PlanSection.shapes` of arrays with these leading axes in the buffer and in a minibatch."""
     return {
         name: {
             "dtype": spec.dtype,
@@ -93,42 +93,42 @@ def array_shapes(
 
 @dataclass(frozen=True)
 class PlanSection:
-    """What an algorithm adds to a plan."""
+    """An algorithm's part of the plan."""
 
     geometry: dict[str, int]
     lines: list[str]
-    """What an iteration does, a line each."""
+    """Steps of an iteration, a line each."""
     shapes: dict[str, Any]
     """{array: {"dtype", "buffer": shape, "minibatch": shape}}."""
     title: str
-    """Of the shapes."""
+    """Title of the shapes."""
     usage: str
-    """How often a step is used, in words."""
+    """How often a step is used, as text."""
     data: dict[str, float]
     memory: dict[str, int]
-    """Bytes that are exact."""
+    """Bytes of memory that are exact."""
     estimates: dict[str, int]
-    """Bytes that are not."""
+    """Bytes of memory that are estimated."""
     training: Tree
-    """The shape of the algorithm's state in a checkpoint."""
+    """A tree with the shape of the algorithm's state in a checkpoint."""
     disk: dict[str, int] = field(default_factory=dict)
-    """Bytes on disk beside checkpoints."""
+    """Bytes on disk besides checkpoints."""
     at_most: str | None = None
-    """Why the number of updates is a maximum, if it is one."""
+    """Why the number of updates is a maximum; None if it is exact."""
     notes: list[str] = field(default_factory=list)
 
 
 class AlgorithmConfig(Config):
-    """The base of every algorithm's config; `kind` is its name in a recipe."""
+    """Base class of algorithm configs; `kind` is the name in a recipe."""
 
     takes_ranks: ClassVar[bool] = False
-    """Whether several processes can share its shards."""
+    """Whether several ranks can share its shards."""
     policies: ClassVar[str] = ""
-    """The family of policies that it trains, see `PolicyConfig.family`."""
+    """Family of the policies that it trains, see `PolicyConfig.family`."""
     rewards_from: ClassVar[str] = ""
-    """"rollouts" or "replay": what the rewards of a reward source must be for."""
+    """"rollouts" or "replay": experience that a reward source must support."""
     metrics: ClassVar[Metrics] = ()
-    """What it logs: columns of the table, curves of the dashboard and warnings follow."""
+    """Its metrics; the table, the dashboard and health warnings are derived from them."""
     offline_evaluation: ClassVar[str] = "held-out"
     """How `etude eval` evaluates a run without an environment: a name of `etude.evaluate`, or
     module:function."""
@@ -136,23 +136,23 @@ class AlgorithmConfig(Config):
     kind: str
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """The fields that change over a run, at a progress from 0 (its start) to 1 (its end)."""
+        """{field: value} of scheduled fields at a progress from 0 (start) to 1 (end)."""
         return {}
 
     def completed(self, recipe: Recipe) -> Recipe:
-        """The recipe with what its author left to the data it learns from."""
+        """The recipe with fields filled in from the dataset."""
         return recipe
 
     def geometry(self, recipe: Recipe) -> Any:
-        """How sizes divide, worked out once; refuses those that do not."""
+        """Derived sizes; refuses sizes that do not divide."""
         return None
 
     @abstractmethod
     def loops(self, recipe: Recipe, geometry: Any) -> Loops:
-        """The loops of a run: steps and gradient steps of an iteration."""
+        """The loops of a run: steps and gradient steps per iteration."""
 
     def inputs(self, recipe: Recipe) -> Inputs | None:
-        """The dataset that is learned from; None for learning in the recipe's environment."""
+        """The inputs of offline learning; None for learning in the recipe's environment."""
         return None
 
     @abstractmethod
@@ -161,80 +161,80 @@ class AlgorithmConfig(Config):
 
     @abstractmethod
     def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
-        """A new learner, or this rank's part of it, at the state of a fresh start."""
+        """A new learner, or this rank's part of it, in its initial state."""
 
 
 class RewardsSection(NamedTuple):
-    """What a reward source adds to a plan."""
+    """A reward source's part of the plan."""
 
     lines: list[str]
     geometry: dict[str, int]
     memory: dict[str, int]
-    """Bytes that are exact, beside its state."""
+    """Exact bytes of memory besides its state."""
     workspace: int
-    """Bytes of a gradient, estimated."""
+    """Estimated bytes of a gradient."""
 
 
 class RewardsConfig(Config):
-    """The base of every reward source's config; `kind` is its name in a recipe.
+    """Base class of reward source configs; `kind` is the name in a recipe.
 
-    A source of rewards for PPO defines `for_rollouts`, one for SAC and TD3 `for_replay`.
+    A reward source for PPO defines `for_rollouts`, one for SAC and TD3 `for_replay`.
     """
 
     from_returns: ClassVar[bool] = False
-    """Whether rewards are learned from returns of episodes, which a dataset must then have."""
+    """Whether rewards are learned from returns of episodes, which a dataset must have."""
     from_clips: ClassVar[bool] = False
-    """Whether clips of episodes teach it something as well."""
+    """Whether it also learns from clips of episodes."""
     metrics: ClassVar[Metrics] = ()
-    """What it logs, as of an algorithm."""
+    """Its metrics, as for algorithms."""
 
     kind: str
 
     @property
     def uses_stored(self) -> bool:
-        """Whether the rewards that experience was stored with are learned from."""
+        """Whether it uses the rewards in stored experience."""
         return False
 
     @property
     def num_updates(self) -> int:
-        """Gradient steps of an iteration that are counted as its own."""
+        """Its own gradient steps per iteration."""
         return 0
 
     def check(self, shards: int) -> None:
-        """Refuse sizes that do not divide over the shards."""
+        """Refuse sizes that the shards do not divide."""
 
     def reads(self, observations: dict[str, ArraySpec]) -> Collection[str]:
-        """The observations of a dataset that it looks at."""
+        """Names of the observations of a dataset that it reads."""
         return ()
 
     def for_rollouts(
         self, run: Resolved, key: Key | None, device: torch.device, ranks: Ranks = ALONE
     ) -> Any:
-        """A `RewardSource`; without a key its weights are not drawn."""
+        """A `RewardSource`; with key None its weights are not initialised."""
         raise NotImplementedError
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> Any:
-        """A `RewardSource`; without a key its weights are not drawn."""
+        """A `RewardSource`; with key None its weights are not initialised."""
         raise NotImplementedError
 
     def require_rollouts(self, algorithm: str) -> None:
-        """Refuse a source that has nothing to say of fresh experience."""
+        """Refuse a source without rewards for rollouts."""
         if type(self).for_rollouts is RewardsConfig.for_rollouts:
             raise UsageError(
-                f"{algorithm} learns from fresh rollouts, and rewards.kind {self.kind} has rewards "
-                f"for replay alone: use algorithm {kinds_with('rewards_from', 'replay')}."
+                f"{algorithm} learns from rollouts, and rewards.kind {self.kind} has rewards for "
+                f"replay only: use algorithm {kinds_with('rewards_from', 'replay')}."
             )
 
     def require_replay(self, algorithm: str) -> None:
-        """Refuse a source that has nothing to say of replayed experience."""
+        """Refuse a source without rewards for replay."""
         if type(self).for_replay is RewardsConfig.for_replay:
             raise UsageError(
                 f"{algorithm} learns from a replay, and rewards.kind {self.kind} has rewards for "
-                f"fresh rollouts alone: use algorithm {kinds_with('rewards_from', 'rollouts')}."
+                f"rollouts only: use algorithm {kinds_with('rewards_from', 'rollouts')}."
             )
 
     def plan(self, source: Any) -> RewardsSection:
-        """Its part of the plan; `source` was made on the meta device."""
+        """Its part of the plan; source: on the meta device."""
         return RewardsSection([], {}, {}, 0)
 
 
@@ -245,7 +245,7 @@ REWARDS: Registry[RewardsConfig] = Registry("rewards", "etude.planning.recipe:Re
 
 
 def kinds_with(attribute: str, value: object) -> str:
-    """The algorithms whose config class has such an attribute, as "sac or td3"."""
+    """The algorithms whose config class has this attribute, as "sac or td3"."""
     found = []
     for name in ALGORITHMS.names():
         with suppress(UsageError):  # a package whose entry point cannot be loaded
@@ -255,21 +255,21 @@ def kinds_with(attribute: str, value: object) -> str:
 
 
 class LearnerConfig(Config):
-    """How learning is spread out. Shards and threads are part of a run's geometry."""
+    """Shards, threads and device of the learner; shards and threads are part of the geometry."""
 
     shards: int = Field(
-        1, ge=1, le=1024, description="Buffer parts, whose gradients are summed in order."
+        1, ge=1, le=1024, description="Parts of the buffer; their gradients are summed in order."
     )
     threads: int = Field(1, ge=1, le=1024, description="Torch threads of a gradient step.")
     device: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",
-        description="Device of the learner; auto is a GPU where torch finds one. Runs on a GPU are "
-        "not exact, and none has been tested.",
+        description="Device of the learner; auto: a GPU if torch finds one. Runs on a GPU are not "
+        "exact, and none has been tested.",
     )
     reduce: Literal["exact", "fast"] = Field(
         "exact",
-        description="How ranks sum gradients: in shard order, with the same bits on any number of "
-        "ranks, or as fast as possible.",
+        description="How ranks sum gradients: exact, in shard order, with the same bits for any "
+        "number of ranks; or as fast as possible.",
     )
     timeout: float = Field(
         120.0,
@@ -293,58 +293,65 @@ class LearnerConfig(Config):
 REGISTRIES: dict[str, Registry[Any]] = {
     each.section: each for each in (ENVS, POLICIES, ALGORITHMS, REWARDS, COLLECTORS)
 }
-"""Sections of a recipe that may be of several kinds."""
+"""{section of a recipe with kinds: their registry}."""
 
 
 class Recipe(Config):
-    """What a person asks for. Complete: the file of it runs again as it is."""
+    """All settings of a run; its file can be trained again as it is."""
 
-    name: str = Field(description="Name of the recipe; runs are kept under it.")
-    seed: int = Field(0, ge=0, description="Where all randomness of the run comes from.")
+    name: str = Field(description="Name of the recipe, and of the folder of its runs.")
+    seed: int = Field(0, ge=0, description="Seed of all random numbers of the run.")
     start_from: str | None = Field(
         None,
-        description="A run, checkpoint or policy folder this run starts from: of a run its newest "
-        "checkpoint, with value function or critics; of a policy folder the policy alone. --from "
+        description="Run, checkpoint or policy folder to start from: of a run its newest "
+        "checkpoint, with value function or critics; of a policy folder only the policy. --from "
         "is short for it.",
     )
     env: Annotated[SerializeAsAny[EnvConfig] | None, BeforeValidator(ENVS.validate)] = Field(
-        None, description="The task; none for learning from a dataset."
+        None, description="Environment; none for learning from a dataset."
     )
     collector: Annotated[SerializeAsAny[CollectorConfig], BeforeValidator(COLLECTORS.validate)] = (
-        Field(CollectorConfig(), description="Rollouts.")
+        Field(CollectorConfig(), description="Collection of rollouts.")
     )
     policy: Annotated[SerializeAsAny[BasePolicyConfig], BeforeValidator(POLICIES.validate)] = Field(
-        PolicyConfig(), description="Networks."
+        PolicyConfig(), description="Policy and its networks."
     )
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(ALGORITHMS.validate)] = (
-        Field(default_factory=lambda: ALGORITHMS.make("ppo"), description="Learning.")
+        Field(
+            default_factory=lambda: ALGORITHMS.make("ppo"),
+            description="Algorithm and its settings.",
+        )
     )
     rewards: Annotated[SerializeAsAny[RewardsConfig], BeforeValidator(REWARDS.validate)] = Field(
         default_factory=lambda: REWARDS.make("given"),
-        description="Where rewards come from: given is the environment's own.",
+        description="Source of rewards; given: the environment's.",
     )
-    learner: LearnerConfig = Field(LearnerConfig(), description="Where learning happens.")
-    clock: ClockConfig = Field(description="Length of the run and its levels.")
-    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="From easy to whole.")
+    learner: LearnerConfig = Field(
+        LearnerConfig(), description="Shards, threads and device of the learner."
+    )
+    clock: ClockConfig = Field(description="Length of the run, in epochs, cycles and iterations.")
+    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="Training curriculum.")
     motions: MotionCurriculumConfig = Field(
-        MotionCurriculumConfig(), description="How often each motion is practised."
+        MotionCurriculumConfig(), description="Curriculum over motions."
     )
-    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tests of the policy.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Saves.")
-    logs: LogsConfig = Field(LogsConfig(), description="What is written and shown.")
+    evaluation: EvaluationConfig = Field(
+        EvaluationConfig(), description="Evaluations of the policy."
+    )
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoints.")
+    logs: LogsConfig = Field(LogsConfig(), description="Logs and the console.")
 
     def _changed(self, changes: dict[str, Any]) -> Self:
-        """Kinds first, as on the command line: they decide which fields there are."""
+        """Change kinds first, as on the command line, since fields depend on them."""
         kinds = {s: changes[f"{s}.kind"] for s in REGISTRIES if f"{s}.kind" in changes}
         chosen = {f"{section}.kind" for section in kinds}
         rest = {name: value for name, value in changes.items() if name not in chosen}
         return super(Recipe, self.with_kinds(kinds, changes))._changed(rest)
 
     def with_kinds(self, kinds: Mapping[str, str], named: Collection[str] = ()) -> Self:
-        """The recipe with sections of other kinds, {section: kind}.
+        """The recipe with other kinds, {section: kind}.
 
-        named: fields that are given later; `env.id`, `env.task` and `env.parallel` choose the kind
-        of the environment as well.
+        named: fields that will be set; `env.id`, `env.task` and `env.parallel` choose the kind of
+        the environment too.
         """
         by = [kind for field, kind in NAMED_BY.items() if f"env.{field}" in named]
         if by and not isinstance(self.env, ENVS.load(by[0])):
@@ -354,29 +361,28 @@ class Recipe(Config):
 
     @property
     def task(self) -> EnvConfig:
-        """The environment, of a recipe that must have one."""
+        """The environment; refuses a recipe without one."""
         if self.env is None:
             raise UsageError(
-                f"The recipe '{self.name}' has no environment: give it one to act in, with "
-                "--env.id ID or --env.task module:Class."
+                f"The recipe '{self.name}' has no environment: choose one with --env.id ID or "
+                "--env.task module:Class."
             )
         return self.env
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved(Inputs):
-    """A recipe with all that follows from it before anything is learned."""
+    """A recipe with everything that is derived from it before training."""
 
     recipe: Recipe
     loops: Loops
     geometry: Any
-    """How the algorithm's sizes divide, see `AlgorithmConfig.geometry`."""
+    """Derived sizes, see `AlgorithmConfig.geometry`."""
     device: torch.device
 
 
 def metrics_of(recipe: Recipe) -> Metrics:
-    """The metrics that a run may log: those of every run and every environment, and those that the
-    kinds in its recipe declare."""
+    """The metrics that a run may log: those of all runs, and those of the recipe's kinds."""
     played = () if recipe.env is None else EPISODES + recipe.env.metrics
     curricula = recipe.curriculum.metrics + recipe.motions.metrics
     return recipe.algorithm.metrics + COUNTERS + played + recipe.rewards.metrics + curricula
@@ -386,31 +392,31 @@ LATER = (
     *("clock.total_timesteps", "clock.epochs", "evaluation", "start_from"),
     *("algorithm.dataset", "algorithm.teacher"),
 )
-"""What a resume may change as well, and says so: how long the run is and how it is tested from
-there on; and where things are that are known by their hash, or not needed any more."""
+"""Fields besides FREE that a resume may change, with a message: length and evaluation of the rest
+of the run, and paths of files that are known by their hash or not needed any more."""
 
 
 def digest(recipe: Recipe) -> str:
-    """SHA-256 of all that a result follows from: the same for recipes that differ in FREE alone."""
+    """SHA-256 of the fields that decide results: equal for recipes that differ only in FREE."""
     named = [(name, value) for name, value in fields(recipe) if not _among(name, FREE)]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 
 def changes(old: Recipe, new: Recipe) -> tuple[list[str], list[str]]:
-    """What is different, "field was this and is that": what no resume may change, and LATER."""
+    """(refused changes, allowed changes of LATER) as texts "field was this and is that"."""
     before, now = dict(fields(old)), dict(fields(new))
     refused: list[str] = []
-    said: list[str] = []
+    allowed: list[str] = []
     for name in [*now, *(name for name in before if name not in now)]:
         was, is_now = (json.dumps(fields.get(name)) for fields in (before, now))
         if was != is_now and not _among(name, FREE):
-            kind = said if _among(name, LATER) else refused
+            kind = allowed if _among(name, LATER) else refused
             kind.append(f"{name} was {was} and is {is_now}")
-    return refused, said
+    return refused, allowed
 
 
 def fields(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Every field as it is written on the command line, section.key, with its value."""
+    """(section.key, value) of all fields."""
 
     def inside(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
@@ -427,11 +433,11 @@ def _among(name: str, fields: tuple[str, ...]) -> bool:
 
 
 MAX_BYTES, MAX_ITEMS, MAX_BITS = 1 << 18, 1 << 16, 1 << 10
-"""Of a recipe's file, and of what it holds; those of people have some thousands."""
+"""Limits on the file of a recipe and its items; usual recipes have some thousands."""
 
 
 def load(path: Path, trust: bool = False) -> Recipe:
-    """Read a recipe.yaml. Code that it names runs only with `trust`, or where it has had it."""
+    """Read a recipe.yaml. Code that it names runs only with `trust`, now or earlier."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -441,16 +447,16 @@ def load(path: Path, trust: bool = False) -> Recipe:
 
 
 def parsed(data: bytes, source: str, path: Path, trust: bool = False) -> Recipe:
-    """A recipe from the text of the recipe.yaml at `path`; errors call it `source`."""
+    """A recipe from the text of the recipe.yaml at `path`; source: its name in errors."""
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         content = yaml.safe_load(data.decode())
         _check_size(content)
-    except Exception as error:  # the parser has many, some of them its own mistakes
+    except Exception as error:  # the parser raises many types, some by mistake
         words = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{source} cannot be read as YAML: {words}.") from error
-    # Before it is validated, which imports the kinds that it names.
+    # Before validation, which imports the kinds that the recipe names.
     require_trust(_texts(content), path, trust)
     if isinstance(content, dict):
         content.setdefault("name", path.stem)
@@ -460,8 +466,7 @@ def parsed(data: bytes, source: str, path: Path, trust: bool = False) -> Recipe:
 
 
 def _check_size(content: Any) -> None:
-    """Refuse content that a few lines say over and over, by references of YAML to itself, and text
-    that cannot be written."""
+    """Refuse content that YAML's aliases multiply, and text that cannot be encoded."""
     for number, item in enumerate(_items(content), 1):
         if number > MAX_ITEMS:
             raise ValueError(f"it holds more than {MAX_ITEMS:,} items")
@@ -474,7 +479,7 @@ def _check_size(content: Any) -> None:
 def code_roots(recipe: Recipe) -> tuple[str, ...]:
     """Modules and files of the code that a recipe names: the roots of `compute_hashes`.
 
-    They are known once the recipe's environment has been made.
+    They are known after the recipe's environment has been made.
     """
     found = {
         str(file) if (where := _module_part(text)).endswith(".py") else where
@@ -495,12 +500,12 @@ def code_roots(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _module_part(text: str) -> str:
-    """Of module:name, the module, and of a file the whole path."""
+    """The module of module:name, or the path of a file."""
     return text.rpartition(":")[0] or text
 
 
 def texts(recipe: Recipe) -> set[str]:
-    """Every text in a recipe: whatever it names is one of them."""
+    """All texts in a recipe, among them all names of code."""
     return _texts(recipe.model_dump())
 
 
@@ -509,7 +514,7 @@ def _texts(content: Any) -> set[str]:
 
 
 def _items(content: Any) -> Iterator[Any]:
-    """Everything that is in some content, names of fields too, and all that is in that."""
+    """All items in nested content, including names of fields."""
     waiting = [content]
     while waiting:
         item = waiting.pop()
@@ -521,7 +526,7 @@ def _items(content: Any) -> Iterator[Any]:
 
 
 def validated(content: Any, source: str) -> Recipe:
-    """A recipe from plain data; errors name the field as it is written on the command line."""
+    """A recipe from plain data; errors begin with `source` and name the field."""
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The recipes that come with Etude and with other packages, and how one is found."""
+"""Find recipes: of Etude, of other packages, in files and functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
 
 def changed(recipe: Recipe) -> str:
-    """The settings in which a recipe is not the one of its name: "seed 1, env.id CartPole-v1"."""
+    """The settings that differ from the recipe of this name, without the seed: "env.id Ant-v5"."""
     if recipe.name not in names():
         return ""
     before = dict(fields(made_by(recipe.name)()))
@@ -54,9 +54,9 @@ def _short(value: Any) -> str:
 
 
 def find(target: str, trust: bool = False) -> Recipe:
-    """A recipe by its name, from a recipe.yaml, or from one's own function.
+    """The recipe with a name, in a recipe.yaml, or from FILE.py:FUNCTION.
 
-    trust: code that the recipe.yaml names may run.
+    trust: the code that a recipe.yaml names may run.
     """
     if target in names():
         return made_by(target)()
@@ -78,12 +78,12 @@ def find(target: str, trust: bool = False) -> Recipe:
 
 
 def _from_function(target: str) -> Recipe:
-    """What the function behind `file.py:function` or `module:function` returns."""
+    """The recipe that `file.py:function` or `module:function` returns."""
     from etude.core.user_code import load_object
 
     function = load_object(target, "my_recipes.py:my_recipe")
     if not callable(function):
-        raise UsageError(f"{target} is no function: write one that returns an etude.Recipe.")
+        raise UsageError(f"{target} is not a function: write one that returns an etude.Recipe.")
     try:
         recipe = function()
     except EtudeError:
@@ -92,11 +92,11 @@ def _from_function(target: str) -> Recipe:
         from etude.core.explain import explain
 
         raise UsageError(f"{target}: {explain(error, Recipe)}") from error
-    except Exception as error:  # someone else's code may fail in any way
+    except Exception as error:  # of the user's code
         raise UsageError(f"{target} failed: {describe_error(error)}.") from error
     if not isinstance(recipe, Recipe):
         raise UsageError(
-            f"{target} returns a {type(recipe).__name__}; it must return an etude.Recipe, such as "
-            "etude.recipes.reach() with some fields changed."
+            f"{target} returns a {type(recipe).__name__}; it must return an etude.Recipe, for "
+            "example etude.recipes.reach() with some fields changed."
         )
     return recipe

@@ -1,4 +1,4 @@
-"""A recipe worked out once: everything that planning, building and reports need to know of it."""
+"""Resolve a recipe: derive once what planning, building and reports need."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from etude.core.trees import Tree
 from etude.data.segments import BufferSpec, SegmentBuffer
 from etude.envs.config import ENVS
 from etude.models.policies import POLICIES, BasePolicy, make_policy
+from etude.planning.loading import recipe_with_sentence
 from etude.planning.out_of_memory import check_policy_size
 from etude.planning.recipe import ALGORITHMS, REWARDS, Inputs, Recipe, Resolved
 from etude.rollout.group import Group
@@ -24,14 +25,12 @@ from etude.rollout.local import COLLECTORS
 
 
 def resolve(recipe: Recipe) -> Resolved:
-    """Work a recipe out; what does not add up is refused here."""
-    recipe = _of_their_kinds(recipe)
+    """Resolve a recipe; refuses settings that do not fit together."""
+    recipe = _with_kind_classes(recipe)
     algorithm = recipe.algorithm
     recipe = algorithm.completed(recipe)
     if recipe.env is not None and recipe.env.sentence and recipe.start_from is not None:
-        from etude.planning.sentences import told
-
-        recipe = told(recipe, recipe.start_from)
+        recipe = recipe_with_sentence(recipe, recipe.start_from)
     geometry = algorithm.geometry(recipe)
     loops = algorithm.loops(recipe, geometry)
     inputs = algorithm.inputs(recipe) or _from_environment(recipe)
@@ -39,10 +38,10 @@ def resolve(recipe: Recipe) -> Resolved:
     return Resolved(recipe=recipe, loops=loops, geometry=geometry, device=device, **vars(inputs))
 
 
-def _of_their_kinds(recipe: Recipe) -> Recipe:
-    """The recipe with every section as a config of the class that its `kind` names.
+def _with_kind_classes(recipe: Recipe) -> Recipe:
+    """The recipe with each section in the class that its `kind` names.
 
-    A copy with another kind, `config.model_copy(update={"kind": "ray"})`, keeps its old class.
+    After `config.model_copy(update={"kind": "ray"})` a section still has its old class.
     """
     registries: dict[str, Registry[Any]] = {
         "env": ENVS,
@@ -68,19 +67,22 @@ def check_policy(recipe: Recipe, family: str) -> None:
 
 
 def exactness(recipe: Recipe) -> Exactness:
-    """Whether a run that learns in the recipe's environment resumes bit for bit."""
+    """Whether a run in the recipe's environment is exact, and why."""
     if recipe.learner.torch_device().type != "cpu":
         return Exactness(False, "learning happens on a GPU, where bits may differ between runs")
     if recipe.learner.reduce == "fast":
-        return Exactness(False, "learner.reduce fast adds gradients as the number of ranks has it")
+        return Exactness(
+            False,
+            "learner.reduce fast sums gradients in an order that depends on the number of ranks",
+        )
     return recipe.task.exactness()
 
 
-@waiting("building an environment to look at")
+@waiting("building an environment to inspect")
 def _from_environment(recipe: Recipe) -> Inputs:
-    """One group of the recipe's environments is made, played for two steps, and closed."""
+    """The inputs of a run in the recipe's environment: builds one group and steps it twice."""
     recipe.collector.check()
-    spec, policy, snapshot = supervised(partial(_looked_at, recipe), recipe.collector.deadline)
+    spec, policy, snapshot = supervised(partial(_inspect, recipe), recipe.collector.deadline)
     if spec.max_episode_steps is None:
         raise UsageError(
             "This environment has no limit on an episode's steps, so an evaluation might never "
@@ -99,20 +101,19 @@ def _from_environment(recipe: Recipe) -> Inputs:
     )
 
 
-def _looked_at(recipe: Recipe, supervisor: Supervisor) -> tuple[EnvSpec, BasePolicy, Tree]:
-    """What a group's environments say of themselves, the policy for them on the meta device, and a
-    snapshot of them."""
-    env = supervisor.guard(recipe.task.make(recipe.collector.envs_per_group), "the first look")
+def _inspect(recipe: Recipe, supervisor: Supervisor) -> tuple[EnvSpec, BasePolicy, Tree]:
+    """(spec, policy on the meta device, snapshot) of one group of environments."""
+    env = supervisor.guard(recipe.task.make(recipe.collector.envs_per_group), "the inspection")
     with torch.device("meta"):
         policy = make_policy(recipe.policy, env.spec, None)
     check_policy_size(sum(p.nbytes for p in policy.parameters()))
-    found = env.spec, policy, _snapshot(env, recipe)
+    inspected = env.spec, policy, _snapshot(env, recipe)
     env.close()
-    return found
+    return inspected
 
 
 def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
-    """One group's, as it is within an episode: foreign environments know little at its start."""
+    """A group's snapshot within an episode: at its start some environments lack part of it."""
     policy, group, key = make_policy(recipe.policy, env.spec, None), Group(env), Key(recipe.seed)
     two = SegmentBuffer(BufferSpec(env.spec, policy.state_specs, env.num_envs, 2, 1))
     begun = group.begin(policy, key)
@@ -120,18 +121,18 @@ def _snapshot(env: BatchEnv, recipe: Recipe) -> Tree:
 
 
 def _check_discount(recipe: Recipe) -> None:
-    """Refuse gains of a potential that are discounted unlike what is learned from them."""
+    """Refuse potential-based shaping with another discount than the algorithm's."""
     shaping, gamma = recipe.task.shaping_discount(), getattr(recipe.algorithm, "gamma", None)
     if shaping is not None and gamma is not None and shaping != gamma:
         raise UsageError(
-            f"This environment rewards gains of a potential with env.discount {shaping:g}, and "
-            f"algorithm.gamma is {gamma:g}: where they differ, lingering earns or costs. Use "
+            f"This environment shapes rewards by a potential with env.discount {shaping:g}, and "
+            f"algorithm.gamma is {gamma:g}: if they differ, shaping changes the best policy. Use "
             f"--env.discount {gamma:g}."
         )
 
 
 def check_motions(recipe: Recipe, num: int) -> None:
-    """Refuse evaluations in which some motions would be played more often than others."""
+    """Refuse evaluations that would play some motions more often than others."""
     config = recipe.evaluation
     if config.envs_per_group % num:
         group = num * max(1, round(config.envs_per_group / num))
@@ -139,7 +140,7 @@ def check_motions(recipe: Recipe, num: int) -> None:
         episodes = num_envs * (config.episodes // config.num_envs)
         raise UsageError(
             f"Evaluation plays each of the {num} motions equally often, and "
-            f"evaluation.envs_per_group {config.envs_per_group} is no multiple of that: use "
+            f"evaluation.envs_per_group {config.envs_per_group} is not a multiple of that: use "
             f"--evaluation.envs-per-group {group} --evaluation.num-envs {num_envs} "
             f"--evaluation.episodes {episodes}."
         )

@@ -51,8 +51,12 @@ _MOST_TEXT = 1 << 20
 def default_path(recipe: str, seed: int, now: datetime | None = None, root: str = "runs") -> Path:
     """`runs/<recipe>/<date-time>-s<seed>`, with a number if it exists already."""
     moment = (now or datetime.now()).strftime("%Y-%m-%d-%H%M%S")
-    name = re.sub(r"[^\w.-]+", "-", recipe).strip(".-") or "run"
-    return files.free_path(Path(root) / name / f"{moment}-s{seed}")
+    return files.free_path(Path(root) / file_name(recipe) / f"{moment}-s{seed}")
+
+
+def file_name(recipe: str) -> str:
+    """The name of a recipe without characters that file names should not have."""
+    return re.sub(r"[^\w.-]+", "-", recipe).strip(".-") or "run"
 
 
 class RunFolder:
