@@ -123,8 +123,9 @@ def _with_recipe(verb: str, module: str, function: str = "run") -> Command:
         if arguments and not arguments[0].startswith("-"):
             return command(arguments)
         if not HELP.intersection(arguments):
-            names = ", ".join(RECIPES.names())
-            raise UsageError(f"Name a recipe first: etude {verb} RECIPE ... (one of {names}).")
+            raise UsageError(
+                f"Name a recipe first: etude {verb} RECIPE ...; `etude list` shows them all."
+            )
         if HELP_ALL in arguments:
             return command(["ppo", HELP_ALL])
         print(_help(verb), end="")

@@ -15,7 +15,7 @@ Verbs = dict[str, Command]
 HELP_ALL = "--help-all"
 HELP = {"-h", "--help", HELP_ALL}
 OFTEN = {
-    "env.id": "a Gymnasium environment, for example HalfCheetah-v5 (with the recipe ppo or sac)",
+    "env.id": "a Gymnasium environment, for example HalfCheetah-v5 (recipes ppo, sac)",
     "env.task": "a task of your own: module:Class or file.py:Class",
     "seed": "seed of all random numbers of the run",
     "start-from": "a run, checkpoint or policy to start from; --from is short for it",
