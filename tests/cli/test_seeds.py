@@ -52,7 +52,7 @@ def test_a_folder_of_something_else_is_refused(
     assert "s1 is a run of another recipe" in capsys.readouterr().err
     run = str(tmp_path / "set" / "s1")
     assert main(["train", "reach-short", "--seeds", "2", "--folder", run]) == 2
-    assert "is a run itself" in capsys.readouterr().err
+    assert "is a run: name another folder" in capsys.readouterr().err
     assert main(["train", "reach-short", "--jobs", "2"]) == 2
     assert "add --seeds" in capsys.readouterr().err
 
