@@ -18,8 +18,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "gates", "benchmarks")
 UNCLEAN = (
-    *("gates/", "benchmarks/", "src/etude/__init__.py", "src/etude/api.py"),
-    "src/etude/core/explain.py",
     *("src/etude/building/", "src/etude/cli/", "src/etude/compare/", "src/etude/data/"),
     *("src/etude/envs/", "src/etude/evaluate/", "src/etude/planning/", "src/etude/rl/"),
     *("src/etude/rollout/", "src/etude/share/", "src/etude/tasks/", "src/etude/training/"),
