@@ -49,7 +49,7 @@ USED = "The copy in the newest checkpoint is used."
 
 
 class ResumeOptions(NamedTuple):
-    """What a resume changes, see `etude.resume`."""
+    """Changes that a resume makes, see `etude.resume`."""
 
     total_timesteps: int | None = None
     collector: Placement | None = None

@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one part of the machine, and what it means for a run."""
+    """The result for one part of the machine, and its consequence for a run."""
 
     name: str
     found: str

@@ -66,7 +66,7 @@ class Report:
     policies: list[int] = field(default_factory=list)
     """Steps whose policy is undamaged, the newest first."""
     saved: list[str] = field(default_factory=list)
-    """What can be recovered, as sentences."""
+    """Sentences on what can be recovered."""
 
     @property
     def damaged(self) -> bool:
@@ -195,7 +195,7 @@ def _texts(report: Report, folder: RunFolder) -> Recipe | Untrusted | None:
 
 
 def _of_recipe(folder: RunFolder, copies: Tree, copied: str) -> str:
-    """What a resume does with a changed recipe."""
+    """How a resume treats a changed recipe."""
     try:
         recipe = load(folder.recipe)
     except Untrusted:

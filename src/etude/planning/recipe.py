@@ -50,7 +50,7 @@ class Deployable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a run learns from, known before it starts."""
+    """The environment or dataset that a run learns from, and the policy, known before it starts."""
 
     spec: EnvSpec
     exactness: Exactness

@@ -148,6 +148,6 @@ def check_motions(recipe: Recipe, num: int) -> None:
         near = num * max(1, round(config.final_episodes / num))
         raise UsageError(
             f"The {num} motions are each played equally often, and evaluation.final_episodes "
-            f"{config.final_episodes} is no multiple of that: use --evaluation.final-episodes "
+            f"{config.final_episodes} is not a multiple of that: use --evaluation.final-episodes "
             f"{near}, or 0 for none."
         )
