@@ -45,7 +45,7 @@ def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path
     for arguments, told in (
         (["motion", "lst"], "Did you mean 'list'"),
         (["motion", "show", "swim"], "There is no clip 'swim'; there are backflip"),
-        (["motion", "show", "all"], "one at a time: name one that `etude motion list` has."),
+        (["motion", "show", "all"], "One clip is shown at a time: name one of"),
         (["motion", "list", "--folder", str(tmp_path / "none")], "There is no folder"),
     ):
         assert main(arguments) == 2

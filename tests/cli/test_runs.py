@@ -184,7 +184,7 @@ def test_pruned_runs_go_on_and_are_evaluated(
     assert before.count("1536/training") == 1
     assert sum("training" in name for name in before) == 3
     assert main(["prune", str(run)]) == 0  # nobody is there to be asked
-    assert "Nothing was removed: --yes does it." in capsys.readouterr().out
+    assert "Nothing was removed: --yes removes it." in capsys.readouterr().out
     assert names(run) == before
     expected, size = find_surplus([run]), disk_bytes(run)
     assert main(["prune", str(run), "--yes"]) == 0

@@ -15,7 +15,6 @@ from etude.core.errors import UsageError
 from etude.core.progress import waiting
 from etude.core.units import size
 from etude.runs.finding import find_runs
-from etude.runs.pruning import Surplus, delete_surplus, find_killed_runs, find_surplus
 
 DEFAULT = "runs"
 """The folder of runs if none is named."""
@@ -55,6 +54,9 @@ def run_list(arguments: list[str]) -> None:
 
 def run_prune(arguments: list[str]) -> int:
     """List the files that can be freed, and delete them with --yes; 1 if one cannot be deleted."""
+    # `etude runs` does without the libraries that read checkpoints.
+    from etude.runs.pruning import delete_surplus, find_killed_runs, find_surplus
+
     command = parse("prune", PruneCommand, _with_default(arguments))
     with waiting("reading checkpoints"):
         found = find_surplus(_runs_in(command.folders), say=_warn)
@@ -65,7 +67,7 @@ def run_prune(arguments: list[str]) -> int:
     elif not found:
         print("There is nothing to free.")
     else:
-        print("\n".join(_surplus_lines(found)))
+        print("\n".join(_surplus_lines([(s.why, s.bytes, s.path) for s in found])))
         if not command.yes:
             total = size(sum(each.bytes for each in found))
             print(f"{total} in all. Nothing was removed: --yes removes it.")
@@ -151,11 +153,10 @@ def _age(seconds: float) -> str:
     return f"{int(seconds // 86400)} d"
 
 
-def _surplus_lines(found: list[Surplus]) -> list[str]:
-    """Paths with their bytes, grouped by the reason why no run needs them."""
-    width = max(len(f"{each.bytes:,}") for each in found)
+def _surplus_lines(found: list[tuple[str, int, Path]]) -> list[str]:
+    """(why, bytes, path) as lines, grouped by the reason why no run needs the path."""
+    width = max(len(f"{num_bytes:,}") for _, num_bytes, _ in found)
     reasons: dict[str, list[str]] = {}
-    for each in found:
-        line = f"  {each.bytes:>{width},} bytes  {each.path}"
-        reasons.setdefault(each.why, []).append(line)
+    for why, num_bytes, path in found:
+        reasons.setdefault(why, []).append(f"  {num_bytes:>{width},} bytes  {path}")
     return [line for why, under in reasons.items() for line in (f"{why}:", *under)]
