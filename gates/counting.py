@@ -12,15 +12,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 LIBRARIES = ("numpy", "torch", "mujoco")
-IRREGULAR = {"core", "logs", "runs", "cli"}
-"""Folders whose functions are called by the clock, by waits and by saves."""
 
 
 def run(module: str, file: Path | None) -> None:
     """Run a module as a command; write {function: calls} of all its threads to a file.
 
     Functions of NumPy, torch and MuJoCo are counted by name, all Python functions of Etude together
-    as "etude".
+    as "etude: functions".
     """
     calls: Counter[CodeType | tuple[str, str]] = Counter()
 
@@ -49,6 +47,6 @@ def _by_name(calls: Counter[CodeType | tuple[str, str]]) -> Counter[str]:
         if isinstance(what, tuple):
             if what[0] in LIBRARIES:
                 found[f"{what[0]}: {what[1]}"] += times
-        elif "etude" in (parts := Path(what.co_filename).parts) and not IRREGULAR & {*parts}:
-            found["etude"] += times
+        elif "etude" in Path(what.co_filename).parts:
+            found["etude: functions"] += times
     return found

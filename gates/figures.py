@@ -206,8 +206,8 @@ with what was asked. A gate that is not in the table has not been run at full si
 
 What was learned stands while the first two iterations of its training give the same bits with
 today's code as with the code that was measured: every array of the policy, every number of the log.
-A timing stands while an iteration also makes the same calls of NumPy, torch and MuJoCo, and within
-2 % as many of Etude's own functions. A count of faults stands while its gate passes at its smallest
+A timing stands while an iteration also makes the same calls of NumPy, torch, MuJoCo and Etude
+itself, but for 2 %. A count of faults stands while its gate passes at its smallest
 size. {OLDER} marks all others; the list below the table says why. `make fresh` repeats all of this.
 
 | command | figure | counted | verdict | when | commit |

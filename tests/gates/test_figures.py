@@ -74,9 +74,9 @@ def test_what_was_tried_has_a_date() -> None:
     assert [text for text in sections if not re.search(r"\b\d+ \w+ 20\d\d\b", text)] == []
 
 
-BEGUN = {"bits": {"policy a": "1"}, "calls": {"etude": 100}}
+BEGUN = {"bits": {"policy a": "1"}, "calls": {"etude: functions": 100}}
 OTHER = [{"computation": "here", "reach": {**BEGUN, "bits": {"policy a": "2"}}}]
-SLOWER = [{"computation": "here", "reach": {**BEGUN, "calls": {"etude": 90}}}]
+SLOWER = [{"computation": "here", "reach": {**BEGUN, "calls": {"etude: functions": 90}}}]
 
 
 @pytest.fixture
@@ -113,7 +113,10 @@ def test_a_figure_that_may_be_another_one_today_is_marked() -> None:
     assert f'{shown}[†](docs/measured.md "1 arrays of the policy differ") |' in (
         figures.headline(other)
     )
-    assert f'{shown}[†](docs/measured.md "an iteration makes 100 calls' in figures.headline(slower)
+    assert (
+        f'{shown}[†](docs/measured.md "an iteration calls etude: functions 100'
+        in figures.headline(slower)
+    )
     line, marked = (row_of(figures.measured(found)) for found in (fresh, other))
     assert "success of seed 0: 0.5 (at least 0.4)<br>" in line
     assert "| 1,000 trainings | passed | 2026-01-02 | `abc`* |" in line
@@ -121,7 +124,7 @@ def test_a_figure_that_may_be_another_one_today_is_marked() -> None:
     assert "success of seed 0: 0.5†" in marked
     assert "success of seed 0: 0.5 " in row_of(figures.measured(slower))
     assert "seconds of seed 0: 12.4†" in row_of(figures.measured(slower))
-    again = "- train_reach-reach: timings: an iteration makes 100 calls of Etude's functions"
+    again = "- train_reach-reach: timings: an iteration calls etude: functions 100 instead"
     assert again in figures.measured(slower)
 
 
