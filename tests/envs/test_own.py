@@ -170,7 +170,7 @@ def test_replay_of_a_task_that_cannot_be_saved_closes_its_episodes(
     text = " ".join(said(["plan", kind, *options], capsys, 0).split())
     assert "NOT exact" in text
     assert "keeps state that is not in its snapshot" in text
-    assert "A resume closes the episodes in progress as truncated" in text
+    assert "A resume truncates the episodes in progress" in text
     path = tmp_path / "run"
     said(["train", kind, *options, "--folder", str(path)], capsys, 0)
     manifest = json.loads((path / "manifest.json").read_text())

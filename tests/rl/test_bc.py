@@ -381,7 +381,7 @@ def test_choices_are_cloned(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path / "data", env=cart)
     run = etude.train(recipe, tmp_path / "run")
     assert run.evaluate(10, checkpoint="latest")["eval/mean_reward"] > 400
-    with pytest.raises(UsageError, match="only an environment knows"):
+    with pytest.raises(UsageError, match="only the environment defines"):
         etude.plan(recipe.replace(env=None))
 
 

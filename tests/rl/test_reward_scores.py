@@ -149,7 +149,7 @@ def test_the_plan_says_what_the_best_is_chosen_by(tmp_path: Path) -> None:
     assert "cannot give eval/reward_success (there are no failures)" in notes
     data |= {"add_truncated": 0, "allow_equal_returns": True}
     notes = " ".join(etude.plan(changed(recipe, algorithm=data)).notes)
-    assert "Nothing held out gives eval/reward_pairs: the newest reward counts" in notes
+    assert "No held-out episodes give eval/reward_pairs: the newest reward counts" in notes
 
 
 def test_clips_count_in_the_loss_and_so_where_scores_are_equal(tmp_path: Path) -> None:

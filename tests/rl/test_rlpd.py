@@ -172,7 +172,7 @@ def test_the_plan_says_how_many_gradient_steps_an_environment_step_has(tmp_path:
     for ratio in (0.25, 1, 20):
         batches = int(ratio * steps)
         notes = " ".join(etude.plan(recipe.replace(algorithm__train_batches=batches)).notes)
-        said = f"{ratio:g} gradient steps for each environment step"
+        said = f"{ratio:g} gradient steps per environment step"
         assert (said in notes) == (ratio < 20)
         assert (f"--algorithm.train-batches {20 * steps}" in notes) == (ratio < 20)
 
@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused(ones: Path, tmp_path: Path) -> None:
         ({"algorithm__dataset": ""}, "There is no dataset"),
         ({"env": None}, "learns in an environment"),
         ({"policy__layer_norm": "off"}, "need layer norm"),
-        ({"algorithm__subset": 5}, "cannot be drawn"),
+        ({"algorithm__subset": 5}, "is more than the"),
         ({"rewards": {"kind": "rrd"}}, "leave it at given"),
         ({"algorithm__dataset": str(ones)}, "The policy reads 'state'"),
     ):

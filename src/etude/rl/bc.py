@@ -1,16 +1,16 @@
-"""Behaviour cloning: a policy from demonstrations, by imitating their actions.
+"""Behaviour cloning: a policy that imitates the actions of demonstrations.
 
 An iteration, top to bottom (`batches`):
 
-1. The first one fits the observation normaliser to a sample of the dataset; it stays as it is.
-2. Each gradient step draws windows of demonstrations, uniform over steps: what the policy reads
-   around a step, and the actions from that step on. A window is as long as the policy wants it,
+1. The first iteration fits the observation normaliser to a sample of the dataset, then frozen.
+2. Each gradient step samples windows of demonstrations, uniform over steps: the observations
+   around a step, and the actions from that step on. The policy defines the length of a window:
    one step for a plain network, `horizon` steps for a recurrent one, a chunk for `act` and `flow`.
-3. Images are shifted at random by a few pixels, and the policy says what its loss is
+3. Images are shifted at random by a few pixels, and the policy computes its loss
    (`models/imitation.py`).
 
-Policies are those of any other algorithm: `etude train ppo --from RUN` and `etude train sac --from
-RUN` go on from a cloned one.
+Policies are the same as in other algorithms: `etude train ppo --from RUN` and `etude train sac
+--from RUN` start from a cloned one.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ from etude.rl.base import NetworkOptimizer, PolicyAlgorithm, TargetNetwork
 from etude.rl.offline import DatasetConfig
 from etude.rl.sampling import ahead, fit_normaliser
 from etude.runs.folder import RunFolder
-from etude.training.evaluation import HeldOutEvaluator
 
 
 class DecayingRate(Config):
-    """Settings of an algorithm whose learning rate falls over the run."""
+    """Base config of an algorithm with a linear learning rate schedule."""
 
     learning_rate: float = Field(1e-3, gt=0, description="Learning rate of Adam at the start.")
     final_learning_rate: float = Field(
@@ -57,14 +56,14 @@ class DecayingRate(Config):
     )
 
     def schedules(self, progress: float) -> dict[str, float]:
-        """The rate at a progress from 0 (the run's start) to 1 (its end)."""
+        """The learning rate at a progress from 0 to 1."""
         end = self.learning_rate * self.final_learning_rate
         return {"learning_rate": self.learning_rate + (end - self.learning_rate) * progress}
 
 
 LOSS, EVAL_LOSS = "train/imitation_loss", "eval/imitation_loss"
 _EVALUATED = 2_048
-"""Steps of held-out episodes that an evaluation without an environment looks at."""
+"""Steps of held-out episodes in an evaluation without an environment, at most."""
 
 
 class BCConfig(DecayingRate, DatasetConfig):
@@ -90,7 +89,7 @@ class BCConfig(DecayingRate, DatasetConfig):
     train_batches: int = Field(100, ge=1, description="Gradient steps of an iteration.")
     batch_size: int = Field(256, ge=1, description="Windows of one minibatch.")
     horizon: int = Field(
-        16, ge=1, description="Consecutive steps that a recurrent policy learns from together."
+        16, ge=1, description="Consecutive steps in a window of a recurrent policy."
     )
     max_grad_norm: float = Field(10.0, gt=0, description="Norm that gradients are clipped to.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
@@ -98,11 +97,11 @@ class BCConfig(DecayingRate, DatasetConfig):
         0.0,
         ge=0,
         lt=1,
-        description="What acts is a running average of the weights, in which those of the last "
-        "step have 1 - average; 0: the weights themselves act.",
+        description="Decay of the moving average of the weights, which is the policy that acts; "
+        "0: the weights themselves act.",
     )
     random_shift: int = Field(
-        4, ge=0, description="Images are shifted at random by up to so many pixels; 0 leaves them."
+        4, ge=0, description="Pixels by which images are shifted at random, at most; 0: none."
     )
 
     def loops(self, recipe: Recipe, geometry: None) -> Loops:
@@ -117,12 +116,7 @@ class BCConfig(DecayingRate, DatasetConfig):
     def build(self, run: Resolved, key: Key, folder: RunFolder, ranks: Ranks) -> Learner:
         policy = make_policy(run.recipe.policy, run.spec, key.child("policy"))
         algorithm = BC(self, policy, run.data.training, run.data.held_out, run.device)
-        counts = run.data.training.num_whole, run.data.training.num_transitions
-        if run.recipe.env is not None:
-            return Learner(algorithm, dataset=counts)
-        episodes = run.data.held_out.num_episodes
-        evaluator = HeldOutEvaluator(algorithm.evaluate, episodes, loss=EVAL_LOSS)
-        return Learner(algorithm, dataset=counts, evaluator=evaluator)
+        return offline.make_learner(run, algorithm, algorithm.evaluate, EVAL_LOSS)
 
     def plan(self, run: Resolved) -> PlanSection:
         data, policy = run.data, run.deployed
@@ -161,7 +155,7 @@ class BCConfig(DecayingRate, DatasetConfig):
 
 
 class BC(PolicyAlgorithm):
-    """See the module's text."""
+    """BC, as described in the module's docstring."""
 
     def __init__(
         self,
@@ -179,7 +173,8 @@ class BC(PolicyAlgorithm):
         self.policy = self.learned if self.average is None else self.average.module
 
     def ingest(self, fragments: Sequence[Fragment], clock: Clock) -> dict[str, float]:
-        """ "dataset/passes": how often a step has been drawn, on average, after this iteration."""
+        """Metrics: "dataset/passes", the mean number of times a step has been sampled after this
+        iteration."""
         drawn = (clock.now.updates + self.config.train_batches) * self.config.batch_size
         return {"dataset/passes": drawn / self.training.num_transitions}
 
@@ -218,10 +213,10 @@ class BC(PolicyAlgorithm):
         return Demonstrations(obs, self.put(windows.actions), self.put(windows.valid))
 
     def _shifted(self, shown: Demonstrations, generator: np.random.Generator) -> Demonstrations:
-        """The images of a window are moved alike."""
+        """Shift images at random, all images of a window by the same offset."""
         pixels, obs = self.config.random_shift, dict(shown.obs)
         for name in self.policy.image_names if pixels else ():
-            images = obs[name]  # [n, steps, h, w, c]; steps as channels are moved together
+            images = obs[name]  # [n, steps, h, w, c]; steps become channels, shifted together
             num, steps, height, width, channels = images.shape
             joined = images.permute(0, 2, 3, 1, 4).reshape(num, height, width, steps * channels)
             moved = random_shift(joined, pixels, generator)
@@ -234,8 +229,7 @@ class BC(PolicyAlgorithm):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The loss on steps of episodes that were not learned from, evenly spaced; {} without
-        any."""
+        """The loss on evenly spaced steps of held-out episodes; {} without any."""
         lengths: Array = self.held_out.lengths[: self.held_out.num_whole]
         total = int(lengths.sum())
         if not total:
@@ -261,12 +255,12 @@ class BC(PolicyAlgorithm):
         load_arrays(self.learned, arrays)
 
     def check_unchanged(self) -> None:
-        """Raise where a file of the dataset was changed."""
+        """Raise an error if a file of the dataset was changed."""
         self.training.check_unchanged()
 
     def state_dict(self) -> Tree:
-        """What acts is kept beside this, in `policy/`; where that is the average, the weights that
-        learn are here."""
+        """All but the policy that acts, which is saved in `policy/`; if that is the average, this
+        includes the trained weights."""
         learned = {} if self.average is None else {"weights": self.optimizer.flat.data.detach()}
         dataset = self.training.state_dict()
         return {"dataset": dataset, "optimizer": self.optimizer.state_dict(), **learned}

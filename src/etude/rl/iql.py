@@ -1,18 +1,19 @@
-"""Implicit Q-learning (Kostrikov et al. 2021): a policy from a dataset; its critics are never asked
-about actions that nobody took.
+"""Implicit Q-learning (Kostrikov et al. 2021): a policy from a dataset, whose critics are only
+evaluated at actions of the dataset.
 
 One gradient step, top to bottom (`learn`):
 
-1. Values: V(s) is drawn to an upper expectile of the target critics' smaller estimate at the
-   dataset's actions. Errors where V is too low weigh `expectile`, the others 1 - `expectile`, so V
-   tends to what the better of the actions there lead to.
-2. Critics: both are drawn to  r + gamma * V(s'),  r alone where the episode terminated.
+1. Values: V(s) regresses to an upper expectile of the target critics' minimum at the dataset's
+   actions. Errors where V is too low have the weight `expectile`, others 1 - `expectile`, so V
+   approaches the value of the better actions in the dataset.
+2. Critics: regress to  r + gamma * V(s'),  to r alone if the episode terminated.
 3. Actor: the squared error to the dataset's action, weighted by exp(temperature * (Q - V)): actions
-   that did better than V are imitated more.
+   better than V are imitated more.
 4. Every `target_interval` steps the target critics follow.
 
-`rewards.py` says what r is, `off_policy.py` where the states come from. With an environment and no
-dataset the same update learns from the replay; it then needs a larger `temperature` and more noise.
+The reward source (`rewards/`) gives r, `off_policy.py` samples the states. With an environment and
+no dataset the same update learns from the replay; it then needs a larger `temperature` and more
+noise.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ class IQLConfig(OffPolicyConfig):
         0.7,
         gt=0,
         lt=1,
-        description="Of Q at the dataset's actions, what V tends to; .5 is the mean.",
+        description="Expectile of Q at the dataset's actions that V approaches; .5 is the mean.",
     )
     temperature: float = Field(
-        3.0, ge=0, description="How much better actions are preferred; 0 imitates all alike."
+        3.0,
+        ge=0,
+        description="Preference for better actions; 0 imitates all actions equally.",
     )
     max_weight: float = Field(100.0, gt=0, description="Largest weight of an action.")
     exploration: float = Field(0.1, ge=0, description="Std of the exploration noise.")
@@ -71,7 +74,7 @@ class IQLConfig(OffPolicyConfig):
 
 
 class IQL(OffPolicy):
-    """See the module's text."""
+    """IQL, as described in the module's docstring."""
 
     config: IQLConfig
     policy: DeterministicPolicy
@@ -122,8 +125,7 @@ class IQL(OffPolicy):
         self.actor_optimizer.step(config.learning_rate)
 
         self.num_updates += 1
-        if self._targets_are_due:
-            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+        self.update_targets()
         return {
             "train/critic_loss": critic_loss,
             "train/actor_loss": actor_loss,
@@ -135,7 +137,7 @@ class IQL(OffPolicy):
 
     @torch.no_grad()
     def target(self, batch: Batch) -> torch.Tensor:
-        """[n]: what both critics are to say of the sampled actions."""
+        """The targets [n] of the critics."""
         following = self.values(self.policy.prepare(batch.next_obs)).squeeze(-1)
         return td_targets(batch.rewards, following, batch.terminated, self.config.gamma)
 

@@ -1,19 +1,19 @@
-"""What SAC and TD3 share: replay, warm-up, shards, and gradient steps that are checked first.
+"""What off-policy algorithms (SAC, TD3, IQL, RLPD) share: replay, warm-up, shards, gradient steps.
 
 An iteration, top to bottom:
 
-1. `ingest`: what was collected is appended to the episode stores, one per shard.
-2. `batches`: nothing while the warm-up lasts, in which actions are uniformly random. Then
-   `train_batches` gradient steps. Before each, the reward source takes one. Then every
-   shard's part of a batch is sampled from that shard's store and relabelled by the reward source;
-   `learn` makes targets, losses and the step.
-3. `end_iteration`: the observation normaliser, where one is wanted, takes in what was collected.
+1. `ingest`: the rollout is appended to the replay buffers (episode stores), one per shard.
+2. `batches`: no gradient steps during the warm-up, in which actions are uniformly random; then
+   `train_batches` of them. Before each, the reward source takes a gradient step of its own. Then
+   each shard's part of the minibatch is sampled from its store and relabelled by the reward source;
+   `learn` computes targets and losses and takes the step.
+3. `end_iteration`: the observation normaliser, if any, is updated with the rollout.
 
-With a dataset in place of the replay nothing is collected and there is no warm-up: the first
-iteration fits the normaliser to a sample of the dataset, and it stays as it is from then on.
+With a dataset in place of the replay, nothing is collected and there is no warm-up: the first
+iteration fits the normaliser to a sample of the dataset, and it is frozen from then on.
 
-Gradients are summed in shard order. All noise is drawn from the key that is handed in, so a run
-that is killed and resumed takes the same steps.
+Gradients are summed in shard order. All random numbers are drawn from the given key, so a run that
+is killed and resumed takes the same steps.
 """
 
 from __future__ import annotations
@@ -65,12 +65,11 @@ from etude.rl.rewards.scores import EVAL_LOSS, constant_reward, evaluate
 from etude.rl.sampling import Batch, Experience, Sample, ahead, fit_normaliser
 from etude.runs import files
 from etude.runs.folder import RunFolder
-from etude.training.evaluation import HeldOutEvaluator
 
 
 @dataclass(frozen=True)
 class ReplayGeometry:
-    """How environments, groups, batches and shards divide; illegal sizes are refused."""
+    """Sizes of environments, groups, minibatches and shards; they must divide each other."""
 
     num_envs: int
     steps: int
@@ -86,15 +85,15 @@ class ReplayGeometry:
         return self.num_envs * self.steps
 
     def store(self, env: EnvSpec, capacity: int) -> StoreGeometry:
-        """What one shard's store holds, when all of them together hold `capacity`."""
+        """The geometry of one shard's store, when all of them together hold `capacity`."""
         lanes, share = self.num_envs // self.shards, capacity // self.shards
         if lanes > LANES:
             raise UsageError(
                 f"collector.num_envs {self.num_envs:,} over learner.shards {self.shards} is more "
-                f"than the {LANES:,} environments that a replay takes: use at most "
+                f"than the maximum of {LANES:,} environments per replay: use at most "
                 f"--collector.num-envs {LANES * self.shards}."
             )
-        # Where episodes have no limit, the longest that a store of this capacity takes.
+        # Without a limit of episodes, the longest that a store of this capacity can hold.
         longest = env.max_episode_steps or max(1, share // (2 * lanes) - 1)
         least = 2 * self.num_envs * (longest + 1)
         if capacity < least:
@@ -125,11 +124,14 @@ _OPTIONS = {
 
 
 class OffPolicy(PolicyAlgorithm, ABC):
-    """See the module's text. Owns policy, critics, their targets, optimizers and the replay."""
+    """Base of off-policy algorithms, as described in the module's docstring.
+
+    It owns policy, critics, target critics, their optimizers and the replay.
+    """
 
     policy: Actor
     noise_draws: ClassVar[int]
-    """Standard normal numbers per action dimension that a gradient step takes for a transition."""
+    """Standard normal numbers per transition and action dimension in a gradient step."""
 
     def __init__(
         self,
@@ -148,27 +150,31 @@ class OffPolicy(PolicyAlgorithm, ABC):
         self.actor_optimizer = NetworkOptimizer("actor", self.policy, config.adam_epsilon)
         self.critic_optimizer = NetworkOptimizer("critics", self.critics, config.adam_epsilon)
         self.critic_target = TargetNetwork(self.critics)
+        self.targets: list[tuple[TargetNetwork[Any], NetworkOptimizer]] = [
+            (self.critic_target, self.critic_optimizer)
+        ]
         self.num_updates = 0
         self.acts_at_random = True
-        """In the warm-up; a run that starts from another's policy acts by that instead."""
+        """Whether actions of the warm-up are random; a run that starts from another run's policy
+        uses that policy instead."""
         self._moments: dict[str, Tree] = {}
         self._key = key
         self.setup()
 
     def make_critics(self, generator: torch.Generator | None) -> Critics:
-        """New critics, their weights drawn; without a generator on the meta device."""
+        """Construct critics with random weights; without a generator on the meta device."""
         return self.policy.make_critics(generator)
 
     def setup(self) -> None:
-        """Makes what only this algorithm has; all else is there already."""
+        """Construct the additional parts of a subclass, at the end of `__init__`."""
 
     @abstractmethod
     def learn(
         self, batches: Sequence[Batch], noises: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """One gradient step on the shards' parts of a batch; metrics [] about it.
+        """Take one gradient step on the shards' parts of a minibatch; returns metrics [].
 
-        noises: [noise_draws, n, dims] standard normal, for each shard.
+        noises: standard normal [noise_draws, n, dims] for each shard.
         """
 
     def broadcast(self, clock: Clock) -> Broadcast:
@@ -178,10 +184,10 @@ class OffPolicy(PolicyAlgorithm, ABC):
         return broadcast
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """Experience goes to the stores, where it can be drawn at once.
+        """Append the rollout to the stores.
 
-        "replay/transitions": those held. "dataset/passes": how often a transition of the dataset
-        has been drawn, on average, after this iteration.
+        Returns "replay/transitions", their number in the stores; or "dataset/passes", the mean
+        number of times a transition of the dataset has been sampled after this iteration.
         """
         for group, fragment in enumerate(fragments):
             check_finite(fragment, group * len(fragment.rewards))
@@ -212,9 +218,9 @@ class OffPolicy(PolicyAlgorithm, ABC):
             ]
             for _ in range(config.train_batches)
         )
-        # A reward source that draws in its own way may do so by what it has just learned.
-        alike = type(self.rewards).sample is RewardSource.sample
-        coming = ahead(drawn, config.prefetch and config.offline and alike)
+        # A reward source with its own sampling may depend on what it has just learned.
+        is_uniform = type(self.rewards).sample is RewardSource.sample
+        coming = ahead(drawn, config.prefetch and config.offline and is_uniform)
         for b in range(config.train_batches):
             reward_metrics = self.rewards.update(self.stores, key.child("rewards", b))
             samples = next(coming)
@@ -224,18 +230,17 @@ class OffPolicy(PolicyAlgorithm, ABC):
             try:
                 learned = self.learn(batches, noises)
             except NonFinite as error:
-                raise _culprit(batches, error) from error
+                raise _locate_fault(batches, error) from error
             values = torch.stack(list(learned.values())).tolist()
             metrics = {**reward_metrics, **dict(zip(learned, values, strict=True))}
             yield BatchMetrics({**metrics, "train/learning_rate": config.learning_rate})
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
-        """So many transitions of a shard's experience to learn from."""
+        """Sample `size` transitions of a shard's experience."""
         return self.rewards.sample(store, generator, size)
 
     def _shifted(self, batch: Batch, generator: np.random.Generator) -> Batch:
-        """The batch with each image that the policy reads moved at random (DrQ, Kostrikov et al.
-        2020)."""
+        """Shift the images that the policy reads at random (DrQ, Kostrikov et al. 2020)."""
         names, pixels = self.policy.image_names, self.config.random_shift
         if not names or not pixels:
             return batch
@@ -258,10 +263,10 @@ class OffPolicy(PolicyAlgorithm, ABC):
         targets: Sequence[torch.Tensor],
         weight: float = 1.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss [] whose gradient the critics' optimizer then holds, and the mean Q value [].
+        """Compute the critics' loss [] with its gradient, and the mean Q value [].
 
-        The loss is `weight` times the sum of all critics' mean squared errors. Per shard:
-        features, transitions, and targets [n] of Q.
+        The loss is `weight` times the sum of all critics' mean squared errors. features, batches
+        and targets [n] are per shard.
         """
         values, losses = [], []
         for x, batch, target in zip(features, batches, targets, strict=True):
@@ -274,9 +279,11 @@ class OffPolicy(PolicyAlgorithm, ABC):
             losses.append(weight * functools.reduce(torch.add, errors))
         return self.critic_optimizer.mean_gradient(losses), torch.stack(values).mean()
 
-    @property
-    def _targets_are_due(self) -> bool:
-        return self.num_updates % self.config.target_interval == 0
+    def update_targets(self) -> None:
+        """Every `target_interval` gradient steps, move the target networks by Polyak averaging."""
+        if self.num_updates % self.config.target_interval == 0:
+            for target, optimizer in self.targets:
+                target.follow(optimizer.flat.data, 1.0 - self.config.polyak)
 
     def end_iteration(self) -> dict[str, float]:
         self.policy.absorb(self._moments)
@@ -284,8 +291,8 @@ class OffPolicy(PolicyAlgorithm, ABC):
         return {}
 
     def start_from(self, arrays: Tree, training: Tree | None) -> None:
-        """With the training state come critics and targets; the warm-up then acts by the policy
-        instead of at random."""
+        """Also take over critics and target critics from the training state, if there is one; the
+        warm-up uses the policy instead of random actions."""
         self.load_policy(arrays)
         self.acts_at_random = False
         if training is not None:
@@ -293,13 +300,13 @@ class OffPolicy(PolicyAlgorithm, ABC):
             self.critic_target.data.copy_(torch.as_tensor(training["critic_target"]))
 
     def check_unchanged(self) -> None:
-        """Raise where a file of the replay or of the dataset was changed by anyone else."""
+        """Raise an error if a file of the replay or of the dataset was changed from outside."""
         for store in self.stores:
             store.check_unchanged()
 
     def state_dict(self) -> Tree:
-        """The policy's own arrays are kept beside this, in `policy/`; experience is in the stores'
-        files, which this names."""
+        """All but the policy's arrays, which are saved in `policy/`, and experience, which is in
+        the stores' files; this has their names."""
         return {
             "critics": self.critic_optimizer.flat.data.detach(),
             "critic_target": self.critic_target.data,
@@ -323,17 +330,17 @@ class OffPolicy(PolicyAlgorithm, ABC):
             store.load_state_dict(state["stores"][_shard_name(s)])
 
     def retire(self, states: Sequence[Tree]) -> None:
-        """Delete replayed experience that neither this run nor any of these states still needs.
+        """Delete files of the replay that neither this run nor any of these states needs.
 
-        states: what `state_dict` gave, arrays or not, to every checkpoint that can be resumed.
+        states: `state_dict`, with or without arrays, of every checkpoint that can be resumed.
         """
         for s, store in enumerate(self.stores):
             named = [state["stores"][_shard_name(s)] for state in states]
-            if not any("sealed_sha256" in state for state in named):  # A dataset has no garbage.
+            if not any("sealed_sha256" in state for state in named):  # Not for a dataset.
                 store.delete_garbage(named)
 
     def close(self) -> None:
-        """Let go of the stores' files."""
+        """Close the files of the stores."""
         for store in self.stores:
             store.close()
 
@@ -342,8 +349,8 @@ def _shard_name(shard: int) -> str:
     return f"{shard:06d}"
 
 
-def _culprit(batches: Sequence[Batch], error: NonFinite) -> NonFinite:
-    """A bad number in the batch itself, if there is one; else what the networks made of it."""
+def _locate_fault(batches: Sequence[Batch], error: NonFinite) -> NonFinite:
+    """Name the first non-finite number in the minibatch itself, if any; otherwise as in `error`."""
     arrays: dict[str, torch.Tensor] = {}
     found = ""
     for s, batch in enumerate(batches):
@@ -360,12 +367,11 @@ def _culprit(batches: Sequence[Batch], error: NonFinite) -> NonFinite:
 
 
 _MOST_BLOCKS = 1 << 17
-"""Files of a replay, of up to 1 GiB each: a checkpoint names each with its hash."""
+"""The largest number of files of a replay, of up to 1 GiB each: a checkpoint lists their hashes."""
 
 
 def _q_diverges(health: Health) -> Warning | None:
-    """Q values may be several times the returns where episodes are cut short; not much more, and
-    not more and more."""
+    """Truncated episodes make Q values several times the returns; more than that is divergence."""
     values = [abs(value) for value in health.recent("train/q_mean")]
     returns = max(map(abs, health.series("rollout/ep_rew_mean")), default=math.inf)
     if not values or min(values) < 10 * returns:
@@ -375,8 +381,9 @@ def _q_diverges(health: Health) -> Warning | None:
         return None
     return Warning(
         "Q values diverge",
-        f"they are at {health.recent('train/q_mean')[-1]:.3g}, and no return beyond {returns:.3g} "
-        "was seen: lower algorithm.learning_rate or algorithm.gamma, or raise algorithm.polyak",
+        f"they are at {health.recent('train/q_mean')[-1]:.3g}, and no return was above "
+        f"{returns:.3g}: lower algorithm.learning_rate or algorithm.gamma, or raise "
+        "algorithm.polyak",
     )
 
 
@@ -403,7 +410,7 @@ METRICS: Metrics = (
 
 
 class OffPolicyConfig(DatasetConfig):
-    """What SAC and TD3 have in common. A subclass defines `make` and the policies it trains."""
+    """Base config of off-policy algorithms. A subclass defines `make` and `policies`."""
 
     metrics: ClassVar[Metrics] = METRICS
     aliases = {  # noqa: RUF012
@@ -428,7 +435,7 @@ class OffPolicyConfig(DatasetConfig):
         1_000_000,
         ge=1,
         le=1 << 50,
-        description="Observations that the replay buffer holds; the oldest episodes are evicted.",
+        description="Observations in the replay buffer; the oldest episodes are evicted.",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="Discount factor.")
     polyak: float = Field(0.995, ge=0, le=1, description="1 - tau of the target networks' updates.")
@@ -440,8 +447,8 @@ class OffPolicyConfig(DatasetConfig):
     random_shift: int = Field(
         4,
         ge=0,
-        description="Images that the policy reads are shifted at random by up to so many pixels, "
-        "before each gradient step; 0 leaves them.",
+        description="Images that the policy reads are shifted at random by up to this number of "
+        "pixels, before each gradient step; 0: not shifted.",
     )
     normalise_observations: bool = Field(
         False, description="Normalise observations by their running mean and standard deviation."
@@ -456,38 +463,39 @@ class OffPolicyConfig(DatasetConfig):
         key: Key,
         device: torch.device,
     ) -> OffPolicy:
-        """The algorithm; for a plan it is made on the meta device."""
+        """Construct the algorithm; for a plan on the meta device."""
 
     @property
     def offline(self) -> bool:
-        """Whether a dataset stands in for the replay."""
+        """Whether a dataset replaces the replay."""
         return bool(self.dataset)
 
     @property
     def replayed(self) -> int:
-        """Transitions of a minibatch that are drawn from the replay."""
+        """Transitions of a minibatch that are sampled from the replay."""
         return self.batch_size
 
     @property
     def imitates(self) -> bool:
-        """Whether something holds the policy to the actions of a dataset."""
+        """Whether the policy is trained to imitate the actions of a dataset."""
         return False
 
     def idle_iterations(self, steps_per_iteration: int) -> int:
-        """The first iterations of a run, whose steps do not yet complete the warm-up."""
+        """The number of first iterations, whose steps do not yet complete the warm-up."""
         return max(-(-self.warmup_steps // steps_per_iteration) - 1, 0)
 
     def is_warming_up(self, timesteps: int) -> bool:
-        """Whether so many steps are too few to learn from. A dataset is there from the start."""
+        """Whether the warm-up goes on after `timesteps` steps; a dataset needs none."""
         return not self.offline and timesteps < self.warmup_steps
 
     def geometry(self, recipe: Recipe) -> ReplayGeometry | None:
-        """How groups and batches divide over shards; refuses what does not."""
+        """The geometry of the replay, None for a dataset. Raise an error for sizes that do not
+        divide and for settings that do not fit."""
         check_policy(recipe, self.policies)
         if recipe.learner.reduce != "exact":
             raise UsageError(
-                f"{self.kind} learns in one process and has no ranks whose gradients "
-                f"learner.reduce {recipe.learner.reduce} would add up: leave it at exact."
+                f"{self.kind} learns in one process, without ranks whose gradients learner.reduce "
+                f"{recipe.learner.reduce} would sum: leave it at exact."
             )
         shards = recipe.learner.shards
         if self.offline or recipe.env is None:
@@ -504,8 +512,8 @@ class OffPolicyConfig(DatasetConfig):
         )
         if self.imitates:
             raise UsageError(
-                "algorithm.behaviour_coef imitates the actions of a dataset, and there is none: "
-                "name one with --algorithm.dataset FOLDER, or set behaviour_coef to None."
+                "algorithm.behaviour_coef imitates the actions of a dataset, and none is given: "
+                "give one with --algorithm.dataset FOLDER, or set behaviour_coef to None."
             )
         return geometry
 
@@ -543,7 +551,7 @@ class OffPolicyConfig(DatasetConfig):
         key: Key | None,
         device: torch.device,
     ) -> OffPolicy:
-        """A new learner with its reward source; without a key on the meta device, to be counted."""
+        """Construct the algorithm and its reward source; without a key on the meta device."""
         rewards_key = None if key is None else key.child("rewards")
         rewards = run.recipe.rewards.for_replay(run, rewards_key, device)
         return self.make(policy, stores, rewards, (key or Key(0)).child("critics"), device)
@@ -554,12 +562,13 @@ class OffPolicyConfig(DatasetConfig):
         geometry, total, env = run.geometry, run.loops.total, run.spec
         if run.recipe.motions.enabled:
             raise UsageError(
-                f"{self.kind} keeps whole episodes, and motions.enabled ends them at every epoch's "
-                "end: use algorithm ppo, or practise all motions evenly with --motions.no-enabled."
+                f"{self.kind} stores whole episodes, and motions.enabled restarts them at the end "
+                "of every epoch: use algorithm ppo, or practise all motions evenly with "
+                "--motions.no-enabled."
             )
         if run.spec.agents > 1:
             raise UsageError(
-                f"{self.kind} keeps whole episodes, and agents of this environment come and go: "
+                f"{self.kind} stores whole episodes, and agents of this environment come and go: "
                 "use algorithm ppo."
             )
         shape = geometry.store(env, self.capacity)
@@ -601,10 +610,10 @@ class OffPolicyConfig(DatasetConfig):
         )
 
     def _disk(self, run: Resolved, shape: StoreGeometry) -> dict[str, int]:
-        """Bytes of the replay on disk: live data, and what the checkpoints that are kept hold back.
+        """Bytes of the replay on disk: live data, and evicted data that checkpoints still need.
 
-        Just before a save, the oldest of them is `keep_last` saves old, and all that was collected
-        since is still there. Blocks are sparse files: what was not written takes no space.
+        Just before a save, the oldest checkpoint is `keep_last` saves old, and everything collected
+        since then is on disk. Blocks are sparse files: unwritten parts take no space.
         """
         recipe, loops, shards = run.recipe, run.loops, run.geometry.shards
         waited = loops.longest_wait(Interval.parse(recipe.checkpoint.every))
@@ -619,17 +628,17 @@ class OffPolicyConfig(DatasetConfig):
         }
 
     def planned(self, run: Resolved, stores: Sequence[Experience]) -> tuple[Tree, RewardsSection]:
-        """The shape of the learner's state in a checkpoint, and the reward source's plan."""
+        """The shapes of the algorithm's state in a checkpoint, and the reward source's section."""
         algorithm = self._made(run, run.deployed, stores, None, torch.device("meta"))
         return algorithm.state_dict(), run.recipe.rewards.plan(algorithm.rewards)
 
     def update_lines(self, rewards: RewardsSection) -> list[str]:
-        """What the updates of an iteration are."""
+        """Lines of the plan about the update."""
         batches = f"update: {self.train_batches:,} batches of {self.batch_size:,} transitions"
         return [batches, *rewards.lines]
 
     def learner_bytes(self, run: Resolved, training: Tree) -> dict[str, int]:
-        """What a learner of such a state takes in memory."""
+        """Bytes in memory of the learner, by part."""
         learned = {k: v for k, v in training.items() if k not in ("stores", "rewards")}
         model = {k: v for k, v in training["rewards"].items() if k != "best"}
         return {
@@ -639,10 +648,10 @@ class OffPolicyConfig(DatasetConfig):
         }
 
     def estimates(self, run: Resolved, training: Tree) -> dict[str, int]:
-        """About what a gradient step keeps for its backward pass, and the most of IRCR's best
+        """Estimated bytes of activations in a gradient step, and the maximum of IRCR's best
         episodes."""
         layers = 32 * self.batch_size * sum(run.deployed.config.hidden) * 4  # type: ignore[attr-defined]
-        # Of an image, the actor's gradient and the critics' keep activations, and targets some.
+        # For images: activations of the actor's gradient, the critics' gradient and the targets.
         layers += 3 * self.batch_size * memory.image_activations(run) * 4
         best = num_bytes(training["rewards"].get("best", {}))
         return {"workspace": layers, **({"best_episodes": best} if best else {})}
@@ -650,17 +659,17 @@ class OffPolicyConfig(DatasetConfig):
     def _notes(self, run: Resolved) -> list[str]:
         notes = [
             "The replay is on disk and memory-mapped. The checkpoints that are kept (--checkpoint."
-            "keep-last, --checkpoint.every) hold back what was evicted since the oldest of them: "
+            "keep-last, --checkpoint.every) need data that was evicted since the oldest of them: "
             "replay held."
         ]
         if not run.recipe.task.exactness().exact:
             notes.append(
-                "A resume closes the episodes in progress as truncated, with the rewards they had "
-                "so far as their returns, and begins new ones: the environment cannot be restored."
+                "A resume truncates the episodes in progress, with the sums of their rewards so "
+                "far as returns, and begins new ones: the environment cannot be restored."
             )
         if idle := run.loops.idle_iterations:
             started = run.recipe.start_from is not None
-            by = "by the policy it starts from" if started else "with random actions"
+            by = "with the policy it starts from" if started else "with random actions"
             notes.append(
                 f"The first {idle:,} iterations only collect, {by}: the warm-up is "
                 f"{self.warmup_steps:,} steps."
@@ -670,7 +679,7 @@ class OffPolicyConfig(DatasetConfig):
 
 @dataclass(frozen=True)
 class PlannedStore:
-    """A store that is only planned: the shape of its state at the end of a run."""
+    """Stands for a store in a plan: the shapes of its state at the end of a run."""
 
     shape: StoreGeometry
     steps: int
@@ -702,21 +711,14 @@ def _log_state(count: int, held: int, block: int) -> Tree:
 
 
 def dataset_learner(run: Resolved, algorithm: OffPolicy) -> Learner:
-    """The learner with its counts, and its evaluation where no environment can be played."""
-    data: Data = run.data
-    counts = data.training.num_whole, data.training.num_transitions
-    if run.recipe.env is not None:
-        return Learner(algorithm, dataset=counts)
-    held_out = HeldOutEvaluator(
-        lambda: evaluate_offline(algorithm, data),
-        data.held_out.num_episodes,
-        loss=EVAL_LOSS,
+
+    return offline.make_learner(
+        run, algorithm, lambda: evaluate_offline(algorithm, run.data), EVAL_LOSS
     )
-    return Learner(algorithm, dataset=counts, evaluator=held_out)
 
 
 def dataset_plan(config: OffPolicyConfig, run: Resolved) -> PlanSection:
-    """The plan of a learner whose experience is a dataset."""
+    """The plan of a learner that learns from a dataset."""
     data: Data = run.data
     training, rewards = config.planned(run, data.shards(run.recipe.learner.shards))
     sizes = {"batch_size": config.batch_size, "train_batches": config.train_batches}
@@ -740,25 +742,24 @@ def _notes(config: OffPolicyConfig, recipe: Recipe, data: Data) -> list[str]:
     unknown = data.store.labels.num_unrewarded
     if unknown and recipe.rewards.uses_stored:
         notes.append(
-            f"{unknown:,} of {data.store.num_episodes:,} episodes have no rewards, which count as "
-            "0 here: the policy can only imitate them."
+            f"{unknown:,} of {data.store.num_episodes:,} episodes have no rewards and count as 0: "
+            "the policy can only imitate them."
         )
     if not config.imitates:
         notes.append(
             "Critics overestimate actions that are not in the dataset, and nothing keeps the "
-            "policy from them: algorithm td3 with --algorithm.behaviour-coef 0.4 imitates."
+            "policy close to it: algorithm td3 with --algorithm.behaviour-coef 0.4 imitates it."
         )
     return notes + imitation_notes(recipe, data)
 
 
 def evaluate_offline(learner: OffPolicy, data: Data) -> dict[str, float]:
-    """Metrics on whole episodes that were not learned from; {} if there are none.
+    """Metrics on held-out whole episodes; {} if there are none.
 
-    "eval/action_error": mean square of the policy's most likely action less the one that was
-    taken, per dimension in [-1, 1]. "eval/q_mean": the critics' value of the policy's actions,
-    "eval/q_data" of those that were taken; the former far above the latter, and
-    above any return, is a critic that believes in what nobody tried. With a reward that is learned
-    at the same time, its scores as for reward-only.
+    "eval/action_error": mean squared error of the policy's most likely actions, per dimension in
+    [-1, 1]. "eval/q_mean": mean Q value of the policy's actions, "eval/q_data" of the dataset's
+    actions; if the former is far above the latter and above any return, the critics overestimate
+    actions that are not in the dataset. If a reward is learned at the same time, also its scores.
     """
     held_out = data.held_out
     if not held_out.num_episodes:
@@ -766,7 +767,7 @@ def evaluate_offline(learner: OffPolicy, data: Data) -> dict[str, float]:
     errors, chosen, taken = [], [], []
     policy, device = learner.policy, learner.device
     with torch.no_grad():
-        for number in range(held_out.num_whole):  # they come first; clips repeat their steps
+        for number in range(held_out.num_whole):  # clips, which come after, repeat their steps
             steps, _ = held_out.episode(number)
             obs = {n: torch.from_numpy(steps.obs[n]).to(device) for n in policy.observations}
             taken_actions = torch.from_numpy(steps.actions).to(device)

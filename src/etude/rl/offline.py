@@ -1,8 +1,8 @@
-"""Learning from a dataset in place of a replay: how it is opened, planned and evaluated."""
+"""Learning from a dataset instead of a rollout: opening, splitting, planning and evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from etude.core.config import AbsolutePath
-from etude.core.contracts import ActionSpec, Array, ArraySpec, EnvSpec, Exactness
+from etude.core.contracts import ActionSpec, Algorithm, Array, ArraySpec, EnvSpec, Exactness
 from etude.core.errors import UsageError
 from etude.core.keys import Key
 from etude.data.contrast import contrast, draw_clips
@@ -26,15 +26,17 @@ from etude.models.policies import make_policy
 from etude.planning.recipe import (
     AlgorithmConfig,
     Inputs,
+    Learner,
     PlanSection,
     Recipe,
     Resolved,
     array_shapes,
 )
+from etude.training.evaluation import HeldOutEvaluator
 
 
 class DatasetConfig(AlgorithmConfig):
-    """What is learned from a dataset, and what is kept from it."""
+    """Base config of algorithms that learn from a dataset."""
 
     dataset: AbsolutePath = Field(
         "", description="Folder of a finished dataset to learn from; see `etude data`."
@@ -48,23 +50,22 @@ class DatasetConfig(AlgorithmConfig):
     add_truncated: int | None = Field(
         None,
         ge=0,
-        description="Clips (episodes cut short) that are added to learn a reward from. None adds "
+        description="Clips (truncated episodes) that are added to learn a reward from. None adds "
         "one per episode if all returns of the dataset are equal, otherwise no clips.",
     )
     allow_equal_returns: bool = Field(
-        False, description="Allow a dataset whose returns are too alike to learn a reward from."
+        False, description="Allow a dataset whose returns are too similar to learn a reward from."
     )
 
     prefetch: bool = Field(
         True,
-        description="Draw the next minibatch of a dataset in a thread while this one trains; its "
-        "bits are the same without.",
+        description="Sample the next minibatch of a dataset in a thread during a gradient step; "
+        "does not change results.",
     )
 
     def completed(self, recipe: Recipe) -> Recipe:
-        """With the observations that the policy reads, where none are named: those of the dataset
-        that show its task, the images and all proprioceptive vectors. And with the vector of the
-        sentence that the environment tells."""
+        """Fill in the vector of the environment's sentence, and the observations that the policy
+        reads if none are given: the dataset's task, images and all proprioceptive vectors."""
         if self.dataset and recipe.env is not None and recipe.env.sentence:
             known = sentences_of(Path(self.dataset))
             vector = vector_of(recipe.env.sentence, known, self.dataset)
@@ -78,14 +79,14 @@ class DatasetConfig(AlgorithmConfig):
 
 
 def dataset_geometry(config: DatasetConfig) -> StoreGeometry:
-    """What the dataset holds that a config names."""
+    """The geometry of the dataset in a config. Raise an error if it does not exist."""
     name = config.dataset
     if not name or not is_dataset(Path(name)):
         missing = f" (no {DESCRIPTION} or {MANIFEST} in it)"
         what = missing if name and Path(name).is_dir() else ""
         raise UsageError(
-            f"There is no dataset at '{name}'{what}: name one with --algorithm.dataset FOLDER; "
-            "`etude data record` makes one, `etude data import` reads those of others."
+            f"There is no dataset at '{name}'{what}: give one with --algorithm.dataset FOLDER; "
+            "`etude data record` records one, `etude data import` imports other formats."
         )
     return geometry_with_task(Path(name))
 
@@ -97,10 +98,10 @@ def split_store(
     for_reward: bool = True,
     with_clips: bool = True,
 ) -> tuple[EpisodesOf, EpisodesOf]:
-    """The episodes to learn from and those held out; a reward may also be learned from clips.
+    """Split the episodes into those to learn from and those held out, with clips for a reward.
 
-    action: what the stored actions are for, see `EpisodesOf`. A dataset that cannot teach a
-    reward is refused where one is to be learned.
+    action: the action space of the environment, see `EpisodesOf`. for_reward: a reward is learned;
+    raise an error if this dataset's returns cannot teach one.
     """
     kept, held_out = split(store.returns, config.held_out, store.labels.groups)
     if not for_reward:
@@ -108,7 +109,7 @@ def split_store(
     if unknown := store.labels.num_unrewarded:
         raise UsageError(
             f"{store.path} has no rewards for {unknown:,} of its {store.num_episodes:,} episodes, "
-            "and a reward is learned from returns: import files with rewards, or say that the "
+            "and a reward is learned from returns: import files with rewards, or declare that "
             "episodes succeeded (etude data import --assume-success --success-reward 1)."
         )
     clips, steps = _clips(store, config if with_clips else None)
@@ -121,18 +122,18 @@ def split_store(
     found = contrast(sides[0].returns, sides[0].lengths)
     if not found.enough and not config.allow_equal_returns:
         raise UsageError(
-            f"{store.path} teaches no reward: {found.reason}, so a constant per step solves the "
-            "loss. Add episodes that fail (etude data record makes some), or go on regardless "
+            f"{store.path} teaches no reward: {found.reason}, so a constant reward minimises the "
+            "loss. Add episodes that fail (etude data record makes some), or train nevertheless "
             "with allow_equal_returns."
         )
     return sides[0], sides[1]
 
 
 def _clips(store: Episodes, config: DatasetConfig | None) -> tuple[Array, Array]:
-    """Episodes [clips] int64 and first steps [clips] of the clips that are added; None adds none.
+    """Episodes [clips] int64 and lengths [clips] of the added clips; None adds none.
 
-    They are the same for the same dataset. Where every return is 0, or every step is rewarded
-    alike, clips would not differ either, and `split_store` refuses.
+    They are the same for the same dataset. If every return is 0 or every step has the same reward,
+    clips do not help, and `split_store` raises an error.
     """
     num = 0 if config is None else config.add_truncated
     if config is not None and num is None:
@@ -145,10 +146,10 @@ def _clips(store: Episodes, config: DatasetConfig | None) -> tuple[Array, Array]
 def split(returns: Array, held_out: float, groups: Array | None = None) -> tuple[Array, Array]:
     """Numbers of the episodes to learn from and of those held out, each ascending int64.
 
-    Episodes [n] of one of `groups` [n] int64 share steps and stay together; without groups each
-    episode is on its own. The part `held_out` of all groups is taken, but at least one, and at
-    least one is left. They are evenly spaced in the order of their mean returns, so that both
-    sides hold good and bad ones. The same returns give the same sides, without a random number.
+    Episodes of the same group (`groups` [n] int64) share steps and stay together; without groups
+    each episode is its own. The fraction `held_out` of the groups is held out, at least one, and at
+    least one is left. They are evenly spaced in the order of mean returns, so that both parts have
+    good and bad ones. The split depends on returns and groups alone, not on a random number.
     """
     groups = np.arange(len(returns)) if groups is None else groups
     _, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
@@ -162,22 +163,22 @@ def split(returns: Array, held_out: float, groups: Array | None = None) -> tuple
 
 
 _PROBE = 16_384
-"""Steps that the range of actions is taken from where there is no environment."""
+"""Steps that are sampled for the range of actions if there is no environment."""
 
 
 class Data(NamedTuple):
-    """The dataset of a recipe."""
+    """The opened dataset of a recipe."""
 
     store: Episodes
     spec: EnvSpec
-    """The dataset as an environment would describe itself."""
+    """The spec of an environment with the dataset's observations and actions."""
     reads: set[str]
     """Observations that policy and rewards read."""
     training: EpisodesOf
     held_out: EpisodesOf
 
     def shards(self, num: int) -> list[EpisodesOf]:
-        """The episodes to learn from, dealt to so many shards; whole ones come before clips."""
+        """The episodes to learn from, divided into `num` shards; whole ones come before clips."""
         if self.training.num_whole < num:
             raise UsageError(
                 f"{self.store.path} has {self.training.num_whole:,} episodes to learn from, and "
@@ -187,7 +188,7 @@ class Data(NamedTuple):
 
 
 def refuse_collection(recipe: Recipe) -> None:
-    """Refuse what only makes sense where something is collected."""
+    """Raise an error for settings of collection, which a dataset does not need."""
     if recipe.collector.lag:
         raise UsageError(
             "Learning from a dataset has nothing to collect ahead: leave collector.lag at 0."
@@ -195,7 +196,7 @@ def refuse_collection(recipe: Recipe) -> None:
 
 
 def check(recipe: Recipe, batch_size: int) -> None:
-    """Refuse sizes that do not divide."""
+    """Raise an error for sizes that do not divide over the shards."""
     refuse_collection(recipe)
     shards = recipe.learner.shards
     if batch_size % shards:
@@ -209,17 +210,17 @@ def check(recipe: Recipe, batch_size: int) -> None:
 def exactness(recipe: Recipe) -> Exactness:
     """Whether a run that learns from a dataset resumes bit for bit.
 
-    Episodes of an evaluation say which policy is the best: an environment counts as well.
+    An environment counts as well: evaluations in it decide which policy is the best.
     """
     if recipe.learner.torch_device().type != "cpu":
         return Exactness(False, "learning happens on a GPU, where bits may differ")
     if recipe.env is not None and not recipe.env.exactness().exact:
         return recipe.env.exactness()
-    return Exactness(True, "the dataset is sealed and named by its hash")
+    return Exactness(True, "the dataset is sealed, and its hash is known")
 
 
 def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
-    """The dataset, compared with the environment where the recipe names one."""
+    """Open the dataset and compare it with the environment, if the recipe has one."""
     recipe.rewards.require_replay(recipe.algorithm.kind)
     there, rewards = dataset_geometry(config).observations, recipe.rewards
     reads = {*recipe.policy.actor_reads, *recipe.policy.critic_reads, *rewards.reads(there)}
@@ -234,15 +235,16 @@ def open_data(config: DatasetConfig, recipe: Recipe) -> Data:
 
 
 def _bounds(store: Episodes) -> ActionSpec:
-    """[-1, 1], which is what most datasets of robots have, or a dimension's range in a sample.
+    """The action space of a dataset: [-1, 1], as in most datasets of robots, or the range of a
+    dimension in a sample if that is larger.
 
-    The dataset keeps raw actions. What is drawn of it is scaled to this box and clipped there.
+    The dataset has raw actions. Sampled actions are scaled to this box and clipped.
     """
     spec = store.geometry.specs["actions"]
     if np.dtype(spec.dtype).kind != "f":
         raise UsageError(
-            f"The actions of {store.path} are {spec.dtype}, choices whose number only an "
-            "environment knows: name it with --env.kind (and ppo's policy kinds to imitate them)."
+            f"The actions of {store.path} are {spec.dtype}, choices whose number only the "
+            "environment defines: give it with --env.kind (with ppo's policy kinds to imitate)."
         )
     every = EpisodesOf(store, np.arange(store.num_episodes))
     sample = every.sample_actions(Key(0).child("probe").generator(), _PROBE)
@@ -251,7 +253,7 @@ def _bounds(store: Episodes) -> ActionSpec:
 
 
 def _fits(recipe: Recipe, store: Episodes) -> ActionSpec:
-    """The actions of the environment; refuses one in which what is learned could not act."""
+    """The action space of the environment. Raise an error if it does not fit the dataset."""
     env = recipe.task.make(recipe.evaluation.envs_per_group)
     spec = env.spec
     env.close()
@@ -265,35 +267,38 @@ def check_fits(
     action: ActionSpec,
     reads: Collection[str],
 ) -> None:
-    """Refuse an environment whose actions, or observations that are read, are not the dataset's."""
+    """Raise an error if the environment's actions, or observations that are read, differ from the
+    dataset's."""
     there = store.geometry.observations
     if TASK in reads and TASK in there and TASK not in observations:
         raise UsageError(
-            f"The policy is told its task by a sentence, and this environment says none: name one "
-            f"with --env.sentence ({shown([*sentences_in(store)])}), or what else the policy reads "
-            "with --policy.actor-reads."
+            f"The policy reads a sentence with its task, and this environment has none: give one "
+            f"with --env.sentence ({shown([*sentences_in(store)])}), or other observations with "
+            "--policy.actor-reads."
         )
     for name in reads:
         if name in there and observations.get(name) != there[name]:
             raise UsageError(
-                f"The policy reads '{name}', which is {_said(there[name])} in {store.path} and "
-                f"{_said(observations.get(name))} in this environment: choose observations "
-                "both have with --policy.actor-reads, or the environment the data is of."
+                f"The policy reads '{name}', which is {_described(there[name])} in {store.path} "
+                f"and {_described(observations.get(name))} in this environment: choose "
+                "observations that both have with --policy.actor-reads, or the environment in "
+                "which the data was recorded."
             )
     actions = store.geometry.specs["actions"]
     if action.array != actions:
         raise UsageError(
-            f"The actions of {store.path} are {_said(actions)}, and those of this environment "
-            f"{_said(action.array)}: name the environment the data is of, or none."
+            f"Action spaces do not match: {_described(actions)} in {store.path}, "
+            f"{_described(action.array)} in this environment: give the environment in which the "
+            "data was recorded, or none."
         )
 
 
-def _said(spec: ArraySpec | None) -> str:
+def _described(spec: ArraySpec | None) -> str:
     return "missing" if spec is None else f"{spec.dtype} of shape {spec.shape}"
 
 
 def inputs(config: DatasetConfig, recipe: Recipe) -> Inputs:
-    """What a run learns from, with the dataset held open for it."""
+    """The inputs of a run that learns from a dataset, which is opened."""
     data = open_data(config, recipe)
     with torch.device("meta"):
         policy = make_policy(recipe.policy, data.spec, None)
@@ -311,23 +316,39 @@ def inputs(config: DatasetConfig, recipe: Recipe) -> Inputs:
 
 
 def imitation_notes(recipe: Recipe, data: Data) -> list[str]:
-    """What is to be known of a policy whose actions are those of a dataset."""
+    """Notes of a plan about a policy that imitates a dataset."""
     action, notes = data.spec.action, []
     beyond = sum(
         low < -1.0 or high > 1.0 for low, high in zip(action.low, action.high, strict=True)
     )
     if recipe.env is None and beyond:
         notes.append(
-            f"Actions go beyond [-1, 1] in {beyond:,} of {len(action.low):,} dimensions: what the "
-            "policy learns there is scaled to the range they have in the dataset. An environment "
-            "(--env.kind, --env.id or --env.task) gives its own range."
+            f"Actions go beyond [-1, 1] in {beyond:,} of {len(action.low):,} dimensions: the "
+            "policy's actions are scaled to the range in the dataset. An environment (--env.kind, "
+            "--env.id or --env.task) defines its own range."
         )
     if recipe.env is None:
         notes.append(
-            "No environment is named: the policy is evaluated on the episodes held out, and the "
-            "newest is taken for the best."
+            "No environment is given: the policy is evaluated on held-out episodes, and the newest "
+            "counts as the best."
         )
     return notes
+
+
+def make_learner(
+    run: Resolved, algorithm: Algorithm, evaluate: Callable[[], dict[str, float]], loss: str
+) -> Learner:
+    """The learner of a dataset, evaluated on held-out episodes if there is no environment.
+
+    evaluate: metrics on the held-out episodes; loss: the metric of them that decides the best.
+    """
+    data: Data = run.data
+    held_out = HeldOutEvaluator(evaluate, data.held_out.num_episodes, loss=loss)
+    return Learner(
+        algorithm,
+        dataset=(data.training.num_whole, data.training.num_transitions),
+        evaluator=None if run.recipe.env is not None else held_out,
+    )
 
 
 def dataset_section(
@@ -340,28 +361,28 @@ def dataset_section(
     notes: Sequence[str] = (),
     **learner: Any,
 ) -> PlanSection:
-    """The plan of learning from a dataset, `batch` steps at a time.
+    """The plan of learning from a dataset, `batch` steps per gradient step.
 
-    sides: the episodes to learn from and those held out. sizes: those of the learner; learner:
-    the other fields of its `PlanSection`.
+    sides: the episodes to learn from and those held out. sizes: of the learner, for `geometry`;
+    learner: the other fields of its `PlanSection`.
     """
     training, held_out = sides
     drawn, geometry = run.loops.total.updates * batch, store.geometry
     passes, num_steps = drawn / training.num_transitions, store.num_transitions
-    said = [
-        f"{held_out.num_whole:,} of {store.num_episodes:,} episodes are held out for tests.",
-        "Curves are over gradient updates: nothing is collected.",
+    common = [
+        f"{held_out.num_whole:,} of {store.num_episodes:,} episodes are held out for evaluation.",
+        "The x axis of curves is gradient updates: nothing is collected.",
     ]
     if clips := training.num_clips + held_out.num_clips:
         found = contrast(store.returns, store.lengths)
         why = "" if found.enough else f", because {found.reason} and would teach no reward"
-        said.append(
+        common.append(
             f"{clips:,} clips that end before their episode does are added as failures{why} "
             "(algorithm.add_truncated)."
         )
     if unread := sorted(geometry.observations.keys() - set(reads)):
         names = ", ".join(f"'{name}'" for name in unread)
-        said.append(f"Nothing reads {names} of the dataset: it stays on the disk.")
+        common.append(f"{names} of the dataset are not read: they stay on the disk.")
     return PlanSection(
         geometry={**sizes, "episodes": store.num_episodes, "steps": num_steps},
         shapes=array_shapes(geometry.specs_read(reads), [num_steps], [batch]),
@@ -369,6 +390,6 @@ def dataset_section(
         usage=f"every step that is not held out is used {passes:,.1f} times in all, on average",
         data={"passes": passes, "gradient_samples": float(drawn)},
         disk={"dataset": store.disk_bytes},
-        notes=[*said, *notes],
+        notes=[*common, *notes],
         **learner,
     )

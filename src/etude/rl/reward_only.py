@@ -1,7 +1,8 @@
 """Reward-only: a reward network learned from a dataset of episodes, without an environment.
 
-The loop, clock, checkpoints and logs are those of any other algorithm; nothing is collected, and
-the reward network stands in a checkpoint's `policy/`. `held_out.py` says what it is tested on.
+Loop, clock, checkpoints and logs are the same as for other algorithms; nothing is collected, and a
+checkpoint has the reward network in `policy/`. `rewards/rrd.py` has the loss, `rewards/scores.py`
+the scores on held-out episodes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from etude.training.evaluation import HeldOutEvaluator
 
 
 class RewardOnlyConfig(DatasetConfig):
-    """A reward network from a dataset."""
+    """A reward network learned from a dataset."""
 
     offline_evaluation: ClassVar[str] = "rewards"
     metrics: ClassVar[Metrics] = (
@@ -90,7 +91,7 @@ class RewardOnlyConfig(DatasetConfig):
     )
 
     def with_reads(self, store: StoreGeometry) -> Self:
-        """With the observations that are read chosen from what there is, if none are given."""
+        """Fill in the observations that the network reads, if none are given."""
         network = self.rrd.network.with_reads(store.observations, but=self.progress)
         return self.model_copy(update={"rrd": self.rrd.model_copy(update={"network": network})})
 
@@ -101,7 +102,7 @@ class RewardOnlyConfig(DatasetConfig):
 
     @property
     def score(self) -> str:
-        """What the best reward is chosen by."""
+        """The metric that decides which reward is the best."""
         return PROGRESS if self.progress else PAIRS
 
     def loops(self, recipe: Recipe, geometry: None) -> Loops:
@@ -164,20 +165,20 @@ class RewardOnlyConfig(DatasetConfig):
                 f"{sample:,} of their steps = {batch:,}"
             ],
             memory={"model": model, "gradient": model, "optimizer": 2 * model},
-            # What the layers of an encoder keep, in float32, over the pictures themselves.
+            # Activations of the encoder's layers, in float32, relative to the images.
             estimates={"workspace": num_bytes(rrd, network) + 16 * images},
             training=algorithm.state_dict(),
         )
 
 
 def open_data(config: RewardOnlyConfig) -> tuple[RewardOnlyConfig, Episodes]:
-    """The dataset, and the config with the observations that are read of it."""
+    """Open the dataset; returns the config with the observations that are read filled in."""
     config = config.with_reads(dataset_geometry(config))
     return config, open_with_task(Path(config.dataset), config.read_names)
 
 
 class RewardOnly(PolicyAlgorithm):
-    """See the module's text. Its `policy` is the reward network."""
+    """Reward learning, as described in the module's docstring; `policy` is the reward network."""
 
     policy: RewardNetwork  # type: ignore[assignment]
 
@@ -194,11 +195,12 @@ class RewardOnly(PolicyAlgorithm):
         self.training, self.held_out = split_store(store, config)
 
     def broadcast(self, clock: Clock) -> Broadcast:
-        """There is nobody to act."""
+        """Nothing acts."""
         return Broadcast(clock.now.iterations, {})
 
     def ingest(self, fragments: list[Fragment], clock: Clock) -> dict[str, float]:
-        """ "dataset/passes": how often a step has been drawn, on average, after this iteration."""
+        """Metrics: "dataset/passes", the mean number of times a step has been sampled after this
+        iteration."""
         updates = clock.now.updates + self.config.train_batches
         drawn = updates * self.config.rrd.rrd_batch_size
         return {"dataset/passes": drawn / self.training.num_transitions}
@@ -211,19 +213,19 @@ class RewardOnly(PolicyAlgorithm):
         return {}
 
     def evaluate(self) -> dict[str, float]:
-        """How good the reward is on the episodes held out; {} if there are none."""
+        """Scores of the reward on held-out episodes; {} if there are none."""
         constant = constant_reward(self.training)
         return evaluate(self.policy, self.held_out, self.config.progress, constant)
 
     def check_unchanged(self) -> None:
-        """Raise where a file of the dataset was changed."""
+        """Raise an error if a file of the dataset was changed."""
         self.store.check_unchanged()
 
     def close(self) -> None:
         self.store.close()
 
     def state_dict(self) -> Tree:
-        """The network's arrays are kept beside this, in `policy/`."""
+        """All but the network's arrays, which are saved in `policy/`."""
         return {"dataset": self.training.state_dict(), **self.rrd.learner_state()}
 
     def load_state_dict(self, state: Tree) -> None:
@@ -234,14 +236,14 @@ class RewardOnly(PolicyAlgorithm):
 def make_reward_only(
     config: RewardOnlyConfig, store: Episodes, device: torch.device, key: Key | None
 ) -> RewardOnly:
-    """With a new network, its weights drawn from `key`; None when they are loaded."""
+    """Construct the algorithm with random weights drawn from `key`; None if they are loaded."""
     config, action = config.with_reads(store.geometry), action_of(config, store)
     network = make_reward_network(config.rrd.network, store.geometry.observations, action, key)
     return RewardOnly(config, store, network, device)
 
 
 def action_of(config: RewardOnlyConfig, store: Episodes) -> ActionSpec:
-    """What the actions of a dataset are; its own normaliser makes up for unknown bounds."""
+    """The action space of a dataset; the network's normaliser makes up for unknown bounds."""
     spec, sizes = store.geometry.specs["actions"], config.action_sizes
     num = spec.shape[0] if spec.shape else 0
     if np.dtype(spec.dtype).kind == "f" and not sizes:
@@ -255,14 +257,14 @@ def action_of(config: RewardOnlyConfig, store: Episodes) -> ActionSpec:
 
 
 def _notes(config: RewardOnlyConfig, held_out: EpisodesOf) -> list[str]:
-    """What the best reward is chosen by, and the scores that there cannot be."""
+    """Notes about the score that decides the best reward, and about missing scores."""
     absent = missing(held_out, config.progress)
     chosen = (
         f"The best reward is the one with the highest {config.score}, among those whose 95 % "
-        f"interval is above {CHANCE}, which a constant reward scores; without any there is no best."
+        f"interval is above {CHANCE}, the score of a constant reward; there may be none."
     )
     if not held_out.num_episodes or f"{config.score} (" in absent:
-        chosen = f"Nothing held out gives {config.score}: the newest reward counts as the best."
+        chosen = f"No held-out episodes give {config.score}: the newest reward counts as the best."
     return [chosen, *([absent] if absent else [])]
 
 
@@ -272,6 +274,6 @@ def _check_progress(progress: str | None, store: Episodes) -> None:
     spec = store.geometry.observations.get(progress)
     if spec is None or int(np.prod(spec.shape)) != 1:
         raise UsageError(
-            f"progress '{progress}' is not one number a step of {store.path}; its observations "
+            f"progress '{progress}' is not one number per step in {store.path}; its observations "
             f"are {', '.join(sorted(store.geometry.observations))}."
         )

@@ -1,19 +1,19 @@
-"""Reinforcement learning with prior data (Ball et al. 2023): SAC that replays demonstrations too.
+"""Reinforcement learning with prior data (Ball et al. 2023): SAC that also replays demonstrations.
 
-What differs from SAC (`sac.py`):
+Differences from SAC (`sac.py`):
 
-1. Half of every batch is drawn from the dataset, the other half from the replay. Nothing is
-   learned before the environment is stepped, and nothing is imitated.
-2. Critics are an ensemble with layer norm, which keeps them from believing in actions that neither
-   half shows. Each step's targets are the smaller estimate of two of them, drawn at random.
-3. Critics are trained `actor_interval` times as often as actor and entropy coefficient; the actor
-   goes by the mean of all critics.
+1. Half of every minibatch is sampled from the dataset, the other half from the replay. There is no
+   training before environment steps, and no imitation.
+2. Critics are an ensemble with layer norm, which limits overestimation at actions that are in
+   neither. The targets of a step are the minimum of two critics, drawn at random.
+3. Critics are updated `actor_interval` times as often as actor and entropy coefficient; the actor
+   maximises the mean of all critics.
 
-The paper takes 20 gradient steps for each environment step (from states). Here that ratio is
-`train_batches` over the steps of an iteration; the recipes have 1, to save time, and the plan says
-which it is.
+The paper takes 20 gradient steps per environment step (from states). Here that ratio is
+`train_batches` / steps of an iteration; it is 1 in the recipes, to save time, and the plan shows
+it.
 
-The rewards of the dataset have to be those of the environment.
+The rewards of the dataset must be those of the environment.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from etude.rl.sampling import Batch, Experience, Sample, mixture, uniform
 
 
 class RLPDConfig(SACConfig):
-    """SAC that replays a dataset of demonstrations beside its own experience."""
+    """SAC that also replays a dataset of demonstrations."""
 
     rewards_from: ClassVar[str] = ""
 
     kind: Literal["rlpd"] = Field(  # type: ignore[assignment]
-        "rlpd", description="SAC that replays demonstrations too (RLPD)."
+        "rlpd", description="SAC that also replays demonstrations (RLPD)."
     )
     train_batches: int = Field(
         100,
@@ -57,14 +57,14 @@ class RLPDConfig(SACConfig):
         "20 x collector.num_envs x rollout_steps.",
     )
     share: float = Field(
-        0.5, gt=0, lt=1, description="Share of every batch that is drawn from the dataset."
+        0.5, gt=0, lt=1, description="Fraction of every minibatch that is from the dataset."
     )
     num_critics: int = Field(10, ge=1, description="Critics of the ensemble.")
     subset: int = Field(
         2, ge=1, description="Critics, drawn at random, whose smallest estimate is the target."
     )
     actor_interval: int = Field(
-        5, ge=1, description="Gradient steps of the critics for one of the actor."
+        5, ge=1, description="Gradient steps of the critics per step of the actor."
     )
 
     @property
@@ -78,12 +78,12 @@ class RLPDConfig(SACConfig):
     def geometry(self, recipe: Recipe) -> ReplayGeometry | None:
         if recipe.env is None:
             raise UsageError(
-                "rlpd learns in an environment: name one with --env.kind, --env.id or --env.task; "
+                "rlpd learns in an environment: give one with --env.kind, --env.id or --env.task; "
                 "`etude train iql` learns from a dataset alone."
             )
         if recipe.rewards.kind != "given":
             raise UsageError(
-                f"rlpd learns from the rewards of environment and dataset, and rewards.kind is "
+                f"rlpd learns from the rewards of environment and dataset; rewards.kind is "
                 f"{recipe.rewards.kind}: leave it at given."
             )
         if getattr(recipe.policy, "layer_norm", "all") == "off":
@@ -92,7 +92,7 @@ class RLPDConfig(SACConfig):
             )
         if self.subset > self.num_critics:
             raise UsageError(
-                f"algorithm.subset {self.subset} of {self.num_critics} critics cannot be drawn: "
+                f"algorithm.subset {self.subset} is more than the {self.num_critics} critics: "
                 f"use {self.num_critics} or fewer, or more algorithm.num_critics."
             )
         dataset_geometry(self)
@@ -118,18 +118,18 @@ class RLPDConfig(SACConfig):
         store = open_episodes(Path(self.dataset), ())
         episodes, steps = store.num_episodes, store.num_transitions
         store.close()
-        says = f"{episodes:,} episodes of {steps:,} steps are replayed beside what is collected."
+        data = f"{episodes:,} episodes of {steps:,} steps are replayed besides new experience."
         steps, batches = run.geometry.steps_per_iteration, self.train_batches
         ratio = (
-            f"{batches / steps:.3g} gradient steps for each environment step, to save time. The "
-            f"paper takes 20, with --algorithm.train-batches {20 * steps}: learning then takes "
+            f"{batches / steps:.3g} gradient steps per environment step, to save time. The paper "
+            f"takes 20, as does --algorithm.train-batches {20 * steps}: learning then takes "
             f"{20 * steps / batches:.3g} times as long."
         )
-        return [*super()._notes(run), says, *([ratio] if batches < 20 * steps else [])]
+        return [*super()._notes(run), data, *([ratio] if batches < 20 * steps else [])]
 
 
 class RLPD(SAC):
-    """See the module's text."""
+    """RLPD, as described in the module's docstring."""
 
     config: RLPDConfig
 
@@ -141,12 +141,12 @@ class RLPD(SAC):
         if missing := set(policy.observations) - store.geometry.observations.keys():
             raise UsageError(
                 f"{store.path} has no {', '.join(sorted(missing))}, which the policy reads: choose "
-                "observations that it has, or record it anew."
+                "other observations, or record it again."
             )
         if unknown := store.labels.num_unrewarded:
             raise UsageError(
                 f"{store.path} has no rewards for {unknown:,} of its {store.num_episodes:,} "
-                "episodes, and rlpd learns from the environment's: record it with --reward task."
+                "episodes, and rlpd needs those of the environment: record it with --reward task."
             )
         every = np.arange(store.num_episodes)
         self.demonstrations = EpisodesOf(store, every, policy.action)
@@ -176,15 +176,14 @@ class RLPD(SAC):
         metrics = {"train/critic_loss": critic_loss, "train/q_mean": q_mean}
 
         self.num_updates += 1
-        if self._targets_are_due:
-            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+        self.update_targets()
         if self.num_updates % config.actor_interval == 0:
-            metrics |= self._learn_to_act(features, noises, alpha)
+            metrics |= self._update_actor(features, noises, alpha)
         return metrics
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-        """[n]: what all critics are to say of the sampled actions."""
+        """The targets [n] of the critics."""
         config, following = self.config, self.policy.prepare(batch.next_obs)
         actions, log_probs = self.policy.sample(following, noise)
         drawn = self._key.child("subset", self.num_updates).generator()
@@ -193,10 +192,10 @@ class RLPD(SAC):
         next_values = min_q - alpha * log_probs
         return td_targets(batch.rewards, next_values, batch.terminated, config.gamma)
 
-    def _learn_to_act(
+    def _update_actor(
         self, features: Sequence[Features], noises: Sequence[torch.Tensor], alpha: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """A step of the actor along the mean of all critics, and one of the entropy coefficient."""
+        """Update the actor, on the mean of all critics, and the entropy coefficient."""
         config = self.config
         drawn = [self.policy.sample(x, z[0]) for x, z in zip(features, noises, strict=True)]
         losses = []

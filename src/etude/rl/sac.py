@@ -2,17 +2,16 @@
 
 One gradient step, top to bottom (`learn`):
 
-1. The policy says what it would do now in the replayed states, and how likely that was.
-2. Critics: both are drawn to  r + gamma * (min of the target critics - alpha * log-probability)
-   of an action the policy takes in the next state; r alone where the episode terminated.
-3. Alpha, the entropy coefficient, rises while the policy is more certain than it should be.
-4. Actor: minimises  alpha * log-probability - min of the critics  of its action, with the critics
-   as they now are.
+1. Sample actions of the policy in the replayed states, with their log-probabilities.
+2. Critics: regress to  r + gamma * (min of the target critics - alpha * log-probability)  of an
+   action sampled in the next state; to r alone if the episode terminated.
+3. Alpha, the entropy coefficient, increases while the entropy is below its target.
+4. Actor: minimise  alpha * log-probability - min of the updated critics  of its action.
 5. The target critics follow the critics.
 
-Alpha is the one from before this step in all of them. `rewards.py` says what r is, `off_policy.py`
-where the states come from. Steps are taken in the order of stable-baselines3, to whose update a
-test holds this one.
+All of them use the alpha from before this step. The reward source (`rewards/`) gives r,
+`off_policy.py` samples the states. The order of steps is that of stable-baselines3; a test compares
+the two updates.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class SACConfig(OffPolicyConfig):
         1.0,
         gt=0,
         description="Initial value of a learned entropy coefficient. It falls by about a quarter "
-        "in 1,000 gradient steps: start below the reward of a step, or entropy outweighs rewards.",
+        "in 1,000 gradient steps: start below the reward per step, or entropy outweighs rewards.",
     )
     target_entropy: float | None = Field(
         None,
@@ -69,7 +68,7 @@ class SACConfig(OffPolicyConfig):
 
 
 class SAC(OffPolicy):
-    """See the module's text."""
+    """SAC, as described in the module's docstring."""
 
     config: SACConfig
     policy: SquashedPolicy
@@ -108,8 +107,7 @@ class SAC(OffPolicy):
         self.actor_optimizer.step(config.learning_rate)
 
         self.num_updates += 1
-        if self._targets_are_due:
-            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
+        self.update_targets()
         metrics = {
             "train/critic_loss": critic_loss,
             "train/actor_loss": actor_loss,
@@ -120,7 +118,7 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-        """[n]: what both critics are to say of the sampled actions."""
+        """The targets [n] of the critics."""
         following = self.policy.prepare(batch.next_obs)
         actions, log_probs = self.policy.sample(following, noise)
         min_q = self.critic_target.module.min_q(following, actions)
@@ -128,7 +126,7 @@ class SAC(OffPolicy):
         return td_targets(batch.rewards, next_values, batch.terminated, self.config.gamma)
 
     def _alpha_gradient(self, log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The loss []  -log alpha * mean(log-probability + target entropy),  gradient kept."""
+        """The loss []  -log alpha * mean(log-probability + target entropy),  with its gradient."""
         surplus = torch.stack([x.mean() for x in log_probs]).mean() + self.target_entropy
         self._alpha_grad.copy_(-surplus)
         loss = -self.log_alpha.squeeze() * surplus

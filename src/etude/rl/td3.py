@@ -2,17 +2,17 @@
 
 One gradient step, top to bottom (`learn`):
 
-1. Critics: both are drawn to  r + gamma * min of the target critics  at the action the target
-   actor takes in the next state, blurred by clipped noise so that no sharp peak of a critic is
-   believed; r alone where the episode terminated.
-2. Every `delay` steps, actor: maximises Q, the first critic's value of its action. With
-   `behaviour_coef` it is also drawn to the replayed action, for learning from a dataset, where a
-   critic's error about actions that nobody took is never found out (TD3+BC): it minimises
+1. Critics: regress to  r + gamma * min of the target critics  at the target actor's action in the
+   next state, plus clipped noise that smooths sharp peaks of the critics; to r alone if the episode
+   terminated.
+2. Every `delay` steps, actor: maximise Q, the first critic's value of its action. With
+   `behaviour_coef` it also imitates the replayed action (TD3+BC, for learning from a dataset, where
+   errors of the critics at other actions are never corrected): it minimises
    (action - replayed action)^2 - Q / (behaviour_coef * mean of |Q|).
-3. Every `target_interval` steps the targets follow critics and actor.
+3. Every `target_interval` steps the target networks follow critics and actor.
 
-`rewards.py` says what r is, `off_policy.py` where the states come from. A test holds this update to
-the one of stable-baselines3.
+The reward source (`rewards/`) gives r, `off_policy.py` samples the states. A test compares this
+update with the one of stable-baselines3.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from etude.rl.off_policy import METRICS, OffPolicy, OffPolicyConfig
 from etude.rl.sampling import Batch
 
 _TINY = 1e-8
-"""Critics that say nothing yet are not divided by."""
+"""Lower bound of the mean of |Q|, which is divided by."""
 
 
 class TD3Config(OffPolicyConfig):
@@ -76,7 +76,7 @@ class TD3Config(OffPolicyConfig):
 
 
 class TD3(OffPolicy):
-    """See the module's text."""
+    """TD3, as described in the module's docstring."""
 
     config: TD3Config
     policy: DeterministicPolicy
@@ -84,6 +84,7 @@ class TD3(OffPolicy):
 
     def setup(self) -> None:
         self.actor_target = TargetNetwork(self.policy.actor)
+        self.targets.append((self.actor_target, self.actor_optimizer))
 
     def broadcast(self, clock: Clock) -> Broadcast:
         broadcast = super().broadcast(clock)
@@ -121,18 +122,16 @@ class TD3(OffPolicy):
             metrics["train/actor_loss"] = self.actor_optimizer.mean_gradient(actor_losses)
             self.actor_optimizer.step(config.learning_rate)
 
-        if self._targets_are_due:
-            self.critic_target.follow(self.critic_optimizer.flat.data, 1.0 - config.polyak)
-            self.actor_target.follow(self.actor_optimizer.flat.data, 1.0 - config.polyak)
+        self.update_targets()
         return metrics
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
-        """[n]: what both critics are to say of the sampled actions."""
+        """The targets [n] of the critics."""
         config, following = self.config, self.policy.prepare(batch.next_obs)
-        most = config.target_noise_clip
-        blur = (config.target_noise * noise).clamp(-most, most)
-        actions = (self.actor_target.module(following).tanh() + blur).clamp(-1.0, 1.0)
+        limit = config.target_noise_clip
+        smoothing = (config.target_noise * noise).clamp(-limit, limit)
+        actions = (self.actor_target.module(following).tanh() + smoothing).clamp(-1.0, 1.0)
         min_q = self.critic_target.module.min_q(following, actions)
         return td_targets(batch.rewards, min_q, batch.terminated, config.gamma)
 
