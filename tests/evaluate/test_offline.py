@@ -217,7 +217,7 @@ def test_a_reward_of_an_earlier_run_says_what_steps_are_worth(tmp_path: Path) ->
         np.testing.assert_array_equal(before, after)  # it was used, and not trained
         assert before.shape == (len(steps.rewards),)
         assert "train/R_loss" not in run.rows()[-1]
-    with pytest.raises(UsageError, match="needs a run that learned them"):
+    with pytest.raises(UsageError, match="needs a run with a reward network"):
         etude.plan(recipe.model_copy(update={"rewards": REWARDS.make("learned")}))
 
 

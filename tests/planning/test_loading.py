@@ -43,7 +43,7 @@ def test_the_reward_of_a_reward_only_run(tmp_path: Path) -> None:
     np.testing.assert_array_equal(alone, found)
     at = etude.load_reward(run.path / "checkpoints" / "latest")
     np.testing.assert_array_equal(at.rewards(steps.obs, steps.actions, steps.next_obs), found)
-    with pytest.raises(UsageError, match=r"reads 'state' as rows of \(2,\), not \(1, 3\)"):
+    with pytest.raises(UsageError, match=r"reads 'state' of shape \[n, 2\], not \[1, 3\]"):
         reward.rewards(np.zeros((1, 3)), np.zeros((1, 2)), np.zeros((1, 3)))
 
 
@@ -61,9 +61,9 @@ def test_the_reward_of_a_run_that_learned_one_on_the_way(tmp_path: Path) -> None
 
 def test_a_run_without_one_is_refused(tmp_path: Path) -> None:
     run = train(tiny_reach(1), tmp_path / "run")
-    with pytest.raises(UsageError, match="learned no reward: give a reward-only run"):
+    with pytest.raises(UsageError, match="has no learned reward: give a reward-only run"):
         etude.load_reward(run.path)
-    with pytest.raises(UsageError, match="learned no reward"):
+    with pytest.raises(UsageError, match="has no learned reward"):
         etude.load_reward(run.path / "checkpoints" / "latest" / "policy")
 
 

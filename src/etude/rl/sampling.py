@@ -1,9 +1,9 @@
-"""Which replayed transitions a gradient step learns from.
+"""Sampling of transitions from a replay or a dataset.
 
 Off-policy, a gradient step is  sample -> relabel -> target -> loss.  A sampler draws transitions
 from one shard's replay, a reward source relabels their rewards (`rl/rewards/given.py`),
-`td_targets` (`data/returns.py`) makes targets of them, and the algorithm the loss. Each knows
-nothing of the others, so that a mixture of replays, priorities or longer returns are one of them.
+`td_targets` (`data/returns.py`) computes targets, and the algorithm the loss. They are independent:
+a mixture of replays or prioritised sampling changes the sampler only.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from etude.models.policies import BasePolicy
 
 T = TypeVar("T")
 Experience = EpisodeStore | EpisodesOf
-"""What is sampled from: a shard's replay, or episodes of a dataset."""
+"""The source of transitions: a shard's replay, or episodes of a dataset."""
 
 
 class Sample(NamedTuple):
-    """Transitions as they were stored, and what a sampler knows of them."""
+    """Sampled transitions as they were stored, with what a sampler adds."""
 
     steps: Transitions
     returns: Array | None = None
-    """[n] float64: the return of each transition's episode; None where it is not known."""
+    """[n] float64: the return of each transition's episode; None if it is not known."""
     weights: Array | None = None
-    """[n] float32: importance weights in the critics' loss; None where all are 1."""
+    """[n] float32: importance weights in the critics' loss; None if all are 1."""
 
 
 Sampler = Callable[[Experience, np.random.Generator, int], Sample]
-"""Draws so many transitions from one shard's experience."""
+"""Samples a number of transitions from one shard's experience."""
 
 
 def uniform(store: Experience, generator: np.random.Generator, size: int) -> Sample:
-    """All transitions alike, with replacement."""
+    """Sample uniformly from all transitions, with replacement."""
     return Sample(store.sample_transitions(generator, size))
 
 
 def finished(store: Experience, generator: np.random.Generator, size: int) -> Sample:
-    """The transitions of finished episodes alike, with replacement."""
+    """Sample uniformly from the transitions of finished episodes, with replacement."""
     drawn = store.sample_subsets(generator, size, 1)
     return Sample(drawn.steps.flat(), drawn.returns)
 
 
 def mixture(first: Sampler, second: Sampler, share: float) -> Sampler:
-    """The part `share` of each draw (rounded down) from the first sampler, the rest from another.
+    """Take the fraction `share` of each sample (rounded down) from `first`, the rest from `second`.
 
-    Either both samplers know returns and weights, or neither does.
+    Returns and weights must be known to both samplers or to neither.
     """
 
     def sample(store: Experience, generator: np.random.Generator, size: int) -> Sample:
@@ -68,8 +68,7 @@ def mixture(first: Sampler, second: Sampler, share: float) -> Sampler:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Arrays, or dicts of arrays, one after the other; what only one of two dicts has is left out.
-    None where neither is known."""
+    """Concatenate arrays, or dicts of arrays by their common names; None if both are None."""
     if first is None and second is None:
         return None
     if isinstance(first, dict):
@@ -79,10 +78,10 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def ahead(items: Iterator[T], wanted: bool = True) -> Iterator[T]:
-    """The items of an iterator, each made in a thread while the one before it is used.
+    """Compute each item of an iterator in a thread while the one before it is used.
 
-    They are the same in the same order: whatever randomness they draw must be theirs alone. Without
-    `wanted` each is made when it is asked for.
+    Items and order do not change, as long as nothing else uses the iterator's random generators.
+    Without `wanted` each item is computed on demand.
     """
     if not wanted:
         yield from items
@@ -103,13 +102,13 @@ class Batch(NamedTuple):
     actions: torch.Tensor
     """[n, dims]."""
     rewards: torch.Tensor
-    """[n] float32: as they were stored, until a reward source relabels them."""
+    """[n] float32: as stored, until a reward source relabels them."""
     terminated: torch.Tensor
-    """[n] bool: the value of the future is 0. A truncated step's is that of `next_obs`."""
+    """[n] bool: the next state has value 0. After truncation its value is that of `next_obs`."""
     next_obs: dict[str, torch.Tensor]
-    """{name: [n, ...]}: what the step led to, before any reset."""
+    """{name: [n, ...]}: observations after the step, before any reset."""
     returns: torch.Tensor | None = None
-    """As in `Sample`, and so are the weights."""
+    """As in `Sample`, like the weights."""
     weights: torch.Tensor | None = None
 
     @classmethod
@@ -132,14 +131,14 @@ class Batch(NamedTuple):
 
 
 NORMALISED_BY = 16_384
-"""Steps of a dataset that are drawn for the normaliser; the mean of a column is then known to
-.8 % of its spread."""
+"""Steps of a dataset that are sampled for the normaliser: the standard error of a mean is .8 % of
+the standard deviation."""
 
 
 def fit_normaliser(
     policy: BasePolicy, stores: Sequence[EpisodesOf], at_a_time: int, key: Key
 ) -> None:
-    """Normalise by a sample of the dataset; an earlier run's policy keeps its statistics."""
+    """Fit the normaliser to a sample of the dataset, unless it has statistics of an earlier run."""
     if any(float(n.count) for n in policy.normalisers.values()):  # type: ignore[arg-type]
         return
     for s, store in enumerate(stores):

@@ -1,7 +1,7 @@
 """Adversarial motion prior (AMP): a reward for moving like a reference.
 
-A discriminator D reads short windows of motion features. It learns to tell the reference's
-windows from the policy's, and a step is rewarded for leading to a window that D cannot tell:
+A discriminator D reads short windows of motion features and learns to distinguish the reference's
+windows from the policy's. A step is rewarded if D takes the window after it for the reference's:
 
     style reward   -log(max(1 - sigmoid(D), 1e-4)) = min(log(1 + e^D), -log 1e-4)
     reward         task_weight * task + style_weight * style
@@ -11,24 +11,24 @@ windows from the policy's, and a step is rewarded for leading to a window that D
                    + logit_penalty * sum of squares of the last layer's weights
                    + weight_decay * sum of squares of all weights
 
-Without the gradient penalty D becomes a cliff between the two: every step earns nothing, and
-there is no slope towards the reference to climb.
+Without the gradient penalty D saturates: style rewards vanish, and with them any gradient towards
+the reference.
 
-*Several motions.* Where the reference is of several motions, practised unevenly by a curriculum,
-each window of the reference that D sees is of the motion that a randomly drawn step of this
-iteration practised. Otherwise D would tell a motion by how rarely the policy makes it.
+*Several motions.* If the reference has several motions, which a curriculum practises unevenly,
+windows of the reference are sampled by the motions of random steps of this iteration. Otherwise D
+would recognise a motion by how rarely the policy practises it.
 
-*An iteration.* Style rewards are taken from D as the last update left it, before rewards are
-scaled and advantages worked out. Then D takes its gradient steps, on windows of this iteration
-and, half of each batch, of older ones: a ring per shard keeps some of every iteration's windows,
-so that D does not forget what the policy has left behind.
+*An iteration.* Style rewards are computed with D of the last update, before rewards are scaled and
+advantages computed. Then D takes its gradient steps: half of the policy's windows in each minibatch
+are of this iteration, half are older ones from a ring buffer per shard, so that D does not forget
+earlier behaviour of the policy.
 
-*What inputs are normalised by*: running moments of the policy's windows and, in equal parts, of
-the reference's. The reference alone would do for its own windows, but a feature that hardly
-moves in it would be blown up until it alone gives any policy away. They are merged at the
-start of an update and frozen until the next, so D is asked about rewards as it was trained.
+*The input normaliser* has running moments of the policy's windows and, in equal parts, of the
+reference's. With those of the reference alone, a feature that hardly varies in it would be scaled
+up until it alone identifies the policy. Moments are merged at the start of an update and then
+frozen, so D computes rewards with the normaliser of its training.
 
-Every shard has its own windows, ring and random streams; sums are taken in shard order.
+Every shard has its own windows, ring buffer and random streams; sums are taken in shard order.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ from etude.rl.rewards.given import RewardSource
 STYLE = "style"
 """The observation that the discriminator sees, [frames, features] float32, newest frame last."""
 MOTION = "motion"
-"""The observation that says which motion of the reference is practised, [1] float32."""
+"""The observation with the number of the practised motion, [1] float32."""
 LARGEST = -math.log(1e-4)
-"""The style reward of a window that D is sure of."""
+"""The largest style reward."""
 WINDOWS_AT_ONCE = 4096
-"""Windows the discriminator is asked about at a time."""
+"""Windows that the discriminator evaluates at a time for rewards."""
 
 
 _KEPT_PER_UNIT = 6
-"""float32 numbers per window and unit that a discriminator's gradient keeps: the way there, its
-slope, and the way back through both."""
+"""float32 numbers per window and unit in the gradient of the discriminator: activations, their
+derivatives for the penalty, and the backward pass through both."""
 
 
 def _saturated(health: Health) -> Warning | None:
@@ -110,7 +110,7 @@ METRICS: Metrics = (
 
 
 class AMPConfig(RewardsConfig):
-    """A reward for moving like the environment's reference, beside that of the task."""
+    """A reward for moving like the environment's reference, in addition to the task's reward."""
 
     metrics: ClassVar[Metrics] = METRICS
 
@@ -129,8 +129,8 @@ class AMPConfig(RewardsConfig):
     batch_size: int = Field(
         512,
         ge=2,
-        description="Windows of the policy in a minibatch, half of them replayed; and as many of "
-        "the reference.",
+        description="Windows of the policy in a minibatch, half of them replayed, and of the "
+        "reference.",
     )
     replay_capacity: int = Field(16_384, ge=1, description="Older windows kept for replay.")
     replay_per_iteration: int = Field(
@@ -138,7 +138,7 @@ class AMPConfig(RewardsConfig):
     )
 
     def check(self, shards: int) -> None:
-        """Refuse sizes that do not divide over the shards."""
+        """Raise an error for sizes that do not divide over the shards."""
         sizes = ("batch_size", "replay_capacity", "replay_per_iteration")
         for name in sizes:
             size = getattr(self, name)
@@ -194,21 +194,21 @@ class AMPConfig(RewardsConfig):
 
 
 class Drawn(NamedTuple):
-    """A shard's part of one gradient: raw windows [n, frames, features] each."""
+    """A shard's part of a minibatch: raw windows [n, frames, features] each."""
 
     agent: torch.Tensor
     demo: torch.Tensor
 
 
 def style_rewards(logits: torch.Tensor) -> torch.Tensor:
-    """-log(max(1 - sigmoid(D), 1e-4)), in the form that does not round to log 0."""
+    """-log(max(1 - sigmoid(D), 1e-4)), in a numerically stable form."""
     return functional.softplus(logits).clamp(max=LARGEST)
 
 
 def discriminator_loss(
     network: Discriminator, drawn: Drawn, config: AMPConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss in the module's text, and the values of `AMP.METRICS`."""
+    """The loss [] of the module's docstring, and the values of `AMP.METRICS`."""
     agent = network(drawn.agent)
     demo, slopes = network.slopes(network.inputs(drawn.demo))
     # BCE(D, 0) = log(1 + e^D) and BCE(D, 1) = log(1 + e^-D).
@@ -228,7 +228,7 @@ def discriminator_loss(
 
 
 class Demonstrations:
-    """Windows of the reference, drawn as their motions are practised."""
+    """Windows of the reference, sampled in proportion to the practice of their motions."""
 
     def __init__(self, windows: Array, motions: Array | None) -> None:
         """windows: [n, frames, features]; motions: [n] int64, or None for one motion."""
@@ -239,7 +239,7 @@ class Demonstrations:
             self._first = np.cumsum(self._num) - self._num
 
     def draw(self, generator: np.random.Generator, size: int, part: Fragment) -> Array:
-        """[size, frames, features], with replacement; `part` is what was practised."""
+        """Sample windows [size, frames, features] with replacement, by the motions in `part`."""
         if self._num is None:
             return self._windows[generator.integers(0, len(self._windows), size)]
         practised = part.obs[MOTION].reshape(-1)
@@ -250,7 +250,7 @@ class Demonstrations:
 
 
 class AMP(RewardSource):
-    """See the module's text. Owns discriminator, optimizer and rings."""
+    """AMP, as described in the module's docstring."""
 
     METRICS = (
         "amp/loss",
@@ -271,10 +271,10 @@ class AMP(RewardSource):
         ranks: Ranks = ALONE,
         motions: Array | None = None,
     ) -> None:
-        """reference: [n, frames, features] float32, every window of the motion to be like.
+        """reference: [n, frames, features] float32, every window of the reference.
 
-        shards: those of all ranks; this one has windows and rings of its own only. motions: [n]
-        int64, which motion each window is of; None where there is one only.
+        shards: of all ranks; this rank has windows and ring buffers of its own shards. motions: [n]
+        int64, the motion of each window; None for a single motion.
         """
         config.check(shards)
         self.config, self.device, self.shards = config, device, shards
@@ -299,11 +299,11 @@ class AMP(RewardSource):
     def relabel_rollouts(
         self, rollouts: Sequence[Fragment]
     ) -> tuple[list[Array], dict[str, float]]:
-        """Task and style rewards of every step; the windows are kept for `batches`."""
+        """Combine task and style rewards; the windows are kept for `batches`."""
         for part in rollouts:
             if not part.present.all():
                 raise UsageError(
-                    "rewards.kind amp needs agents that are always there, and in this "
+                    "rewards.kind amp needs agents that are always present, and in this "
                     "environment some come and go: use rewards.kind given."
                 )
         self._windows = [StepWindows(part, STYLE) for part in rollouts]
@@ -320,7 +320,7 @@ class AMP(RewardSource):
         return mixed, {"amp/style_reward": sum(means) / len(means)}
 
     def style(self, part: Fragment) -> Array:
-        """[num_envs, steps] float32: the style reward of the window each step led to."""
+        """Style rewards [num_envs, steps] float32, of the window after each step."""
         logits = values_after(
             part, self._logits(part.obs[STYLE]), lambda obs, _: self._logits(obs[STYLE])
         )
@@ -328,7 +328,7 @@ class AMP(RewardSource):
         return rewards
 
     def _logits(self, windows: Array) -> torch.Tensor:
-        """[...] of raw windows [..., frames, features]."""
+        """The discriminator's logits [...] of raw windows [..., frames, features]."""
         flat = windows.reshape(-1, *windows.shape[-2:])
         logits = torch.empty(len(flat), device=self.device)
         with torch.no_grad():
@@ -338,7 +338,7 @@ class AMP(RewardSource):
         return logits.reshape(windows.shape[:-2])
 
     def batches(self, key: Key) -> Iterator[BatchMetrics]:
-        """The discriminator's gradient steps on the rollouts that were last relabelled."""
+        """Take the discriminator's gradient steps on the rollouts that were last relabelled."""
         config = self.config
         kept = [
             windows.draw(
@@ -355,7 +355,7 @@ class AMP(RewardSource):
         self._windows, self._rollouts = [], []
 
     def _update_normaliser(self, windows: Sequence[Array]) -> None:
-        """The normaliser takes in policy windows, and the reference with the same weight."""
+        """Update the normaliser with windows of the policy, and the reference with equal weight."""
         parts = self.ranks.gather([(len(x), moments(x)) for x in windows])
         merged = reduce(
             merge_moments, [part for _, part in parts], no_moments(self.reference.shape[-1])
@@ -364,14 +364,15 @@ class AMP(RewardSource):
         self.network.normaliser.absorb(merge_moments(merged, reference))
 
     def _reference_moments(self, num_windows: int) -> Tree:
-        """The reference's moments with the weight of so many windows."""
+        """The reference's moments with the weight of `num_windows` windows."""
         count = float(num_windows * self.reference.shape[1])
         whole = self._of_reference
         share = count / whole["count"]
         return {"count": np.asarray(count), "mean": whole["mean"], "m2": whole["m2"] * share}
 
     def _draw(self, at: int, key: Key) -> Drawn:
-        """For one of this rank's shards; half of the policy's from the ring, once there are any."""
+        """Sample the part of one of this rank's shards; half of the policy's windows are from the
+        ring buffer, once it has any."""
         generator, size, ring = key.generator(), self.config.batch_size // self.shards, self.rings
         old = size // 2 if len(ring[at]) else 0
         agent = self._windows[at].draw(generator, size - old)
@@ -381,7 +382,7 @@ class AMP(RewardSource):
         return Drawn(*(torch.from_numpy(x).to(self.device) for x in (agent, demo)))
 
     def learn(self, drawn: Sequence[Drawn]) -> dict[str, float]:
-        """One gradient step on given windows, one `Drawn` per shard; a bad one is not taken."""
+        """Take one gradient step on given windows, one `Drawn` per shard, if it is finite."""
         total = torch.zeros(len(self.METRICS), dtype=torch.float64, device=self.device)
         for part in self.optimizer.in_shard_order(drawn, total):
             loss, metrics = discriminator_loss(self.network, part, self.config)
@@ -393,7 +394,7 @@ class AMP(RewardSource):
         return values
 
     def _inspect(self, drawn: Drawn) -> Finding:
-        """What is not finite first, on the way from a shard's windows to its loss."""
+        """Find the first non-finite value, from a shard's windows to its loss."""
         arrays = drawn._asdict()
         for name, windows in (("the policy", drawn.agent), ("the reference", drawn.demo)):
             if not bool(windows.isfinite().all()):
@@ -406,12 +407,12 @@ class AMP(RewardSource):
         return "" if bool(loss.isfinite()) else "the loss of the discriminator", arrays
 
     def gather(self) -> None:
-        """The rings of all ranks come together; each keeps its own up to date."""
+        """Gather the ring buffers of all ranks."""
         rings = self.ranks.gather([ring.state_dict() for ring in self.rings])
         self._other_rings = {s: ring for s, ring in enumerate(rings) if s not in self.local_shards}
 
     def state_dict(self) -> Tree:
-        """The reference is the environment's and not kept, only what it was known by."""
+        """The reference is the environment's: the state has its hash only."""
         pairs = zip(self.local_shards, self.rings, strict=True)
         rings = self._other_rings | {s: ring.state_dict() for s, ring in pairs}
         return {
@@ -424,7 +425,7 @@ class AMP(RewardSource):
     def load_state_dict(self, state: Tree) -> None:
         if state["reference_sha256"] != self._digest:
             raise UsageError(
-                "The reference motion is not the one this run began with: put the clips back, or "
+                "The reference motion is not the one this run began with: restore the clips, or "
                 "start a new run."
             )
         load_arrays(self.network, state["network"])
@@ -434,7 +435,7 @@ class AMP(RewardSource):
 
 
 def _fault(shard: int, style: Array) -> NonFinite | None:
-    """What is wrong with a shard's style rewards [num_envs, steps], if anything."""
+    """The error for style rewards [num_envs, steps] of a shard; None if all are finite."""
     if np.isfinite(style.sum(dtype=np.float64)):
         return None
     env, step = np.argwhere(~np.isfinite(style))[0].tolist()
@@ -442,8 +443,8 @@ def _fault(shard: int, style: Array) -> NonFinite | None:
 
 
 def reference_windows(config: EnvConfig, env: EnvSpec) -> tuple[Array, Array | None]:
-    """[n, frames, features]: what the environment's motion is to be like; and the motion [n] that
-    each window is of, where several are practised."""
+    """The environment's reference [n, frames, features], checked; and the motion [n] int64 of each
+    window, None for a single motion."""
     windows, motions = _reference(config) if STYLE in env.observations else (None, None)
     if windows is None or env.agents > 1:
         raise UsageError(
@@ -466,16 +467,16 @@ def reference_windows(config: EnvConfig, env: EnvSpec) -> tuple[Array, Array | N
     known, shape = set(range(max(len(env.motions), 1))), env.observations[MOTION].shape
     if motions.shape != windows.shape[:1] or set(motions.tolist()) != known or shape != (1,):
         raise UsageError(
-            f"style_motions() must say of each of the {len(windows):,} windows which of the "
-            f"environment's {len(known):,} motions it is of (0, 1, ...), with at least one window "
-            f"of each; and the observation '{MOTION}' must be one number."
+            f"style_motions() must give the motion (0, 1, ...) of each of the {len(windows):,} "
+            f"windows, with at least one window for each of the environment's {len(known):,} "
+            f"motions; and the observation '{MOTION}' must be one number."
         )
     return windows, motions.astype(np.int64)
 
 
 def _reference(config: EnvConfig) -> tuple[Array | None, Array | None]:
-    """All windows [n, frames, features] of the environment's reference, if it has one; and the
-    motion [n] int64 that each is of, where the environment says so."""
+    """All windows [n, frames, features] of the environment's reference, and the motion [n] int64 of
+    each; None for what the environment does not have."""
     env = config.build_unchecked(config.num_agents)
     try:
         reference, motions = ability(env, StyleReference), ability(env, StyleMotions)

@@ -1,4 +1,4 @@
-"""Where rewards come from, of replayed experience and of fresh."""
+"""Reward sources, for replayed transitions and for rollouts; and the environment's own rewards."""
 
 from __future__ import annotations
 
@@ -20,44 +20,43 @@ if TYPE_CHECKING:
 
 
 class RewardSource:
-    """Where rewards come from: as it stands, from the environment. What learns rewards overrides.
+    """Base of reward sources; itself it keeps the environment's rewards.
 
-    Of replayed transitions (SAC, TD3), a gradient step calls `update`, `sample` and `relabel`. Of
-    fresh experience (PPO), an iteration calls `relabel_rollouts` and then `batches`. A source
-    serves one of the two, or both. Learned rewards replace stored ones in what was sampled; they
-    are never written back.
+    For replayed transitions (SAC, TD3), a gradient step calls `update`, `sample` and `relabel`. For
+    rollouts (PPO), an iteration calls `relabel_rollouts` and then `batches`. A source supports one
+    of the two, or both. Learned rewards replace those of sampled transitions; they are never
+    written back to the replay.
     """
 
     def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
-        """One gradient step of what is learned here, over all shards in their order; metrics."""
+        """Take one gradient step of the reward model, over all shards in order; returns metrics."""
         return {}
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
-        """The transitions of one shard's store to learn from: a `Sampler`."""
-
+        """Sample transitions of one shard's store to learn from: a `Sampler`."""
         from etude.rl.sampling import uniform
 
         return uniform(store, generator, size)
 
     def relabel(self, batch: Batch) -> Batch:
-        """The batch with this source's rewards."""
+        """Replace the rewards of a minibatch."""
         return batch
 
     def relabel_rollouts(
         self, rollouts: Sequence[Fragment]
     ) -> tuple[list[Array], dict[str, float]]:
-        """Rewards [num_envs, steps] float32 of every shard's rollout; and metrics about them.
+        """Rewards [num_envs, steps] float32 of each shard's rollout, and metrics about them.
 
-        They come before anything that is made of them: scaling, returns, advantages.
+        Called before rewards are scaled and returns and advantages computed.
         """
         return [rollout.rewards for rollout in rollouts], {}
 
     def batches(self, key: Key) -> Iterator[BatchMetrics]:
-        """Learns from the rollouts that were last relabelled, one gradient step at a time."""
+        """Take gradient steps on the rollouts that were last relabelled."""
         return iter(())
 
     def gather(self) -> None:
-        """Brings the other ranks' parts of the state here; all ranks call it together."""
+        """Gather the state of the other ranks; all ranks call it together."""
 
     def state_dict(self) -> Tree:
         return {}

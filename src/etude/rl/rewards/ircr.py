@@ -1,15 +1,14 @@
-"""IRCR, a baseline without learning: the reward of a step is the return of its episode.
+"""IRCR, a baseline without a reward model: the reward of a step is the return of its episode.
 
-The reward of a transition is its episode's return, scaled to [0, 1] by the least and the largest
-return among the episodes that are held. Half of each shard's batch is drawn from the best ten
-episodes of the run so far, the other half from all finished episodes of the shard's store,
-each uniform over the transitions.
+The return is scaled to [0, 1] by the smallest and the largest return among the stored episodes.
+Half of each shard's minibatch is sampled from the best ten episodes of the run so far, the other
+half from all finished episodes of the shard's store, each uniform over transitions.
 
-The best episodes are copies, in memory and in the checkpoint, so they stay when the store evicts
-their originals. All shards draw from the same ten.
+The best episodes are copied, in memory and in the checkpoint, so they remain when the store evicts
+them. All shards share the same ten.
 
-Only finished episodes have a return, so only their transitions are drawn. Until a shard has one,
-its batches are of open episodes and the rewards 0: nothing is known.
+Only finished episodes have a return, so only their transitions are sampled. Until a shard has one,
+its minibatches are from open episodes with rewards 0.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from etude.rl.sampling import Batch, Experience, Sample, finished, mixture, unif
 
 
 class IRCRConfig(RewardsConfig):
-    """The return of the whole episode as every step's reward."""
+    """The scaled return of the episode as the reward of each of its steps."""
 
     from_returns: ClassVar[bool] = True
 
     kind: Literal["ircr"] = Field("ircr", description="Normalised return of the episode.")
-    best: int = Field(10, ge=1, description="Best episodes, the source of half of each batch.")
+    best: int = Field(10, ge=1, description="Best episodes, the source of half of each minibatch.")
 
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> IRCR:
         source = IRCR(self, run.recipe.learner.shards, device)
@@ -46,14 +45,14 @@ class IRCRConfig(RewardsConfig):
 
 
 class Episodes(NamedTuple):
-    """Whole episodes one after the other, from the oldest to the newest."""
+    """Whole episodes, concatenated from the oldest to the newest."""
 
     returns: Array
     """[episodes] float64."""
     lengths: Array
     """[episodes] int64: steps T of each."""
     obs: Observations
-    """{name: [sum of T + 1, ...]}: what each episode ended on is the last of its own."""
+    """{name: [sum of T + 1, ...]}: the last of an episode is its final observation."""
     actions: Array
     """[sum of T, n]."""
     terminated: Array
@@ -68,7 +67,7 @@ class Episodes(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Episodes]) -> Episodes:
-        """Several one after the other."""
+        """Concatenate episodes."""
         returns, lengths, obs, actions, terminated = zip(*parts, strict=True)
         return cls(
             np.concatenate(returns),
@@ -79,7 +78,7 @@ class Episodes(NamedTuple):
         )
 
     def at(self, index: int) -> Episodes:
-        """One of them."""
+        """A single one of these episodes."""
         start, length = int(self.lengths[:index].sum()), int(self.lengths[index])
         first, steps = start + index, slice(start, start + length)
         obs = {name: array[first : first + length + 1] for name, array in self.obs.items()}
@@ -89,14 +88,14 @@ class Episodes(NamedTuple):
         )
 
     def sample(self, store: Experience, generator: np.random.Generator, num: int) -> Sample:
-        """`num` of these transitions, uniform and with replacement; nothing of the store's.
+        """Sample `num` of these transitions uniformly with replacement; `store` is not used.
 
-        Rewards are 0: nobody reads those the environment gave.
+        Rewards are 0, since the environment's are not needed.
         """
         ends = np.cumsum(self.lengths)
         steps = generator.integers(0, ends[-1], num)
         episodes = ends.searchsorted(steps, "right")
-        here = steps + episodes  # Each episode before has one observation more than steps.
+        here = steps + episodes  # Each earlier episode has one observation more than steps.
         terminated = self.terminated[steps]
         drawn = Transitions(
             {name: array[here] for name, array in self.obs.items()},
@@ -110,30 +109,30 @@ class Episodes(NamedTuple):
 
 
 class IRCR(RewardSource):
-    """See the module's text."""
+    """IRCR, as described in the module's docstring."""
 
     def __init__(self, config: IRCRConfig, shards: int, device: torch.device) -> None:
         self.config = config
         self._best: Episodes | None = None
         self._low, self._high = 0.0, 0.0
         self._seen: Array = np.zeros(shards, np.int64)
-        """Finished episodes of each shard that have competed."""
+        """Finished episodes of each shard that have been considered."""
 
     def sample(self, store: Experience, generator: np.random.Generator, size: int) -> Sample:
-        """The first size // 2 from the best episodes, the rest from all of the store's."""
+        """Sample size // 2 from the best episodes, the rest from all episodes of the store."""
         if not store.num_episodes or self._best is None:
             return uniform(store, generator, size)
         return mixture(self._best.sample, finished, 0.5)(store, generator, size)
 
     def relabel(self, batch: Batch) -> Batch:
-        """Rewards in [0, 1]; 0 where returns are not known, or all the same."""
+        """Rewards in [0, 1]; 0 if returns are unknown or all equal."""
         rewards, span = torch.zeros_like(batch.rewards), self._high - self._low
         if batch.returns is not None and span > 0.0:
             rewards = ((batch.returns - self._low) / span).clamp(0.0, 1.0).float()
         return batch._replace(rewards=rewards)
 
     def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
-        """Look at the episodes that are new; nothing is learned and nothing drawn."""
+        """Update the best episodes and the range of returns with new episodes."""
         finished = [store.num_evicted + store.num_episodes for store in stores]
         if finished != self._seen.tolist():
             for s, store in enumerate(stores):
@@ -148,7 +147,7 @@ class IRCR(RewardSource):
         return {"train/return_low": self._low, "train/return_high": self._high}
 
     def _admit(self, store: Experience, new: Array) -> None:
-        """Let a store's episodes `new` [k] compete for the best, of which `best` remain."""
+        """Keep the best episodes among the known best and a store's episodes `new` [k]."""
         held = 0 if self._best is None else len(self._best.returns)
         returns = store.returns[new]
         if self._best is not None:
@@ -161,7 +160,7 @@ class IRCR(RewardSource):
         self._best = Episodes.joined([*kept, *taken])
 
     def plan(self, env: EnvSpec) -> None:
-        """Hold as much as a run may come to hold: the best episodes at their longest."""
+        """Allocate the maximum for a plan: the best episodes at the maximum length."""
         longest, action = env.max_episode_steps or 0, env.action.array
         obs = {
             name: np.zeros((longest + 1, *spec.shape), spec.dtype)
@@ -183,7 +182,7 @@ class IRCR(RewardSource):
 
 
 def best_episodes(returns: Array, num: int) -> Array:
-    """The numbers of the `num` largest of `returns` [episodes], the newer where they are equal."""
+    """Indices of the `num` largest of `returns` [episodes]; of equal ones, the newer."""
     newest_first = np.argsort(-returns[::-1], kind="stable")
     best: Array = len(returns) - 1 - newest_first[:num]
     return best

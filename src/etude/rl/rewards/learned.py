@@ -1,4 +1,4 @@
-"""Rewards by the reward network of an earlier run, which is not trained further."""
+"""Rewards from the reward network of an earlier run, which is not trained further."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LearnedConfig(RewardsConfig):
     def for_replay(self, run: Resolved, key: Key | None, device: torch.device) -> LearnedRewards:
         if not self.run:
             raise UsageError(
-                "rewards.kind learned needs a run that learned them: --rewards.run RUN."
+                "rewards.kind learned needs a run with a reward network: --rewards.run RUN."
             )
         restored = load_reward(self.run)
         check_reads(restored.network, run.spec)
@@ -50,14 +50,14 @@ class LearnedConfig(RewardsConfig):
 
 
 class LearnedRewards(RewardSource):
-    """A reward network that stays as it is. Its arrays are state: the run that it comes from may
-    learn on without changing this one."""
+    """A fixed reward network. Its arrays are part of the state, so training its run further does
+    not change this run."""
 
     def __init__(
         self, network: RewardNetwork, action: ActionSpec | None, device: torch.device
     ) -> None:
-        """action: of the policy that learns, where the network was taught the environment's units
-        and not a policy's."""
+        """action: the policy's action space, if the network reads actions in the environment's
+        units; None if it reads a policy's actions."""
         self.network = network.to(device).requires_grad_(False)
         self._action = action
 
@@ -77,23 +77,23 @@ class LearnedRewards(RewardSource):
 
 
 def load_reward(path: str | Path) -> LoadedReward:
-    """The reward of a reward-only run (its best), of a run with rrd (its newest), or of one of
-    their checkpoints."""
+    """Load the reward of a reward-only run (the best), of a run with rrd (the newest), or of one
+    of their checkpoints."""
     arrays, contract = policy_parts(Path(path))
     if contract.get("kind") == CONTRACT_KIND:
         return LoadedReward(reward_network_from_contract(contract, arrays), None)
     state = _reward_state(Path(path))
     if not all(isinstance(state.get(name), dict) for name in ("contract", "network")):
         raise UsageError(
-            f"{path} learned no reward: give a reward-only run, a run with --rewards.kind rrd, or "
-            "one of their checkpoints."
+            f"{path} has no learned reward: give a reward-only run, a run with --rewards.kind rrd, "
+            "or one of their checkpoints."
         )
     network = reward_network_from_contract(state["contract"], state["network"])
     return LoadedReward(network, network.action)
 
 
 def _reward_state(path: Path) -> Tree:
-    """What a run's newest checkpoint, or a checkpoint, holds of its reward source."""
+    """The state of the reward source in a checkpoint, or in the newest checkpoint of a run."""
     newest: Path | None = path
     if (path / "checkpoints").is_dir():
         newest = checkpoint.newest_verified(path / "checkpoints", lambda text: None, repair=False)
@@ -105,18 +105,18 @@ def _reward_state(path: Path) -> Tree:
 
 
 def check_reads(network: RewardNetwork, env: EnvSpec) -> None:
-    """Refuse a reward that was taught other observations than there are."""
+    """Raise an error if the network's observations or actions are not the environment's."""
     for name, spec in network.observations.items():
         if env.observations.get(name) != spec:
             raise UsageError(
                 f"The reward of rewards.run reads '{name}' as {spec.dtype} of shape {spec.shape}, "
-                "which is not what there is to learn from here: use the reward of a run on the "
-                "same data."
+                "which does not match the observations here: use the reward of a run on the same "
+                "data."
             )
     if network.action.array != env.action.array:
         raise UsageError(
-            "The reward of rewards.run was taught other actions than there are to learn from here: "
-            "use the reward of a run on the same data."
+            "The actions of the reward of rewards.run do not match those here: use the reward of a "
+            "run on the same data."
         )
 
 
@@ -124,15 +124,15 @@ class LoadedReward:
     """A learned reward: `load_reward(path).rewards(obs, actions, next_obs)`."""
 
     def __init__(self, network: RewardNetwork, action: ActionSpec | None) -> None:
-        """action: where the network reads actions of a policy, in [-1, 1], what these stand for;
-        None where it reads the environment's."""
+        """action: the action space for the conversion to [-1, 1], if the network reads a policy's
+        actions; None if it reads actions in the environment's units."""
         self.network, self.action = network, action
 
     def rewards(self, obs: Any, actions: Any, next_obs: Any) -> Array:
         """The reward of each of n steps, [n] float64.
 
-        obs, next_obs: {name: [n, ...]} before and after the step, or the array alone where one
-        observation is read; actions: [n, dims] as the environment takes them.
+        obs, next_obs: {name: [n, ...]} before and after the step, or the array alone if one
+        observation is read; actions: [n, dims] in the environment's units.
         """
         names = list(self.network.observations)
         here, after = (
@@ -148,9 +148,12 @@ class LoadedReward:
 
 
 def _rows(array: Any, network: RewardNetwork, name: str) -> Array:
-    """[n, ...] of what the network reads under a name."""
+    """Convert an observation to the dtype that the network reads, and check its shape."""
     spec = network.observations[name]
     rows = np.ascontiguousarray(array, spec.dtype)
     if rows.shape[1:] != spec.shape:
-        raise UsageError(f"The reward reads '{name}' as rows of {spec.shape}, not {rows.shape}.")
+        raise UsageError(
+            f"The reward reads '{name}' of shape [n, {', '.join(map(str, spec.shape))}], not "
+            f"{list(rows.shape)}."
+        )
     return rows

@@ -1,6 +1,6 @@
-"""Randomised return decomposition (RRD): a reward per step, learned from returns of episodes.
+"""Randomised return decomposition (RRD): rewards per step, learned from returns of episodes.
 
-For an episode of T steps and return R, draw K of its steps (without replacement, unless K > T).
+For an episode of T steps and return R, sample K of its steps (without replacement, unless K > T).
 With predictions r_k = r(s_k, a_k, s'_k), their mean m and the target g = R / T:
 
     biased    (m - g)^2
@@ -14,18 +14,17 @@ predictions with divisor T - 1, and v (T - 1) / T / K with it; c s^2 / K has exa
 the unbiased loss has the mean (mu - g)^2. A single step's s^2 is undefined: `unbiased` needs
 K >= 2. The biased loss is the default, as in the reference, which ships with the correction off.
 
-Two metrics say what was learned, with either loss: "train/R_loss" is the mean of (m - g)^2, which
-is never negative, and "train/R_var" the mean of c s^2 / K (left out where K is 1).
+Two metrics are recorded with either loss: "train/R_loss" is the mean of (m - g)^2, which is never
+negative, and "train/R_var" the mean of c s^2 / K (omitted if K is 1).
 
 Everything is per step: a prediction is a reward, in the units of R / T. (Scaled to the return,
-T m against R, both terms would need a factor T^2.) What a Q-function learns from is the raw
-prediction for each transition drawn, as in the reference; it sums to R over an episode, to the
-extent it was learned.
+T m against R, both terms would need a factor T^2.) The reward of a sampled transition is the raw
+prediction, as in the reference; over an episode it sums to R, up to errors.
 
-*What inputs are normalised by* is state: whenever a store has been given steps since the last
-look, which is once per iteration online and once per run on a dataset, the first update draws as
-many steps of finished episodes as are new (at most `MOST_MOMENTS`) and merges their moments.
-Between these the normaliser is frozen.
+*The input normaliser* is part of the state: whenever a store has new steps, which is once per
+iteration online and once per run on a dataset, the first update samples as many steps of finished
+episodes as are new (at most `MOST_MOMENTS`) and merges their moments. In between, the normaliser
+is frozen.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ from etude.rl.rewards.given import RewardSource
 from etude.rl.sampling import Batch, Experience
 
 MOST_MOMENTS = 4096
-"""Steps of a shard that are drawn for the normaliser at a time; the mean of a column is
-then known to 1.6 % of its spread."""
+"""Steps of a shard that are sampled for the normaliser at a time: the standard error of a mean is
+1.6 % of the standard deviation."""
 
 METRICS: Metrics = (
     Metric("train/R_loss", "R loss", ".3g", Column(30, 9, "online"), epoch=2, losses=True),
@@ -74,12 +73,12 @@ class RRDConfig(RewardsConfig):
 
     kind: Literal["rrd"] = Field("rrd", description="Randomised return decomposition.")
     loss: Literal["unbiased", "biased"] = Field(
-        "biased", description="unbiased subtracts the variance of the mean over the drawn steps."
+        "biased", description="unbiased subtracts the variance of the mean over the sampled steps."
     )
     rrd_batch_size: int = Field(
         256, ge=1, description="Steps in a minibatch of the reward network, over all episodes."
     )
-    rrd_sample_size: int = Field(64, ge=1, description="Steps drawn from each episode (K).")
+    rrd_sample_size: int = Field(64, ge=1, description="Steps sampled from each episode (K).")
     learning_rate: float = Field(3e-4, gt=0, description="Learning rate of Adam.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     normalise_targets: bool = Field(
@@ -96,7 +95,7 @@ class RRDConfig(RewardsConfig):
 
     @classmethod
     def image(cls, reads: tuple[str, ...] = ("image", "state")) -> RRDConfig:
-        """The reference's sizes for images, one subset of 32; targets in units of their spread."""
+        """The reference's sizes for images, one subset of 32; standardised targets."""
         network = RewardNetworkConfig(reads=reads)
         return cls(rrd_batch_size=32, rrd_sample_size=32, normalise_targets=True, network=network)
 
@@ -123,12 +122,12 @@ class RRDConfig(RewardsConfig):
         return RewardsSection([line], {name: getattr(self, name) for name in names}, {}, 0)
 
     def subsets_per_shard(self, shards: int) -> int:
-        """Subsets that each shard contributes to a gradient; refuses sizes that do not divide."""
+        """Subsets per shard and gradient step. Raise an error for sizes that do not divide."""
         size, sample = self.rrd_batch_size, self.rrd_sample_size
         if sample == 1 and self.loss == "unbiased":
             raise UsageError(
-                "The unbiased loss needs the variance of a subset, which one step does not have: "
-                "use rrd_sample_size 2 or more, or the biased loss."
+                "The unbiased loss needs the variance of a subset, which is undefined for one "
+                "step: use rrd_sample_size 2 or more, or the biased loss."
             )
         unit = sample * shards
         if size % unit == 0:
@@ -150,7 +149,7 @@ def _either(sizes: list[int]) -> str:
 
 
 def squared_errors(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(m - g)^2 of each subset, [subsets]: the biased loss.
+    """(m - g)^2 [subsets], the biased loss.
 
     predictions: [subsets, K]; targets: [subsets], R / T.
     """
@@ -158,7 +157,7 @@ def squared_errors(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Te
 
 
 def variance_terms(predictions: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """c s^2 / K of each subset, [subsets]: what the unbiased loss subtracts.
+    """c s^2 / K [subsets], which the unbiased loss subtracts.
 
     predictions: [subsets, K], K >= 2; lengths: [subsets], T, as floats.
     """
@@ -169,7 +168,7 @@ def variance_terms(predictions: torch.Tensor, lengths: torch.Tensor) -> torch.Te
 
 
 class RRD(RewardSource):
-    """See the module's text. Owns network, optimizer and input moments."""
+    """RRD, as described in the module's docstring."""
 
     def __init__(
         self, config: RRDConfig, network: RewardNetwork, shards: int, device: torch.device
@@ -180,18 +179,17 @@ class RRD(RewardSource):
         self.optimizer = NetworkOptimizer("reward network", self.network, config.adam_epsilon)
         self.flat = self.optimizer.flat
         self.seen: Array = np.zeros(shards, np.int64)
-        """Steps each shard's store had been given at the last update of the normaliser."""
+        """Steps that each shard's store had at the last update of the normaliser."""
 
     @torch.no_grad()
     def relabel(self, batch: Batch) -> Batch:
-        """The rewards that are learned so far."""
+        """Replace rewards by the network's predictions."""
         return batch._replace(rewards=self.network(batch.obs, batch.actions, batch.next_obs))
 
     def update(self, stores: Sequence[Experience], key: Key) -> dict[str, float]:
-        """One gradient step on `subsets` subsets of each store, summed in the stores' order.
+        """Take one gradient step on `subsets` subsets of each store, summed in shard order.
 
-        Only finished episodes have a return. Until every store holds one, nothing is learned and
-        nothing is drawn: {}.
+        Only finished episodes have a return: until every store has one, return {}.
         """
         if not all(store.num_episodes for store in stores):
             return {}
@@ -206,7 +204,7 @@ class RRD(RewardSource):
         return self.learn(drawn)
 
     def learn(self, drawn: Sequence[Subsets]) -> dict[str, float]:
-        """The gradient step on given subsets, one `Subsets` per shard; a bad one is not taken."""
+        """Take the gradient step on given subsets, one `Subsets` per shard, if it is finite."""
         total = torch.zeros(4, dtype=torch.float64, device=self.device)
         for subsets in self.optimizer.in_shard_order(drawn, total):
             y = self._outputs(subsets)
@@ -233,7 +231,7 @@ class RRD(RewardSource):
         return metrics
 
     def _outputs(self, subsets: Subsets) -> torch.Tensor:
-        """y [subsets, K] of what was drawn."""
+        """The network's outputs y [subsets, K]."""
         obs, actions, next_obs = self._tensors(subsets.steps)
         return self.network.outputs(obs, actions, next_obs).view(subsets.steps.rewards.shape)
 
@@ -250,7 +248,7 @@ class RRD(RewardSource):
     def _tensors(
         self, steps: Transitions
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
-        """What the network reads of steps [subsets, K, ...], as [subsets * K, ...]."""
+        """The network's inputs of steps [subsets, K, ...], as [subsets * K, ...]."""
         steps = steps.flat()
         obs, next_obs = (
             {n: torch.from_numpy(o[n]).to(self.device) for n in self.network.observations}
@@ -259,7 +257,7 @@ class RRD(RewardSource):
         return obs, torch.from_numpy(steps.actions).to(self.device), next_obs
 
     def _update_normaliser(self, stores: Sequence[Experience], key: Key) -> None:
-        """Merge the moments of a sample as large as what is new in the stores."""
+        """Merge the moments of a sample as large as the number of new steps in the stores."""
         given = [store.time * store.lanes for store in stores]
         if given == self.seen.tolist():
             return
@@ -268,7 +266,7 @@ class RRD(RewardSource):
             left = min(given[s] - int(self.seen[s]), MOST_MOMENTS)
             generator = key.child(s).generator()
             while left > 0 and self.network.num_vectors:
-                # Images come along: never more of them at a time than a gradient step takes.
+                # Samples include images: limit them to the size of a gradient step's batch.
                 num = min(left, self.config.rrd_batch_size)
                 steps = store.sample_subsets(generator, num, 1).steps
                 new = merge_moments(new, self._moments(steps))
@@ -284,9 +282,9 @@ class RRD(RewardSource):
         return found
 
     def _measure_targets(self, stores: Sequence[Experience]) -> None:
-        """Learn in units of R / T as it is drawn, with an episode's weight its length.
+        """Standardise targets by mean and standard deviation of R / T, weighted by length.
 
-        A network that was begun with another run's weights keeps the units they were learned in.
+        A network that started from another run's weights keeps its units.
         """
         if (float(self.network.shift), float(self.network.scale)) != (0.0, 1.0):
             return
@@ -300,7 +298,7 @@ class RRD(RewardSource):
             self.network.scale.fill_(spread)
 
     def _inspect(self, subsets: Subsets) -> Finding:
-        """What is not finite first, on the way from the store to a shard's loss."""
+        """Find the first non-finite value, from the store to a shard's loss."""
         obs, actions, next_obs = self._tensors(subsets.steps)
         arrays: Tree = {"returns": subsets.returns, "lengths": subsets.lengths, "action": actions}
         arrays |= obs | {f"next_{name}": x for name, x in next_obs.items()}
@@ -316,7 +314,7 @@ class RRD(RewardSource):
         return "" if finite else "the loss of the reward network", arrays
 
     def learner_state(self) -> Tree:
-        """All but the network."""
+        """The state without the network."""
         return {"optimizer": self.optimizer.state_dict(), "seen": self.seen.copy()}
 
     def load_learner_state(self, state: Tree) -> None:
@@ -324,7 +322,7 @@ class RRD(RewardSource):
         self.seen[:] = np.asarray(state["seen"])
 
     def state_dict(self) -> Tree:
-        """With the network's contract, so that the reward can be used without the run."""
+        """Includes the network's contract, so that the reward can be loaded without the run."""
         network = {"network": dict(self.network.state_dict()), "contract": self.network.contract()}
         return {**network, **self.learner_state()}
 
@@ -334,10 +332,10 @@ class RRD(RewardSource):
 
 
 def num_bytes(config: RRDConfig, network: RewardNetwork) -> int:
-    """Memory of learning: parameters, gradient and Adam's two, and one batch of inputs.
+    """Bytes of learning: parameters, gradient and Adam's two moments, and one batch of inputs.
 
-    s and s' are held as they are stored; images also stacked, and as floats. The network can be
-    on the meta device. What the layers keep for the gradient comes on top.
+    s and s' are counted as they are stored; images also stacked, and as floats. The network can be
+    on the meta device. Activations of the layers are not included.
     """
     step = 0
     for spec in network.observations.values():
@@ -348,7 +346,7 @@ def num_bytes(config: RRDConfig, network: RewardNetwork) -> int:
 
 
 def _bad_input(steps: Transitions) -> str:
-    """Which of the stored arrays is not finite; "" where all are."""
+    """Describe the first stored array that is not finite; "" if all are."""
     named = {f"observation '{name}'": array for name, array in steps.obs.items()}
     named |= {f"next observation '{name}'": array for name, array in steps.next_obs.items()}
     for name, array in {**named, "action": steps.actions}.items():

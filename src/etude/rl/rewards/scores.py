@@ -1,8 +1,8 @@
-"""How good a learned reward is on episodes that were held out.
+"""Scores of a learned reward on held-out episodes.
 
 The sum of any positive reward grows with the number of steps, so a constant reward orders episodes
-and clips by their lengths: with clips that are failures it can reach a rank correlation of .9. Each
-score here compares sums over *equally many* steps. It is the share of pairs whose learned sums are
+and clips by length: with clips that are failures it can reach a rank correlation of .9. Each score
+here compares sums over *equal numbers* of steps. It is the fraction of pairs whose learned sums are
 in the order of the true ones; a tie counts half. A constant reward ties every pair and scores .5
 exactly, the true reward scores 1.
 
@@ -13,9 +13,9 @@ exactly, the true reward scores 1.
     reward_progress  Two windows of one episode, each a tenth of it, by the progress in them; the
                      mean over episodes.
 
-A score that nothing in the held-out episodes can tell is left out; `missing` says which and why.
-The 95 % intervals are of a bootstrap over episodes: an episode and the clips that were cut from it
-are drawn together. With a single episode the interval is all of [0, 1].
+A score that the held-out episodes cannot give is omitted; `missing` lists these with the reasons.
+The 95 % intervals are from a bootstrap over episodes: an episode and the clips that were cut from
+it are sampled together. With a single episode the interval is [0, 1].
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from etude.data.store.views import EpisodesOf
 from etude.models.reward_networks import RewardNetwork, compute_rewards
 
 CHANCE = 0.5
-"""What a constant reward scores."""
+"""The score of a constant reward."""
 EVAL_LOSS, CONSTANT_LOSS = "eval/R_loss", "eval/R_loss_of_constant"
 PAIRS, SUCCESS, PROGRESS = "eval/reward_pairs", "eval/reward_success", "eval/reward_progress"
 LOW, HIGH = "_low", "_high"
-"""Ends of a score's name: the limits of its 95 % interval."""
+"""Suffixes of a score's name for the limits of its 95 % interval."""
 WINDOWS = 10
 """Windows of an episode for `reward_progress`."""
 MOST = 500
-"""Episodes and clips that are compared with each other, at most; evenly chosen of more."""
+"""The maximum number of episodes and clips that are compared; an even selection of more."""
 _DRAWS = 1000
 """Samples of the bootstrap."""
 
 
 def _summary(name: str, what: str) -> str:
-    """What a run's end says of a score."""
+    """The line about a score at the end of a run."""
     interval = f"{{row[{name}{LOW}]:.2f}} to {{row[{name}{HIGH}]:.2f}}"
     return (
         f"{{value:.2f}} of {what} in the right order, 95 % interval {interval}; a constant reward "
@@ -57,7 +57,7 @@ def _summary(name: str, what: str) -> str:
 
 
 def not_above_chance(health: Health) -> Warning | None:
-    """Late in a run, the last evaluation does not tell the reward from a constant one."""
+    """Warn if the last evaluation, late in a run, is no better than a constant reward."""
     last = next((row for row in reversed(health.rows) if PAIRS in row or PROGRESS in row), {})
     name = PROGRESS if PROGRESS in last else PAIRS
     if health.progress < 0.5 or last.get(name + LOW, math.inf) > CHANCE:
@@ -105,7 +105,7 @@ METRICS: Metrics = (
 
 
 class Score(NamedTuple):
-    """A share of pairs, with its 95 % interval."""
+    """A fraction of pairs, with its 95 % interval."""
 
     value: float
     low: float
@@ -113,7 +113,7 @@ class Score(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Held-out episodes and clips, and what a reward makes of their steps."""
+    """Learned and stored rewards of held-out episodes and clips."""
 
     learned: list[Array]
     """[T] of each."""
@@ -122,12 +122,12 @@ class Judged(NamedTuple):
     groups: Array
     """[n] int64: an episode and its clips have the same number."""
     successes: list[bool | None]
-    """[n]: None of clips, and where nobody knows."""
+    """[n]: None for clips, and if unknown."""
 
 
 def constant_reward(training: EpisodesOf) -> float:
-    """The constant that minimises the loss of a return decomposition on these episodes, which are
-    drawn by their lengths: sum R / sum T."""
+    """The constant that minimises the loss of a return decomposition on these episodes, sampled in
+    proportion to their lengths: sum R / sum T."""
     return float(training.returns.sum() / training.lengths.sum())
 
 
@@ -136,15 +136,15 @@ def evaluate(
 ) -> dict[str, float]:
     """Scores of a learned reward on held-out episodes with all their steps; {} without any.
 
-    "eval/R_loss": mean of (mean r - R / T)^2 over episodes and clips; all steps leave no sampling
-    variance to correct. "eval/R_loss_of_constant": the same of the reward `constant`. Further the
-    scores of the module's text, each with "_low" and "_high".
+    "eval/R_loss": mean of (mean r - R / T)^2 over episodes and clips; with all steps there is no
+    sampling variance to correct. "eval/R_loss_of_constant": the same for the reward `constant`.
+    Also the scores of the module's docstring, each with "_low" and "_high".
     With the name of a progress signal:
-    "eval/rank_correlation": Spearman's, of the running sum of the learned reward with progress in
-    an episode, averaged over those in which there was any; "eval/time_correlation" is the same of
-    the time gone by. The latter is what any constant reward above 0 gets: compare.
-    "eval/pooled_correlation": over the steps of all episodes together, where it has to be known
-    which episode got further; "eval/pooled_time_correlation" is that of the time gone by.
+    "eval/rank_correlation": Spearman's, between running sums of the learned reward and progress in
+    an episode, averaged over episodes with progress; "eval/time_correlation" is the same for time,
+    which is what any constant reward above 0 reaches.
+    "eval/pooled_correlation": over the steps of all episodes together, which also compares
+    episodes with each other; "eval/pooled_time_correlation" is the same for time.
     """
     if not episodes.num_episodes:
         return {}
@@ -169,7 +169,7 @@ def evaluate(
 def _judge(
     network: RewardNetwork, episodes: EpisodesOf, progress: str | None
 ) -> tuple[Judged, list[tuple[Array, Array]]]:
-    """All rewards; and of whole episodes the learned ones [T] with the progress [T + 1] before the
+    """All rewards; and for whole episodes, learned rewards [T] with the progress [T + 1] before the
     first step and after each."""
     learned, stored, followed = list[Array](), list[Array](), list[tuple[Array, Array]]()
     whole: dict[int, Array] = {}
@@ -192,14 +192,14 @@ def _judge(
 
 
 def pairs_score(judged: Judged) -> Score | None:
-    """Episodes and clips at equal length, by their stored rewards; None if all earned the same."""
+    """The score over episodes and clips by their stored rewards; None if all sums are equal."""
     judged = _at_most(judged)
     truth = _order(judged.stored)
     return _of_pairs((1.0 + _order(judged.learned) * truth) / 2.0, truth != 0, judged.groups)
 
 
 def success_score(judged: Judged) -> Score | None:
-    """Successes against failures at equal length; None where one of them is missing."""
+    """The score of successes against failures; None without successes or without failures."""
     judged = _at_most(judged)
     won = np.array([success is True for success in judged.successes], bool)
     lost = np.array([success is False for success in judged.successes], bool)
@@ -210,10 +210,10 @@ def success_score(judged: Judged) -> Score | None:
 
 
 def progress_score(followed: Sequence[tuple[Array, Array]], groups: Array) -> Score | None:
-    """Windows of an episode by the progress in them, the mean over episodes.
+    """The score of windows of an episode by the progress in them, the mean over episodes.
 
     followed: learned rewards [T] and progress [T + 1] of each episode; groups: [episodes] int64.
-    None where no two windows of any episode differ in progress.
+    None if no two windows of any episode differ in progress.
     """
     shares = [windows_share(rewards, done) for rewards, done in followed]
     there = np.array([share is not None for share in shares], bool)
@@ -227,9 +227,9 @@ def progress_score(followed: Sequence[tuple[Array, Array]], groups: Array) -> Sc
 
 
 def windows_share(rewards: Array, done: Array) -> float | None:
-    """The share of pairs of windows of one episode that are ordered as the progress in them.
+    """The fraction of pairs of windows of one episode that are in the order of their progress.
 
-    rewards: [T]; done: [T + 1]. Last steps that fill no window are left out.
+    rewards: [T]; done: [T + 1]. Last steps that do not fill a window are omitted.
     """
     gains = np.diff(done)
     size = max(len(gains) // WINDOWS, 1)
@@ -254,13 +254,13 @@ def tails(rewards: Sequence[Array]) -> Array:
 
 
 def _order(rewards: Sequence[Array]) -> Array:
-    """[n, n]: 1 where i earned more than j at equal length, -1 where less, 0 where the same."""
+    """[n, n]: 1 if the sum of i is larger than that of j at equal length, -1 if smaller, else 0."""
     sums, sizes = tails(rewards), tails([np.abs(x) for x in rewards])
     return _signs(sums, sums.T, sizes, sizes.T)
 
 
 def _signs(a: Array, b: Array, size_a: Array, size_b: Array) -> Array:
-    """1 where a > b, -1 where a < b; 0 where they differ by no more than rounding."""
+    """1 where a > b, -1 where a < b, 0 where they are equal up to rounding."""
     difference = a - b
     found: Array = np.sign(difference)
     found[np.abs(difference) <= SAME * np.maximum(size_a, size_b)] = 0.0
@@ -268,7 +268,7 @@ def _signs(a: Array, b: Array, size_a: Array, size_b: Array) -> Array:
 
 
 def _at_most(judged: Judged) -> Judged:
-    """At most `MOST` of them, so that a table of all pairs stays small."""
+    """Select at most `MOST` of them, since a table has all pairs."""
     num = len(judged.learned)
     if num <= MOST:
         return judged
@@ -282,7 +282,7 @@ def _at_most(judged: Judged) -> Judged:
 
 
 def _of_pairs(right: Array, counts: Array, groups: Array) -> Score | None:
-    """The mean of `right` [n, n] where it `counts` [n, n]; None where nothing does."""
+    """The mean of `right` [n, n] where `counts` [n, n]; None if no pair counts."""
     if not counts.any():
         return None
     place = _places(groups)
@@ -298,19 +298,19 @@ def _of_pairs(right: Array, counts: Array, groups: Array) -> Score | None:
 
 
 def _places(groups: Array) -> Array:
-    """[n] int64 from 0, without gaps: the same for those of one group."""
+    """Renumber groups from 0 without gaps: [n] int64."""
     places: Array = np.unique(groups, return_inverse=True)[1]
     return places
 
 
 def _bootstrap(num: int) -> Array:
-    """[draws, num] float64: how often each of `num` groups is in a sample of as many."""
+    """Bootstrap samples [draws, num] float64: how often each of `num` groups is in a sample."""
     generator = Key(0).child("bootstrap").generator()
     return generator.multinomial(num, np.full(num, 1.0 / num), _DRAWS).astype(np.float64)
 
 
 def _with_interval(value: float, sums: Array, totals: Array, num: int) -> Score:
-    """sums, totals: [draws], of which a share is the quotient; num: groups."""
+    """The score of `value` with the interval of sums / totals [draws]; num: number of groups."""
     if num < 2:
         return Score(float(value), 0.0, 1.0)
     some = totals > 0
@@ -319,25 +319,25 @@ def _with_interval(value: float, sums: Array, totals: Array, num: int) -> Score:
 
 
 def missing(episodes: EpisodesOf, progress: str | None) -> str:
-    """The scores that these held-out episodes cannot give, with the reason of each; "" if none."""
+    """Describe the scores that these held-out episodes cannot give, with reasons; "" if none."""
     if not episodes.num_episodes:
         return ""
     reasons = []
     places = np.linspace(0, episodes.num_episodes - 1, min(episodes.num_episodes, MOST))
     if not _order([episodes.rewards(int(place)) for place in places]).any():
-        reasons.append(f"{PAIRS} (all earned the same)")
+        reasons.append(f"{PAIRS} (all sums of rewards are equal)")
     known = set(episodes.successes)
     if not {True, False} <= known:
         what = "failures" if True in known else "successes"
         why = f"there are no {what}" if known - {None} else "success is unknown"
         reasons.append(f"{SUCCESS} ({why})")
     if progress is None:
-        reasons.append(f"{PROGRESS} (no algorithm.progress is named)")
+        reasons.append(f"{PROGRESS} (algorithm.progress is not set)")
     return f"The held-out episodes cannot give {', '.join(reasons)}." if reasons else ""
 
 
 def _correlations(followed: Sequence[tuple[Array, Array]]) -> dict[str, float]:
-    """How running sums go with progress, in each episode and over all of them."""
+    """Rank correlations of running sums with progress, per episode and pooled."""
     if not followed:
         return {}
     lines = [(rewards.cumsum(), np.arange(len(rewards)), done[1:]) for rewards, done in followed]
@@ -352,16 +352,13 @@ def _correlations(followed: Sequence[tuple[Array, Array]]) -> dict[str, float]:
 
 
 def _mean(values: list[float]) -> float:
-    """Of those that exist; NaN if none does."""
+    """The mean of the finite values; NaN without any."""
     there = [value for value in values if np.isfinite(value)]
     return float(np.mean(there)) if there else float("nan")
 
 
 def spearman(x: Array, y: Array) -> float:
-    """Rank correlation of x [n] and y [n], equal values sharing their mean rank.
-
-    NaN where one of them is constant: it has no order to agree with.
-    """
+    """Rank correlation of x [n] and y [n], with mean ranks for ties; NaN if one is constant."""
     a, b = _ranks(x), _ranks(y)
     a, b = a - a.mean(), b - b.mean()
     size = float(np.sqrt((a @ a) * (b @ b)))
@@ -369,7 +366,7 @@ def spearman(x: Array, y: Array) -> float:
 
 
 def _ranks(values: Array) -> Array:
-    """[n] float64 from 0; equal values share the mean of their ranks."""
+    """Ranks [n] float64 from 0, with mean ranks for ties."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     ranks: Array = (ends - (counts + 1) / 2)[place]
