@@ -133,9 +133,9 @@ def test_equal_returns_give_no_number_but_a_note(tmp_path: Path) -> None:
     assert algorithm.held_out.num_clips == 0
     assert algorithm.evaluate().keys() == {"eval/R_loss", "eval/R_loss_of_constant"}
     note = missing(algorithm.held_out, None)
-    assert "eval/reward_pairs (all earned the same)" in note
+    assert "eval/reward_pairs (all sums of rewards are equal)" in note
     assert "eval/reward_success (there are no failures)" in note
-    assert "eval/reward_progress (no algorithm.progress is named)" in note
+    assert "eval/reward_progress (algorithm.progress is not set)" in note
     whole = learner(write(tmp_path / "other", "failures"), progress="progress")
     assert missing(whole.held_out, "progress") == ""
 

@@ -257,7 +257,7 @@ def test_a_person_is_told_who_is_stuck_and_what_happens() -> None:
     collector.collect(sent(1), 1)
     name = r"worker 0 (pid "
     assert said[1].startswith(name)
-    assert "has said nothing for 11 s; its groups 0-4 go to others at 60 s." in said[1]
+    assert "has not answered for 11 s; its groups 0-4 go to others at 60 s." in said[1]
     assert "was lost: it did not answer in time; its groups 0-4 go to others." in said[2]
     assert said[3].startswith("worker 1 (pid ")
     assert said[3].endswith("joined.")
@@ -274,14 +274,14 @@ def test_one_that_says_it_lives_is_not_called_silent() -> None:
     collector.collect(sent(0), 0)
     fleet.ask = lambda worker: fleet.queue.append(Heard(worker))  # type: ignore[method-assign]
     collector.collect(sent(1), 1)
-    assert not any("has said nothing" in text for text in said)
+    assert not any("has not answered" in text for text in said)
     assert any("did not answer in time" in text for text in said)
 
 
 def test_other_bits_are_refused_by_the_name_of_the_cpu() -> None:
     collector, fleet, said = make(2)
     fleet.probe = "0" * 64
-    with pytest.raises(NoWorkers, match=r"computes other bits .* its CPU is .* and here it is"):
+    with pytest.raises(NoWorkers, match=r"computes different bits .* its CPU is .* here it is"):
         collector.collect(sent(0), 0)
     assert any(text.startswith("Refused: worker 0") for text in said)
     assert any("--collector.allow-inexact" in text for text in said)
@@ -300,7 +300,7 @@ def test_other_code_is_refused_by_its_name() -> None:
     """Even where the probe, which is short, has the same bits."""
     collector, fleet, said = make(2, code={"etude": "1", "my_env": "1"})
     fleet.code = {"etude": "1", "my_env": "2"}
-    with pytest.raises(NoWorkers, match="computes with other code than this process: my_env"):
+    with pytest.raises(NoWorkers, match="has different code than this process: my_env"):
         collector.collect(sent(0), 0)
     assert any(text.startswith("Refused: worker 0") for text in said)
 
@@ -428,7 +428,7 @@ def test_nobody_left_is_an_error_in_one_sentence() -> None:
     collector.collect(sent(0), 0)
     fleet.end(0, "its machine is gone")
     fleet.broken = 99
-    with pytest.raises(NoWorkers, match=r"none can be had: the disk is full\. The last checkpoint"):
+    with pytest.raises(NoWorkers, match=r"none can be started: the disk is full\. The last checkpoint"):
         collector.collect(sent(1), 1)
     assert fleet.broken == 99 - elastic.MOST_FAILED
 
@@ -438,7 +438,7 @@ def test_nobody_who_ever_comes_is_one_too() -> None:
     fleet.recruit = lambda: None  # type: ignore[method-assign]
     with pytest.raises(NoWorkers, match="the cluster has no room"):
         collector.collect(sent(0), 0)
-    assert fleet.time > elastic.NOBODY
+    assert fleet.time > elastic.NO_WORKERS
 
 
 def test_a_closed_collector_stops_waiting() -> None:

@@ -1,7 +1,7 @@
-"""A collector over workers that may die, freeze, join and leave without a change of the result.
+"""A collector over workers that may die, freeze, join and leave without changing the result.
 
-A `Fleet` reaches the workers, the schedule decides who does what. This collector connects the two,
-keeps snapshots and fragments, and reports what happens.
+A `Fleet` communicates with the workers, a `Schedule` assigns groups to them. The collector connects
+the two, keeps snapshots and fragments, and reports events.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PULSE = 5.0
 QUIET = 10.0
 """Seconds of silence after which a message is printed."""
 GATHER = 15.0
-"""Seconds that a run waits for its other workers once it has one."""
-NOBODY = 300.0
+"""Seconds that a run waits for further workers once it has one."""
+NO_WORKERS = 300.0
 """Seconds without any worker after which a run gives up."""
 HEADLESS = 40.0
 """Seconds without an answer from a server of the cluster after which a run gives up."""
 MOST_FAILED = 5
-"""Workers in a row that fail to start before a run without any gives up."""
+"""Consecutive workers that fail to start after which a run without workers gives up."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Answered:
-    """A worker has done its task."""
+    """A worker has finished its task."""
 
     worker: int
     answer: Answer
@@ -63,7 +63,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, or could not start."""
+    """A worker was lost, or could not start."""
 
     worker: int
     why: str
@@ -73,25 +73,27 @@ Event = Joined | Answered | Heard | Lost
 
 
 class Fleet(Protocol):
-    """Workers by number; a number is never used twice."""
+    """The workers, by number; a number is never reused."""
 
     @property
     def joining(self) -> int:
-        """How many workers were requested and have not started yet."""
+        """The number of workers that were requested and have not started yet."""
         ...
 
     def silent(self, seconds: float) -> tuple[str, float] | None:
-        """Which server of the cluster does not answer, and for how many seconds; None where all
-        do, `HeadLost` where one has ended for good. It takes `seconds` at the most; until all
-        servers answer no other method but `close` may be called."""
+        """The server of the cluster that does not answer, and for how many seconds; None if all do.
+
+        Raise `HeadLost` if one has ended. Takes at most `seconds`; only `close` may be called
+        until all servers answer again.
+        """
         ...
 
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
-        """The weights for tasks of this serial number; new workers are probed with the first."""
+        """Set the broadcast for tasks of this serial number; the first is also for probes."""
         ...
 
     def recruit(self) -> None:
-        """Request as many workers as are missing."""
+        """Request the missing workers."""
         ...
 
     def send(self, worker: int, task: Task) -> None: ...
@@ -101,22 +103,22 @@ class Fleet(Protocol):
         ...
 
     def events(self, seconds: float) -> list[Event]:
-        """New events; waits for the first of them, at most so many seconds."""
+        """Wait for events, at most `seconds` for the first of them."""
         ...
 
     def drop(self, worker: int, replace: bool = True) -> None:
-        """End a worker; without `replace` none is requested in its place."""
+        """End a worker; with `replace` False no other is requested for it."""
         ...
 
     def close(self) -> None: ...
 
 
 class NoWorkers(EtudeError):
-    """No worker is left, and none can be started."""
+    """No workers are left, and none can be started."""
 
 
 class HeadLost(EtudeError):
-    """A server that the cluster cannot do without has ended or does not answer any more."""
+    """A server that the cluster depends on has ended or does not answer any more."""
 
     def __init__(self, who: str, what: str) -> None:
         super().__init__(
@@ -127,20 +129,20 @@ class HeadLost(EtudeError):
 
 @dataclass
 class _Known:
-    """A worker in messages."""
+    """A worker that has joined."""
 
     name: str
     host: str
     heard: float
     asked: float = 0.0
     reported: float = -1.0
-    """The time of the order that was reported to take long."""
+    """Start of the order that was last reported as slow."""
     seconds: float = 0.0
-    """How long it has worked in this iteration."""
+    """Seconds of work in this iteration."""
 
 
 class ElasticCollector:
-    """Groups on a fleet of workers; owns the newest snapshot of each at every boundary."""
+    """Collects on a fleet of workers; has the newest snapshot of every group at iteration ends."""
 
     def __init__(
         self,
@@ -153,9 +155,9 @@ class ElasticCollector:
         now: Callable[[], float] = time.monotonic,
         code: dict[str, str] | None = None,
     ) -> None:
-        """`parts[b][g]`: group g's part of buffer b; the buffers take turns. `probe`: this
-        process's result of the probe that new workers answer, None where bits do not matter.
-        `close` is called when the collector closes. `code`: hashes of this process's code."""
+        """parts[b][g]: group g's part of buffer b; buffers are used in turn. probe: computes this
+        process's result of the probe that new workers answer; None if bits need not match.
+        close: called when the collector closes. code: hashes of this process's code."""
         self._code = code or {}
         self._fleet, self._schedule, self._parts = fleet, schedule, parts
         self._probe, self._allow_inexact = probe, allow_inexact
@@ -207,7 +209,7 @@ class ElasticCollector:
         return list(parts)
 
     def _gather(self) -> None:
-        """Before the first rollout: wait for a worker, and a while for the others."""
+        """Before the first rollout, wait for a worker, and for a while for others."""
         first: float | None = None
         self._present = self._now()
         while not self._gathered:
@@ -233,7 +235,7 @@ class ElasticCollector:
         self._fleet.send(order.worker, task)
 
     def _await_head(self) -> None:
-        """Wait while a server of the cluster does not answer, and give up in the end."""
+        """Wait while a server of the cluster does not answer, at most `HEADLESS` seconds."""
         reported = False
         while (found := self._fleet.silent(TICK)) is not None:
             if self._closed:
@@ -247,13 +249,13 @@ class ElasticCollector:
                 self._say(f"{who} has not answered for {seconds:.0f} s; the run waits for it.")
 
     def _news(self) -> list[Answered]:
-        """Wait for events and handle all of them but answers, which are returned."""
+        """Wait for events and handle them; returns the answers."""
         self._await_head()
         if self._closed:
             raise Closed
         now = self._now()
         if now >= self._recruited:
-            # Workers that cannot start are asked for less and less often.
+            # If workers fail to start, requests become rarer.
             self._recruited = now + min(2.0**self._failed, 60.0) - 1.0
             self._fleet.recruit()
         answers = []
@@ -266,7 +268,7 @@ class ElasticCollector:
                 self._known[event.worker].heard = self._now()
             if isinstance(event, Answered):
                 answers.append(event)
-        if not answers:  # Whoever has just answered is not late, however long nobody listened.
+        if not answers:  # After a pause of this process, answers come before deadlines.
             self._watch()
         return answers
 
@@ -291,21 +293,21 @@ class ElasticCollector:
             self._say(f"{name} joined.")
 
     def _differs(self, name: str, hello: Hello) -> str:
-        """Why a worker's results may not be this process's, "" if they are."""
+        """Why a worker's results may differ from this process's; "" if they do not."""
         if self._expected is None:
             return ""
         if names := differing(self._code, hello.code):
-            return f"{name} computes with other code than this process: {', '.join(names)}"
+            return f"{name} has different code than this process: {', '.join(names)}"
         if hello.probe != self._expected:
             return (
-                f"{name} computes other bits than this process: its CPU is {hello.cpu}, and here "
+                f"{name} computes different bits than this process: its CPU is {hello.cpu}, here "
                 f"it is {cpu_name()}"
             )
         return ""
 
     def _lose(self, worker: int, why: str, late: bool = False) -> None:
         known = self._known.pop(worker, None)
-        if known is None:  # It never came.
+        if known is None:  # It has never joined.
             self._failed, self._why = self._failed + 1, why
             return
         self._restarts, self._refused = self._restarts + 1, False
@@ -331,23 +333,24 @@ class ElasticCollector:
             if silent > QUIET and known.reported != since:
                 known.reported = since
                 self._say(
-                    f"{known.name} has said nothing for {silent:.0f} s; {_named(groups)} to "
+                    f"{known.name} has not answered for {silent:.0f} s; {_named(groups)} to "
                     f"others at {due - since:.0f} s."
                 )
         if self._schedule.workers:
             self._present = now
         elif (
             self._failed >= MOST_FAILED
-            or now - self._present > NOBODY
+            or now - self._present > NO_WORKERS
             or (self._refused and not self._fleet.joining)
         ):
             raise NoWorkers(
-                f"No worker is left and none can be had: {self._why or 'the cluster has no room'}. "
-                "The last checkpoint is untouched: `etude resume` continues from it."
+                "No workers are left and none can be started: "
+                f"{self._why or 'the cluster has no room'}. The last checkpoint is untouched: "
+                "`etude resume` continues from it."
             )
 
     def _work(self, answered: Answered) -> float:
-        """Seconds that a worker has worked in this iteration."""
+        """Add the seconds of an answer; returns the worker's seconds in this iteration."""
         known = self._known.get(answered.worker)
         if known is None or answered.answer.iteration != self._schedule.iteration:
             return 0.0
@@ -361,7 +364,7 @@ class ElasticCollector:
         ends: dict[int, Snapshot],
         failures: dict[int, EtudeError],
     ) -> None:
-        """Copy the fragments of an answer that are still wanted into the buffer."""
+        """Copy the fragments of an answer into the buffer, if the schedule accepts them."""
         answer, retried = answered.answer, list[int]()
         for group, outcome in answer.outcomes.items():
             came = (answered.worker, answer.iteration, group, self._now())
@@ -375,7 +378,7 @@ class ElasticCollector:
                 continue
             self._blame(self._schedule.failed_at(group), group, answered.worker)
             fragment, end = outcome
-            # Copies: what came may be shared memory that is wanted back.
+            # Copy: the answer may be in shared memory that has to be released.
             ends[group] = copy_arrays(end)
             self._bytes += fill(parts[group], fragment) + num_bytes(ends[group])
         if retried:
@@ -385,7 +388,7 @@ class ElasticCollector:
             self._say(f"{str(error).rstrip('.')}; {_named(retried)} to others.")
 
     def _blame(self, failed: Sequence[int], group: int, worker: int) -> None:
-        """Replace workers that failed at a group which another worker has done."""
+        """Replace workers that failed at a group which another worker has computed."""
         for other in failed:
             if other != worker and other in self._known:
                 self._fleet.drop(other)
@@ -420,7 +423,7 @@ class ElasticCollector:
 
 
 def _account(parts: Sequence[Fragment], busiest: float, wall: float) -> None:
-    """Add "transport" to the fragments' seconds: the time in which no worker computed."""
+    """Add "transport" to the fragments' seconds: wall time beyond the busiest worker's."""
     spent = sum(sum(part.seconds.values()) for part in parts)
     lost = max(wall - busiest, 0.0)
     for part in parts:

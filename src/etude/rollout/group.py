@@ -37,10 +37,10 @@ from etude.models.normalise import moments
 
 
 class Inference:
-    """A policy called on whole groups of environments, numpy in and numpy out.
+    """Policy inference on whole groups of environments, from numpy to numpy.
 
-    What it reads is staged in torch's own memory, so that alignment, and with it every bit,
-    does not depend on where an environment keeps its arrays.
+    Inputs are copied to memory allocated by torch, so that alignment, and with it every bit of the
+    result, does not depend on the environment's arrays.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -52,9 +52,9 @@ class Inference:
     def __call__(
         self, obs: Observations, state: dict[str, Array], noise: torch.Tensor | None
     ) -> tuple[Array, Array | None, dict[str, Array]]:
-        """Actions [num_envs, n], log-probabilities [num_envs] and next recurrent state, all new.
+        """New arrays: actions [num_envs, n], log-probabilities [num_envs], next recurrent state.
 
-        The log-probabilities are None where `policy.log_probs` gives them.
+        Log-probabilities are None if `policy.log_probs` computes them for the whole rollout.
         """
         for name in self._names:
             self._obs.write(name, obs[name])
@@ -69,7 +69,7 @@ class Inference:
 
 
 class _Stage:
-    """Named tensors that are written through numpy."""
+    """Named tensors that are written through numpy views."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -88,14 +88,14 @@ class OpenEpisodes:
     def __init__(
         self, num_envs: int, returns: Array | None = None, lengths: Array | None = None
     ) -> None:
-        """`returns`, `lengths`: those of a snapshot; None where all episodes begin."""
+        """returns, lengths: [num_envs] from a snapshot; None if all episodes begin."""
         self.returns = np.zeros(num_envs) if returns is None else returns.copy()
         self.lengths = np.zeros(num_envs, np.int64) if lengths is None else lengths.copy()
 
     def add(self, result: StepResult, present: Array | None) -> dict[str, Array]:
-        """Count one step; statistics {name: [k] float64} of the episodes that it finished, if any.
+        """Add one step; returns statistics {name: [k] float64} of the episodes that it finished.
 
-        present: [num_envs] bool, the environments that took it; None for all.
+        present: [num_envs] bool, environments with an agent in this step; None for all.
         """
         self.returns += result.reward
         self.lengths += 1 if present is None else present
@@ -115,35 +115,35 @@ class OpenEpisodes:
 class Group:
     """`rollout(policy, snapshot, key) -> (fragment, snapshot')` over one set of environments.
 
-    Nothing here outlives a call but the environment instance, which is put into the given
-    snapshot unless it already stands there, and what the broadcast's curriculum says.
+    The only state between calls is the environment instance, which is restored from the given
+    snapshot unless it is already in that state, and the curriculum of the broadcast.
     """
 
     def __init__(self, env: BatchEnv) -> None:
         self.env = env
         self._round = 0
-        # The snapshot the environment stands in, if it stands in any.
+        # The snapshot that equals the environment's present state, if there is one.
         self._held: Snapshot | None = None
 
     def follow(self, curriculum: Tree) -> None:
-        """Ease the environment, where it can be, for the rollouts to come; {} is the whole task.
+        """Apply a curriculum to the next rollouts, if the environment supports it; {} is the whole
+        task.
 
-        Environments of a snapshot from another round of the curriculum restart in their next
-        rollout.
+        Environments of a snapshot from another round of the curriculum are restarted.
         """
         self._round = int(curriculum.get("round", 0))
-        if (eased := ability(self.env, FollowsCurriculum)) is not None:
-            eased.follow(curriculum)
+        if (env := ability(self.env, FollowsCurriculum)) is not None:
+            env.follow(curriculum)
 
     @property
     def snapshot(self) -> Snapshot:
-        """Where the last rollout ended."""
+        """The state at the end of the last rollout."""
         if self._held is None:
             raise RuntimeError("the rollout has not ended")
         return self._held
 
     def begin(self, policy: Policy, key: Key) -> Snapshot:
-        """The snapshot of a group whose environments all start their first episode."""
+        """Reset all environments; returns the first snapshot."""
         num_envs = self.env.num_envs
         obs = self.env.reset(key.child("env"))
         return self._keep(obs, policy.initial_state(num_envs), OpenEpisodes(num_envs))
@@ -151,7 +151,7 @@ class Group:
     def rollout(
         self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int, out: Fragment
     ) -> tuple[Fragment, Snapshot]:
-        """Fill `out` with the next steps of every environment; `key` is the group's."""
+        """Fill `out` with the next steps of every environment. key: of the group."""
         for _ in self.steps(policy, snapshot, key, iteration, out):
             pass
         return out, self.snapshot
@@ -159,15 +159,15 @@ class Group:
     def steps(
         self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int, out: Fragment
     ) -> Iterator[None]:
-        """A rollout that pauses after every step, and may be continued by another thread.
+        """A rollout as a generator that yields after every step; any thread may continue it.
 
-        Few threads can so share many groups evenly. At its end `snapshot` is the new one.
+        So a few threads share many groups evenly. At the end, `self.snapshot` is the new one.
         """
         given, snapshot = snapshot, self._continue(policy, snapshot, key, iteration)
         out.restarted[...] = snapshot is not given
         self._held = None
         num_envs, steps = out.rewards.shape
-        # How far apart the states stand that are kept, one per segment.
+        # Recurrent states are stored once per segment.
         horizon = steps // next(iter(out.states.values())).shape[1] if out.states else steps
         obs: Observations = snapshot["obs"]
         state: dict[str, Array] = snapshot["policy"]
@@ -176,12 +176,12 @@ class Group:
         open_episodes = OpenEpisodes(num_envs, **snapshot["open"])
         generator = key.child("act", iteration).generator()
         noise = torch.from_numpy(policy.noise(generator, steps, num_envs))
-        # [steps, num_envs], transposed at the end: a column of [num_envs, steps] lies far apart.
+        # [steps, num_envs], transposed at the end: writing columns of [num_envs, steps] is slow.
         rewards, terminated, truncated = (
             np.empty((steps, num_envs), array.dtype)
             for array in (out.rewards, out.terminated, out.truncated)
         )
-        # What is the same for all steps, or known before them, is written once.
+        # Arrays that are known before the first step are written once.
         out.present[...] = True
         with torch.inference_mode():
             if (known := policy.log_probs(noise)) is not None:
@@ -215,7 +215,7 @@ class Group:
                 at = np.full(len(result.final_envs), step, np.int64)
                 results.append((Finals(result.final_envs, at, result.final_obs, ending), finished))
             before, present = present, _present(absent)
-            restart(state, policy, _newcomers(result, before, present))
+            restart(state, policy, _beginning(result, before, present))
             obs = result.obs
             yield
         out.rewards[...] = rewards.T
@@ -231,21 +231,21 @@ class Group:
         self._keep(obs, state, open_episodes)
 
     def _continue(self, policy: Policy, snapshot: Snapshot, key: Key, iteration: int) -> Snapshot:
-        """Put the environment into a snapshot. One that has none, or stands in another round of
-        the curriculum, starts new episodes: the new snapshot is returned."""
+        """Restore the environment from a snapshot. Without an environment state, or in another
+        round of the curriculum, new episodes begin. Returns the snapshot to start from."""
         if snapshot is not self._held:
             if not snapshot["env"]:
                 return self.begin(policy, key.child("again", iteration))
             self.env.restore(snapshot["env"], key.child("env"))
-        # What was saved before there were rounds is in the first one.
+        # Snapshots of earlier versions have no round: they are in the first one.
         return snapshot if snapshot.get("round", 0) == self._round else self._restart(policy)
 
     def _restart(self, policy: Policy) -> Snapshot:
-        """Give up the episodes in progress; all environments begin their next ones."""
+        """Abandon the episodes in progress; all environments begin new ones."""
         restarting = ability(self.env, Restarts)
         if restarting is None:
             raise UsageError(
-                "This environment cannot restart its episodes, which a curriculum in rounds needs: "
+                "This environment cannot restart its episodes, as a curriculum in rounds requires: "
                 "give it a method restart() -> observations."
             )
         num_envs = self.env.num_envs
@@ -268,7 +268,8 @@ class Group:
 
 
 def _put(out: dict[str, Array], arrays: dict[str, Array], column: int | None = None) -> None:
-    """Arrays {name: [num_envs, ...]} into a column of {name: [num_envs, columns, ...]}, or all."""
+    """Copy arrays {name: [num_envs, ...]} into a column of {name: [num_envs, columns, ...]}; with
+    `column` None, into arrays of the same shape."""
     for name, array in arrays.items():
         if column is None:
             out[name][...] = array
@@ -277,19 +278,19 @@ def _put(out: dict[str, Array], arrays: dict[str, Array], column: int | None = N
 
 
 def restart(state: dict[str, Array], policy: Policy, env_ids: Array) -> None:
-    """Put the recurrent state of some environments back to an episode's start."""
+    """Reset the recurrent state of environments in which an episode begins."""
     if state and len(env_ids):
         for name, fresh in policy.initial_state(len(env_ids)).items():
             state[name][env_ids] = fresh
 
 
 def _present(env: AbsentAgents | None) -> Array | None:
-    """[num_envs] bool where agents can be absent, else None; a copy, as a step may write on it."""
+    """A copy of the presence [num_envs] bool of agents; None if agents cannot be absent."""
     return None if env is None else env.present.copy()
 
 
-def _newcomers(result: StepResult, before: Array | None, present: Array | None) -> Array:
-    """[k] env_ids whose next observation begins an episode: the last one ended, or they came."""
+def _beginning(result: StepResult, before: Array | None, present: Array | None) -> Array:
+    """[k] env_ids whose next observation begins an episode: one ended, or the agent appeared."""
     if before is None or present is None:
         return result.final_envs
     came: Array = np.flatnonzero(present & ~before)
@@ -319,18 +320,18 @@ def _gather(
 
 
 def _moments(out: Fragment, policy: Policy, mask: Any) -> dict[str, Tree]:
-    """Of every vector that the policy reads, over the steps [num_envs, steps] of a mask."""
+    """Moments of every vector that the policy reads, over the steps of a mask [num_envs, steps]."""
     read = {name: out.obs[name] for name in policy.observations}
     return {name: moments(x[mask]) for name, x in read.items() if x.dtype.kind == "f"}
 
 
 FAR = 1000.0
-"""How many times further out than its bounds an observation may be: declared ranges are often
-rough, and what is this far off is a fault of units, of memory or of the simulation."""
+"""By this factor an observation may exceed its declared bounds, which are often rough; a value
+beyond is an error of units, of memory or of the simulation."""
 
 
 def _check_bounds(out: Fragment, bounded: Bounded | None) -> None:
-    """Refuse observations that are outside the declared ranges by orders of magnitude."""
+    """Raise an error for observations outside the declared bounds by orders of magnitude."""
     for name, (low, high) in bounded.bounds.items() if bounded is not None else ():
         seen = out.obs[name]
         reach = np.nan_to_num(np.maximum(np.abs(low), np.abs(high)).astype(np.float64), posinf=0.0)
@@ -339,7 +340,7 @@ def _check_bounds(out: Fragment, bounded: Bounded | None) -> None:
         if (seen.min(axis=(0, 1)) >= least).all() and (seen.max(axis=(0, 1)) <= most).all():
             continue
         far = np.argwhere((seen < least) | (seen > most))
-        if len(far):  # otherwise there is a NaN among them, which the learner names
+        if len(far):  # otherwise there is a NaN, which the learner reports
             env, step, *place = far[0].tolist()
             low, high = low[tuple(place)], high[tuple(place)]
             raise UsageError(
@@ -350,7 +351,8 @@ def _check_bounds(out: Fragment, bounded: Bounded | None) -> None:
 
 
 def _check_actions(actions: Array, obs: Observations, when: str) -> None:
-    """Stop a NaN before it reaches the simulator; the observation it came from is named first."""
+    """Raise `NonFinite` before actions that are not finite reach the simulator; it names the
+    observation that is not finite, if there is one."""
     if isfinite(np.add.reduce(actions, axis=None)):
         return
     named = {f"observation '{name}'": array for name, array in obs.items()} | {"action": actions}
@@ -363,8 +365,8 @@ def _check_actions(actions: Array, obs: Observations, when: str) -> None:
 
 
 Watch = Callable[[Array, Array], None]
-"""Is told after every step of an evaluation, of each environment [num_envs], the episodes it has
-finished and the steps of the one in progress."""
+"""Called after every step of an evaluation with arrays [num_envs]: the number of finished episodes,
+and the steps of the episode in progress."""
 
 
 def evaluate(
@@ -375,11 +377,11 @@ def evaluate(
     stochastic: bool = False,
     watch: Watch = lambda counted, lengths: None,
 ) -> dict[str, Array]:
-    """The first `episodes` episodes of every environment, most likely actions: {name: [n] float64}.
+    """Play `episodes` episodes in every environment; returns statistics {name: [n] float64}.
 
-    Each environment counts the same number of episodes, so that short ones are not
+    Each environment counts the same number of episodes, so that short episodes are not
     over-represented; agents that were absent have fewer. Ordered by episode, then environment.
-    stochastic: actions are drawn, as in training.
+    stochastic: sample actions as in training, instead of the most likely ones.
     """
     num_envs, obs = env.num_envs, env.reset(key)
     noise = _draws(policy, key, num_envs) if stochastic else repeat(None)
@@ -405,14 +407,14 @@ def evaluate(
         counted[at] += 1
         watch(counted, open_episodes.lengths)
         before, present = present, _present(absent)
-        restart(state, policy, _newcomers(result, before, present))
+        restart(state, policy, _beginning(result, before, present))
         obs = result.obs
     played = np.arange(episodes)[:, None] < counted
     return {name: values[played] for name, values in kept.items()}
 
 
 def _draws(policy: Policy, key: Key, num_envs: int) -> Iterator[torch.Tensor]:
-    """The randomness of every step, [num_envs, n], without end."""
+    """An endless iterator over the policy's noise [num_envs, n] of each step."""
     generator = key.child("act").generator()
     while True:
         yield torch.from_numpy(policy.noise(generator, 1, num_envs))[0]

@@ -1,6 +1,6 @@
-"""Groups in a worker process, however it was started and is reached.
+"""Groups in a worker process, independent of how it is started and reached.
 
-A task names groups and snapshots to roll out from; answers are plain data, errors too.
+A task names groups and snapshots to roll out from; answers, errors among them, are plain data.
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ PROBE_STEPS = 8
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that a worker process needs to roll out groups of a run."""
+    """Everything that a worker process needs to roll out groups of a run."""
 
     make_env: Callable[[], BatchEnv]
     """Makes one group's environments. Functions are pickled by name: no lambda."""
     make_policy: Callable[[], Policy]
     part: BufferSpec
-    """What one group's fragment holds."""
+    """The arrays of one group's fragment."""
     key: Key
-    """The collector's; group g has `key.child("group", g)`."""
+    """The collector's key; group g has `key.child("group", g)`."""
     threads: int
     code: tuple[str, ...] = ()
     """Where the run's own code begins, see `etude.core.code_hashes.compute_hashes`."""
 
     def new_part(self) -> Fragment:
-        """An empty fragment of one group."""
+        """Allocate the fragment of one group."""
         return SegmentBuffer(self.part).part(slice(0, self.part.num_envs))
 
 
 @dataclass(frozen=True)
 class Task:
-    """Groups to roll out, with all that is needed for it but the broadcast."""
+    """Groups to roll out, with everything needed except the broadcast."""
 
     serial: int
     """Number of the broadcast."""
     iteration: int
     groups: tuple[int, ...]
     snapshots: dict[int, Snapshot]
-    """Of the groups whose environments are not in this process."""
+    """Snapshots of groups whose environments are not in this process."""
     release: frozenset[int] = frozenset()
+    """Groups whose environments are spare now."""
     begin: bool = False
-    """The run's first rollout: there are no snapshots, and all episodes begin."""
+    """Whether it is the run's first rollout: all episodes begin, there are no snapshots."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Failure:
     text: str
     trace: str
     where: str | None = None
-    """What was not finite, for a `NonFinite`."""
+    """Of a `NonFinite`: the name of what is not finite."""
     arrays: Tree = field(default_factory=dict)
 
     @classmethod
@@ -82,7 +83,7 @@ class Failure:
         return cls(str(error) if isinstance(error, EtudeError) else describe_error(error), trace)
 
     def error(self, group: int, worker: str) -> EtudeError:
-        """The exception that the run ends with."""
+        """The exception to raise in the learner."""
         if self.where is not None:
             made: EtudeError = NonFinite(self.where, self.arrays)
         else:
@@ -102,24 +103,24 @@ class Answer:
     outcomes: dict[int, Outcome]
     """By group."""
     seconds: float
-    """How long the process worked on the task."""
+    """Seconds that the process worked on the task."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself when it has started."""
+    """A worker's description of itself after its start."""
 
     pid: int
     host: str
     cpu: str
     probe: str
-    """SHA-256 of the standard computation and a short rollout; the same where the bits are."""
+    """SHA-256 of the standard computation and a short rollout; equal if all bits are."""
     code: dict[str, str] = field(default_factory=dict)
-    """Hashes of the code that it computes with."""
+    """Hashes of its code."""
 
 
 def packed(broadcast: Broadcast) -> Broadcast:
-    """The same with numpy arrays, which Ray sends without a copy."""
+    """Convert tensors to numpy arrays, which Ray sends without a copy."""
 
     def pack(leaf: object) -> object:
         return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
@@ -128,12 +129,12 @@ def packed(broadcast: Broadcast) -> Broadcast:
 
 
 class Host:
-    """The groups that stand in this process, each on a seat of its own."""
+    """The groups in this process, each in its own seat."""
 
     def __init__(self, blueprint: Blueprint, workers: Workers | None = None) -> None:
-        """`workers`: threads to use; by default new ones."""
+        """workers: threads to use; by default new ones."""
         self._blueprint = blueprint
-        # The schedule replaces a process that is late.
+        # Without a deadline: the schedule replaces a process that is late.
         self._workers = workers or Workers(blueprint.threads, math.inf)
         self._policy = blueprint.make_policy()
         self._serial = -1
@@ -142,17 +143,17 @@ class Host:
         self._spare: list[_Seat] = []
 
     def hello(self, broadcast: Broadcast | None, host: str) -> Hello:
-        """`broadcast`: what the probe acts with; None where bits do not matter."""
+        """broadcast: for the policy of the probe; None if bits need not match."""
         probe = "" if broadcast is None else self.probe(broadcast)
         return Hello(os.getpid(), host, cpu_name(), probe, self.code() if probe else {})
 
     def code(self) -> dict[str, str]:
-        """Hashes of the code that this process computes with."""
+        """Hashes of the code in this process."""
         return compute_hashes(self._blueprint.code)
 
     def probe(self, broadcast: Broadcast) -> str:
-        """SHA-256 of the standard computation and of a few steps of one group, with the run's
-        environment and shapes: processes with the same result compute the same bits."""
+        """SHA-256 of the standard computation and of a few steps of one group of the run: processes
+        with equal results compute the same bits."""
         (found,) = self._workers.run([lambda: self._probe(broadcast)])
         return found
 
@@ -174,16 +175,16 @@ class Host:
         return digest(named)
 
     def knows(self, serial: int) -> bool:
-        """Whether the weights of a broadcast are loaded."""
+        """Whether this broadcast is loaded."""
         return serial == self._serial
 
     def follow(self, serial: int, broadcast: Broadcast) -> None:
-        """Load the weights of a broadcast."""
+        """Load a broadcast."""
         self._policy.load_state_dict(_unpacked(broadcast.policy))
         self._serial, self._curriculum = serial, broadcast.curriculum
 
     def run(self, task: Task) -> Answer:
-        """Roll out a task's groups side by side."""
+        """Roll out the groups of a task in parallel."""
         if not self.knows(task.serial):
             raise RuntimeError("the broadcast of this task was not followed")
         start = time.perf_counter()
@@ -201,18 +202,18 @@ class Host:
         return Answer(task.iteration, outcomes, time.perf_counter() - start)
 
     def _steps(self, task: Task, group: int, outcomes: dict[int, Outcome]) -> Iterator[None]:
-        """One group's rollout; whatever happens in it becomes its outcome."""
+        """One group's rollout; its result or error becomes its outcome."""
         try:
             seat = self._seats[group]
             seat.group.follow(self._curriculum)
             key = self._blueprint.key.child("group", group)
             snapshot = self._start(task, group, seat, key)
             yield from seat.group.steps(self._policy, snapshot, key, task.iteration, seat.part)
-            seat.stands = task.iteration
+            seat.last = task.iteration
             outcomes[group] = (seat.part, seat.group.snapshot)
         except Exception as error:
             outcomes[group] = Failure.of(error)
-            # The environment's state is not known any more: the next try has a new environment.
+            # The environment's state is unknown now: the next try has a new environment.
             with suppress(Exception):
                 self._seats.pop(group).group.env.close()
 
@@ -220,12 +221,12 @@ class Host:
         if task.begin:
             return seat.group.begin(self._policy, key)
         if group in task.snapshots:
-            # Shared memory is read-only, and an environment may write.
+            # Shared memory is read-only, and an environment may write to its state.
             return copy_arrays(task.snapshots[group])
-        if seat.stands != task.iteration - 1:
+        if seat.last != task.iteration - 1:
             raise RuntimeError(
-                f"group {group} stands after iteration {seat.stands} here, and iteration "
-                f"{task.iteration} is asked for"
+                f"group {group} is after iteration {seat.last} here, and iteration "
+                f"{task.iteration} was requested"
             )
         return seat.group.snapshot
 
@@ -244,13 +245,13 @@ class Host:
 
 @dataclass
 class _Seat:
-    """One group's environments and fragment, and the last iteration they have done."""
+    """One group's environments and fragment, and its last iteration."""
 
     group: Group
     part: Fragment
-    stands: int = -1
+    last: int = -1
 
 
 def _unpacked(policy: Tree) -> Tree:
-    """Tensors with memory of their own: shared memory is read-only."""
+    """Convert arrays to tensors with memory of their own: shared memory is read-only."""
     return map_arrays(lambda a: a if torch.is_tensor(a) else torch.from_numpy(a.copy()), policy)

@@ -1,4 +1,8 @@
-"""The local collector: threads over groups, results in group order."""
+"""Collection in this process: threads over groups, results in group order.
+
+It has the collector's config, the threads, the local collector, and a collector one iteration ahead
+of the learner.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,11 @@ from etude.rollout.schedule import MOST_FAILURES
 
 T = TypeVar("T")
 GROUP, GROUPS, THREADS = 1 << 16, 1 << 16, 1024
-"""Most environments of a group, groups of a run, and threads of a process."""
+"""The maximum of environments in a group, groups in a run, and threads in a process."""
 
 
 class CollectorConfig(Config):
-    """Where rollouts run. Only num_envs, envs_per_group and lag change a result."""
+    """Where rollouts run. Only num_envs, envs_per_group and lag change results."""
 
     renamed = {"rows": "num_envs", "group_rows": "envs_per_group"}  # noqa: RUF012
     aliases = {"num_envs": "n_envs", "threads": "num_workers n_jobs"}  # noqa: RUF012
@@ -63,7 +67,7 @@ class CollectorConfig(Config):
         1,
         ge=1,
         le=THREADS,
-        description="Threads of the physics engine in each group; of Gymnasium's environments, "
+        description="Threads of the physics engine in each group; for Gymnasium environments, "
         "worker processes.",
     )
     lag: Literal[0, 1] = Field(
@@ -83,13 +87,13 @@ class CollectorConfig(Config):
         None,
         gt=0,
         le=SECONDS,
-        description="Seconds that one reset or step of an environment may take until it counts as "
-        f"hung; default {DEADLINE:g}. With ray, seconds of a rollout until its actor is replaced; "
+        description="Seconds that one reset or step of an environment may take before it counts as "
+        f"hung; default {DEADLINE:g}. With ray, seconds of a rollout before its actor is replaced; "
         "default 10 times the slowest so far, at least 30.",
     )
     allow_inexact: bool = Field(
         False,
-        description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",
+        description="Use Ray actors whose CPU computes different bits, and mark the run not exact.",
     )
 
     @model_validator(mode="after")
@@ -98,8 +102,8 @@ class CollectorConfig(Config):
             least = -(-self.num_envs // GROUPS)
             raise ValueError(
                 f"collector.num_envs {self.num_envs:,} in groups of collector.envs_per_group "
-                f"{self.envs_per_group:,} are {self.num_groups:,} groups, and at most {GROUPS:,} "
-                f"fit: use --collector.envs-per-group {least:,} or more"
+                f"{self.envs_per_group:,} are {self.num_groups:,} groups, more than {GROUPS:,}: "
+                f"use --collector.envs-per-group {least:,} or more"
             )
         return self
 
@@ -112,10 +116,10 @@ class CollectorConfig(Config):
         return slice(group * self.envs_per_group, (group + 1) * self.envs_per_group)
 
     def check(self) -> None:
-        """Refuse what cannot be collected with, before anything is written."""
+        """Raise an error if this collector cannot be used, before anything is written."""
 
     def plan_text(self) -> str:
-        """Where rollouts run, for the plan; "" for this process."""
+        """The plan's line about where rollouts run; "" for this process."""
         return ""
 
     def build(
@@ -129,10 +133,10 @@ class CollectorConfig(Config):
         exact: bool,
         code: tuple[str, ...] = (),
     ) -> Collector:
-        """The collector of the groups `local`, which are this rank's; it closes the workers.
+        """Construct the collector of the groups `local` of this rank; it closes the workers.
 
-        `buffers` are filled in turn. `exact`: a run of these environments resumes bit for bit.
-        `code`: where the run's own code begins, see `etude.core.code_hashes.compute_hashes`.
+        buffers: filled in turn. exact: whether a run of these environments resumes bit for bit.
+        code: where the run's own code begins, see `etude.core.code_hashes.compute_hashes`.
         """
         views = [[b.part(self.part(g)) for g in local] for b in buffers]
         envs = [make_env() for _ in local]
@@ -140,7 +144,7 @@ class CollectorConfig(Config):
 
 
 class Placement(Config):
-    """Where a resumed run does its rollouts; fields that are None stay as they were."""
+    """Where a resumed run collects; fields that are None do not change."""
 
     kind: Literal["local", "ray"] | None = Field(
         None, description="Threads of this process, or actors on a Ray cluster."
@@ -160,11 +164,11 @@ class Placement(Config):
     )
     allow_inexact: bool | None = Field(
         None,
-        description="Use Ray actors whose CPU computes other bits, and mark the run not exact.",
+        description="Use Ray actors whose CPU computes different bits, and mark the run not exact.",
     )
 
     def applied(self, config: CollectorConfig) -> CollectorConfig:
-        """The config of a recipe's collector with these fields."""
+        """A recipe's collector config with these fields replaced."""
         return COLLECTORS.validate(config.model_dump() | self.model_dump(exclude_none=True))
 
 
@@ -176,8 +180,8 @@ _FIRST_USE = Lock()
 
 
 def _first_product() -> None:
-    """One matrix product, alone: the maths library sets itself up in its first product, where two
-    threads at once can get different kernels, whose results differ in the last bit."""
+    """Compute one matrix product, alone: two threads at once in the maths library's first product
+    can get different kernels, whose results differ in the last bit."""
     with _FIRST_USE, torch.inference_mode():
         functional.linear(torch.ones(64, 32), torch.ones(64, 32), torch.ones(64)).tanh()
 
@@ -188,13 +192,13 @@ def _prepare_thread() -> None:
 
 
 class Closed(Exception):
-    """The workers were closed before their tasks were done."""
+    """The workers were closed before their tasks were finished."""
 
 
 class Workers(Supervisor):
-    """Threads for rollouts, one torch thread each, so that inference is the same everywhere.
+    """Threads for rollouts with one torch thread each, so that inference gives the same bits.
 
-    They are daemons: one whose environment hangs must not keep the process.
+    They are daemons: one with a hanging environment must not keep the process alive.
     """
 
     def __init__(self, threads: int, deadline: float | None = None) -> None:
@@ -210,7 +214,7 @@ class Workers(Supervisor):
         self._lock = Lock()
 
     def _work(self) -> None:
-        """What a thread does."""
+        """Run the tasks of the queue."""
         process = os.getpid()
         _prepare_thread()
         refuse_exits()
@@ -226,7 +230,7 @@ class Workers(Supervisor):
             del ordered, future, task
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Every task's result in the order given; the first error in that order is raised."""
+        """Run tasks; returns their results in the same order, or raises the first error of it."""
         futures: list[Future[T]] = [Future() for _ in tasks]
         with self._lock:
             if self._closed:
@@ -239,10 +243,10 @@ class Workers(Supervisor):
         return self.wait(futures)
 
     def share(self, tasks: Sequence[Iterator[None]]) -> None:
-        """Run iterators to their ends, a step of each in turn by whichever thread is free.
+        """Run generators to their ends; a free thread takes the next step of the next one in turn.
 
-        Threads finish together to within one step, however unevenly they are scheduled. The
-        first error, in the order of the tasks, is raised once all threads have stopped.
+        Threads finish within one step of each other, even if they are scheduled unevenly. The first
+        error, in the order of the tasks, is raised once all threads have stopped.
         """
         waiting = deque(enumerate(tasks))
         errors: dict[int, BaseException] = {}
@@ -250,7 +254,7 @@ class Workers(Supervisor):
         process = os.getpid()
 
         def work() -> None:
-            while not self._closed and os.getpid() == process:  # not in what forks
+            while not self._closed and os.getpid() == process:  # not in a forked child
                 try:
                     index, task = waiting.popleft()
                 except IndexError:
@@ -271,7 +275,7 @@ class Workers(Supervisor):
             raise Closed
 
     def close(self) -> None:
-        """End what still runs, after the step it is in; what hangs is left behind."""
+        """End the threads after their present step; hanging ones are abandoned."""
         with self._lock:
             self._closed = True
             with suppress(Empty):
@@ -286,13 +290,21 @@ class Workers(Supervisor):
 
 
 class Tries:
-    """Tries of a rollout whose environments may be lost with their process."""
+    """Retries of a rollout whose environments may be lost with their process."""
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
         self._name, self._say, self._failed = name, say, 0
 
+    def call(self, task: Callable[[], T]) -> T:
+        """Call a task, again if its environments are lost."""
+        while True:
+            try:
+                return task()
+            except ProcessLost as error:
+                self.again(error)
+
     def again(self, error: ProcessLost) -> None:
-        """Say that there is another try; raise where there have been enough."""
+        """Report another try; raise an error after `MOST_FAILURES`."""
         self._failed += 1
         text = str(error).rstrip(".")
         if self._failed == MOST_FAILURES:
@@ -301,12 +313,12 @@ class Tries:
 
 
 class NoCollector:
-    """For runs that learn from a dataset."""
+    """Collects nothing, for runs that learn from a dataset."""
 
     def __init__(self, episodes: int, timesteps: int, workers: Workers | None = None) -> None:
-        """episodes, timesteps: what is learned from, for the log rows' columns of these names.
+        """episodes, timesteps: of the dataset, for the columns of these names in log rows.
 
-        workers: threads that only the tests use; they end with the run.
+        workers: threads of the evaluator, closed at the end of the run.
         """
         self._counts = {"episodes": episodes, "timesteps": timesteps}
         self._workers = workers
@@ -332,7 +344,7 @@ class NoCollector:
 
 
 class CollectorWrapper:
-    """Another collector inside; a subclass changes how it collects, and its state."""
+    """Base of collectors around another one; a subclass changes collection and state."""
 
     def __init__(self, inner: Collector) -> None:
         self._inner = inner
@@ -348,17 +360,17 @@ class CollectorWrapper:
 
 
 def group_state(snapshots: Sequence[Snapshot] | None) -> Tree:
-    """{"groups": {"000000": snapshot, ...}}, none of them before the first iteration."""
+    """{"groups": {"000000": snapshot, ...}}; empty before the first iteration."""
     return {"groups": {f"{g:06d}": snapshot for g, snapshot in enumerate(snapshots or [])}}
 
 
 def group_snapshots(state: Tree) -> list[Snapshot] | None:
-    """The snapshots, in group order, of what `group_state` gave."""
+    """The snapshots in group order, the inverse of `group_state`."""
     return [snapshot for _, snapshot in sorted(state["groups"].items())] or None
 
 
 class LocalCollector:
-    """Steps the groups of a run, or of one rank; holds their snapshots between iterations."""
+    """Steps the groups of a run, or of one rank, and keeps their snapshots between iterations."""
 
     def __init__(
         self,
@@ -369,8 +381,9 @@ class LocalCollector:
         parts: Sequence[Sequence[Fragment]],
         first_group: int = 0,
     ) -> None:
-        """`policy` is overwritten in each iteration. `parts[b][g]`: the g-th group's part of buffer
-        b; the buffers take turns. `first_group`: the number in the run of the first group here."""
+        """policy: overwritten in each iteration. parts[b][g]: the g-th group's part of buffer b;
+        buffers are used in turn. first_group: the number of the first of these groups in the run.
+        """
         self._names = [f"group {first_group + g}" for g in range(len(envs))]
         guarded = map(workers.guard, envs, self._names)
         self._groups = [Group(env) for env in guarded]
@@ -396,7 +409,7 @@ class LocalCollector:
         return list(parts)
 
     def _steps(self, g: int, snapshot: Snapshot, iteration: int, part: Fragment) -> Iterator[None]:
-        """A group's rollout; from its snapshot again where its environments are lost on the way."""
+        """A group's rollout, repeated from its snapshot if its environments are lost."""
         tries = Tries(self._names[g], self._workers.say)
         while True:
             try:
@@ -408,15 +421,12 @@ class LocalCollector:
                 tries.again(error)
 
     def _begin(self) -> list[Snapshot]:
-        return self._workers.run([partial(self._first, g) for g in range(len(self._groups))])
-
-    def _first(self, g: int) -> Snapshot:
-        tries = Tries(self._names[g], self._workers.say)
-        while True:
-            try:
-                return self._groups[g].begin(self._policy, self._keys[g])
-            except ProcessLost as error:
-                tries.again(error)
+        firsts = [
+            partial(group.begin, self._policy, key)
+            for group, key in zip(self._groups, self._keys, strict=True)
+        ]
+        tries = [Tries(name, self._workers.say) for name in self._names]
+        return self._workers.run([partial(t.call, f) for t, f in zip(tries, firsts, strict=True)])
 
     def report_to(self, say: Callable[[str], None], not_exact: Callable[[str], None]) -> None:
         self._workers.say = say
@@ -446,18 +456,18 @@ class OverlappedCollector(CollectorWrapper):
     """
 
     def __init__(self, inner: Collector, is_wanted: Callable[[int], bool]) -> None:
-        """`is_wanted(iteration)`: the run goes on to that iteration; after its last one nothing
-        is collected ahead."""
+        """is_wanted: whether the run has the given iteration; nothing is collected beyond."""
         super().__init__(inner)
         self._is_wanted = is_wanted
         self._thread = ThreadPoolExecutor(1, "ahead")
         self._flight: Future[list[Fragment]] | None = None
-        # What the next collection starts from: the groups' state, and what they act with. None
-        # before the run's first iteration, which has no broadcast of an earlier one.
+        # State of the groups and broadcast that the next collection starts from; None before the
+        # first iteration.
         self._start: tuple[Tree, Broadcast] | None = None
 
     def collect(self, broadcast: Broadcast, iteration: int) -> list[Fragment]:
-        """What was collected ahead for this iteration; `broadcast` goes to the next one."""
+        """The fragments that were collected ahead for this iteration; `broadcast` is for the next
+        one."""
         if self._start is None:
             self._prepare(broadcast)
         if self._flight is None:
@@ -490,7 +500,7 @@ class OverlappedCollector(CollectorWrapper):
         self._start = (inner, Broadcast(**state["broadcast"])) if state["broadcast"] else None
 
     def close(self) -> None:
-        """Give up what is under way: it would be collected again, with the same result."""
+        """Abandon the collection in progress: a resumed run repeats it with the same result."""
         self._inner.close()
         if self._flight is not None:
             with suppress(Exception):

@@ -1,8 +1,8 @@
-"""Which worker computes which group, while workers join, die, freeze and are late.
+"""Assignment of groups to workers, while workers join, die, freeze and are late.
 
-No threads, no clock and no network in here: callers report what happened and when, and get orders.
-A fragment is a pure function of (broadcast, snapshot, key), so that it does not matter who computes
-it or how often: the first result of an (iteration, group) counts, and any other is ignored.
+It has no threads, clock or network: the caller reports events with their times, and gets orders. A
+fragment is a pure function of (broadcast, snapshot, key), so any worker may compute it, several
+times: the first result of an (iteration, group) counts, others are ignored.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from statistics import median
 from etude.core.errors import EtudeError
 
 FIRST_PATIENCE = 600.0
-"""Seconds for a fragment while none has come back yet: machines may still load and compile."""
+"""Deadline in seconds until the first fragment: machines may still load and compile."""
 LEAST_PATIENCE = 30.0
 SLOWER = 10.0
-"""How many times slower than the slowest so far a fragment may be, where no deadline is given."""
+"""Without a fixed deadline, it is this factor times the slowest fragment so far."""
 MOST_DOUBLINGS = 3
-"""How often patience doubles, while all workers are late."""
+"""The maximum number of doublings of the deadline while all workers are late."""
 FADES = 0.9
-"""Factor of the slowest time so far, per iteration: a slow spell is forgotten in time."""
+"""Decay of the slowest time so far per iteration, so that a slow period is forgotten."""
 COPY_AFTER = 3.0
-"""How many times the median a fragment may take before an idle worker computes it as well."""
+"""After this factor times the median time, an idle worker computes a fragment as well."""
 LEAST_COPY_AFTER = 1.0
 RECENT = 256
-"""Answers that the median is taken over."""
+"""The number of last answers in the median."""
 MOST_LOSSES = 10
-"""Workers that may be lost with one group in an iteration before the group is the cause."""
+"""After losing this number of workers with one group in an iteration, the group is the cause."""
 MOST_FAILURES = 3
-"""Errors of one group in an iteration before the group is the cause."""
+"""After this number of errors of one group in an iteration, the group is the cause."""
 
 
 class Patience:
-    """Seconds that a fragment may take: a fixed deadline, or by what fragments took so far."""
+    """The deadline of a fragment in seconds: fixed, or adapted to the fragments so far."""
 
     def __init__(self, deadline: float | None = None) -> None:
         self._fixed = deadline
@@ -53,23 +53,23 @@ class Patience:
 
     @property
     def copy_after(self) -> float:
-        """Seconds after which a fragment is given to another worker too."""
+        """Seconds after which another worker gets a fragment as well."""
         usual = median(self._recent) if self._recent else float("inf")
         return max(LEAST_COPY_AFTER, COPY_AFTER * usual)
 
     def fade(self) -> None:
-        """An iteration begins: the slowest time so far counts a little less."""
+        """Decay the slowest time, at the start of an iteration."""
         if self._slowest is not None:
             self._slowest *= FADES
 
     def learn(self, seconds: float) -> None:
-        """A fragment came back after so long."""
+        """Record the time of a fragment."""
         self._slowest = max(seconds, self._slowest or 0.0)
         self._recent.append(seconds)
         self._doublings = 0
 
     def lose(self) -> None:
-        """A worker was dropped for being late. If all are, the machines have become slow."""
+        """Double the deadline after a worker was late: the machines may have become slow."""
         self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)
 
 
@@ -82,43 +82,43 @@ class Order:
     groups: tuple[int, ...]
     """Ascending."""
     send: frozenset[int]
-    """Groups whose snapshot the worker does not hold."""
+    """Groups whose snapshot has to be sent to the worker."""
     release: frozenset[int]
-    """Groups that went to other workers since its last order: their environments can go."""
+    """Groups that other workers have got since its last order: their environments are spare."""
     due: float
-    """When the worker is dropped."""
+    """The time after which the worker counts as lost."""
 
 
 @dataclass
 class _Worker:
     groups: set[int] = field(default_factory=set)
-    """Ordered and not answered."""
+    """Groups of its order that are not answered."""
     iteration: int = -1
-    """Of the order."""
+    """The iteration of its order."""
     issued: float = 0.0
     due: float = 0.0
     size: int = 1
     """Fragments of the order per thread."""
     copied: bool = False
-    """Whether its groups were given to other workers as well."""
+    """Whether other workers have got its groups as well."""
     held: set[int] = field(default_factory=set)
-    """Groups whose newest snapshot stands in its environments."""
+    """Groups whose newest snapshot is the state of its environments."""
     release: set[int] = field(default_factory=set)
 
 
 class LostTooOften(EtudeError):
-    """A group with which every worker is lost."""
+    """Every worker is lost with the same group."""
 
 
 class Schedule:
-    """Groups over workers, one iteration at a time.
+    """Assigns groups to workers, one iteration at a time.
 
-    A worker keeps the groups it has, so that a snapshot travels only where something happened; an
-    idle worker gets at most its share of what is open, so that nobody is left with all of it.
+    A worker keeps its groups, so that snapshots are sent only after losses; an idle worker gets at
+    most its share of the open groups, so that no worker gets all of them.
     """
 
     def __init__(self, num_groups: int, threads: int = 1, patience: Patience | None = None) -> None:
-        """`threads`: fragments that a worker computes side by side."""
+        """threads: fragments that a worker computes in parallel."""
         self.num_groups = num_groups
         self.patience = patience or Patience()
         self._threads = threads
@@ -126,7 +126,7 @@ class Schedule:
         self._holder: dict[int, int] = {}
         self._iteration = -1
         self._open: set[int] = set()
-        # Open groups that no worker has, and workers without groups, the longest waiting first.
+        # Open groups without a worker, and workers without groups, both in order of waiting.
         self._free: dict[int, None] = {}
         self._idle: dict[int, None] = {}
         self._losses: dict[int, int] = {}
@@ -134,7 +134,7 @@ class Schedule:
 
     @property
     def done(self) -> bool:
-        """Every group of the iteration has its fragment."""
+        """Whether every group of the iteration has its fragment."""
         return not self._open
 
     @property
@@ -151,7 +151,8 @@ class Schedule:
         self._idle[worker] = None
 
     def lose(self, worker: int, late: bool = False) -> tuple[int, ...]:
-        """Remove a worker, which died, left or was `late`; returns its open groups, now free."""
+        """Remove a worker that died, left or was `late`; returns its open groups, which are free
+        again."""
         if worker not in self._workers:
             return ()
         gone = self._workers.pop(worker)
@@ -167,20 +168,20 @@ class Schedule:
         worst = max(back, key=lambda group: self._losses[group], default=None)
         if worst is not None and self._losses[worst] >= MOST_LOSSES:
             raise LostTooOften(
-                f"Group {worst} of iteration {self._iteration} was given to {MOST_LOSSES} workers "
-                "and none of them came back: its environments may crash the process they run in. "
-                "The last checkpoint is untouched; try --collector.kind local to see the crash."
+                f"Group {worst} of iteration {self._iteration} was lost with {MOST_LOSSES} "
+                "workers: its environments may crash the process they run in. The last checkpoint "
+                "is untouched; try --collector.kind local to see the crash."
             )
         return tuple(back)
 
     def forget(self) -> None:
-        """Snapshots were loaded: those that workers hold are of no use any more."""
+        """Discard the snapshots of workers, after others were loaded."""
         for group in list(self._holder):
             self._let_go(group)
 
     def begin(self, iteration: int) -> None:
-        """Start an iteration, for which all groups are wanted; older orders are not any more."""
-        if not self.done:  # Some workers are further than the snapshots that this begins with.
+        """Start an iteration: all groups are open, and results of older orders are ignored."""
+        if not self.done:  # Some workers are ahead of the snapshots that this starts from.
             self.forget()
         self._iteration = iteration
         self._open = set(range(self.num_groups))
@@ -189,7 +190,7 @@ class Schedule:
         self.patience.fade()
 
     def orders(self, now: float) -> list[Order]:
-        """Orders for the idle workers; [] where no worker is idle or nothing is open."""
+        """Orders for the idle workers; [] if no worker is idle or no group is free."""
         if not self._free or not self._idle:
             return []
         share = -(-len(self._free) // len(self._workers))
@@ -209,14 +210,14 @@ class Schedule:
         return [self._issue(worker, groups, now) for worker, groups in chosen.items()]
 
     def _other(self, group: int, chosen: dict[int, list[int]], share: int) -> int | None:
-        """An idle worker that has not failed at a group; any, where there is no other."""
+        """An idle worker that has not failed at a group; any idle one if all have failed."""
         failed = {worker for worker in self._failed[group] if worker in self._workers}
         barred = failed if len(failed) < len(self._workers) else set()
         free = (w for w in self._idle if w not in barred and len(chosen.get(w, ())) < share)
         return next(free, None)
 
     def _spread(self, moving: list[int], chosen: dict[int, list[int]], share: int) -> None:
-        """Give groups that are left to the idle workers with the fewest."""
+        """Assign the remaining groups to the idle workers with the fewest groups."""
         wait = iter(moving)
         group = next(wait, None)
         sizes: dict[int, list[int]] = {}
@@ -245,9 +246,9 @@ class Schedule:
         return Order(worker, self._iteration, tuple(sorted(groups)), send, release, state.due)
 
     def take(self, worker: int, iteration: int, group: int, now: float) -> bool:
-        """Take a result; False where it is a second one, or of another iteration.
+        """Accept a result; False for a second one, or one of another iteration.
 
-        A worker that was dropped as late may still be the first: its result is as good as any.
+        The first result counts, even from a worker that was dropped as late.
         """
         state = self._answered(worker, iteration, group, now)
         if iteration != self._iteration or group not in self._open:
@@ -264,9 +265,9 @@ class Schedule:
         return True
 
     def retry(self, worker: int, iteration: int, group: int, now: float) -> bool:
-        """A group failed on a worker; whether another worker is to try it.
+        """Record an error of a group on a worker; returns whether another worker tries it again.
 
-        False where the group is not wanted any more or has failed too often: then `take` is next.
+        False if the group is not open or has failed too often: then `take` is next.
         """
         failed = self._failed.get(group, [])
         wanted = iteration == self._iteration and group in self._open
@@ -280,11 +281,11 @@ class Schedule:
         return True
 
     def failed_at(self, group: int) -> list[int]:
-        """Workers on which a group failed in this iteration."""
+        """The workers on which a group failed in this iteration."""
         return self._failed.get(group, [])
 
     def _answered(self, worker: int, iteration: int, group: int, now: float) -> _Worker | None:
-        """One group less to wait for from a worker; after its last one the worker is idle."""
+        """Remove a group from a worker's order; after its last group the worker is idle."""
         state = self._workers.get(worker)
         if state is not None and iteration == state.iteration and group in state.groups:
             state.groups.discard(group)
@@ -294,27 +295,26 @@ class Schedule:
         return state
 
     def _let_go(self, group: int) -> None:
-        """No worker holds the group's newest snapshot any more."""
+        """Record that no worker has the group's newest snapshot any more."""
         holder = self._holder.pop(group, None)
         if holder is not None:
             self._workers[holder].held.discard(group)
             self._workers[holder].release.add(group)
 
     def busy(self) -> Iterable[tuple[int, tuple[int, ...], float, float]]:
-        """(worker, its open groups, since when, until when) of all that have orders."""
+        """(worker, its open groups, start, deadline) for all workers with orders."""
         for worker, state in self._workers.items():
             if worker not in self._idle:
                 yield worker, tuple(sorted(state.groups)), state.issued, state.due
 
     def overdue(self, now: float) -> list[int]:
-        """Workers to drop, with `lose(worker, late=True)`."""
+        """Workers past their deadlines, to be removed with `lose(worker, late=True)`."""
         return [worker for worker, _, _, due in self.busy() if due <= now]
 
     def stragglers(self, now: float) -> list[tuple[int, tuple[int, ...]]]:
-        """(worker, its open groups) of those that take long while other workers are idle.
+        """(worker, its open groups) for workers that are slow while others are idle.
 
-        From now on these groups are free for the others too, once per order; the first result
-        counts.
+        These groups become free for other workers as well, once per order; the first result counts.
         """
         if self._free or not self._idle:
             return []

@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from etude.core.clock import IntervalText
 from etude.core.config import Config
 from etude.core.contracts import KINDS, Array, BatchEnv, Broadcast, EnvSpec, Policy
-from etude.core.errors import ProcessLost
 from etude.core.keys import Key
 from etude.core.progress import waiting
 from etude.core.trees import Tree
@@ -158,14 +157,10 @@ class Evaluator(AnyEvaluator):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _played(self, g: int, label: str | int, stochastic: bool, watch: Watch) -> dict[str, Array]:
-        """A group's episodes; from the first again where its environments are lost on the way."""
-        env, key = self._envs[g], self.key.child(label, g)
-        tries = Tries(env.name, self._workers.say)
-        while True:
-            try:
-                return evaluate(env, self._policy, self._episodes_per_env, key, stochastic, watch)
-            except ProcessLost as error:
-                tries.again(error)
+        """A group's episodes, repeated from the first if its environments are lost."""
+        env, key, episodes = self._envs[g], self.key.child(label, g), self._episodes_per_env
+        play = partial(evaluate, env, self._policy, episodes, key, stochastic, watch)
+        return Tries(env.name, self._workers.say).call(play)
 
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
         """One evaluation, on episodes of its own."""
