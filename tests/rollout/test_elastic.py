@@ -428,7 +428,9 @@ def test_nobody_left_is_an_error_in_one_sentence() -> None:
     collector.collect(sent(0), 0)
     fleet.end(0, "its machine is gone")
     fleet.broken = 99
-    with pytest.raises(NoWorkers, match=r"none can be started: the disk is full\. The last checkpoint"):
+    with pytest.raises(
+        NoWorkers, match=r"none can be started: the disk is full\. The last checkpoint"
+    ):
         collector.collect(sent(1), 1)
     assert fleet.broken == 99 - elastic.MOST_FAILED
 

@@ -238,7 +238,9 @@ def test_an_actor_with_other_bits_is_refused_or_marks_the_run(
             assert fragment.rewards[0, 0] != os.getpid()
             assert said[0].startswith("marked: worker 0 (pid ")
         else:
-            with pytest.raises(NoWorkers, match="computes different bits than this process: its CPU"):
+            with pytest.raises(
+                NoWorkers, match="computes different bits than this process: its CPU"
+            ):
                 collector.collect(weights, 0)
             assert said[0].startswith("Refused: worker 0 (pid ")
     finally:

@@ -1,4 +1,4 @@
-"""Callbacks: named hooks with a typed context, and those that show progress between log rows."""
+"""Callbacks: hooks of the training loop with a typed context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from etude.core.metrics.declared import step_of
 
 @dataclass(frozen=True)
 class Context:
-    """What a callback may look at, and where it records."""
+    """The state of a run that a callback can read, and the board on which it records."""
 
     clock: Clock
     algorithm: Algorithm
@@ -23,14 +23,14 @@ class Context:
         self.clock.end_here()
 
     def record(self, name: str, value: float) -> None:
-        """Put a number on the board; it is in the next log row."""
+        """Record a number for the next log row."""
         self.board.record({name: value})
 
 
 class Callback:
-    """Does nothing; override what you need. One with memory is also `Stateful`.
+    """Base class; override the hooks that you need. A callback with state is also `Stateful`.
 
-    Of several ranks only the first has callbacks; its `fragments` are those of its own groups.
+    With several ranks only the first one has callbacks; its `fragments` are of its own groups.
     """
 
     def run_start(self, context: Context) -> None: ...
@@ -49,7 +49,7 @@ class Callback:
 
 
 class StopAtSuccess(Callback):
-    """Ends the run once an evaluation reaches a success rate."""
+    """End the run once an evaluation reaches a success rate."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -60,7 +60,7 @@ class StopAtSuccess(Callback):
 
 
 class CurveRecorder(Callback):
-    """Keeps curves in memory: `recorder.curve("eval/success_rate") -> (steps, values)`."""
+    """Keep curves in memory: `recorder.curve("eval/success_rate") -> (steps, values)`."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -69,6 +69,6 @@ class CurveRecorder(Callback):
         self.rows.append(row)
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
-        """Steps (gradient updates, if nothing is collected) and values of rows with the metric."""
+        """Steps (gradient updates if nothing is collected) and values of the rows with a metric."""
         points = [(float(step_of(row)), row[name]) for row in self.rows if name in row]
         return [x for x, _ in points], [y for _, y in points]

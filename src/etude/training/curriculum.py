@@ -1,4 +1,4 @@
-"""Curricula: training begins with an easier task. Evaluation always has the whole task."""
+"""Curricula: training starts with an easier task. Evaluation always uses the whole task."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from etude.core.trees import Tree
 
 
 class CurriculumConfig(Config):
-    """How training becomes harder; tasks scale the areas that episodes start in by the level."""
+    """A curriculum by success; tasks scale the areas in which episodes start by its level."""
 
     metrics: ClassVar[Metrics] = (Metric("curriculum/level", "level"),)
     enabled: bool = Field(False, description="Start with an easier task.")
     start: float = Field(0.25, gt=0, le=1, description="Level at the start; 1 is the whole task.")
-    step: float = Field(0.25, gt=0, le=1, description="What is added to the level.")
+    step: float = Field(0.25, gt=0, le=1, description="Increment of the level.")
     raise_at: float = Field(0.7, ge=0, le=1, description="Success rate that raises the level.")
     episodes: int = Field(
-        100, ge=1, le=1_000_000, description="Finished episodes that the success rate is of."
+        100, ge=1, le=1_000_000, description="Finished episodes per success rate."
     )
 
 
 class MotionCurriculumConfig(Config):
-    """How often each motion is practised: more often the more it fails in evaluation."""
+    """Practice of motions in proportion to their failures in evaluation."""
 
     metrics: ClassVar[Metrics] = (
         Metric("curriculum/failing", "motions failing", ".0f", curve=Curve(5, "yellow", (0, None))),
@@ -38,7 +38,7 @@ class MotionCurriculumConfig(Config):
     )
     enabled: bool = Field(False, description="Practise failing motions more often.")
     mix: float = Field(
-        0.5, ge=0, lt=1, description="Share of episodes chosen by failures; the rest is uniform."
+        0.5, ge=0, lt=1, description="Fraction of episodes chosen by failures; others are uniform."
     )
     decay: float = Field(
         0.5, ge=0, lt=1, description="Weight of earlier evaluations in a motion's failure rate."
@@ -46,32 +46,34 @@ class MotionCurriculumConfig(Config):
 
 
 class Curriculum:
-    """The whole task from the start; a subclass eases it."""
+    """Base class: the whole task from the start."""
 
     def broadcast(self) -> Tree:
-        """For the next rollouts. Another "round" than before restarts every environment."""
+        """The curriculum for the next rollouts. A new "round" restarts every environment."""
         return {}
 
     def update(self, episodes: list[dict[str, Array]]) -> dict[str, float]:
-        """Take in the episodes {name: [k]} of each group that ended in an iteration; metrics."""
+        """Update with the episodes {name: [k]} of each group that ended in an iteration; returns
+        metrics."""
         return {}
 
     def evaluated(self, episodes: dict[str, Array]) -> None:
-        """Take in the episodes {name: [n]} of an evaluation."""
+        """Update with the episodes {name: [n]} of an evaluation."""
 
     def turn(self, clock: Clock) -> dict[str, float]:
-        """An iteration has ended, and its evaluation if one was due; metrics."""
+        """Called at the end of an iteration, after its evaluation if one was due; returns
+        metrics."""
         return {}
 
     def state_dict(self) -> Tree:
         return {}
 
     def load_state_dict(self, state: Tree) -> None:
-        """There is nothing to load."""
+        """By default there is no state."""
 
 
 class SuccessCurriculum(Curriculum):
-    """Raises the level whenever enough of the last episodes of training have succeeded."""
+    """Raise the level whenever the success rate of training episodes is high enough."""
 
     def __init__(self, config: CurriculumConfig) -> None:
         self._config = config
@@ -100,10 +102,10 @@ class SuccessCurriculum(Curriculum):
 
 
 def remember(failures: Array, motions: Array, success: Array, decay: float) -> Array:
-    """The failure history [motions] after an evaluation; motions that were not played keep theirs.
+    """Update failure rates [motions] after an evaluation; motions that were not played keep theirs.
 
-    motions [episodes]: the number of each episode's motion; success [episodes]: 0 or 1. `decay` is
-    how much of the past stays.
+    motions [episodes]: the number of each episode's motion; success [episodes]: 0 or 1. decay: the
+    weight of the earlier failure rate.
     """
     number = motions.astype(np.int64)
     played = np.bincount(number, minlength=len(failures))
@@ -114,10 +116,10 @@ def remember(failures: Array, motions: Array, success: Array, decay: float) -> A
 
 
 def motion_weights(failures: Array, mix: float) -> Array:
-    """The probability [motions] of each motion: at least `floor(motions, mix)`, together 1.
+    """Probabilities [motions], each at least `floor(motions, mix)`.
 
-    At most the share `mix` goes by failures, and less where they add up to less than one motion
-    that always fails: one that failed once, long ago, does not take it all.
+    The fraction `mix` is distributed by failure rates; less of it if their sum is below 1, so that
+    a motion that failed once, long ago, does not get all of it.
     """
     total = float(failures.sum())
     if total <= 0.0:
@@ -128,14 +130,14 @@ def motion_weights(failures: Array, mix: float) -> Array:
 
 
 def floor(num_motions: int, mix: float) -> float:
-    """The probability below which no motion ever falls."""
+    """The lowest probability that a motion can have."""
     return (1.0 - mix) / num_motions
 
 
 class MotionCurriculum(Curriculum):
-    """Gives motions that fail in evaluation to more environments; all restart at epoch ends.
+    """Practise motions that fail in evaluation more often; environments restart at epoch ends.
 
-    Episodes of training do not count: they begin anywhere in a motion.
+    Training episodes do not count, since they begin anywhere in a motion.
     """
 
     def __init__(self, config: MotionCurriculumConfig, num_motions: int) -> None:
@@ -145,7 +147,7 @@ class MotionCurriculum(Curriculum):
         self.round = 0
 
     def broadcast(self) -> Tree:
-        """{"weights": [motions] float64, together 1; "round": how often they were renewed}."""
+        """{"weights": [motions] float64 with sum 1; "round": the number of their updates}."""
         return {"weights": self.weights.copy(), "round": self.round}
 
     def evaluated(self, episodes: dict[str, Array]) -> None:
@@ -154,7 +156,7 @@ class MotionCurriculum(Curriculum):
         )
 
     def turn(self, clock: Clock) -> dict[str, float]:
-        """Renew the weights where an epoch ended, from all evaluations up to here."""
+        """At the end of an epoch, update the weights from all evaluations so far."""
         if clock.epoch_ended:
             self.weights = motion_weights(self.failures, self._config.mix)
             self.round += 1

@@ -1,9 +1,9 @@
-"""Ranks as processes that torchrun (or anything that sets the same variables) has started.
+"""Learner ranks: processes started by torchrun, or anything that sets the same variables.
 
-A sum in shard order is taken in slices: every rank receives its slice of all shards' vectors, adds
-them up in order, and sends the result to the others. Each number is the same sum as in one process,
-and a rank receives about two vectors, or shards / ranks of them where that is more, rather than
-one for every shard.
+A sum in shard order is computed in slices: every rank receives its slice of all shards' vectors,
+adds them in order, and sends the result to the others. Each number is the same sum as in one
+process, and a rank receives about two vectors (or shards / ranks of them, if that is more) instead
+of one for every shard.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from etude.training.evaluation import AnyEvaluator, EvaluationResult
 
 
 def encode(value: Any) -> bytes:
-    """Dicts with names, lists, numbers, strings, None and arrays, bit for bit."""
+    """Serialise dicts with names, lists, numbers, strings, None and arrays, bit for bit."""
     arrays: dict[str, Any] = {}
     text = json.dumps(_without(value, arrays)).encode()
     layout = tensors.layout(arrays)
@@ -44,7 +44,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What `encode` was given; tuples are lists. Each array has memory of its own."""
+    """The inverse of `encode`; tuples become lists. Each array has its own memory."""
     stream = io.BytesIO(data)
     length = int.from_bytes(stream.read(8), "little")
     text = stream.read(length)
@@ -52,7 +52,7 @@ def decode(data: bytes) -> Any:
 
 
 def _without(value: Any, arrays: dict[str, Any]) -> Any:
-    """The value as JSON, whose objects are either a dict or the name of an array."""
+    """The value as JSON; an object is a dict or the name of an array, which goes to `arrays`."""
     if is_array(value):
         name = str(len(arrays))
         arrays[name] = value
@@ -75,11 +75,11 @@ def _with(value: Any, arrays: dict[str, Any]) -> Any:
 
 
 BEAT = 0.5
-"""Seconds between two heartbeats, and between two reads of the others'."""
+"""Seconds between two heartbeats, and between two reads of those of other ranks."""
 GONE = 3.0
-"""Seconds of silence after which a rank whose connection broke is taken to have ended."""
+"""Seconds of silence after which a rank with a broken connection counts as ended."""
 LARGEST_NOTE = 4 << 20
-"""Bytes; a store takes 8 MiB at most, and a report can do without its arrays."""
+"""Bytes of a note with arrays, at most; the limit of the store is 8 MiB."""
 CONTINUE = (
     "The last checkpoint is untouched; `etude resume RUN` continues from it, bit for bit, on any "
     "number of ranks that divides learner.shards."
@@ -90,11 +90,11 @@ class Heartbeat:
     """This rank's heartbeat, and those of the other ranks."""
 
     def __init__(self, rank: int, size: int, store: Store, held: object) -> None:
-        """`held` is kept for good where the rank ends early: torch's process group waits in its
-        destructor for exchanges, and some of them never end."""
+        """held: never released if the rank ends early, since the destructor of torch's process
+        group waits for exchanges that may never end."""
         self.rank, self.size = rank, size
         self.exchanges = 0
-        """How many this rank has begun."""
+        """The number of exchanges that this rank has begun."""
         self._exchanges = [0] * size
         self._counts = [0] * size
         self._notes: dict[int, bytes] = {}
@@ -108,7 +108,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Give no more signs of life. The thread must not be in the store when Python ends."""
+        """Stop the heartbeat. The thread must not access the store when Python ends."""
         self._ends.set()
         self._wake.set()
         if self._has_store:
@@ -117,21 +117,22 @@ class Heartbeat:
             self._thread.join(GONE)
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others why this rank ends, which they may not know."""
+        """Send the error with which this rank ends to the others."""
         self._note = _note(error, self.rank)
         self._wake.set()
         if self._has_store:
             _wait(lambda: self._is_noted, GONE)
-        if self.rank == 0:  # The store may end with this process: who lives shall have read it.
+        if self.rank == 0:  # The store may end with this process: wait until others have read it.
             others = set(range(1, self.size))
             _wait(lambda: others <= {*self._notes, *self._silent(GONE)}, 2 * GONE)
         self.stop()
 
     def check(self, patience: float) -> None:
-        """Raise what another rank has ended with, or that one has been silent for so long.
+        """Raise the error with which another rank has ended, or an error if one has been silent for
+        `patience` seconds.
 
-        To be called once in every BEAT by whoever waits: time is counted in calls where the store
-        itself says nothing, since a process that was frozen finds its clocks far ahead.
+        Call it every BEAT seconds while waiting: without an answer from the store, time is counted
+        in calls, since after a freeze of this process its clock is far ahead.
         """
         if notes := dict(self._notes):
             errors = [_error(rank, note) for rank, note in sorted(notes.items())]
@@ -146,20 +147,20 @@ class Heartbeat:
             )
 
     def explain(self, error: RuntimeError, seconds: float = 2 * GONE) -> NoReturn:
-        """Raise the reason why an exchange broke, once that is known, or after so long."""
+        """Raise the reason why an exchange broke, once it is known, at most after `seconds`."""
         for _ in range(int(seconds / BEAT)):
             self.check(GONE)
             time.sleep(BEAT)
         behind = [r for r, count in enumerate(self._exchanges) if count < self.exchanges]
-        missing = f": {named(behind)} did not come" if behind else ""
+        missing = f": {named(behind)} did not take part" if behind else ""
         raise LostRank(
-            f"An exchange between ranks broke, though all of them live{missing} "
+            f"An exchange between ranks broke, though all of them are alive{missing} "
             f"({describe_error(error)}). {CONTINUE}"
         ) from error
 
     @property
     def _has_store(self) -> bool:
-        """Whether the store has answered lately."""
+        """Whether the store has answered recently."""
         return self._unanswered * BEAT < GONE
 
     def _silent(self, seconds: float) -> list[int]:
@@ -167,10 +168,10 @@ class Heartbeat:
 
     def _run(self, store: Store, held: object) -> None:
         count = 0
-        with suppress(RuntimeError):  # The store is gone: what was heard last is what is known.
+        with suppress(RuntimeError):  # The store has ended: the last heartbeats are the newest.
             while not self._ends.is_set():
                 count += 1
-                with suppress(DistStoreError):  # Somebody is not there yet.
+                with suppress(DistStoreError):  # A rank has not joined yet.
                     self._beat(store, count)
                 self._wake.wait(BEAT)
                 self._wake.clear()
@@ -203,7 +204,7 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
 
 
 def _note(error: BaseException, rank: int) -> bytes:
-    """An error as plain data."""
+    """Serialise an error for other ranks."""
     code = int(getattr(error, "exit_code", EtudeError.exit_code))
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, NonFinite):
@@ -216,7 +217,7 @@ def _note(error: BaseException, rank: int) -> bytes:
 
 
 def _error(rank: int, note: bytes) -> EtudeError:
-    """What a note tells."""
+    """The error of a note."""
     code, text, trace, where, arrays = decode(note)
     if where is not None:
         error: EtudeError = NonFinite(where, arrays)
@@ -230,11 +231,11 @@ def _error(rank: int, note: bytes) -> EtudeError:
 T = TypeVar("T")
 
 LONGEST = timedelta(minutes=30)
-"""How long a rank waits for another that lives, such as the first in an evaluation."""
+"""The maximum wait for a rank that is alive, for example the first one during an evaluation."""
 PATIENCE = 120.0
-"""Seconds that a rank waits for one without a sign of life, before the recipe says how long."""
+"""Seconds that a rank waits for a silent one, until the recipe is known."""
 BLOCK = 2048
-"""Bytes of a message that fit into its first exchange; few are longer."""
+"""Bytes of a message in its first exchange; few are longer."""
 
 
 @contextmanager
@@ -248,8 +249,8 @@ def connected(size: int) -> Iterator[Ranks]:
         heart = Heartbeat(rank, size, _store(), distributed.group.WORLD)
     except RuntimeError as error:
         raise LostRank(
-            f"Rank {rank} did not meet the others: one of them was killed, failed or cannot be "
-            f"reached. {CONTINUE}"
+            f"Rank {rank} could not connect to the others: one of them was killed, failed or "
+            f"cannot be reached. {CONTINUE}"
         ) from error
     try:
         yield Distributed(heart)
@@ -265,7 +266,7 @@ def connected(size: int) -> Iterator[Ranks]:
 
 
 def _connect(rank: int, size: int) -> None:
-    """Meet the others. Where all are on this machine, nothing listens beyond it."""
+    """Connect to the other ranks. If all are on this machine, sockets are on loopback only."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = None
     if _is_loopback(host):
@@ -303,7 +304,7 @@ def _loopback_store(host: str, port: int, rank: int, size: int) -> TCPStore:
             door.bind((socket.gethostbyname(host), port))
         except OSError as error:
             door.close()
-            raise LostRank(f"Ranks cannot meet at {host}:{port}: {error.strerror}.") from error
+            raise LostRank(f"Ranks cannot connect at {host}:{port}: {error.strerror}.") from error
         door.listen(size)
         listener = door.detach()
     return TCPStore(
@@ -312,7 +313,7 @@ def _loopback_store(host: str, port: int, rank: int, size: int) -> TCPStore:
 
 
 def _store() -> PrefixStore:
-    """A new connection to the store at which the ranks have met; each start has its own keys."""
+    """A new connection to the store of the ranks; each start has its own keys."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = TCPStore(host, port, timeout=timedelta(seconds=10), wait_for_workers=False)
@@ -377,14 +378,14 @@ class Distributed:
             pack.exchange(self._exchange)
 
     def _exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
-        """Take part in a collective; while it waits, check that the other ranks live."""
+        """Take part in a collective; while it waits, check that the other ranks are alive."""
         self._heart.exchanges += 1
         try:
             work = collective(*arguments, async_op=True)
         except RuntimeError as error:
             self._heart.explain(error)
         last = arguments[1] if isinstance(arguments[0], list) else arguments[0]
-        # Work on a GPU is only waited for where its result is read.
+        # Work on a GPU is not waited for here, but where its result is read.
         limit = () if last.is_cuda else (timedelta(seconds=BEAT),)
         while True:
             try:
@@ -396,7 +397,7 @@ class Distributed:
             self._heart.check(self._patience())
 
     def _broadcast(self, message: bytes | None) -> bytes:
-        """The first rank's message; only that one gives it."""
+        """Broadcast the first rank's message; the others pass None."""
         block = torch.zeros(BLOCK, dtype=torch.uint8) if message is None else _block(message)
         self._exchange(distributed.broadcast, block, 0)
         length = _length(block)
@@ -409,7 +410,7 @@ class Distributed:
         return _bytes(whole)
 
     def _all_gather(self, message: bytes) -> list[bytes]:
-        """The messages of all ranks, in their order."""
+        """The messages of all ranks, in the order of ranks."""
         blocks = list(torch.zeros(self.size, BLOCK, dtype=torch.uint8))
         self._exchange(distributed.all_gather, blocks, _block(message))
         lengths = [_length(block) for block in blocks]
@@ -426,7 +427,7 @@ class SharedCollector(CollectorWrapper):
     """Each rank collects the groups of its own shards; a checkpoint holds those of all ranks."""
 
     def __init__(self, ranks: Ranks, local: Collector) -> None:
-        """`local`: the collector of this rank's groups."""
+        """local: the collector of this rank's groups."""
         super().__init__(local)
         self._ranks = ranks
         self._gathered: list[Snapshot] | None = None
@@ -441,12 +442,12 @@ class SharedCollector(CollectorWrapper):
             raise NonFinite(f"{fault.where}{owner}", fault.arrays) from fault
 
     def gather(self) -> None:
-        """Bring together the snapshots of all ranks' groups, for `state_dict`."""
+        """Gather the snapshots of all ranks' groups, for `state_dict`."""
         local = group_snapshots(self._inner.state_dict()) or []
         self._gathered = self._ranks.gather(local)
 
     def state_dict(self) -> Tree:
-        """The state with the groups of all ranks, which `gather` has brought together."""
+        """The state with the groups of all ranks, which `gather` has gathered."""
         if self._gathered is None:
             raise RuntimeError("gather() comes before state_dict() of a collector with ranks")
         return {**self._inner.state_dict(), **group_state(self._gathered)}
@@ -458,10 +459,10 @@ class SharedCollector(CollectorWrapper):
 
 
 class FirstRankEvaluator(AnyEvaluator):
-    """An evaluator that the first rank alone has; its results are broadcast to the others."""
+    """An evaluator that only the first rank has; its results are broadcast to the others."""
 
     def __init__(self, ranks: Ranks, evaluator: AnyEvaluator | None) -> None:
-        """`evaluator`: None on all ranks but the first."""
+        """evaluator: None on all ranks except the first."""
         super().__init__()
         self._ranks, self._evaluator = ranks, evaluator
 
@@ -493,7 +494,7 @@ class FirstRankEvaluator(AnyEvaluator):
 
 
 class _Pack:
-    """Tensors of one type whose sum is exchanged: [ranks, local shards, slice]."""
+    """Tensors of one dtype whose sum is exchanged, as [ranks, local shards, slice]."""
 
     def __init__(self, totals: Sequence[torch.Tensor], ranks: int, shards: int) -> None:
         self._totals = totals
@@ -503,13 +504,13 @@ class _Pack:
         self._parts = totals[0].new_zeros(ranks, shards, size)
 
     def put(self, shard: int) -> None:
-        """Keep what one of this rank's shards has added."""
+        """Store the contribution of one of this rank's shards."""
         flat = self._whole.view(-1)[: self._width]
         torch.cat([total.detach().reshape(-1) for total in self._totals], out=flat)
         self._parts[:, shard] = self._whole
 
     def exchange(self, through: Callable[..., None]) -> None:
-        """The totals over all shards, added in shard order."""
+        """Set the totals to their sums over all shards, in shard order."""
         received = torch.empty_like(self._parts)
         through(distributed.all_to_all_single, received, self._parts)
         mine = torch.zeros_like(self._whole[0])
@@ -535,7 +536,7 @@ def _tensor(message: bytes) -> torch.Tensor:
 
 
 def _block(message: bytes) -> torch.Tensor:
-    """The message's length, and the message if it is short."""
+    """The length of a message, and the message if it is short."""
     short = message if len(message) <= BLOCK - 8 else b""
     return _tensor((len(message).to_bytes(8, "little") + short).ljust(BLOCK, b"\0"))
 

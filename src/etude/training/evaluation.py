@@ -1,4 +1,4 @@
-"""Evaluation: its own environments, its own keys, most likely actions, frozen statistics."""
+"""Evaluation: separate environments, separate keys, most likely actions, frozen statistics."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from etude.rollout.group import Watch, evaluate
 from etude.rollout.local import GROUP, GROUPS, Tries, Workers
 
 EPISODES = 10_000_000
-"""Of one evaluation, at most: their statistics are in memory."""
+"""The maximum of an evaluation: statistics of all episodes are in memory."""
 
 
 class EvaluationConfig(Config):
-    """When and how the policy is tested."""
+    """When and how the policy is evaluated."""
 
     renamed = {"rows": "num_envs", "group_rows": "envs_per_group"}  # noqa: RUF012
     aliases = {  # noqa: RUF012
@@ -55,7 +55,7 @@ class EvaluationConfig(Config):
         description="Episodes of the evaluation at the end of `etude train`; 0 for none.",
     )
     final_video: bool = Field(
-        False, description="Film that evaluation; logs such as TensorBoard get its pictures."
+        False, description="Film that evaluation; TensorBoard and W&B get pictures of it."
     )
 
     @model_validator(mode="after")
@@ -75,13 +75,13 @@ class EvaluationResult(NamedTuple):
 
     metrics: dict[str, float]
     is_best: bool
-    """Of the run so far."""
+    """Whether it is the best of the run so far."""
     episodes: dict[str, Array]
     """{name: [n] float64} of the episodes; {} where none were played."""
 
 
 class AnyEvaluator(ABC):
-    """Evaluates what was learned, and remembers the best result so far."""
+    """Base of evaluators, with the best result so far."""
 
     def __init__(self) -> None:
         self.best: tuple[float, float] | None = None
@@ -89,7 +89,7 @@ class AnyEvaluator(ABC):
 
     @abstractmethod
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
-        """One evaluation."""
+        """Evaluate the policy of a broadcast."""
 
     def state_dict(self) -> Tree:
         return {
@@ -103,23 +103,23 @@ class AnyEvaluator(ABC):
         self.num_done, self.num_episodes = int(state["num_done"]), int(state["num_episodes"])
 
     def close(self) -> None:  # noqa: B027 - there may be nothing to close
-        """Close what was opened for evaluations."""
+        """Close the environments, if any."""
 
 
 class Evaluator(AnyEvaluator):
-    """Plays episodes in its own environments, with the most likely actions."""
+    """Evaluates by playing episodes in its own environments, with the most likely actions."""
 
     def __init__(
         self, envs: Sequence[BatchEnv], policy: Policy, episodes: int, key: Key, workers: Workers
     ) -> None:
-        """`policy` is overwritten in each evaluation."""
+        """policy: overwritten in each evaluation."""
         super().__init__()
         names = [f"group {g} of the evaluation" for g in range(len(envs))]
         self._envs = [*map(workers.guard, envs, names)]
         self._policy, self._workers, self.key = policy, workers, key
         self._episodes_per_env = episodes // sum(env.num_envs for env in envs)
         self._largest = 0.0
-        """The largest mean reward of all evaluations with the best success."""
+        """The largest mean reward of all evaluations with the best success rate."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -132,10 +132,10 @@ class Evaluator(AnyEvaluator):
         stochastic: bool = False,
         tick: Callable[[float], None] = lambda done: None,
     ) -> dict[str, Array]:
-        """{name: [episodes] float64}; another label plays other episodes.
+        """Play episodes; returns their statistics {name: [episodes] float64}.
 
-        stochastic: actions are drawn, as in training. tick: is told how many episodes are done,
-        with the parts of those in progress, by the threads that play them.
+        label: another label gives other episodes. stochastic: sample actions as in training. tick:
+        called by the playing threads with the number of episodes done, including fractions.
         """
         self._policy.load_state_dict(broadcast.policy)
         longest, done = self.spec.max_episode_steps or np.inf, [0.0] * len(self._envs)
@@ -163,7 +163,7 @@ class Evaluator(AnyEvaluator):
         return Tries(env.name, self._workers.say).call(play)
 
     def evaluate(self, broadcast: Broadcast) -> EvaluationResult:
-        """One evaluation, on episodes of its own."""
+        """Evaluate on new episodes."""
         episodes = self.episodes(broadcast, broadcast.version)
         metrics = summarise(episodes)
         self.num_done += 1
@@ -171,12 +171,12 @@ class Evaluator(AnyEvaluator):
         return EvaluationResult(metrics, self._is_best(metrics, sampling_error(episodes)), episodes)
 
     def _is_best(self, metrics: dict[str, float], error: float) -> bool:
-        """By success rate, then by mean reward; the later one where these are about the same.
+        """Compare by success rate, then by mean reward; of about equal ones the later is better.
 
-        With few episodes many policies have the same success rate, and which of them has the
-        largest mean reward is mostly luck: a mean reward that is less by no more than its standard
-        error is as good, and that policy has trained longer. It is compared with the largest of
-        all, so that it cannot creep down; `best` is what the policy that was kept reached.
+        With few episodes many policies have the same success rate, and the order of their mean
+        rewards is mostly chance: a mean reward that is lower by at most its standard error counts
+        as equal, and that policy has trained longer. It is compared with the largest of all, so
+        that it cannot drift down; `best` is the result of the policy that is kept.
         """
         success, reward = metrics.get("eval/success_rate", 0.0), metrics["eval/mean_reward"]
         known = self.best
@@ -200,9 +200,9 @@ class Evaluator(AnyEvaluator):
 
 
 class HeldOutEvaluator(AnyEvaluator):
-    """Evaluates what was learned on episodes of a dataset that were held out.
+    """Evaluates on held-out episodes of a dataset.
 
-    The episodes are the same in every evaluation and nothing is drawn: the higher score is better,
+    The episodes are the same in every evaluation, without randomness: the higher score is better,
     without a tolerance.
     """
 
@@ -215,11 +215,11 @@ class HeldOutEvaluator(AnyEvaluator):
         low: str = "",
         chance: float = -np.inf,
     ) -> None:
-        """metrics_of: gives the metrics of an evaluation; episodes: how many it uses.
+        """metrics_of: computes the metrics of an evaluation; episodes: their number.
 
-        score: the metric whose highest value is the best. None where no metric says which is
-        better: then the newest is the best. loss: of equal scores, the one with the lowest.
-        low: the metric that must be above `chance`, or the evaluation is never the best.
+        score: the metric whose highest value is the best; None if the newest is the best. loss: the
+        metric whose lowest value is the best among equal scores. low: a metric that must be above
+        `chance` for an evaluation to be the best.
         """
         super().__init__()
         self._metrics_of, self._episodes = metrics_of, episodes
@@ -241,7 +241,7 @@ class HeldOutEvaluator(AnyEvaluator):
         return {**super().state_dict(), "score": self._score}
 
     def load_state_dict(self, state: Tree) -> None:
-        """A best by another score, of an earlier version say, is no longer compared with."""
+        """A best result by another score, of an earlier version for example, is discarded."""
         super().load_state_dict(state)
         if state.get("score") != self._score:
             self.best = None
@@ -250,9 +250,9 @@ class HeldOutEvaluator(AnyEvaluator):
 def sampling_error(episodes: dict[str, Array]) -> float:
     """The standard error of the mean reward of evaluation episodes {name: [n]}.
 
-    All evaluations play the same motions, so how far motions are apart is no sampling error:
-    a policy is compared with another motion by motion, and the error of the mean difference is
-    what returns vary by inside motions. Where each begins at a fixed frame, that is nothing.
+    All evaluations play the same motions, so differences between motions are not sampling error:
+    only the variance of returns within motions counts. It is 0 if every episode of a motion starts
+    at a fixed frame.
     """
     returns = episodes["return"]
     motions = episodes.get("motion", np.zeros(len(returns)))
@@ -263,9 +263,9 @@ def sampling_error(episodes: dict[str, Array]) -> float:
 
 
 def summarise(episodes: dict[str, Array]) -> dict[str, float]:
-    """Mean, spread, success rate, length and count of evaluation episodes {name: [n]}.
+    """Mean, standard deviation, success rate, length and number of evaluation episodes {name: [n]}.
 
-    Where they imitate motions, means are per motion first, and errors also of successes alone.
+    For motions, means are per motion first, and errors are also given for successes alone.
     """
     moving = "motion" in episodes
     if moving:
@@ -287,7 +287,7 @@ def summarise(episodes: dict[str, Array]) -> dict[str, float]:
 
 
 def _means(episodes: dict[str, Array]) -> dict[str, float]:
-    """Means of all statistics but categories and the terms of the reward."""
+    """Means of all statistics except categories and reward terms."""
     return {
         name: float(values.mean())
         for name, values in episodes.items()

@@ -1,7 +1,7 @@
-"""The loop. Read it top to bottom: it is what a run does.
+"""The training loop. Read it top to bottom: it is what a run does.
 
-State is defined only at iteration boundaries, where things happen in this order: the update, the
-normaliser, evaluation, the curriculum, log row, epoch summary, and the checkpoint last.
+State is defined only at the ends of iterations, with this order: the update, the normaliser,
+evaluation, the curriculum, log row, epoch summary, and the checkpoint last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gradient_steps(algorithm: Algorithm, clock: Clock, key: Key) -> Iterable[Bat
 
 @dataclass
 class Loop:
-    """Everything a run is made of, met only through the contracts."""
+    """All parts of a run, used through their interfaces only (`core/contracts.py`)."""
 
     key: Key
     clock: Clock
@@ -57,9 +57,9 @@ class Loop:
     stop: StopRequest = field(default_factory=StopRequest)
 
     def run(self, history: History = History()) -> bool:  # noqa: B008
-        """Train until the clock has run down; False when a signal or a pause ended it earlier.
+        """Train until the clock has finished; False if a signal or a pause ended it earlier.
 
-        `history` is the log rows a resumed run keeps.
+        history: the log rows that a resumed run keeps.
         """
         context = Context(self.clock, self.algorithm, self.board)
         self.stopwatch.begin(self.clock.now.timesteps, history.last.get(ELAPSED, 0.0))
@@ -77,7 +77,7 @@ class Loop:
             with self.stopwatch.phase("save"):
                 saved = self.saver.save_if_due(self.clock, urgent=self._agree())
             self.stop.boundary(self.clock.now.timesteps, saved)
-            # A signal that came too late for this boundary is met at the next, where it is saved.
+            # A signal that comes after the save is handled at the end of the next iteration.
             if saved and self._agree() and not self.clock.finished:
                 return False
         for callback in self.callbacks:
@@ -85,7 +85,7 @@ class Loop:
         return True
 
     def _agree(self) -> bool:
-        """Follow the first rank's callbacks, which may end the run; whether it is to stop here."""
+        """Apply the end of the run by a callback to all ranks; returns whether to stop here."""
         is_due = self.stop.is_due(self.clock.now.iterations)
         ended, stopping = zip(*self.ranks.gather([(self.clock.ended_early, is_due)]), strict=True)
         if any(ended) and not self.clock.ended_early:
@@ -93,7 +93,7 @@ class Loop:
         return any(stopping)
 
     def _iterate(self, context: Context) -> None:
-        """Fill the buffer, update from it, then let the normaliser take in what was collected."""
+        """Collect a rollout, train on it, then update the normaliser with it."""
         iteration = self.clock.now.iterations
         with self.stopwatch.phase("collect"):
             broadcast = replace(
@@ -123,7 +123,7 @@ class Loop:
             callback.iteration_end(context, fragments)
 
     def _test(self, context: Context) -> None:
-        """Evaluate when due, and at the run's end; tell the curriculum, and remember the best."""
+        """Evaluate when due and at the end of the run; update the curriculum and the best."""
         if not (self.clock.is_due(self.evaluate_every) or self.clock.finished):
             return
         with self.stopwatch.phase("test"):
@@ -136,7 +136,7 @@ class Loop:
             callback.evaluation_end(context, result.metrics)
 
     def _log(self, context: Context) -> None:
-        """A cycle's end is one log row; an epoch's last row also has the means of its losses."""
+        """At the end of a cycle, write a log row; the last of an epoch also has epoch means."""
         if not self.clock.cycle_ended:
             return
         row = self._row(self.board.read_cycle())
@@ -166,14 +166,14 @@ class Loop:
         }
 
 
-_WORDS = {
+_ACTIVITIES = {
     "collect": "collecting",
     "train": "updating",
     "test": "evaluating",
     "save": "writing a checkpoint to the disk",
     "": "writing logs and calling callbacks",
 }
-"""What a phase does; "" is what is between them."""
+"""The activity in each phase; "" is between phases."""
 
 
 class Stopwatch:
@@ -193,7 +193,7 @@ class Stopwatch:
         self._phase, self._phase_start = name, start
         self._on_phase(name)
         try:
-            with waiting(_WORDS.get(name, name)):
+            with waiting(_ACTIVITIES.get(name, name)):
                 yield
         finally:
             self._on_phase("")
@@ -201,26 +201,26 @@ class Stopwatch:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def doing(self) -> str:
-        """What is going on, and for how long, in words; any thread may ask."""
+        """Describe the present activity and its duration; any thread may call this."""
         name, since = self._phase, self._phase_start
-        return f"{_WORDS.get(name, name)} for {time.perf_counter() - since:.0f} s"
+        return f"{_ACTIVITIES.get(name, name)} for {time.perf_counter() - since:.0f} s"
 
     def split(self, phase: str, seconds: dict[str, float]) -> None:
-        """What a phase was spent on, by the threads that worked in it."""
+        """Add seconds of threads in a phase, by what they were spent on."""
         for name, value in seconds.items():
             key = (phase, name)
             self._splits[key] = self._splits.get(key, 0.0) + value
 
     def begin(self, timesteps: int, elapsed: float = 0.0) -> None:
-        """Steps are counted from here; `elapsed` was spent before a resume."""
+        """Count steps and seconds from here; elapsed: seconds before a resume."""
         self._start = time.perf_counter() - elapsed
         self._steps_read = timesteps
 
     def read(self, timesteps: int, iterations: int) -> dict[str, float]:
         """The `time/` columns of a log row.
 
-        `time/fps` is steps per second of collecting and training: an evaluation, a checkpoint or
-        a callback among them does not make it lower. `time/collect_fps` is of collecting alone.
+        `time/fps` is steps per second of collecting and training, without evaluations, checkpoints
+        and callbacks. `time/collect_fps` is steps per second of collecting alone.
         """
         steps, self._steps_read = timesteps - self._steps_read, timesteps
         collect, train = (self._seconds.get(name, 0.0) for name in ("collect", "train"))
@@ -233,7 +233,7 @@ class Stopwatch:
         }
         row |= {f"time/{name}": seconds for name, seconds in sorted(self._seconds.items())}
         for (phase, name), seconds in sorted(self._splits.items()):
-            # Threads work side by side: their seconds are scaled to those on the wall.
+            # Threads run in parallel: their seconds are scaled to wall-clock time.
             together = sum(s for (other, _), s in self._splits.items() if other == phase)
             row[f"time/{name}"] = seconds / max(together, 1e-9) * self._seconds.get(phase, 0.0)
         self._seconds, self._splits = {}, {}
@@ -241,7 +241,7 @@ class Stopwatch:
 
 
 class Usage:
-    """CPU, memory and GPU use since the last reading. Changes nothing and decides nothing."""
+    """CPU, memory and GPU use since the last reading."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), _cpu_seconds()
@@ -264,7 +264,7 @@ def _cpu_seconds() -> float:
 
 
 def _resident_bytes() -> int:
-    """Resident memory now; where there is no /proc, its peak."""
+    """Resident memory in bytes; without /proc, its peak."""
     try:
         with open("/proc/self/statm") as stream:
             return int(stream.read().split()[1]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""When checkpoints are written and what is in them: the state of every part, by name."""
+"""Checkpoints: when they are written, and their content, the state of every part by name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from etude.runs.folder import RunFolder
 
 Say = Callable[[str], None]
 RUN = "run"
-"""What a checkpoint calls its copies of the run's recipe and manifest."""
+"""The name of the copies of recipe and manifest in a checkpoint."""
 
 
 class CheckpointConfig(Config):
-    """When the run is saved. None of this changes a result."""
+    """When the run is saved. No field changes results."""
 
     aliases = {"every": "save_freq save_interval"}  # noqa: RUF012
 
@@ -46,15 +46,15 @@ class CheckpointConfig(Config):
     )
     keep_last: int = Field(3, ge=1, le=10_000, description="Resumable checkpoints that are kept.")
     keep_every: int | None = Field(
-        None, ge=1, description="Also keep one policy in so many timesteps."
+        None, ge=1, description="Timesteps between policies that are also kept."
     )
 
 
 class Saver:
-    """Writes checkpoints at boundaries and puts a run back to the last good one.
+    """Writes checkpoints at the ends of iterations, and restores a run from the last intact one.
 
-    All ranks come here together, since what is saved is in parts with each of them; the first one
-    alone reads and writes.
+    All ranks call it together, since each has a part of the state; only the first one reads and
+    writes files.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Saver:
         ranks: Ranks = ALONE,
         compare_every: str = "never",
     ) -> None:
-        """`parts`: everything with state, by name. `compare_every`: how often ranks compare their
-        weights, besides at saves."""
+        """parts: everything with state, by name. compare_every: how often ranks compare their
+        weights, in addition to saves."""
         self._folder, self._config, self._ranks = folder, config, ranks
         self._algorithm, self._parts = algorithm, parts
         self._every, self._compare_every = map(Interval.parse, (config.every, compare_every))
@@ -79,21 +79,21 @@ class Saver:
         self.num_saved = 0
 
     def want_best(self, clock: Clock) -> None:
-        """The policy at this boundary is the best so far: keep it."""
+        """Keep the present policy as the best so far."""
         self._best, self._best_is_new = step_of(clock), True
 
     def save_if_due(self, clock: Clock, urgent: bool = False) -> bool:
-        """Save if the clock, the wall clock, the run's end or an urgent stop asks for it.
+        """Save if the schedule, wall-clock time, the end of the run or an urgent stop requires it.
 
-        Whether it was: a run that ends here can then be resumed from here.
+        Returns whether a checkpoint was saved from which the run can be resumed.
         """
         seconds, last = self._config.seconds, self._last_save
         late = seconds is not None and self._ranks.from_first(
             lambda: time.monotonic() - last >= seconds
         )
         due = clock.finished or clock.is_due(self._every)
-        # Saves that no schedule asked for are not counted: the count is state, and a run that
-        # was stopped must end as one that was not.
+        # Only scheduled saves are counted: the count is state, and a run that was stopped and
+        # resumed must end with the same state.
         self.num_saved += due
         wanted = urgent or late or due
         if wanted or self._best_is_new or clock.is_due(self._compare_every):
@@ -114,16 +114,15 @@ class Saver:
         return wanted
 
     def _compare(self, clock: Clock) -> None:
-        """End the run where ranks do not have the same weights, optimizer and statistics."""
+        """Raise an error if ranks differ in weights, optimizer or statistics."""
         learned = self._algorithm
         if others := self._ranks.differing(
             lambda: digest({"policy": learned.policy_parts()[0], "rest": learned.state_dict()})
         ):
             raise EtudeError(
                 f"Rank 0 and {named(others)} no longer have the same weights, at step "
-                f"{step_of(clock):,}: a processor or memory errs, or code of yours gave them "
-                "different numbers. Nothing was saved since they last agreed; `etude resume` goes "
-                "on from there."
+                f"{step_of(clock):,}: a hardware error, or your code depends on the rank. Nothing "
+                "was saved since they last agreed; `etude resume` continues from there."
             )
 
     def _mark_best(self) -> None:
@@ -134,7 +133,7 @@ class Saver:
     def _save(self, clock: Clock) -> None:
         folder, step = self._folder.checkpoints, step_of(clock)
         for name, part in self._parts.items():
-            if isinstance(part, Shared) and name != "algorithm":  # That one was compared before.
+            if isinstance(part, Shared) and name != "algorithm":  # already gathered to compare
                 part.gather()
         training = self.training_state()
         if not self._ranks.is_first:
@@ -149,10 +148,10 @@ class Saver:
         self._last_save = time.monotonic()
 
     def _retire(self) -> None:
-        """Let the algorithm give up files that no checkpoint needs any more."""
+        """Let the algorithm delete files that no checkpoint needs any more."""
         kept = [path.name for path in checkpoint.resumable(self._folder.checkpoints)]
         self._saved = {name: self._saved[name] for name in kept if name in self._saved}
-        if len(self._saved) == len(kept):  # One that is not known might need anything.
+        if len(self._saved) == len(kept):  # An unknown checkpoint may need any file.
             self._algorithm.retire(list(self._saved.values()))
 
     def _remember_all(self, newest: Path, training: Tree) -> None:
@@ -163,7 +162,7 @@ class Saver:
                     self._remember(path.name, checkpoint.load_training(path)[2])
 
     def _remember(self, name: str, training: Tree) -> None:
-        # Names of files are no arrays, and arrays may be large.
+        # The names of files are needed, and arrays may be large.
         self._saved[name] = without_arrays(training["algorithm"])
 
     def training_state(self) -> Tree:
@@ -174,10 +173,10 @@ class Saver:
 
     @waiting("reading the checkpoint")
     def restore(self, clock: Clock, say: Say, step: int | None = None) -> bool:
-        """Put every part back to the newest checkpoint that is whole; False if there is none.
+        """Restore every part from the newest intact checkpoint; False if there is none.
 
-        With `step`, to the checkpoint of that step; later ones are set aside. One whose replay is
-        damaged is set aside for the one before, if that is whole: else nothing is changed.
+        With `step`, from the checkpoint of that step; later ones are set aside. If its replay is
+        damaged, it is set aside for the one before, if that is intact: otherwise nothing changes.
         """
         folder, before = self._folder.checkpoints, None
         if step is not None:
@@ -198,10 +197,10 @@ class Saver:
                 checkpoint.roll_back(folder, int(found[0]), say)
             return True
         if damage:
-            self._newest(say)  # `latest` is what it was.
+            self._newest(say)  # restores `latest`
             raise EtudeError(
                 f"{damage[0]} No checkpoint that was tried can be resumed without it; the policies "
-                f"are whole, and --from {self._folder.path} starts a new run from the newest."
+                f"are intact, and --from {self._folder.path} starts a new run from the newest."
             )
         return False
 
@@ -211,8 +210,8 @@ class Saver:
         missing = sorted(self._parts.keys() - training.keys())
         if missing:
             raise UsageError(
-                f"{path} holds nothing for {', '.join(missing)}: resume with the callbacks the run "
-                "was started with."
+                f"{path} has no state of {', '.join(missing)}: resume with the callbacks that the "
+                "run was started with."
             )
         with checkpoint.explain_mismatch(path, "policy"):
             self._algorithm.load_policy(arrays)
@@ -235,7 +234,7 @@ class Saver:
         return path.name, arrays, training
 
     def _mark_again(self, clock: Clock) -> None:
-        """A kill may have come between the save and the marks that belong to it."""
+        """Repeat the marks of a save, since the process may have been killed before them."""
         folder = self._folder.checkpoints
         if self._best is not None and checkpoint.exists(folder, self._best):
             checkpoint.mark(folder, "best", self._best)
@@ -244,5 +243,5 @@ class Saver:
 
 
 def step_of(clock: Clock) -> int:
-    """What numbers checkpoints: environment steps, or updates where nothing is collected."""
+    """The number of a checkpoint: environment steps, or updates if nothing is collected."""
     return clock.now.timesteps if clock.loops.steps_per_iteration else clock.now.updates

@@ -1,4 +1,4 @@
-"""Signals: stop at the next boundary if it comes soon, otherwise just exit. Only time is lost."""
+"""Signals: stop at the end of the iteration if it comes soon, otherwise exit without a save."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from etude.core import progress
 from etude.core.errors import RESUMABLE, EtudeError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a run to stop: people, terminals that close, and schedulers whose time is up."""
+"""Signals that stop a run, from users, closing terminals and schedulers at their time limits."""
 LEAST_GRACE = 5.0
-"""Seconds that a run has to reach its next boundary, where iterations are short."""
+"""Seconds that a run has at least to finish its iteration."""
 ITERATIONS = 3
-"""Or so many times the longest iteration so far, its save included."""
+"""The grace is this factor times the longest iteration so far, its save included, if longer."""
 
 SAME = 1.0
-"""Seconds in which the same signal again is the same request: a scheduler may send it to all
-processes, and the one that started this one passes it on."""
+"""Seconds in which a repeated signal is ignored: a scheduler may send it to all processes, and the
+parent process passes it on."""
 LOOK = 1.0
-"""Seconds between looks for a signal that the main thread was not able to take."""
+"""Seconds between checks for a signal that the main thread could not handle."""
 _HANGS = "; its disk hangs, and the system lets the process go only when the disk answers"
 
 
 class StopRequest:
-    """Turns signals into a request that the loop reads at iteration boundaries.
+    """Turns signals into a request that the loop reads at the ends of iterations.
 
-    If no boundary comes within the grace, or a second signal does, the process ends where it
-    stands: whatever was going on is recomputed, bit for bit, from the last checkpoint. A thread of
-    its own answers, since the one that trains may be inside a library or a disk for long.
+    If the iteration does not end within the grace, or a second signal comes, the process exits: a
+    resume recomputes the lost steps from the last checkpoint, bit for bit. A separate thread
+    responds, since the training thread may be in a library or wait for the disk.
     """
 
     def __init__(
         self, grace: float | None = None, doing: Callable[[], str] = lambda: "training"
     ) -> None:
-        """`grace`: seconds until the process ends without a boundary; None: by how long
-        iterations take. `doing`: what the run is doing, and for how long, in words."""
+        """grace: seconds until the process exits within an iteration; None: by the duration of
+        iterations. doing: describes the present activity and its duration."""
         self.signal: int | None = None
         self.pause_after: int | None = None
         """Iterations after which the run pauses; None for a run that goes on to its end."""
@@ -61,21 +61,21 @@ class StopRequest:
         return self.signal is not None
 
     def is_due(self, iterations: int) -> bool:
-        """Whether a run that has done so many iterations stops: by a signal, or to pause."""
+        """Whether a run stops after this number of iterations, by a signal or for a pause."""
         return self.requested or self.pauses(iterations)
 
     def pauses(self, iterations: int) -> bool:
-        """Whether a run that has done so many iterations was to pause by then."""
+        """Whether a run pauses after this number of iterations."""
         return self.pause_after is not None and iterations >= self.pause_after
 
     @property
     def grace(self) -> float:
-        """Seconds from a signal to the process's end, if no boundary comes."""
+        """Seconds from a signal to the exit of the process, if the iteration does not end."""
         by_iterations = max(LEAST_GRACE, ITERATIONS * self._longest)
         return by_iterations if self._given is None else self._given
 
     def boundary(self, step: int, saved: bool) -> None:
-        """An iteration has ended, and was saved or not."""
+        """Record the end of an iteration, and whether it was saved."""
         now = time.monotonic()
         self._longest, self._boundary = max(self._longest, now - self._boundary), now
         if saved:
@@ -90,7 +90,7 @@ class StopRequest:
         os.set_blocking(self._pipe[1], False)
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # It was started by nohup: to go on when its terminal closes.
+                continue  # Started by nohup: it continues when its terminal closes.
             self._previous[number] = signal.signal(number, self._on_signal)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=[self._pipe[0]], daemon=True).start()
@@ -110,7 +110,7 @@ class StopRequest:
             self.signal = number
 
     def _watch(self, pipe: int) -> None:
-        """Acknowledge the first signal; end the process at a second one, or when time is up."""
+        """Acknowledge the first signal; exit after a second one, or at the deadline."""
         deadline: float | None = None
         first = 0.0
         while True:
@@ -135,7 +135,7 @@ class StopRequest:
                 self._exit()
 
     def _answer(self) -> str:
-        """What follows from a signal."""
+        """The message about the consequences of a signal."""
         return (
             f"the run is saved at the end of this iteration if that comes within {self.grace:.0f} "
             f"s; a second signal ends it at once. It has been {self._doing()}."
@@ -152,11 +152,11 @@ class StopRequest:
 
 
 class _Asked(BaseException):
-    """A signal that came before the first iteration; no handler of errors is to take it."""
+    """A signal before the first iteration; not an `Exception`, so that no handler catches it."""
 
 
 class _Start(StopRequest):
-    """Ends what goes on in the main thread, or after the grace the process."""
+    """Interrupts the main thread, or exits after the grace."""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
@@ -164,7 +164,7 @@ class _Start(StopRequest):
             raise _Asked
 
     def _answer(self) -> str:
-        return "the run is not continued; its checkpoint is as it was."
+        return "the run is not continued; its checkpoint is unchanged."
 
     def _exit(self) -> None:
         os._exit(RESUMABLE)
@@ -172,7 +172,7 @@ class _Start(StopRequest):
 
 @contextmanager
 def starting(error: EtudeError) -> Iterator[None]:
-    """Until the loop takes signals: the first one raises this error, since nothing is lost yet."""
+    """Until the loop handles signals: raise `error` at the first one, since nothing is lost yet."""
     try:
         with _Start():
             yield
@@ -181,20 +181,20 @@ def starting(error: EtudeError) -> Iterator[None]:
 
 
 def _not_taken() -> bytes:
-    """A signal that the main thread was chosen for, and cannot take while its disk hangs."""
+    """The number of a signal that the main thread cannot handle while it waits for the disk."""
     taken = signal.sigtimedwait(SIGNALS, 0) if hasattr(signal, "sigtimedwait") else None
     return b"" if taken is None else bytes([taken.si_signo])
 
 
 def _disk_hangs() -> bool:
-    """Whether the main thread is in a system call that not even a kill can end."""
+    """Whether the main thread is in an uninterruptible system call."""
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/stat") as stream:
         return stream.read().rpartition(")")[2].split()[0] == "D"
     return False
 
 
 def _tell(text: str) -> None:
-    """Print for whoever sent the signal; the terminal may be gone."""
+    """Print a message to standard error; the terminal may be gone."""
     progress.erase()
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
