@@ -175,7 +175,7 @@ def test_a_rank_that_lives_but_does_not_come_is_named() -> None:
     store = HashStore()
     one, two = (Heartbeat(rank, 2, store, None) for rank in range(2))
     one.exchanges, two.exchanges = 7, 6
-    with pytest.raises(LostRank, match=r"all of them live: rank 1 did not come \(.*no answer"):
+    with pytest.raises(LostRank, match=r"are alive: rank 1 did not take part \(.*no answer"):
         one.explain(RuntimeError("no answer"), seconds=4 * BEAT)
     for heart in (one, two):
         heart.stop()

@@ -1,8 +1,7 @@
-"""Workers as Ray actors, and how a cluster is found.
+"""Workers as Ray actors, and the connection to a cluster.
 
-Ray serialises what travels between our own processes with pickle: that is transport, and nothing
-of it is kept. Whoever can reach a Ray cluster can run code on it, other users of this machine too,
-so a cluster is used only where it asks for a token.
+Ray uses pickle between our own processes; nothing of it is stored. Anyone who can reach a Ray
+cluster can run code on it, other users of this machine too, so a cluster must require a token.
 """
 
 from __future__ import annotations
@@ -36,27 +35,28 @@ from etude.runs.manifest import PREFIXES
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Set to 0, Ray takes the loopback address for this machine's; it replaces it by an outer one
-otherwise, even where it is asked for. Read when Ray is imported."""
+"""Set to 0, Ray uses the loopback address; otherwise it replaces it by an external one, even if
+loopback is requested. Read when Ray is imported."""
 HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""Ray ends a process without a word so long after it lost the head, 60 s if nobody says more. A run
-gives up earlier and with a report, but only where it collects: it may be learning for long."""
+"""Seconds after losing the head until Ray exits a process without a message, 60 by default. A run
+gives up earlier and with a report, but only while it collects, and an update may take long."""
 HEALTH_CHECKS = "RAY_health_check_failure_threshold"
-"""Health checks, one in 3 s, that a machine fails before the head declares it lost: 5 if nobody
-says more. Ray then looks for the driver's objects in the store of that machine, which is gone with
-its process, and ends the driver without a word."""
+"""Failed health checks, one in 3 s, until the head declares a machine lost: 5 by default. Ray then
+looks for the driver's objects in that machine's store, which ended with its process, and exits the
+driver without a message."""
 LEAST_STORE = 128 << 20
 LOOK_SECONDS = 1.0
 """Seconds between two checks of the cluster's machines and servers."""
 MOST_HANDED = 4
-"""Times that one broadcast is put into the object store, where workers cannot fetch it."""
+"""The maximum number of times that a broadcast is put into the object store, if workers cannot
+fetch it."""
 LEAVE_SECONDS = 10.0
 """Seconds for Ray to leave a cluster that does not answer."""
 RAYLET = "Ray's process on this machine"
 
 
 def check(address: str) -> None:
-    """Refuse a cluster that cannot be used, before anything is written."""
+    """Raise an error if the cluster cannot be used, before anything is written."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
             "collector.kind is ray, but Ray is not installed: `pip install etude[ray]`, or train "
@@ -94,7 +94,7 @@ class RayCollectorConfig(CollectorConfig):
         views = [[b.part(self.part(g)) for g in local] for b in buffers]
         one = replace(buffers[0].spec, num_envs=self.envs_per_group)
         blueprint = Blueprint(make_env, make_policy, one, key, self.threads, code)
-        # Fragments of an iteration on their way, and those before them not yet let go of.
+        # Room for the fragments of an iteration, and earlier ones that are not released yet.
         room = 3 * buffers[0].spec.num_bytes
         fleet = RayFleet(blueprint, self.actors, self.address, room, exact)
         here = Host(blueprint, workers)
@@ -110,10 +110,10 @@ class RayCollectorConfig(CollectorConfig):
 
 
 class Actor:
-    """A host of groups in a process of Ray's."""
+    """A host of groups in a process of Ray."""
 
     def __init__(self, blueprint: Blueprint, folder: str) -> None:
-        if os.path.isdir(folder):  # Tasks of the user are imported from there.
+        if os.path.isdir(folder):  # The user's tasks are imported from there.
             os.chdir(folder)
         self._host = Host(blueprint)
 
@@ -123,7 +123,7 @@ class Actor:
         return self._host.hello(broadcast, ray.util.get_node_ip_address())
 
     def run(self, broadcast: list[Any], task: Task) -> Answer:
-        """`broadcast`: a list with its reference, which is fetched once per machine and serial."""
+        """broadcast: a list with its reference, which is fetched once per machine and serial."""
         import ray
 
         if not self._host.knows(task.serial):
@@ -135,7 +135,7 @@ class Actor:
 
 
 class RayFleet:
-    """Actors on a cluster: a given number of them, or one on every machine."""
+    """Actors on a cluster: a given number, or one on every machine."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class RayFleet:
         store_bytes: int,
         probed: bool = True,
     ) -> None:
-        """`store_bytes`: size of the object store; `probed`: new workers must show that they
-        compute the same bits."""
+        """store_bytes: size of the object store. probed: whether new workers must compute the same
+        bits."""
         check(address)
         self._own = connect(address, (actors or 1) * blueprint.threads, store_bytes)
         self._at_home = self._own and address == "local"
@@ -185,28 +185,28 @@ class RayFleet:
         return len(self._handles) - len(self._greeted)
 
     def _check_raylet(self) -> None:
-        """End the run, with a report, where Ray's process on this machine has ended.
+        """Raise `HeadLost` if Ray's process on this machine has ended.
 
-        The driver's object store ends with that process, and Ray ends the driver without a word in
-        the next call that puts or gets an object: this comes before each of them.
+        The driver's object store ends with that process, and Ray exits the driver without a message
+        in the next call that puts or gets an object: call this before each of them.
         """
         if self._raylet is not None and self._raylet.poll(0):
             raise HeadLost(RAYLET, "has ended")
 
     def silent(self, seconds: float) -> tuple[str, float] | None:
         self._check_raylet()
-        return self._mute(seconds)
+        return self._unresponsive(seconds)
 
-    def _mute(self, seconds: float) -> tuple[str, float] | None:
+    def _unresponsive(self, seconds: float) -> tuple[str, float] | None:
         """The server that does not answer, and for how long; waits for at most `seconds`."""
         wait = self._asked + LOOK_SECONDS - time.monotonic()
         if wait > 0.0 and self._silent is not None:
             time.sleep(min(wait, seconds))
         elif wait <= 0.0:
-            mute = [who for who, at in self._servers.items() if not answers(at, LOOK_SECONDS)]
+            silent = [who for who, at in self._servers.items() if not answers(at, LOOK_SECONDS)]
             self._asked = time.monotonic()
             since = self._asked if self._silent is None else self._silent[1]
-            self._silent = (mute[0], since) if mute else None
+            self._silent = (silent[0], since) if silent else None
         return self._silent and (self._silent[0], time.monotonic() - self._silent[1])
 
     def broadcast(self, serial: int, broadcast: Broadcast) -> None:
@@ -215,7 +215,7 @@ class RayFleet:
         self._broadcast = [self._put(broadcast)]
 
     def _put_again(self, broadcast: list[Any]) -> bool:
-        """Put a broadcast again that a worker could not fetch; False after too many times."""
+        """Put a broadcast again that a worker could not fetch; False after `MOST_HANDED` times."""
         if broadcast is self._broadcast:
             if self._handed == MOST_HANDED:
                 return False
@@ -330,7 +330,7 @@ class RayFleet:
 
     def close(self) -> None:
         self._asked = 0.0
-        if self._mute(0.0) is not None:
+        if self._unresponsive(0.0) is not None:
             self._leave()
             return
         for worker in list(self._handles):
@@ -340,7 +340,7 @@ class RayFleet:
             self._ray.shutdown()
 
     def _leave(self) -> None:
-        """Leave a cluster that does not answer; processes of this run's own cluster are killed."""
+        """Leave a cluster that does not answer; kill the processes of a cluster of this run."""
         if not self._own:
             return
         atexit.unregister(self._ray.shutdown)
@@ -359,7 +359,7 @@ _STUCK = threading.Event()
 
 @atexit.register
 def _end() -> None:
-    """End a process that hangs in Ray's shutdown: Python itself would crash."""
+    """Exit a process that hangs in Ray's shutdown: Python would crash otherwise."""
     if _STUCK.is_set():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -367,8 +367,8 @@ def _end() -> None:
 
 
 def _servers(ray: Any) -> tuple[dict[str, tuple[str, int]], str]:
-    """Ray's processes that a run cannot do without and where they listen, and the socket file of
-    the one on this machine."""
+    """The addresses of Ray's processes that a run depends on, and the socket file of the one on
+    this machine."""
     context = ray.get_runtime_context()
     here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
     servers = {
@@ -384,7 +384,7 @@ def _words(error: BaseException) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why an actor was lost, in words."""
+    """Describe why an actor was lost."""
     lines = str(error).strip().splitlines()
     if "creation task" in str(error):
         return f"it could not start: {lines[-1].strip()}"
@@ -408,7 +408,7 @@ def environment() -> dict[str, str]:
 
 
 def connect(address: str, cpus: int, store_bytes: int) -> bool:
-    """Connect to the cluster, or start one here; False where Ray was connected already."""
+    """Connect to the cluster, or start one here; False if Ray was connected already."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         check_address(sys.modules["ray"].get_runtime_context().gcs_address)
         return False
@@ -433,7 +433,7 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
         at = "" if address == "local" else f" at {address} cannot be used"
         raise EtudeError(f"{what}{at}: {_words(error)}") from error
     try:
-        # Ray finds a cluster in its own way, which may be another than the one checked above.
+        # Ray finds a cluster by itself, which may differ from the one that was checked above.
         at_home = check_address(ray.get_runtime_context().gcs_address)
         if address == "local" and not at_home:
             raise UsageError(
@@ -447,10 +447,10 @@ def connect(address: str, cpus: int, store_bytes: int) -> bool:
 
 
 def _stay_home() -> None:
-    """Settings of a cluster that this run starts; Ray reads them when it is imported."""
+    """Configure a cluster that this run starts; Ray reads the settings when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray would give its workers a low priority, and the learner waits for them.
+    # By default Ray's workers have a low priority, and the learner waits for them.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault(HEALTH_CHECKS, "1200")  # an hour: the run itself watches its one machine
     if "ray" not in sys.modules:
@@ -462,11 +462,11 @@ def _stay_home() -> None:
 
 
 def find_address(address: str) -> str:
-    """host:port of the cluster that is meant."""
+    """Resolve an address to host:port."""
     if address.startswith("ray://"):
         raise UsageError(
-            f"{address} is a Ray Client address, and a run needs to be part of the cluster: start "
-            "it on one of its machines with --collector.address auto."
+            f"{address} is a Ray Client address, and a run must be part of the cluster: start it "
+            "on one of its machines with --collector.address auto."
         )
     if address != "auto":
         return address
@@ -482,15 +482,15 @@ def find_address(address: str) -> str:
 
 
 def check_address(address: str) -> bool:
-    """Whether a cluster is on the loopback address. It must ask for a token, unless it is and
-    RAY_AUTH_MODE=disabled says that nobody else uses this machine."""
+    """Raise an error for a cluster without a token, except on loopback with RAY_AUTH_MODE=disabled
+    (nobody else uses this machine). Returns whether it is on the loopback address."""
     at_home, mode = is_loopback(split(address)[0]), os.environ.get("RAY_AUTH_MODE", "").lower()
     if at_home and mode == "disabled":
         return True
     if mode != "token" or is_open(split(address), LOOK_SECONDS):
         alone = ", or RAY_AUTH_MODE=disabled if nobody else uses this machine" if at_home else ""
         raise UsageError(
-            f"The Ray cluster at {address} is open to whoever can reach it: start Ray and this "
+            f"The Ray cluster at {address} is open to anyone who can reach it: start Ray and this "
             f"command with RAY_AUTH_MODE=token{alone} (see docs/cluster.md)."
         )
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -503,7 +503,7 @@ def check_address(address: str) -> bool:
 
 
 def answers(address: tuple[str, int], seconds: float) -> bool:
-    """Whether a server of Ray's lives: one that has ended refuses, a frozen one says nothing."""
+    """Whether a server of Ray is alive: an ended one refuses, a frozen one does not answer."""
     return _call(address, seconds) not in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
@@ -513,11 +513,11 @@ def is_open(address: tuple[str, int], seconds: float) -> bool:
 
 
 def _call(address: tuple[str, int], seconds: float) -> str:
-    """The status of a gRPC call without a token. Ray's own client waits where nobody answers, some
-    calls for ever, and does not tell whether a cluster lets in anybody."""
+    """The status of a gRPC call without a token. Ray's own client may wait forever for an answer,
+    and cannot tell whether a cluster accepts clients without a token."""
     import grpc
 
-    # Without these, a proxy would be asked, and a call would wait for the one before.
+    # Without these, calls use a proxy, and wait for earlier ones.
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(_joined(*address), options) as channel:
         try:
@@ -528,7 +528,7 @@ def _call(address: tuple[str, int], seconds: float) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """(host, port) of host:port; port 0 where there is none."""
+    """(host, port) of host:port; port 0 if it has none."""
     host, _, port = address.rpartition(":")
     return (host.strip("[]"), int(port)) if port.isdigit() else (address, 0)
 
@@ -538,8 +538,8 @@ def _joined(host: str, port: int) -> str:
 
 
 def end_of(socket_file: str) -> select.poll | None:
-    """A poll of the process behind a socket file: `poll(0)` is [] while it lives. None where the
-    operating system does not name the process."""
+    """A poll of the process behind a socket file: `poll(0)` is [] while it is alive. None if the
+    operating system does not identify the process."""
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(socket_file)

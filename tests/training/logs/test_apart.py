@@ -181,7 +181,7 @@ def test_logs_of_other_packages_are_held_apart(tmp_path: Path, told: list[str]) 
         guarded.epoch_end(None, {})  # type: ignore[arg-type]
     assert isinstance(remembering, Remembering)
     assert told == [
-        "The log unready cannot be opened, and is left out: RuntimeError: no display "
+        "The log unready cannot be opened and is omitted: RuntimeError: no display "
         f"({Path(__file__).name}, line {line_of('no display')}).",
         "A callback of the log unready failed, and the run goes on: RuntimeError: no epochs here "
         f"({Path(__file__).name}, line {line_of('no epochs here')}).",

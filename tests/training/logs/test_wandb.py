@@ -68,7 +68,7 @@ def test_a_strangers_folder_does_not_lead_it_elsewhere(tmp_path: Path) -> None:
     log = make(folder)
     state = {"id": "../../../x", "confirmed": -1, "sent": -1, "uploaded": False}
     (folder / "wandb.json").write_text(json.dumps(state))
-    with pytest.raises(EtudeError, match="its id is none of W&B's"):
+    with pytest.raises(EtudeError, match="its id is not a W&B id"):
         log.begin([])
     state |= {"id": "x", "unfinished": "../../important"}
     (folder / "wandb.json").write_text(json.dumps(state))

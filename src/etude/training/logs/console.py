@@ -25,10 +25,10 @@ ROWS_PER_HEADING = 20
 
 
 class ConsoleTable:
-    """Prints log rows for a person to follow; what a row does not have stays empty."""
+    """Prints log rows as a table; values that a row does not have stay empty."""
 
     def __init__(self, health: Health, stream: TextIO | None = None) -> None:
-        """`health`: follows the run; of its declared metrics those with a column are shown."""
+        """health: follows the run; its declared metrics with a column are shown."""
         self._health = health
         epoch = [(m.epoch, m) for m in health.metrics if m.epoch is not None]
         self._epoch = sorted(epoch, key=lambda pair: pair[0])
@@ -38,11 +38,11 @@ class ConsoleTable:
         self._explained: set[str] = set()
 
     def begin(self, history: Iterable[LogRow]) -> None:
-        """Rows from before a resume have been printed before."""
+        """Rows from before a resume are not printed again."""
         self._health.begin(history)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Print the line of a cycle that ended, now and then below a heading."""
+        """Print the line of a finished cycle, below a heading every `ROWS_PER_HEADING` rows."""
         values = numbers(row)
         columns = columns_of(self._health.metrics, values)
         if self._rows % ROWS_PER_HEADING == 0:
@@ -53,10 +53,10 @@ class ConsoleTable:
         self._health.add(values)
 
     def epoch(self, number: int, summary: Mapping[str, float]) -> None:
-        """Print the line of an epoch that ended, of whose metrics `summary` holds the means.
+        """Print the line of a finished epoch. summary: means of its metrics.
 
-        It has what was reached and where that goes, the last evaluation beside the best, and what
-        looks wrong (the first time with what to try).
+        It has results with their trend, the last evaluation and the best, and warnings (the first
+        time with advice).
         """
         values = {**self._last, **summary}
         shown = [metric for _, metric in self._epoch if metric.name in values]
@@ -79,10 +79,8 @@ Columns = list[tuple[Metric, int]]
 
 
 def columns_of(metrics: Metrics, row: Row, most: int | None = None) -> Columns:
-    """The columns of a table of such rows, within `most` characters if that is given.
-
-    Those that fit are chosen among the ones that hold a value.
-    """
+    """The columns of a table for rows like this; with `most`, those with a value that fit into this
+    number of characters."""
     runs = ("all", "offline" if is_offline(row) else "online")
     placed = [(m.column, m) for m in metrics if m.column and m.column.runs in runs]
     columns = [
@@ -103,7 +101,7 @@ def heading_of(columns: Columns) -> str:
 
 
 def line_of(columns: Columns, row: Row) -> str:
-    """A row of the table; what it does not hold stays empty."""
+    """A row of the table; missing values stay empty."""
     return "".join(f"{text_of(metric, row):>{width}}" for metric, width in columns).rstrip()
 
 
@@ -112,7 +110,7 @@ def text_of(metric: Metric, row: Row) -> str:
 
 
 class EpochLines(Callback):
-    """Hands every epoch's number and the means of its metrics to whoever prints a line of it."""
+    """Calls `show` with the number of every epoch and the means of its metrics."""
 
     def __init__(self, show: Callable[[int, dict[str, float]], None]) -> None:
         self._show = show
@@ -122,10 +120,7 @@ class EpochLines(Callback):
 
 
 class LossLines(Callback):
-    """Says what a loss was, on average, in every iteration.
-
-    With `every`, also in every so many batches of the run.
-    """
+    """Prints the mean of a loss in every iteration; with `every`, also in every `every` batches."""
 
     def __init__(
         self, say: Callable[[str], None], metric: Metric, every: int | None = None

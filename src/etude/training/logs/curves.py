@@ -14,10 +14,10 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class Curve:
-    """The shape of a metric over a whole run, in a fixed number of points however long it is."""
+    """A metric over a whole run, in at most `MAX_POINTS` points."""
 
     def __init__(self, rows_before: int = 0) -> None:
-        """`rows_before`: rows of the run that came before the metric's first value."""
+        """rows_before: rows of the run before the metric's first value."""
         self.last: float | None = None
         self.per_point = 1
         """Rows that make a point."""
@@ -27,7 +27,7 @@ class Curve:
             self.add(None, rows_before)
 
     def add(self, value: float | None, rows: int = 1) -> None:
-        """One row's value, or that of several; a row without one leaves the curve where it was."""
+        """Add the value of one or several rows; a row without a value repeats the last one."""
         self.last = self.last if value is None else value
         while rows:
             taken = min(rows, self.per_point - len(self._open))
@@ -47,16 +47,16 @@ class Curve:
 
     @property
     def points(self) -> tuple[float, ...]:
-        """Oldest first, NaN before the first value; the last may be of fewer rows than others."""
-        rest = self._open  # another thread may put a new list there meanwhile
+        """Oldest first, NaN before the first value; the last may have fewer rows than others."""
+        rest = self._open  # another thread may replace this list
         return (*self._means, *([fmean(rest)] if rest else []))
 
 
 def span_of(count: int, expected: int) -> int:
-    """How many points the width of a curve stands for.
+    """The number of points in the width of a curve.
 
-    That is the whole run when it is short. In a longer one the curve fills at least half of the
-    width, and is drawn at half the scale whenever it has reached the end.
+    This is the whole run if it is short. In a longer one the curve fills at least half of the
+    width; when it has reached the end, the scale is halved.
     """
     zoom = 8
     while zoom < count:
@@ -65,7 +65,7 @@ def span_of(count: int, expected: int) -> int:
 
 
 def spread(values: Sequence[float], span: int, width: int) -> list[float]:
-    """One value per column: means where there are more than columns, otherwise wider steps."""
+    """One value per column: means of several values, or the same value in several columns."""
     columns = []
     for i in range(width):
         start = i * span // width
@@ -84,7 +84,7 @@ class Axis(NamedTuple):
     is_log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value is: 0 at the bottom, 1 at the top; what is outside is at the edge."""
+        """The position of a value from 0 at the bottom to 1 at the top, clamped."""
         low, high = self.low, self.high
         if self.is_log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -93,16 +93,16 @@ class Axis(NamedTuple):
 
 
 Bounds = tuple[float | None, float | None]
-"""What a metric cannot leave, or is not worth drawing beyond; None where there is no such limit."""
+"""The lowest and the highest value to draw; None for no limit."""
 LEAST_EXTENT = 0.1
-"""Of an axis, as a share of the largest value: smaller changes are not blown up to look large."""
+"""The least extent of an axis relative to the largest value, so that small changes look small."""
 LOGARITHMIC = 20.0
-"""Times the median that the largest of positive values is where an axis becomes logarithmic."""
+"""An axis is logarithmic if the largest of positive values exceeds the median by this factor."""
 
 
 def axis_of(values: Sequence[float], bounds: Bounds = (None, None)) -> Axis:
-    """An axis that fits known values, within bounds, so that no curve is flattened by an end of
-    the scale that it never reaches, nor by a few values that are far from all others."""
+    """An axis that fits the values, within bounds. Bounds that the values do not reach and a few
+    outliers do not flatten the curve."""
     least, most = (-math.inf if bounds[0] is None else bounds[0]), bounds[1]
     most = math.inf if most is None else most
     inside = [min(max(value, least), most) for value in values] or [0.0]
@@ -127,12 +127,12 @@ def spark(
 ) -> tuple[tuple[str, ...], Axis]:
     """A filled curve in `height` lines of `width` characters, the top line first; and its axis.
 
-    `span`: how many values the whole width stands for. Remembered, since a curve changes once per
-    row and is drawn several times a second.
+    span: number of values in the whole width. Cached, since a curve changes less often than it is
+    drawn.
     """
     columns = spread(values, span, width)
     axis = axis_of([value for value in columns if not math.isnan(value)], bounds)
-    # The lowest value still shows as a line, so that it is not taken for a missing one.
+    # The lowest value is drawn as a line, unlike a missing one.
     levels = [0 if math.isnan(v) else max(1, round(8 * height * axis.share(v))) for v in columns]
     lines = []
     for line in reversed(range(height)):
@@ -149,7 +149,7 @@ def bar(share: float, width: int) -> tuple[str, str]:
 
 
 def split(shares: Sequence[float], width: int) -> list[int]:
-    """Whole numbers of characters that add up to `width`, in proportion to the shares."""
+    """Divide `width` into whole numbers of characters in proportion to the shares."""
     total = sum(shares)
     if total <= 0.0:
         return [0] * len(shares)

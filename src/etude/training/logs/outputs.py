@@ -49,32 +49,32 @@ class LoggedRun(NamedTuple):
     recipe: dict[str, Any]
     """As plain data."""
     say: Callable[[str], None]
-    """Prints a line on the console of the run."""
+    """Prints a line on the run's console."""
 
 
 class OpenLog(NamedTuple):
-    """A log, and the callbacks it needs besides rows."""
+    """A log, and the callbacks that it needs in addition to rows."""
 
     writer: LogWriter
     callbacks: tuple[Callback, ...] = ()
 
 
 class LogConfig(Config):
-    """The base of every log writer's config; `kind` is its name in a recipe."""
+    """Base config of log writers; `kind` is the name in a recipe."""
 
     kind: str
 
     def check(self) -> None:
-        """Refuse, before anything is written, what could not be logged later."""
+        """Raise an error if this log cannot be written, before training starts."""
 
     @abstractmethod
     def open(self, run: LoggedRun) -> OpenLog:
-        """The log of one run; nothing is written before its `begin`."""
+        """Open the log of a run; nothing is written before its `begin`."""
 
     def add_final(
         self, run: LoggedRun, step: int, metrics: dict[str, float], pictures: dict[str, Path]
     ) -> None:
-        """Add the evaluation after a run's end, of the policy of that step, to its closed log.
+        """Add the evaluation after the end of a run, of the policy of `step`, to its closed log.
 
         metrics: {"final/mean_reward": ...}. pictures: {"final/success": file}, each a PNG of one
         episode, where `evaluation.final_video` asks for them.
@@ -85,12 +85,12 @@ LOGS: Registry[LogConfig] = Registry("logs", "etude.training.logs.outputs:LogCon
 
 
 def _by_name(value: Any) -> LogConfig:
-    """The name of a kind alone is short for {"kind": name}."""
+    """Validate a log config; the name of a kind stands for {"kind": name}."""
     return LOGS.validate({"kind": value} if isinstance(value, str) else value)
 
 
 class LogsConfig(Config):
-    """What is logged and shown of a run. Nothing here changes a result."""
+    """Logs and console of a run. No field changes results."""
 
     tensorboard: bool = Field(True, description="Write curves for TensorBoard.")
     wandb: bool = Field(False, description="Send rows and the final policy to W&B.")
@@ -100,7 +100,7 @@ class LogsConfig(Config):
     )
     console: Literal["auto", "dashboard", "table", "none"] = Field(
         "auto",
-        description="Shown while training; auto is a dashboard in a terminal, else a table.",
+        description="Display while training; auto is the dashboard in a terminal, else the table.",
     )
     losses: Literal["cycle", "iteration", "batches"] = Field(
         "cycle",
@@ -112,7 +112,7 @@ class LogsConfig(Config):
     )
 
     def kinds(self) -> list[LogConfig]:
-        """Every log that is written besides metrics.jsonl."""
+        """Configs of all logs except metrics.jsonl."""
         wandb = {"kind": "wandb", "project": self.wandb_project, "mode": self.wandb_mode}
         asked = [{"kind": "tensorboard"}] if self.tensorboard else []
         asked += [wandb] if self.wandb else []
@@ -121,7 +121,7 @@ class LogsConfig(Config):
 
 @dataclass
 class Outputs:
-    """The logs of a run and what comes with them."""
+    """The logs of a run, its callbacks and its output."""
 
     say: Say
     on_phase: Callable[[str], None]
@@ -130,7 +130,7 @@ class Outputs:
 
 
 def check(config: LogsConfig) -> None:
-    """Refuse before anything is written what could not be logged later."""
+    """Raise an error if a log cannot be written, before training starts."""
     for kind in config.kinds():
         kind.check()
 
@@ -146,11 +146,11 @@ def open_logs(
     changed: Callable[[], str] = lambda: "",
     loss_batches: int = LOSS_BATCHES,
 ) -> Outputs:
-    """The logs a recipe asks for, before those in `outputs`; `console`: show it on the screen.
+    """Open the logs of a recipe; those in `outputs` come after them.
 
-    `metrics`: the declarations of the run; `iterations`: how many it has in all; `changed`: says
-    which settings are not those of the recipe of that name; `loss_batches`: batches per line of
-    `logs.losses batches`.
+    metrics: declared in the run. iterations: of the whole run. console: show the run on the screen.
+    changed: describes the settings that differ from the named recipe. loss_batches: batches per
+    line of `logs.losses batches`.
     """
     notices.keep_in(folder / REPORTING)
     out = Outputs(outputs.say, outputs.on_phase)
@@ -190,18 +190,18 @@ def open_logs(
         try:
             log = kind.open(LoggedRun(folder, recipe, out.say))
         except FAULTS as error:
-            notices.add(f"The log {kind.kind} cannot be opened, and is left out: {words(error)}")
+            notices.add(f"The log {kind.kind} cannot be opened and is omitted: {words(error)}")
             continue
         out.logs.append(ApartLog(log.writer, kind.kind, rows))
         out.callbacks += [_reporting(each, kind.kind) for each in log.callbacks]
-    # The screen last: whatever another log has to say at its start comes before the first picture.
+    # The screen is last, so that messages of other logs come before its first drawing.
     out.logs += [ApartScreen(each) for each in screen]
     out.logs += [ApartLog(each, type(each).__name__, rows) for each in outputs.logs]
     return out
 
 
 def _reporting(callback: Callback, log: str) -> Callback:
-    """A log's callback; one with memory is part of the run's state, and not only reports."""
+    """Contain the errors of a log's callback, unless it has state: that is part of the run."""
     if isinstance(callback, Stateful):
         return callback
     return ApartCallback(callback, f"A callback of the log {log}")
@@ -223,23 +223,23 @@ def words(error: BaseException) -> str:
 
 
 class Apart:
-    """Calls something that only reports; of its errors the first is told."""
+    """Calls functions that only report; of their errors the first is reported, others ignored."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._told = False
+        self._reported = False
 
     def __call__(self, report: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             report(*args, **kwargs)
         except FAULTS as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 notices.add(f"{self._name} failed, and the run goes on: {words(error)}")
 
 
 def apart(name: str, report: Callable[P, object]) -> Callable[P, None]:
-    """A function that only reports, such as `say`, without its errors."""
+    """Contain the errors of a function that only reports, for example `say`."""
     guard = Apart(name)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -249,7 +249,7 @@ def apart(name: str, report: Callable[P, object]) -> Callable[P, None]:
 
 
 class ApartCallback(Callback):
-    """A callback that only reports, without its errors."""
+    """Contains the errors of a callback that only reports."""
 
     def __init__(self, callback: Callback, name: str) -> None:
         self._to, self._guard = callback, Apart(name)
@@ -277,7 +277,7 @@ class ApartCallback(Callback):
 
 
 class ApartScreen:
-    """What shows rows on a screen, without its errors: a row that it cannot show is past."""
+    """Contains the errors of a screen; a row that it could not show is skipped."""
 
     def __init__(self, screen: LogWriter) -> None:
         self._to, self._guard = screen, Apart("The screen")
@@ -293,14 +293,14 @@ class ApartScreen:
 
 
 class ApartLog:
-    """A log that is left alone when it fails, and later begun again with all rows."""
+    """A log that is closed when it fails, and later begun again with all rows."""
 
     def __init__(self, log: LogWriter, name: str, rows: Callable[[], History]) -> None:
-        """`rows`: those of metrics.jsonl, up to the one that is being written."""
+        """rows: of metrics.jsonl, up to the one that is being written."""
         self._log, self._name, self._rows = log, name, rows
         self._open = True
         self._fails = False
-        """Whether a failure was the last thing told of it."""
+        """Whether the last report about it was a failure."""
         self._pause = FIRST_PAUSE
         self._due = 0.0
 
@@ -322,15 +322,15 @@ class ApartLog:
     def _begin_again(self) -> None:
         begun, self._open = time.monotonic(), True
         self._try(lambda: self._log.begin(self._rows()), succeeds=False)
-        # It must not take more than a hundredth of the time, however many rows there are.
+        # Limits the cost to 1 % of the time, for any number of rows.
         self._due = max(self._due, time.monotonic() + 100 * (time.monotonic() - begun))
 
     def _try(self, report: Callable[[], object], succeeds: bool = True) -> None:
-        """`succeeds`: whether it is enough to say that the log is written again."""
+        """succeeds: whether success means that the log is written again."""
         try:
             report()
         except FAULTS as error:
-            self._leave_alone()
+            self._suspend()
             if not self._fails:
                 self._fails = True
                 notices.add(
@@ -342,7 +342,7 @@ class ApartLog:
                 self._fails = False
                 notices.add(f"The log {self._name} is written again, and has all rows.")
 
-    def _leave_alone(self) -> None:
+    def _suspend(self) -> None:
         self._open = False
         with suppress(*FAULTS):
             self._log.close()
@@ -351,22 +351,22 @@ class ApartLog:
 
 
 class Background:
-    """A log in a thread of its own, for one that waits for a network; the run never does.
+    """A log in its own thread, so that the run does not wait for a network.
 
-    An error of it is raised by the next call. A thread that hangs is abandoned.
+    An error of the log is raised by the next call. A hanging thread is abandoned.
     """
 
     def __init__(
         self, make: Callable[[], Any], patience: float, give_up: Callable[[], None] = lambda: None
     ) -> None:
-        """`make`: the log, one for each time it is begun. `patience`: seconds that one row, and
-        the end, may take. `give_up`: called where that was not enough."""
+        """make: constructs the log each time it is begun. patience: seconds that one row, and the
+        end, may take. give_up: called when that was exceeded."""
         self._make, self._patience, self._give_up = make, patience, give_up
         self._at: _Thread | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether all calls so far are done, without an error."""
+        """Whether all calls so far are done without an error."""
         return self._at is None or self._at.idle
 
     def start(self) -> None:
@@ -380,7 +380,7 @@ class Background:
         self.call("write", dict(row))
 
     def call(self, method: str, *args: Any) -> None:
-        """Call a method of the log after all that came before."""
+        """Call a method of the log after all earlier calls."""
         if self._at is None:
             raise EtudeError("It has not been begun.")
         if (error := self._at.error(self._patience)) is not None:
@@ -406,7 +406,7 @@ class Background:
 
 
 class _Thread:
-    """A log, and the thread that calls it."""
+    """A log with the thread that calls it."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -428,7 +428,7 @@ class _Thread:
         return self._done == self._put and self._error is None
 
     def error(self, patience: float) -> BaseException | None:
-        """What the log has failed with, or that one call has taken longer than `patience`."""
+        """The error of the log, or one for a call that has taken longer than `patience`."""
         seconds = time.monotonic() - self._since
         if self._error is None and self._done < self._put and seconds > patience:
             return EtudeError(f"It has not answered for {seconds:.0f} s.")

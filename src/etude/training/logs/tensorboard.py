@@ -24,7 +24,7 @@ from etude.runs import files
 from etude.training.logs.outputs import LogConfig, LoggedRun, OpenLog
 
 _OWN = re.compile(r"events\.out\.tfevents\.[0-9]{10,}\.[0-9]+(\.final)?(-[0-9]+)?")
-"""Names of files written here; other writers put the host's name into theirs."""
+"""File names of this writer; those of other writers contain the name of the host."""
 
 
 class TensorBoardConfig(LogConfig):
@@ -45,7 +45,7 @@ class TensorBoardLog:
     """Curves in a folder that `tensorboard --logdir` shows."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any] | None = None) -> None:
-        """`recipe`: as plain data, for TensorBoard's page of hyperparameters."""
+        """recipe: as plain data, for TensorBoard's page of hyperparameters."""
         self._folder, self._recipe = folder, recipe or {}
         self._writer: Any = None
         self._begun = 0.0
@@ -68,7 +68,7 @@ class TensorBoardLog:
                 if _OWN.fullmatch(old.name):
                     old.unlink()
             self._open(self._begun - trained)
-            # Tells a TensorBoard that is watching to drop what it read from the old file.
+            # A running TensorBoard discards what it has read from the old file.
             start = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=self._begun - trained, session_log=start))
             self._add(_about(self._folder, self._recipe, self._begun - trained))
@@ -90,7 +90,7 @@ class TensorBoardLog:
     def add_final(
         self, step: int, metrics: Mapping[str, float], pictures: Mapping[str, Path]
     ) -> None:
-        """Write the evaluation after the run's end to a file of its own, beside the closed log.
+        """Write the evaluation after the end of the run to a separate file beside the closed log.
 
         pictures: {"final/success": file}, each a PNG.
         """
@@ -154,7 +154,7 @@ def _seconds(history: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _about(folder: Path, recipe: Mapping[str, Any], wall_time: float) -> Any:
-    """The event with recipe and plan, as they stand in the folder, and the hyperparameters."""
+    """The event with the text of recipe and plan, and the hyperparameters."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -181,7 +181,7 @@ _COMPARED = (
 
 
 def hyperparameters(recipe: Mapping[str, Any]) -> dict[str, float | str | bool]:
-    """The settings by which runs are compared, by their names in a recipe; no paths, no logs."""
+    """Settings for the comparison of runs, by their names in a recipe; without paths and logs."""
     found: dict[str, float | str | bool] = {}
 
     def add(name: str, value: Any) -> None:

@@ -1,11 +1,11 @@
-"""Weights & Biases: the same rows, each sent once however often the run is killed.
+"""Weights & Biases: the same rows, each sent once even if the run is killed several times.
 
-W&B cannot remove rows. A replayed row equals the one that was sent, so rows that W&B has are
-skipped, and rows that it lost in a kill are sent again. Online its server says which it has.
-Offline a process writes files of its own and buffers rows: files of a process that was killed are
-removed, and their rows written again. wandb.json in the run's folder keeps the last step of each.
+W&B cannot remove rows. A recomputed row equals the one that was sent, so rows that W&B has are
+skipped, and rows that were lost in a kill are sent again. Online its server knows which it has.
+Offline each process writes its own files and buffers rows: files of a process that was killed are
+removed, and their rows written again. wandb.json in the run's folder has the last step of each.
 
-W&B is called in a thread of its own, so that neither its service nor its server holds up a run.
+W&B is called in its own thread, so that a run waits neither for its service nor for its server.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Mode = Literal["online", "offline"]
 NOTHING = -1
 """The step before any row."""
 START, END = 10.0, 60.0
-"""Seconds that W&B has to begin a run, and to take what is left at its end."""
+"""Seconds for W&B to begin a run, and to receive the remaining rows at its end."""
 
 
 def require() -> None:
-    """Refuse where wandb is missing."""
+    """Raise an error if wandb is not installed."""
     if importlib.util.find_spec("wandb") is None:
         raise UsageError(
             "logs.wandb is on, but wandb is not installed: `pip install etude[wandb]`, or train "
@@ -80,7 +80,7 @@ _ENDING = threading.Lock()
 
 
 def _service() -> Any:
-    """W&B's service process, a Popen; None where there is none, or W&B keeps it elsewhere."""
+    """W&B's service process, a Popen; None if it has none, or another version of W&B moved it."""
     from wandb.sdk import wandb_setup
 
     connection = getattr(wandb_setup.singleton(), "_connection", None)
@@ -88,10 +88,10 @@ def _service() -> Any:
 
 
 def end_service(service: Any = None) -> None:
-    """End W&B's service process, which has died or hangs; the next start begins another one.
+    """End W&B's service process, which has died or hangs; the next log starts another one.
 
-    What still waits for it then fails, instead of holding up the end of this process. `service`:
-    only this one, which another log's may have followed.
+    Calls that wait for it then fail, and do not block the end of this process. service: end only
+    this one, not its successor.
     """
     import wandb
 
@@ -105,7 +105,7 @@ def end_service(service: Any = None) -> None:
 
 
 class WandbLog:
-    """One W&B run per run folder, whatever happens to the processes that write to it."""
+    """One W&B run per run folder, over all processes that write to it."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class WandbLog:
         config: dict[str, Any],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`folder`: the run's folder; `config`: what W&B shows as the run's settings."""
+        """folder: of the run. config: the run's settings as W&B shows them."""
         self._folder, self._project, self._name = folder, project, name
         self._mode, self._config, self._say = mode, config, say
         self._run: Any = None
@@ -126,7 +126,7 @@ class WandbLog:
         self._finished = False
 
     def begin(self, history: Iterable[Row]) -> None:
-        """Find out which rows W&B has, and send those of the history that it has not."""
+        """Determine which rows W&B has, and send the other rows of the history."""
         require()
         self._state.load()
         rows = history_of(history)
@@ -145,13 +145,13 @@ class WandbLog:
             self._open()
             if step <= self._has:
                 return
-        # Without commit, W&B would hold a row back until the next one comes.
+        # Without commit, W&B sends a row only with the next one.
         self._run.log(chart_values(row), step=step, commit=True)
         self._has = step
         self._state.save(sent=step, uploaded=False)
 
     def finish(self, policy: Path) -> None:
-        """The run came to its end: keep its final policy, a folder, as an artifact."""
+        """Mark the run as finished and upload its final policy, a folder, as an artifact."""
         self._finished = True
         if self._state.uploaded:
             return
@@ -167,12 +167,12 @@ class WandbLog:
         self._run.log_artifact(artifact, aliases=["final"])
 
     def add_final(self, step: int, metrics: dict[str, float], pictures: dict[str, Path]) -> None:
-        """Open the finished run once more and put these in its summary, if they are not."""
+        """Open the finished run again and add these to its summary, if they are missing."""
         from wandb import Image
 
         self._state.load()
         if self._state.final == step or not self._state.uploaded:
-            return  # What W&B has not got of the run, a resume sends first.
+            return  # A resume sends the missing rows first.
         self._open()
         images = {name: Image(str(file)) for name, file in pictures.items()}
         self._run.summary.update({**metrics, **images})
@@ -194,12 +194,12 @@ class WandbLog:
         except Exception:  # of many types: the service has died
             end_service(self._service)
             raise
-        # Only now has W&B let go of its buffers.
+        # W&B has written its buffers now.
         self._state.save(confirmed=self._has, uploaded=self._finished, unfinished="")
 
     def _open(self) -> None:
-        """Join the W&B run of this folder."""
-        # Reports of its own errors would hold up the end of the process where no server answers.
+        """Open the W&B run of this folder."""
+        # Without a server, reports of W&B's own errors would delay the end of the process.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         settings = self._folder / "wandb" / "settings"
         if settings.exists():
@@ -230,7 +230,7 @@ class WandbLog:
     def _remove_unfinished(self) -> None:
         """Remove the files of a process that was killed: their rows are written again.
 
-        Where a person has synced and removed them, nothing is missing.
+        If they were synced and removed by hand, nothing is missing.
         """
         folder = self._folder / "wandb" / self._state.unfinished
         if self._state.unfinished and folder.is_dir():
@@ -238,7 +238,7 @@ class WandbLog:
             shutil.rmtree(folder)
 
     def _joined(self) -> Any:
-        """W&B's run, from a service that lives."""
+        """W&B's run, from a service that is alive."""
         import wandb
 
         service = _service()
@@ -271,15 +271,15 @@ class _State:
     path: Path
     id: str = ""
     confirmed: int = NOTHING
-    """The last step that W&B had for certain when this process or one before it began."""
+    """The last step that W&B is known to have."""
     sent: int = NOTHING
-    """The last step handed over to W&B."""
+    """The last step that was passed to W&B."""
     uploaded: bool = False
     """Whether the run has ended in W&B too, with its policy."""
     final: int = NOTHING
-    """The step of the policy whose evaluation after the run's end W&B has."""
+    """The step of the policy whose final evaluation W&B has."""
     unfinished: str = ""
-    """The folder of files that a process writes offline, until it has closed them."""
+    """The folder of offline files that a process has not closed yet."""
 
     def load(self) -> None:
         if not self.path.exists():
@@ -289,7 +289,7 @@ class _State:
             content = json.loads(self.path.read_text())
             self.id, self.uploaded = str(content["id"]), bool(content["uploaded"])
             if not re.fullmatch(r"[\w-]{1,64}", self.id):
-                raise ValueError("its id is none of W&B's")  # it becomes part of a path
+                raise ValueError("its id is not a W&B id")  # it becomes part of a path
             self.confirmed, self.sent = int(content["confirmed"]), int(content["sent"])
             self.final = int(content.get("final", NOTHING))
             if "unfinished" not in content:  # of an earlier version: rows may be missing
@@ -311,7 +311,7 @@ class _State:
 
 
 class FinalPolicy(Callback):
-    """Gives the policy of a finished run to W&B."""
+    """Uploads the policy of a finished run to W&B."""
 
     def __init__(self, log: Background, policy: Path) -> None:
         self._log, self._policy = log, policy
