@@ -292,7 +292,7 @@ def test_other_bits_are_let_in_on_request_and_the_run_is_marked() -> None:
     collector, fleet, said = make(2, allow_inexact=True)
     fleet.probe = "0" * 64
     assert len(collector.collect(sent(0), 0)) == GROUPS
-    marked = [text for text in said if text.startswith("worker 0") and "other bits" in text]
+    marked = [text for text in said if text.startswith("worker 0") and "different bits" in text]
     assert len(marked) == 1
 
 

@@ -275,7 +275,7 @@ def test_a_cluster_must_ask_for_a_token(
     # A token in the environment of the run alone is no use: Ray lets in who needs none.
     monkeypatch.setattr(on_ray_module, "is_open", lambda address, seconds: True)
     if mode == "token":
-        with pytest.raises(UsageError, match="is open to whoever can reach it"):
+        with pytest.raises(UsageError, match="is open to anyone who can reach it"):
             check_address(address)
 
 
@@ -344,7 +344,7 @@ def test_an_open_cluster_is_refused_before_a_folder_is_made(
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     recipe = changed(LSTM, collector={"kind": "ray", "address": "10.0.0.5:6379"})
-    with pytest.raises(UsageError, match="open to whoever can reach it"):
+    with pytest.raises(UsageError, match="open to anyone who can reach it"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -462,5 +462,5 @@ def test_a_group_that_ends_every_worker_is_named() -> None:
         schedule.lose(worker)
     schedule.join(99)
     schedule.orders(0.0)
-    with pytest.raises(LostTooOften, match=f"Group 0 of iteration 0 was given to {MOST_LOSSES}"):
+    with pytest.raises(LostTooOften, match=f"Group 0 of iteration 0 was lost with {MOST_LOSSES}"):
         schedule.lose(99)
