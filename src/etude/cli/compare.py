@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from etude.cli.options import Positional, Reporting, parse
+from etude.cli.options import Positional, Reporting, parse, terminal_width
 from etude.compare import outputs, reading
 from etude.compare.comparison import Comparison, compare
 from etude.core.errors import UsageError
@@ -79,7 +78,7 @@ def run(arguments: list[str]) -> None:
         command.any_task,
         command.by == "folder",
     )
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = terminal_width()
     command.show(
         outputs.to_json(found) if command.json_output else None,
         "" if command.json_output else outputs.to_table(found, width, sys.stdout.isatty()),

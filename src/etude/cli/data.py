@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, create_model
 
 from etude.cli.doctor import usable_cores
-from etude.cli.options import Positional, Reporting, parse
+from etude.cli.options import Positional, Reporting, parse, terminal_width
 from etude.cli.target import Trusting
 from etude.cli.verbs import Verbs, run_verb
 from etude.core.errors import UsageError
@@ -242,7 +241,7 @@ def _inspect(arguments: list[str]) -> None:
     else:
         options = ReadOptions(command.obs, command.mask)
         facts = source_facts(scan(path, options, command.limits, command.format))
-    command.show(facts, render(facts, _width()))
+    command.show(facts, render(facts, terminal_width()))
 
 
 def _import(arguments: list[str]) -> None:
@@ -374,7 +373,7 @@ def _edited(command: Reporting, taken: editing.Taken, out: Path, origin: str) ->
     store = editing.write(taken, out, origin)
     facts = store_facts(store)
     text = f"Written to {out}, which shares the files of the old datasets.\n"
-    command.show(facts, render(facts, _width()) + text)
+    command.show(facts, render(facts, terminal_width()) + text)
 
 
 def _validate(arguments: list[str]) -> None:
@@ -392,7 +391,7 @@ def _validate(arguments: list[str]) -> None:
     facts["valid"] = True
     seconds = time.perf_counter() - start
     valid = f"Valid: every number was read and is finite ({seconds:.1f} s).\n"
-    command.show(facts, render(facts, _width()) + valid)
+    command.show(facts, render(facts, terminal_width()) + valid)
 
 
 def _record(arguments: list[str]) -> None:
@@ -424,7 +423,7 @@ def _finish(command: Reporting, facts: Facts, out: Path, start: float) -> None:
     seconds = time.perf_counter() - start
     rate = f"{facts['steps'] / seconds:,.0f} steps/s"
     text = f"Written to {out}: {folder_size(out)} in {seconds:.1f} s ({rate}).\n"
-    command.show({**facts, "seconds": seconds}, render(facts, _width()) + text)
+    command.show({**facts, "seconds": seconds}, render(facts, terminal_width()) + text)
 
 
 def _located(target: str) -> Path:
@@ -438,10 +437,6 @@ def _located(target: str) -> Path:
         return path
     found = Path(get_dataset_path(target))
     return found if found.is_dir() else path
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns
 
 
 VERBS: Verbs = {

@@ -6,7 +6,6 @@ import io
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from etude.cli.options import Reporting, parse
+from etude.cli.options import Reporting, parse, terminal_width
 from etude.core.errors import EtudeError
 from etude.core.keys import Key
 from etude.core.units import duration, size
@@ -56,7 +55,7 @@ def run(arguments: list[str]) -> None:
     """Print the findings."""
     command = parse("doctor", DoctorCommand, arguments)
     findings = examine(Path.cwd())
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = terminal_width()
     text = render(findings, width, color=sys.stdout.isatty())
     command.show([asdict(finding) for finding in findings], text)
 

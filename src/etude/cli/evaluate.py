@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from etude.api import Run
 from etude.building.executing import silent
-from etude.cli.options import Positional, Reporting, parse
+from etude.cli.options import Positional, Reporting, parse, terminal_width
 from etude.cli.target import Trusting, split_run
 from etude.cli.train import say
 from etude.compare.reading import find
@@ -132,7 +131,7 @@ def _compare(found: list[tuple[Path, dict[str, Any]]]) -> None:
         )
     kept = {path: step_of(path) for path, _ in found}
     rows = [Evaluated(path, m, m["policy_step"] == kept[path]) for path, m in found]
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = terminal_width()
     print(table(rows, width, color=sys.stdout.isatty()), end="")
     for path in dict.fromkeys(row.run for row in rows):
         points = [row for row in rows if row.run == path]

@@ -52,6 +52,11 @@ class Reporting(Config):
         print(json.dumps(document, indent=2) + "\n" if self.json_output else text, end="")
 
 
+def terminal_width() -> int:
+    """Columns of the terminal; 100 without one."""
+    return shutil.get_terminal_size((100, 24)).columns
+
+
 def parse(verb: str, command: type[C], arguments: list[str], default: C | None = None) -> C:
     """A command from its options; fields without an option keep their value in `default`.
 
@@ -307,7 +312,7 @@ def _help(
 ) -> str:
     """The page of --help, or with `every` of --help-all."""
     shown = {n: o for n, o in options.items() if every or o.in_short_help}
-    width, indent = min(shutil.get_terminal_size((100, 24)).columns, 120), " " * 8
+    width, indent = min(terminal_width(), 120), " " * 8
     wrapped = partial(
         textwrap.wrap,
         width=width,

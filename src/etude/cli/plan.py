@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 
 from pydantic import Field
 
 from etude.api import plan
-from etude.cli.options import Reporting, parse
+from etude.cli.options import Reporting, parse, terminal_width
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.core.errors import UsageError
 from etude.planning import page
@@ -41,7 +40,7 @@ def run(arguments: list[str]) -> None:
         raise UsageError(
             "--time counts the slices of one measured run: add --measure, and leave out --compare."
         )
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = terminal_width()
     if command.compare is not None:
         field, variants = _variants(command.recipe, command.compare)
         plans = [(value, plan(variant, command.measure)) for value, variant in variants]

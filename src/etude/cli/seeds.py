@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from etude.cli.options import without_options
+from etude.cli.options import terminal_width, without_options
 from etude.compare.sweeps.processes import (
     Process,
     Processes,
@@ -161,6 +160,6 @@ def train_seeds(
     from etude.compare.reading import read
 
     found = compare([read(runs.path(seed)) for seed in runs.seeds])
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = terminal_width()
     print(f"\n{to_table(found, width, sys.stdout.isatty())}", end="")
     print(f"Again, with files: etude compare {runs.folder} -o curves.png runs.csv")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -17,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from etude.api import with_start_checkpoint
-from etude.cli.options import Reporting, parse
+from etude.cli.options import Reporting, parse, terminal_width
 from etude.cli.target import Recipe_, Trusting, find_target
 from etude.cli.verbs import HELP
 from etude.compare.sweeps import halving, processes, values
@@ -266,7 +265,7 @@ def _run(sweep: Sweep, command: WorkerOptions) -> int:
         )
         run_sweep(sweep, start, workers, say, command.trust)
         files.replace_file(sweep.folder / TABLE, [halving.to_csv(sweep).encode()])
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = terminal_width()
     text = f"\n{halving.to_table(sweep, width, sys.stdout.isatty())}\n" + _after(sweep)
     command.show(halving.to_json(sweep) if command.json_output else None, text)
     return 0 if sweep.best() is not None else 1
