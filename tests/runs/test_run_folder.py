@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 from etude.core.errors import Damaged, EtudeError, NonFinite, UsageError
 from etude.runs import checkpoint, files, metrics_log
 from etude.runs.folder import REPORTING, RunFolder, default_path, find_foreign, write_failure
-from etude.runs.metrics_log import DiskHistory, MetricsLog, chain_of, planned_position, read_rows
+from etude.runs.metrics_log import DiskHistory, MetricsLog, chain_of, planned_position
 
 NO_BYTES = hashlib.sha256().hexdigest()
 HOLD = """
@@ -330,7 +330,7 @@ def test_damaged_rows_are_named_and_marked(way: str, tmp_path: Path) -> None:
     again = MetricsLog(path, said.append)
     again.load_state_dict(position)
     kept = [number for number in range(1, 6) if number not in lost]
-    assert read_rows(path) == [{"cycle": number} for number in kept]
+    assert [*DiskHistory(path)] == [{"cycle": number} for number in kept]
     assert [json.loads(line).get("lost") for line in path.read_text().splitlines()] == [
         None if number in kept else number for number in range(1, 6)
     ]
@@ -345,7 +345,7 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"cycle": 1}\n{"cycle" 2}\n')
     with pytest.raises(Damaged, match="Row 2 of"):
-        read_rows(path)
+        [*DiskHistory(path)]
 
 
 MARKS = 64

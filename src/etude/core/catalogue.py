@@ -41,8 +41,8 @@ class Catalogue:
 
     def purpose(self, name: str) -> str:
         """The first line of the docstring behind a name, read without importing its module."""
-        if self._purposes and name in (said := load_attribute(self._purposes)):
-            return str(said[name])
+        if self._purposes and name in (purposes := load_attribute(self._purposes)):
+            return str(purposes[name])
         place = self.built_in().get(name) or self.installed()[name].value
         module, _, inside = place.partition(":")
         return _first_lines(module).get(inside, "")

@@ -41,9 +41,11 @@ class Registry(Catalogue, Generic[C]):
     def check(self, name: str, prefix: str = "") -> None:
         """Raise for an unknown kind; the message begins with `prefix` and the section."""
         if not self.has(name):
-            *most, last = (f"'{kind}'" for kind in self.names())
-            known = f"{', '.join(most)} or {last}" if most else last
-            raise UsageError(f"{prefix}{self.section}.kind must be {known}, not '{name}'.")
+            raise UsageError(f"{prefix}{self.section}.kind must be {self._known()}, not '{name}'.")
+
+    def _known(self) -> str:
+        *most, last = (f"'{kind}'" for kind in self.names())
+        return f"{', '.join(most)} or {last}" if most else last
 
     def load(self, name: str) -> type[C]:
         """The config class of a kind; raises for an unknown one."""
@@ -57,9 +59,7 @@ class Registry(Catalogue, Generic[C]):
 
             found = load_object(name, "module:Class")
         else:
-            *most, last = (f"'{kind}'" for kind in self.names())
-            known = f"{', '.join(most)} or {last}" if most else last
-            context = {"discriminator": "'kind'", "tag": name, "expected_tags": known}
+            context = {"discriminator": "'kind'", "tag": name, "expected_tags": self._known()}
             raise PydanticKnownError("union_tag_invalid", context)
         base = load_attribute(self._base)
         if not (isinstance(found, type) and issubclass(found, base)):

@@ -75,8 +75,8 @@ def check_trust(name: str, what: str, origin: Path | None = None) -> None:
         why = _objection(_recorded(source.path).get(name), origin)
         if why:
             raise Untrusted(
-                f"{source.path} names '{name}', which would {what}, {why}. That is code, and can "
-                "do whatever you can: look at it, then say --trust once (trust=True in Python). It "
+                f"{source.path} names '{name}', which would {what}, {why}. This is code, and runs "
+                "with your rights: read it, then pass --trust once (trust=True in Python). It "
                 "is remembered for this file on this machine."
             )
     _used[name] = origin

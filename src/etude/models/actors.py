@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from etude.core.contracts import Action, Array
-from etude.core.errors import UsageError
 from etude.core.trees import Tree
 from etude.models.distributions import DiagonalGaussian
 from etude.models.encoders import ImageEncoders
@@ -52,13 +51,7 @@ class Actor(BasePolicy):
     outputs_per_action: ClassVar[int] = 1
 
     def setup(self, generator: torch.Generator | None) -> None:
-        config, action = self.config, self.action
-        if action.kind != "box":
-            raise UsageError(
-                f"A {config.kind} policy acts in a box, and this environment's actions are "
-                f"{action.kind}: use algorithm ppo with policy.kind mlp, lstm or gru."
-            )
-        self.num_actions = action.array.shape[0]
+        config, self.num_actions = self.config, self.num_box_actions()
         outputs = self.num_actions * self.outputs_per_action
         sizes = (self._width(config.actor_reads), *config.hidden, outputs)
         self.actor = self._network("actor", sizes, config.layer_norm == "all", generator)

@@ -94,18 +94,12 @@ class ChunkPolicy(BasePolicy):
     config: ChunkPolicyConfig
 
     def setup(self, generator: torch.Generator | None) -> None:
-        config, action = self.config, self.action
-        if action.kind != "box":
-            raise UsageError(
-                f"A policy of the kind {config.kind} acts in a box, and these actions are "
-                f"{action.kind}: use policy.kind mlp, lstm or gru."
-            )
+        config, self.num_actions = self.config, self.num_box_actions()
         if config.width % (2 * config.heads):
             raise UsageError(
                 f"policy.width {config.width} must be an even multiple of policy.heads "
                 f"{config.heads}."
             )
-        self.num_actions = action.array.shape[0]
         self.encoders = self.make_encoders(config.actor_reads, generator)
         seed = 0 if generator is None else generator.initial_seed()
         with torch.random.fork_rng(devices=[]):

@@ -222,6 +222,15 @@ class BasePolicy(nn.Module, ABC):
     def setup(self, generator: torch.Generator | None) -> None:
         """Make the networks with weights from the generator; None if they are loaded."""
 
+    def num_box_actions(self) -> int:
+        """Dimensions of box actions; raises for discrete ones."""
+        if self.action.kind != "box":
+            raise UsageError(
+                f"A {self.config.kind} policy acts in a box, and this environment's actions are "
+                f"{self.action.kind}: use policy.kind mlp, lstm or gru, with ppo or bc."
+            )
+        return self.action.array.shape[0]
+
     @property
     def image_names(self) -> tuple[str, ...]:
         """Names of the images among the observations."""

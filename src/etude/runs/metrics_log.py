@@ -494,11 +494,6 @@ def parsed(path: Path, number: int, line: bytes) -> Row:
     return row
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All rows of a metrics.jsonl without lost ones; raises `Damaged`."""
-    return list(DiskHistory(path))
-
-
 def named(lost: list[int]) -> str:
     """Row numbers in words."""
     if len(lost) > 5 and lost[-1] - lost[0] == len(lost) - 1:
