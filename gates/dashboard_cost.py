@@ -43,9 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(gate: Gate, options: argparse.Namespace) -> None:
-    full = recipes.reach()
-    clock = full.clock.model_copy(update={"total_timesteps": options.steps})
-    recipe = full.model_copy(update={"clock": clock})
+    recipe = recipes.reach().replace("clock.total_timesteps", options.steps)
     plain, shown, shares = [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         for pair in range(options.pairs):

@@ -109,16 +109,15 @@ def train_etude(method: str, seed: int, env: str, steps: int, warmup: int, folde
     on."""
     recipe = etude.recipes.sac() if method == "sac" else etude.recipes.td3()
     assert isinstance(recipe.algorithm, OffPolicyConfig)
-    recipe = recipe.model_copy(
-        update={
-            "seed": seed,
-            "env": recipe.env.model_copy(update={"id": env}),
-            "clock": ClockConfig(total_timesteps=steps, cycles=5, iterations=10),
-            "algorithm": recipe.algorithm.model_copy(update={"warmup_steps": warmup}),
-            "evaluation": recipe.evaluation.model_copy(
-                update={"every": "1000 epochs", "episodes": 1, "num_envs": 1, "envs_per_group": 1}
-            ),
-        }
+    recipe = recipe.replace(
+        seed=seed,
+        env__id=env,
+        clock=ClockConfig(total_timesteps=steps, cycles=5, iterations=10),
+        algorithm__warmup_steps=warmup,
+        evaluation__every="1000 epochs",
+        evaluation__episodes=1,
+        evaluation__num_envs=1,
+        evaluation__envs_per_group=1,
     )
     run = etude.resume(folder) if folder.exists() else etude.train(recipe, folder)
     policy = run.policy("latest")

@@ -253,12 +253,10 @@ class Side:
 
 def same_work(recipe: Recipe, minibatch: int) -> Recipe:
     """The recipe with the reference's samples per step, for as long as it is let run."""
-    algorithm = {"update_epochs": EPOCHS, "minibatch_size": minibatch}
-    return recipe.model_copy(
-        update={
-            "algorithm": recipe.algorithm.model_copy(update=algorithm),
-            "clock": recipe.clock.model_copy(update={"total_timesteps": ENDLESS}),
-        }
+    return recipe.replace(
+        algorithm__update_epochs=EPOCHS,
+        algorithm__minibatch_size=minibatch,
+        clock__total_timesteps=ENDLESS,
     )
 
 
@@ -324,8 +322,7 @@ def compare_speed(recipe: Recipe, options: argparse.Namespace) -> list[float]:
 
 def compare_learning(recipe: Recipe, steps: int, seed: int) -> dict[str, float]:
     """Success after every tenth of the steps, and the seconds until there; the last success."""
-    clock = recipe.clock.model_copy(update={"total_timesteps": steps})
-    recipe = recipe.model_copy(update={"clock": clock})
+    recipe = recipe.replace("clock.total_timesteps", steps)
     sides = [
         Side.start("etude", 0, run_etude, recipe),
         Side.start("sb3", 0, run_sb3, 1, 1, seed),
@@ -369,8 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
         report_load(gate)
         recipe = etude.recipes.pick_place()
         # Tests are off the clock for both, and made by this gate.
-        evaluation = recipe.evaluation.model_copy(update={"every": "never"})
-        recipe = recipe.model_copy(update={"seed": options.seed, "evaluation": evaluation})
+        recipe = recipe.replace(seed=options.seed, evaluation__every="never")
         if options.full:
             for name, success in compare_learning(recipe, options.steps, options.seed).items():
                 gate.figure(f"success of {name}", success)

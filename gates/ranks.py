@@ -33,9 +33,8 @@ PATIENCE = 120.0
 
 def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:
     recipe = find(options.recipe)
-    learner = recipe.learner.model_copy(update={"shards": options.shards})
     file = scratch / "recipe.yaml"
-    file.write_text(recipes.dump(recipe.model_copy(update={"learner": learner})))
+    file.write_text(recipes.dump(recipe.replace("learner.shards", options.shards)))
     arguments = [str(file), str(scratch), str(options.kills), str(options.seed)]
     result = json.loads(run(gate, [sys.executable, str(DRIVER), *arguments]))
     reference = fingerprint(result["runs"][0])

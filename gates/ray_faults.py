@@ -78,8 +78,7 @@ class Torment(threading.Thread):
 
 
 def placed(recipe: Recipe, **collector: Any) -> Recipe:
-    chosen = recipe.collector.model_copy(update=collector)
-    return recipe.model_copy(update={"collector": chosen})
+    return recipe.replace(**{f"collector__{name}": value for name, value in collector.items()})
 
 
 def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:

@@ -35,9 +35,8 @@ WITHIN = 120.0
 
 
 def placed(**collector: object) -> recipes.Recipe:
-    recipe = reach_at_scale_short()
-    chosen = recipe.collector.model_copy(update=collector)
-    return recipe.model_copy(update={"collector": chosen})
+    changes = {f"collector__{name}": value for name, value in collector.items()}
+    return reach_at_scale_short().replace(**changes)
 
 
 def strike(folder: Path, what: str, number: int, patience: float) -> tuple[int, str, float]:

@@ -49,17 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def made(options: argparse.Namespace, folder: Path, **collector: Any) -> Parts:
-    recipe: Recipe = etude.recipes.reach()
-    sizes = {
-        "num_envs": options.num_envs,
-        "envs_per_group": options.envs_per_group,
-        "engine_threads": 1,
-    }
-    recipe = recipe.model_copy(
-        update={
-            "collector": recipe.collector.model_copy(update=sizes | collector),
-            "algorithm": recipe.algorithm.model_copy(update={"rollout_steps": options.steps}),
-        }
+    recipe: Recipe = etude.recipes.reach().replace(
+        collector__num_envs=options.num_envs,
+        collector__envs_per_group=options.envs_per_group,
+        collector__engine_threads=1,
+        algorithm__rollout_steps=options.steps,
+        **{f"collector__{name}": value for name, value in collector.items()},
     )
     return build(resolve(recipe), RunFolder.create(folder, "", "", {}, {}))
 

@@ -51,13 +51,11 @@ class Moments(Callback):
 def short(name: str) -> Recipe:
     recipe = find(f"{name}-short")
     steps = ITERATIONS * resolve(recipe).loops.steps_per_iteration
-    clock = recipe.clock.model_copy(update={"total_timesteps": steps})
-    return recipe.model_copy(update={"clock": clock})
+    return recipe.replace("clock.total_timesteps", steps)
 
 
 def placed(recipe: Recipe, **collector: Any) -> Recipe:
-    chosen = recipe.collector.model_copy(update=collector)
-    return recipe.model_copy(update={"collector": chosen})
+    return recipe.replace(**{f"collector__{name}": value for name, value in collector.items()})
 
 
 def judge(gate: Gate, options: argparse.Namespace, scratch: Path) -> None:

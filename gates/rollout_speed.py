@@ -81,23 +81,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def recipe_of(options: argparse.Namespace) -> Recipe:
     if options.task in GYMNASIUM:
-        recipe = find("ppo").model_copy(update={"env": GymConfig(id=options.task, engine="batch")})
+        recipe = find("ppo").replace(env=GymConfig(id=options.task, engine="batch"))
     else:
         recipe = find(options.task)
-    return recipe.model_copy(
-        update={
-            "collector": recipe.collector.model_copy(
-                update={
-                    "num_envs": options.num_envs,
-                    "envs_per_group": options.envs_per_group,
-                    "threads": options.threads,
-                    "engine_threads": options.engine_threads,
-                }
-            ),
-            "algorithm": recipe.algorithm.model_copy(
-                update={"rollout_steps": options.steps, "minibatch_size": options.num_envs}
-            ),
-        }
+    return recipe.replace(
+        collector__num_envs=options.num_envs,
+        collector__envs_per_group=options.envs_per_group,
+        collector__threads=options.threads,
+        collector__engine_threads=options.engine_threads,
+        algorithm__rollout_steps=options.steps,
+        algorithm__minibatch_size=options.num_envs,
     )
 
 
@@ -248,9 +241,8 @@ def collecting(parts: Parts) -> Callable[[], None]:
 
 def adapter_speed(recipe: Recipe, rounds: int, scratch: Path) -> float:
     """The collector's steps/s on Gymnasium's own environments, of the same task."""
-    env = recipe.env.model_copy(update={"engine": "gymnasium"})
     folder = RunFolder.create(scratch / "run", "", "", {}, {})
-    parts = build(resolve(recipe.model_copy(update={"env": env})), folder)
+    parts = build(resolve(recipe.replace(env__engine="gymnasium")), folder)
     collect, seconds = collecting(parts), []
     for _ in range(rounds + 1):
         begin = time.perf_counter()

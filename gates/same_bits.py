@@ -27,8 +27,8 @@ from short_runs import short_run
 
 def one_run(recipe: Recipe, seed: int, folder: Path, **collector: Any) -> str:
     """The fingerprint of a run with a seed, collected in some way."""
-    chosen = {"seed": seed, "collector": recipe.collector.model_copy(update=collector)}
-    return fingerprint(etude.train(recipe.model_copy(update=chosen), folder).path)
+    placed = {f"collector__{name}": value for name, value in collector.items()}
+    return fingerprint(etude.train(recipe.replace(seed=seed, **placed), folder).path)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -61,17 +61,12 @@ def recipe_of(
     """`reach-at-scale` with another buffer, and nothing that a model of an iteration leaves out."""
     full = etude.recipes.reach_at_scale()
     sizes = {"num_envs": num_envs, "envs_per_group": envs_per_group, "threads": 1} | collector
-    cut = {
-        "rollout_steps": steps,
-        "horizon": steps,
-        "minibatch_size": num_envs * steps // minibatches,
-    }
-    return full.model_copy(
-        update={
-            "collector": full.collector.model_copy(update=sizes),
-            "algorithm": full.algorithm.model_copy(update=cut),
-            "learner": full.learner.model_copy(update={"shards": 1}),
-        }
+    return full.replace(
+        algorithm__rollout_steps=steps,
+        algorithm__horizon=steps,
+        algorithm__minibatch_size=num_envs * steps // minibatches,
+        learner__shards=1,
+        **{f"collector__{name}": value for name, value in sizes.items()},
     )
 
 

@@ -106,7 +106,7 @@ def _student(scratch: Path) -> Recipe:
         ],
     )
     settings = ("env", "collector", "clock", "curriculum", "evaluation", "checkpoint")
-    return student.model_copy(update={part: getattr(short, part) for part in settings})
+    return student.replace(**{part: getattr(short, part) for part in settings})
 
 
 if __name__ == "__main__":  # short_runs.py NAME FILE writes the recipe

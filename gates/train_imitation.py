@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -128,8 +128,7 @@ def curve(folder: Path) -> str:
 def play(folder: Path, physics: str) -> fresh.Fresh:
     """The episodes of the best policy's evaluation."""
     run = Run(folder)
-    env: Any = run.recipe.env
-    recipe = run.recipe.model_copy(update={"env": env.model_copy(update={"physics": physics})})
+    recipe = run.recipe.replace(env__physics=physics)
     return fresh.play(recipe, folder, recipe.evaluation.final_episodes)
 
 

@@ -131,27 +131,26 @@ def learner(recipe: Recipe, real: bool) -> tuple[PPO, list[Fragment], Clock]:
 
 def small(minibatch: int, rows: int = 512, steps: int = 64) -> Recipe:
     """The `reach` recipe with one pass over a buffer of its own size."""
-    recipe = etude.recipes.reach()
-    update = {"rollout_steps": steps, "minibatch_size": minibatch, "update_epochs": 1}
-    collector = recipe.collector.model_copy(update={"num_envs": rows, "envs_per_group": rows})
-    algorithm = recipe.algorithm.model_copy(update=update)
-    return recipe.model_copy(update={"collector": collector, "algorithm": algorithm})
+    made: Recipe = etude.recipes.reach().replace(
+        collector__num_envs=rows,
+        collector__envs_per_group=rows,
+        algorithm__rollout_steps=steps,
+        algorithm__minibatch_size=minibatch,
+        algorithm__update_epochs=1,
+    )
+    return made
 
 
 def at_scale(kind: str, rows: int = 8192, sampling: str = "prioritised") -> Recipe:
     """`reach-at-scale` with a policy of either kind, its buffer as many rows of 64 steps."""
     recipe = etude.recipes.reach_at_scale()
-    collector = {
-        "num_envs": rows,
-        "envs_per_group": min(rows // 2, recipe.collector.envs_per_group),
-    }
-    return recipe.model_copy(
-        update={
-            "policy": recipe.policy.model_copy(update={"kind": kind}),
-            "collector": recipe.collector.model_copy(update=collector),
-            "algorithm": recipe.algorithm.model_copy(update={"sampling": sampling}),
-        }
+    made: Recipe = recipe.replace(
+        policy__kind=kind,
+        collector__num_envs=rows,
+        collector__envs_per_group=min(rows // 2, recipe.collector.envs_per_group),
+        algorithm__sampling=sampling,
     )
+    return made
 
 
 class ByHand(nn.Module):

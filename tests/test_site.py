@@ -78,7 +78,9 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     assert "algorithm.minibatch_size" in fields
     assert "n_steps" in fields
     assert "etude compare" in (tmp_path / "site/reference/command-line.html").read_text()
-    assert "load_policy" in (tmp_path / "site/reference/python.html").read_text()
+    python = (tmp_path / "site/reference/python.html").read_text()
+    assert "load_policy" in python
+    assert "Recipe.replace" in python
 
 
 @pytest.mark.rotated

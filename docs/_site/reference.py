@@ -201,7 +201,8 @@ def python_page() -> str:
         for name in names:
             module, inside = exports[name]
             module = "etude.planning.recipe" if name == "Recipe" else module
-            lines.append(f"::: {module}.{inside}\n")
+            options = "    options:\n      inherited_members: [replace]\n" * (name == "Recipe")
+            lines.append(f"::: {module}.{inside}\n{options}")
     lines.append("## etude.mj\n")
     for name in mj:
         thing = load_attribute(f"etude.mj:{name}")

@@ -44,18 +44,13 @@ def gymnasium(folder: Path) -> Recipe:
 def off_policy(name: str) -> Callable[[Path], Recipe]:
     def make(folder: Path) -> Recipe:
         base = short_recipes.find("episodic-short")
-        method = short_recipes.find(name).algorithm.model_copy(
-            update={
-                "rollout_steps": base.algorithm.rollout_steps,
-                "batch_size": base.algorithm.batch_size,
-                "warmup_steps": base.algorithm.warmup_steps,
-                "train_batches": base.algorithm.train_batches,
-                "capacity": base.algorithm.capacity,
-            }
+        chosen = short_recipes.find(name)
+        sizes = ("rollout_steps", "batch_size", "warmup_steps", "train_batches", "capacity")
+        return base.replace(
+            algorithm=chosen.algorithm.replace(**{n: getattr(base.algorithm, n) for n in sizes}),
+            policy__kind=chosen.policy.kind,
+            rewards=chosen.rewards,
         )
-        policy = base.policy.model_copy(update={"kind": short_recipes.find(name).policy.kind})
-        rewards = short_recipes.find(name).rewards
-        return base.model_copy(update={"algorithm": method, "policy": policy, "rewards": rewards})
 
     return make
 

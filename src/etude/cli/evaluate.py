@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> None:
         recipe = run.recipe
         if command.env is not None:
             changed = command if number == 1 else _parsed(arguments, run)
-            recipe = recipe.model_copy(update={"env": changed.env})
+            recipe = recipe.replace(env=changed.env)
         if len(targets) > 1:
             speak(f"{run.path}, {which}: {number} of {len(targets)}")
         metrics = evaluation.examine(

@@ -47,7 +47,7 @@ class TaskConfig(EnvConfig):
 
     def for_evaluation(self) -> Self:
         """The same task with the options of evaluation."""
-        return self.model_copy(update={"options": {**self.options, **self.evaluation_options}})
+        return self.replace(options={**self.options, **self.evaluation_options})
 
 
 def task_class(name: str) -> type:

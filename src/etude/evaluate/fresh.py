@@ -100,10 +100,11 @@ def play(
     motions = _num_motions(recipe)
     episodes = episodes or motions or EPISODES
     num_envs, envs_per_group = _spread(episodes, recipe.task.num_agents, motions)
-    config = recipe.evaluation.model_copy(
-        update={"episodes": episodes, "num_envs": num_envs, "envs_per_group": envs_per_group}
+    recipe = recipe.replace(
+        evaluation__episodes=episodes,
+        evaluation__num_envs=num_envs,
+        evaluation__envs_per_group=envs_per_group,
     )
-    recipe = recipe.model_copy(update={"evaluation": config})
     seed = recipe.seed if seed is None else seed
     key = Key(seed).child("after training")
     policy, workers = load(path), Workers(recipe.collector.threads, recipe.collector.deadline)

@@ -69,7 +69,7 @@ def make_demonstrated(recipe: Recipe, num_envs: int) -> tuple[MujocoEnv, Demonst
     config = recipe.task
     # What is learned from demonstrations is the sum of an episode's rewards, which has no discount
     # for which shaping would cancel.
-    return config.model_copy(update={"episodic": True}).demonstrated(num_envs)
+    return config.replace(episodic=True).demonstrated(num_envs)
 
 
 class PolicyActor:

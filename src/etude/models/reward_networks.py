@@ -47,7 +47,7 @@ class RewardNetworkConfig(Config):
         if self.reads:
             return self
         reads = default_observations(observations, self.encoder, but)
-        return self.model_copy(update={"reads": reads})
+        return self.replace(reads=reads)
 
 
 class StepNormaliser(Normaliser):

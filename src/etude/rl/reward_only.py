@@ -93,7 +93,7 @@ class RewardOnlyConfig(DatasetConfig):
     def with_reads(self, store: StoreGeometry) -> Self:
         """Fill in the observations that the network reads, if none are given."""
         network = self.rrd.network.with_reads(store.observations, but=self.progress)
-        return self.model_copy(update={"rrd": self.rrd.model_copy(update={"network": network})})
+        return self.replace(rrd__network=network)
 
     @property
     def read_names(self) -> set[str]:
@@ -121,7 +121,7 @@ class RewardOnlyConfig(DatasetConfig):
         _, held_out = split_store(store, config)
         return Inputs(
             spec=spec,
-            exactness=offline.exactness(recipe.model_copy(update={"env": None})),
+            exactness=offline.exactness(recipe.replace(env=None)),
             deployed=network,
             evaluation_episodes=held_out.num_episodes,
             snapshot={},

@@ -34,8 +34,7 @@ def offline() -> Recipe:
 
 def offline_pictures() -> Recipe:
     """offline from images and joint readings, at the sizes for images: `--algorithm.dataset D`."""
-    vectors = offline()
-    return vectors.replace(
+    return offline().replace(
         name="offline-pictures",
         policy__actor_reads=(),
         policy__critic_reads=(),

@@ -34,59 +34,66 @@ def ppo() -> Recipe:
 
 
 def hopper() -> Recipe:
-    """Gymnasium's Hopper-v5 learns to hop ahead."""
-    return _running("Hopper-v5", PolicyConfig(), _USUAL, iterations=4)
+    """Gymnasium's Hopper-v5 learns to hop ahead.
+
+    PPO's settings for MuJoCo tasks in its paper, with 8 environments of 256 steps for one of 2,048.
+    """
+    return Recipe(
+        name="hopper",
+        env=GymConfig(id="Hopper-v5", engine="batch"),
+        collector=CollectorConfig(num_envs=8, envs_per_group=4, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=256,
+            minibatch_size=64,
+            update_epochs=10,
+            learning_rate=3e-4,
+            final_learning_rate=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=1_000_000, cycles=10, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=16, num_envs=16, envs_per_group=8),
+    )
 
 
 def walker2d() -> Recipe:
     """Gymnasium's Walker2d-v5 learns to walk."""
-    return _running("Walker2d-v5", PolicyConfig(), _USUAL, iterations=4)
-
-
-def halfcheetah() -> Recipe:
-    """Gymnasium's HalfCheetah-v5 learns to run."""
-    settings = _SMALL_STEPS.replace(entropy_coef=0.0004, value_coef=1.16)
-    return _running("HalfCheetah-v5", _WIDE, settings, iterations=16)
+    return hopper().replace(name="walker2d", env__id="Walker2d-v5")
 
 
 def ant() -> Recipe:
-    """Gymnasium's Ant-v5 learns to run."""
-    return _running("Ant-v5", _WIDE, _SMALL_STEPS, iterations=16)
+    """Gymnasium's Ant-v5 learns to run.
 
-
-_USUAL = PPOConfig(
-    rollout_steps=256,
-    minibatch_size=64,
-    update_epochs=10,
-    learning_rate=3e-4,
-    final_learning_rate=0.1,
-)
-"""Those of the PPO paper for MuJoCo tasks, with 8 environments of 256 steps for one of 2,048."""
-_SMALL_STEPS = PPOConfig(
-    rollout_steps=64,
-    minibatch_size=64,
-    update_epochs=20,
-    learning_rate=2e-5,
-    gamma=0.98,
-    gae_lambda=0.92,
-    clip=0.1,
-    max_grad_norm=0.8,
-)
-"""Nearly those that rl_zoo3 found for HalfCheetah, with 8 environments of 64 steps for one of 512;
-its `vf_coef` is half of `value_coef`."""
-_WIDE = PolicyConfig(hidden=(256, 256), activation="relu", init_std=0.135)
-
-
-def _running(task: str, policy: PolicyConfig, settings: PPOConfig, iterations: int) -> Recipe:
-    """One of Gymnasium's MuJoCo tasks on the batch engine, in a million steps."""
+    Nearly rl_zoo3's settings for HalfCheetah, with 8 environments of 64 steps for one of 512.
+    """
     return Recipe(
-        name=task.removesuffix("-v5").lower(),
-        env=GymConfig(id=task, engine="batch"),
-        policy=policy,
+        name="ant",
+        env=GymConfig(id="Ant-v5", engine="batch"),
+        policy=PolicyConfig(hidden=(256, 256), activation="relu", init_std=0.135),
         collector=CollectorConfig(num_envs=8, envs_per_group=4, threads=2),
-        algorithm=settings,
-        clock=ClockConfig(total_timesteps=1_000_000, cycles=10, iterations=iterations),
+        algorithm=PPOConfig(
+            rollout_steps=64,
+            minibatch_size=64,
+            update_epochs=20,
+            learning_rate=2e-5,
+            gamma=0.98,
+            gae_lambda=0.92,
+            clip=0.1,
+            max_grad_norm=0.8,
+        ),
+        clock=ClockConfig(total_timesteps=1_000_000, cycles=10, iterations=16),
         evaluation=EvaluationConfig(every="1 epoch", episodes=16, num_envs=16, envs_per_group=8),
+    )
+
+
+def halfcheetah() -> Recipe:
+    """Gymnasium's HalfCheetah-v5 learns to run.
+
+    Nearly rl_zoo3's settings; its `vf_coef` is half of `value_coef`.
+    """
+    return ant().replace(
+        name="halfcheetah",
+        env__id="HalfCheetah-v5",
+        algorithm__entropy_coef=0.0004,
+        algorithm__value_coef=1.16,
     )
 
 

@@ -27,10 +27,12 @@ def sac() -> Recipe:
 
 def td3() -> Recipe:
     """TD3 on any Gymnasium environment with a box of actions: `--env.id HalfCheetah-v5`."""
-    return sac().model_copy(
-        update={
-            "name": "td3",
-            "policy": PolicyConfig(kind="deterministic", hidden=(256, 256), activation="relu"),
-            "algorithm": TD3Config(rollout_steps=100, train_batches=100, warmup_steps=1_000),
-        }
+    return Recipe(
+        name="td3",
+        env=GymConfig(id="Pendulum-v1"),
+        collector=CollectorConfig(num_envs=1, envs_per_group=1, threads=1),
+        policy=PolicyConfig(kind="deterministic", hidden=(256, 256), activation="relu"),
+        algorithm=TD3Config(rollout_steps=100, train_batches=100, warmup_steps=1_000),
+        clock=ClockConfig(total_timesteps=20_000, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=10, num_envs=10, envs_per_group=10),
     )

@@ -82,7 +82,7 @@ class GymConfig(EnvConfig):
         known = gymnasium.registry.get(self.id)
         if known is not None and str(known.entry_point).startswith("gymnasium.envs.mujoco."):
             kwargs |= {"width": 1280, "height": 720}  # of no others the size can be said
-        return self.model_copy(update={"kwargs": {**self.kwargs, **kwargs}})
+        return self.replace(kwargs={**self.kwargs, **kwargs})
 
     def modules(self) -> tuple[str, ...]:
         """Where Gymnasium's registry has the environment and its wrappers."""

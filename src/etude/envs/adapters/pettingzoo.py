@@ -151,7 +151,7 @@ class PettingZooConfig(EnvConfig):
         return PettingZooEnv(self, num_envs, threads)
 
     def for_film(self) -> Self:
-        return self.model_copy(update={"kwargs": {**self.kwargs, "render_mode": "rgb_array"}})
+        return self.replace(kwargs={**self.kwargs, "render_mode": "rgb_array"})
 
     def exactness(self) -> Exactness:
         """What the probe finds; asked once per process."""

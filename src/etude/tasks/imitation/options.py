@@ -109,13 +109,11 @@ class ImitationOptions(TaskConfig):
         it may begin where it does in training.
         """
         tracks = self.terminate_at is not None or self.terminate_mean is not None
-        return self.model_copy(
-            update={
-                "start": "first" if tracks else self.start,
-                "order": "in turn",
-                "terminate_at": None,
-                "terminate_mean": 0.5 if tracks else None,
-                "max_episode_steps": self.evaluation_steps,
-                "measure": True,
-            }
+        return self.replace(
+            start="first" if tracks else self.start,
+            order="in turn",
+            terminate_at=None,
+            terminate_mean=0.5 if tracks else None,
+            max_episode_steps=self.evaluation_steps,
+            measure=True,
         )

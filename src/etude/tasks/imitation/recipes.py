@@ -80,73 +80,83 @@ AMP_CLIPS = ("walk", "run", "jump", "kick", "punch")
 
 def amp_clips() -> Recipe:
     """An LSTM policy for five clips, rewarded for tracking and style; what fails is practised."""
-    walk = imitate_walk()
-    return walk.model_copy(
-        update={
-            "name": "amp-clips",
-            "env": ImitationConfig(clips=AMP_CLIPS, future=(1, 4), style_window=10),
-            "policy": PolicyConfig(
-                kind="lstm",
-                hidden=(256,),
-                units=128,
-                activation="silu",
-                init_std=0.1,
-                learn_std=False,
-            ),
-            "algorithm": walk.algorithm.model_copy(update={"horizon": 16}),
-            "rewards": AMPConfig(task_weight=0.5, style_weight=1.0),
-            "motions": MotionCurriculumConfig(enabled=True),
-            "clock": ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
-            "evaluation": _once_each(len(AMP_CLIPS)),
-        }
+    return Recipe(
+        name="amp-clips",
+        env=ImitationConfig(clips=AMP_CLIPS, future=(1, 4), style_window=10),
+        policy=PolicyConfig(
+            kind="lstm",
+            hidden=(256,),
+            units=128,
+            activation="silu",
+            init_std=0.1,
+            learn_std=False,
+        ),
+        collector=CollectorConfig(num_envs=256, envs_per_group=128, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=16,
+            horizon=16,
+            minibatch_size=1024,
+            update_epochs=4,
+            learning_rate=3e-4,
+            final_learning_rate=0.1,
+            gamma=0.97,
+            bound_coef=0.1,
+            max_grad_norm=1.0,
+        ),
+        rewards=AMPConfig(task_weight=0.5, style_weight=1.0),
+        motions=MotionCurriculumConfig(enabled=True),
+        clock=ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
+        evaluation=_once_each(len(AMP_CLIPS)),
+        checkpoint=CheckpointConfig(every="1 epoch"),
     )
+
+
+ACROBATIC = ImitationConfig(
+    clips=("backflip",),
+    future=(1, 4),
+    reach=1.0,
+    sharpness=0.3,
+    terminate_at=None,
+    terminate_mean=0.5,
+)
+"""For clips that cannot be tracked closely: in the air a recorded flip gains and loses spin, so a
+simulated figure must leave the ground differently to land. Actions may turn joints further from the
+clip, an episode goes on while the mean distance of all bodies is small, and the reward falls more
+slowly with distance."""
 
 
 def imitate_backflip() -> Recipe:
     """The same figure does backflips."""
-    walk = imitate_walk()
-    return walk.model_copy(
-        update={
-            "name": "imitate-backflip",
-            "env": _bold(("backflip",), future=(1, 4)),
-            "policy": walk.policy.model_copy(update={"init_std": 0.1}),
-            "algorithm": walk.algorithm.model_copy(update={"learning_rate": 2e-4}),
-            "clock": ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
-        }
+    return imitate_walk().replace(
+        name="imitate-backflip",
+        env=ACROBATIC,
+        policy__init_std=0.1,
+        algorithm__learning_rate=2e-4,
+        clock=ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=16),
     )
 
 
 def imitate_all() -> Recipe:
     """One policy for all 15 clips: walks, runs, jumps, flips, dances, rolls and gets up."""
-    flip = imitate_backflip()
-    return flip.model_copy(
-        update={
-            "name": "imitate-all",
-            "env": _bold(("all",), future=(1, 4, 10)),
-            "policy": flip.policy.model_copy(update={"hidden": (512, 256)}),
-            "collector": CollectorConfig(num_envs=512, envs_per_group=256, threads=2),
-            "algorithm": flip.algorithm.model_copy(update={"minibatch_size": 2048}),
-            "motions": MotionCurriculumConfig(enabled=True),
-            "clock": ClockConfig(total_timesteps=16_777_216, cycles=8, iterations=16),
-            "evaluation": _once_each(NUM_CLIPS),
-        }
-    )
-
-
-def _bold(clips: tuple[str, ...], future: tuple[int, ...]) -> ImitationConfig:
-    """For clips that no body can follow closely.
-
-    In the air a recorded flip gains and loses spin out of nothing; whoever is to land must leave
-    the ground otherwise than the clip does. So joints may be turned further from it, an episode
-    goes on while the figure as a whole is near, and the reward leads back from farther off.
-    """
-    return ImitationConfig(
-        clips=clips,
-        future=future,
-        reach=1.0,
-        sharpness=0.3,
-        terminate_at=None,
-        terminate_mean=0.5,
+    return Recipe(
+        name="imitate-all",
+        env=ACROBATIC.replace(clips=("all",), future=(1, 4, 10)),
+        policy=PolicyConfig(hidden=(512, 256), activation="silu", init_std=0.1, learn_std=False),
+        collector=CollectorConfig(num_envs=512, envs_per_group=256, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=16,
+            minibatch_size=2048,
+            update_epochs=4,
+            learning_rate=2e-4,
+            final_learning_rate=0.1,
+            gamma=0.97,
+            bound_coef=0.1,
+            max_grad_norm=1.0,
+        ),
+        motions=MotionCurriculumConfig(enabled=True),
+        clock=ClockConfig(total_timesteps=16_777_216, cycles=8, iterations=16),
+        evaluation=_once_each(NUM_CLIPS),
+        checkpoint=CheckpointConfig(every="1 epoch"),
     )
 
 

@@ -36,53 +36,48 @@ def pick_place() -> Recipe:
 
 def pick_place_original() -> Recipe:
     """Pick-and-place with the PPO settings of stable-baselines3: what tuning gains over them."""
-    tuned = pick_place()
-    return tuned.model_copy(
-        update={
-            "name": "pick-place-original",
-            "env": PickPlaceConfig(max_episode_steps=50, discount=0.99),
-            "policy": tuned.policy.model_copy(update={"init_std": 1.0}),
-            "collector": CollectorConfig(num_envs=8, envs_per_group=4, threads=2),
-            "algorithm": PPOConfig(
-                rollout_steps=256,
-                minibatch_size=64,
-                update_epochs=10,
-                learning_rate=3e-4,
-                gamma=0.99,
-                gae_lambda=0.95,
-                clip=0.2,
-                value_coef=1.0,
-                entropy_coef=0.01,
-                max_grad_norm=0.5,
-            ),
-            "clock": ClockConfig(total_timesteps=200_000, cycles=4, iterations=2),
-        }
+    return Recipe(
+        name="pick-place-original",
+        env=PickPlaceConfig(max_episode_steps=50, discount=0.99),
+        policy=PolicyConfig(init_std=1.0, critic_reads=("state", "critic")),
+        collector=CollectorConfig(num_envs=8, envs_per_group=4, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=256,
+            minibatch_size=64,
+            update_epochs=10,
+            learning_rate=3e-4,
+            gamma=0.99,
+            gae_lambda=0.95,
+            clip=0.2,
+            value_coef=1.0,
+            entropy_coef=0.01,
+            max_grad_norm=0.5,
+        ),
+        clock=ClockConfig(total_timesteps=200_000, cycles=4, iterations=2),
+        evaluation=EvaluationConfig(every="1 cycle", episodes=10, num_envs=10, envs_per_group=10),
     )
 
 
 def pick_place_anywhere() -> Recipe:
     """The same with the cube anywhere on the table, turned any way, and the target elsewhere."""
-    fixed = pick_place()
-    return fixed.model_copy(
-        update={
-            "name": "pick-place-anywhere",
-            "env": PickPlaceConfig.anywhere(max_episode_steps=60, discount=0.95),
-            "policy": fixed.policy.model_copy(update={"hidden": (128, 128)}),
-            "collector": CollectorConfig(
-                num_envs=256, envs_per_group=128, threads=2, engine_threads=2
-            ),
-            "algorithm": fixed.algorithm.model_copy(
-                update={
-                    "minibatch_size": 1024,
-                    "update_epochs": 6,
-                    "final_learning_rate": 0.1,
-                    "entropy_coef": 0.002,
-                }
-            ),
-            "clock": ClockConfig(total_timesteps=819_200, cycles=5, iterations=10),
-            "evaluation": EvaluationConfig(
-                every="1 epoch", episodes=200, num_envs=200, envs_per_group=100
-            ),
-            "checkpoint": CheckpointConfig(every="5 cycles"),
-        }
+    return Recipe(
+        name="pick-place-anywhere",
+        env=PickPlaceConfig.anywhere(max_episode_steps=60, discount=0.95),
+        policy=PolicyConfig(hidden=(128, 128), init_std=0.6, critic_reads=("state", "critic")),
+        collector=CollectorConfig(num_envs=256, envs_per_group=128, threads=2, engine_threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=16,
+            minibatch_size=1024,
+            update_epochs=6,
+            learning_rate=1e-3,
+            final_learning_rate=0.1,
+            gamma=0.95,
+            entropy_coef=0.002,
+            bound_coef=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=819_200, cycles=5, iterations=10),
+        evaluation=EvaluationConfig(
+            every="1 epoch", episodes=200, num_envs=200, envs_per_group=100
+        ),
+        checkpoint=CheckpointConfig(every="5 cycles"),
     )

@@ -45,14 +45,27 @@ def pick_place_rlpd() -> Recipe:
     256 gradient steps for the 256 environment steps of an iteration, 1 per step, to save time: the
     paper takes 20, which is `--algorithm.train-batches 5120`, and learns 20 times as long.
     """
-    by_sac = pick_place_sac()
-    settings = by_sac.algorithm.model_dump(exclude={"kind"})
-    replay = {"train_batches": 256, "warmup_steps": 1_280, "target_entropy": -2.0}
-    return by_sac.replace(
+    return Recipe(
         name="pick-place-rlpd",
-        env__shaping=0.0,
-        policy__layer_norm="critic",
-        algorithm=RLPDConfig(**{**settings, **replay}),
-        clock__total_timesteps=25_600,
-        clock__iterations=5,
+        env=PickPlaceConfig(max_episode_steps=50, discount=0.95, shaping=0.0),
+        collector=CollectorConfig(num_envs=32, envs_per_group=16, threads=2),
+        policy=PolicyConfig(
+            kind="squashed",
+            hidden=(128, 128),
+            activation="relu",
+            layer_norm="critic",
+            critic_reads=("state", "critic"),
+        ),
+        algorithm=RLPDConfig(
+            rollout_steps=8,
+            train_batches=256,
+            warmup_steps=1_280,
+            gamma=0.95,
+            capacity=200_000,
+            initial_alpha=0.02,
+            target_entropy=-2.0,
+            normalise_observations=True,
+        ),
+        clock=ClockConfig(total_timesteps=25_600, cycles=5, iterations=5),
+        evaluation=EvaluationConfig(every="1 cycle", episodes=10, num_envs=10, envs_per_group=10),
     )

@@ -30,7 +30,7 @@ def episodic() -> Recipe:
         ),
         # Episodes are short beside K, and some end early: the biased loss then pulls the rewards
         # of an episode together and a policy never sees where it did well.
-        rewards=RRDConfig.vector().model_copy(update={"loss": "unbiased"}),
+        rewards=RRDConfig.vector().replace(loss="unbiased"),
         clock=ClockConfig(total_timesteps=57_600, cycles=5, iterations=10),
         evaluation=EvaluationConfig(every="1 epoch", episodes=100, num_envs=100, envs_per_group=50),
     )
@@ -41,12 +41,10 @@ def episodic_ircr() -> Recipe:
 
     Replay, batch and target averaging are those of the method's reference implementation.
     """
-    base = episodic()
-    own = {"capacity": 300_000, "batch_size": 512, "polyak": 0.999}
-    return base.model_copy(
-        update={
-            "name": "episodic-ircr",
-            "algorithm": base.algorithm.model_copy(update=own),
-            "rewards": IRCRConfig(),
-        }
+    return episodic().replace(
+        name="episodic-ircr",
+        algorithm__capacity=300_000,
+        algorithm__batch_size=512,
+        algorithm__polyak=0.999,
+        rewards=IRCRConfig(),
     )

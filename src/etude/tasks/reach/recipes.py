@@ -35,48 +35,47 @@ def reach() -> Recipe:
 
 def reach_short() -> Recipe:
     """The same arm for a few seconds, saved and tested often: a run to kill and resume."""
-    full = reach()
-    return full.model_copy(
-        update={
-            "name": "reach-short",
-            "collector": CollectorConfig(num_envs=64, envs_per_group=16, threads=2),
-            "algorithm": full.algorithm.model_copy(
-                update={"minibatch_size": 256, "update_epochs": 4}
-            ),
-            "clock": ClockConfig(total_timesteps=24_576, cycles=1, iterations=2),
-            "evaluation": EvaluationConfig(
-                every="3 cycles", episodes=32, num_envs=32, envs_per_group=16
-            ),
-            "checkpoint": CheckpointConfig(every="1 cycle"),
-        }
+    return Recipe(
+        name="reach-short",
+        env=ReachConfig(),
+        policy=PolicyConfig(init_std=0.3),
+        collector=CollectorConfig(num_envs=64, envs_per_group=16, threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=16,
+            minibatch_size=256,
+            update_epochs=4,
+            learning_rate=1e-3,
+            final_learning_rate=0.2,
+            gamma=0.95,
+            bound_coef=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=24_576, cycles=1, iterations=2),
+        evaluation=EvaluationConfig(every="3 cycles", episodes=32, num_envs=32, envs_per_group=16),
+        checkpoint=CheckpointConfig(every="1 cycle"),
     )
 
 
 def reach_memory() -> Recipe:
     """The target is shown for 5 steps and then hidden: an LSTM policy must remember it."""
-    return reach().model_copy(
-        update={
-            "name": "reach-memory",
-            "env": ReachConfig(shown_steps=5),
-            "policy": PolicyConfig(
-                kind="lstm",
-                hidden=(64,),
-                units=64,
-                init_std=0.3,
-                critic_reads=("state", "critic"),
-            ),
-            "algorithm": PPOConfig(
-                rollout_steps=64,
-                horizon=64,
-                minibatch_size=4096,
-                update_epochs=4,
-                learning_rate=1e-3,
-                final_learning_rate=0.2,
-                gamma=0.95,
-                bound_coef=0.1,
-            ),
-            "clock": ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=4),
-        }
+    return Recipe(
+        name="reach-memory",
+        env=ReachConfig(shown_steps=5),
+        policy=PolicyConfig(
+            kind="lstm", hidden=(64,), units=64, init_std=0.3, critic_reads=("state", "critic")
+        ),
+        collector=CollectorConfig(num_envs=256, envs_per_group=128, threads=2, engine_threads=2),
+        algorithm=PPOConfig(
+            rollout_steps=64,
+            horizon=64,
+            minibatch_size=4096,
+            update_epochs=4,
+            learning_rate=1e-3,
+            final_learning_rate=0.2,
+            gamma=0.95,
+            bound_coef=0.1,
+        ),
+        clock=ClockConfig(total_timesteps=4_194_304, cycles=8, iterations=4),
+        evaluation=EvaluationConfig(every="1 epoch", episodes=200, num_envs=200, envs_per_group=50),
     )
 
 

@@ -100,7 +100,7 @@ class WalkConfig(TaskConfig):
 
     def for_evaluation(self) -> Self:
         """Rough ground is walked tile by tile."""
-        return self.model_copy(update={"in_turn": True})
+        return self.replace(in_turn=True)
 
     def define(self) -> Task:
         terrain = Terrain(self.levels, in_turn=self.in_turn) if self.ground == "rough" else None
