@@ -9,7 +9,7 @@ import pytest
 
 from etude.cli import main as cli
 from etude.envs.adapters.gym_native import ASSETS
-from etude.envs.mujoco.model_files import model_file
+from etude.envs.mujoco.simulation import model_file
 from etude.envs.robots.go1 import MODEL
 
 SCENE = """<mujoco><include file="go1.xml"/><worldbody>

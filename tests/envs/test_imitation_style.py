@@ -7,8 +7,7 @@ import pytest
 
 from etude.core.keys import Key
 from etude.tasks.imitation.recipes import amp_walk, imitate_walk
-from etude.tasks.imitation.task import ImitationConfig
-from etude.tasks.imitation.terms import ErrorMeter
+from etude.tasks.imitation.task import ErrorMeter, ImitationConfig
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from etude.core.keys import Key
 from etude.envs.check import check_env
 from etude.envs.mujoco.randomize import Randomization
 from etude.envs.robots.go1 import FEET, MODEL
-from etude.tasks.velocity.gait import Trot
-from etude.tasks.velocity.task import WalkConfig, WalkNoise
+from etude.tasks.velocity.task import Trot, WalkConfig, WalkNoise
 
 LIMITS = {"hip": 23.7, "thigh": 23.7, "calf": 35.55}
 

@@ -28,7 +28,7 @@ from etude.core.errors import EtudeError, UsageError
 from etude.core.keys import Key
 from etude.envs.mujoco import offscreen, windows
 from etude.envs.mujoco.decor import decorated
-from etude.envs.mujoco.studio import Studio
+from etude.envs.mujoco.offscreen import Studio
 from etude.evaluate import evaluation, film, fresh
 from etude.evaluate import footage as footages
 from etude.evaluate.evaluation import new_folder

@@ -19,8 +19,8 @@ from etude.envs.adapters.gym import GymConfig
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.framing import floating_root, frame
-from etude.envs.mujoco.recorder import MujocoRecorder
 from etude.envs.mujoco.simulation import Camera
+from etude.envs.recorder import MujocoRecorder
 from etude.evaluate import film
 from etude.evaluate.footage import Drawn, footage, recorder
 from etude.evaluate.playing import Player, RandomActor
@@ -125,7 +125,7 @@ def test_what_swings_about_a_fixed_place_is_seen_wherever_it_is() -> None:
 
 @pytest.mark.usefixtures("drawable")
 def test_a_hidden_robot_is_seen() -> None:
-    from etude.envs.mujoco.studio import Studio
+    from etude.envs.mujoco.offscreen import Studio
 
     env = of_model(HIDDEN)
     model, kind = decorated(env), int(mujoco.mjtState.mjSTATE_INTEGRATION)

@@ -12,9 +12,8 @@ from pydantic import Field
 from etude.cli.options import Positional, parse
 from etude.core.config import Config
 from etude.core.errors import UsageError
-from etude.envs.mujoco.model_files import model_file
 from etude.envs.mujoco.robot import names_of
-from etude.envs.mujoco.simulation import load_spec
+from etude.envs.mujoco.simulation import load_spec, model_file
 
 
 class NewTaskCommand(Config):

@@ -30,7 +30,7 @@ from etude.data.motion import library
 from etude.data.motion.clips import Clip
 from etude.envs.mujoco import offscreen
 from etude.envs.mujoco.decor import dressed
-from etude.envs.mujoco.recorder import Recording
+from etude.envs.recorder import Recording
 from etude.envs.robots.humanoid import CAMERA, CONTROL_RATE, humanoid_spec
 from etude.evaluate.footage import Footage, Simulated, Size, can_film, footage, recorder
 from etude.evaluate.fresh import FreshEpisodes, load

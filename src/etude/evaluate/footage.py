@@ -16,10 +16,9 @@ from etude.core.contracts import Array, BatchEnv
 from etude.core.errors import UsageError
 from etude.envs.mujoco.decor import decorated
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.recorder import MujocoRecorder, Recording
+from etude.envs.mujoco.offscreen import Studio
 from etude.envs.mujoco.simulation import Camera
-from etude.envs.mujoco.studio import Studio
-from etude.envs.recorder import PictureRecorder, Pictures, Recorder
+from etude.envs.recorder import MujocoRecorder, PictureRecorder, Pictures, Recorder, Recording
 
 Size = tuple[int, int]
 """Width and height in pixels."""

@@ -24,9 +24,9 @@ from etude.data.store.episodes import EpisodeStore
 from etude.data.store.geometry import OBS
 from etude.data.store.labels import Labels
 from etude.envs.mujoco import offscreen
-from etude.envs.mujoco.demonstration import PROGRESS, SIMULATION, TARGET, Actor, Demonstration
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.pictures import IMAGE, QuickCamera
+from etude.envs.mujoco.task import PROGRESS, SIMULATION, TARGET, Actor, Demonstration
 from etude.evaluate import fresh
 from etude.planning.recipe import Recipe
 from etude.rollout.group import Inference, restart

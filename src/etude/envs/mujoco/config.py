@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from etude.core.contracts import BatchEnv, Exactness
 from etude.envs.config import EnvConfig
-from etude.envs.mujoco.demonstration import Demonstration
 from etude.envs.mujoco.env import MujocoEnv
-from etude.envs.mujoco.task import Task
+from etude.envs.mujoco.task import Demonstration, Task
 
 
 class TaskConfig(EnvConfig):

@@ -14,9 +14,9 @@ import numpy as np
 from etude.core.abilities import EnvWrapper, Restarts, ability
 from etude.core.contracts import Array, ArraySpec, Observations, StepResult
 from etude.core.keys import Key
-from etude.envs.mujoco.demonstration import SIMULATION, TARGET
 from etude.envs.mujoco.env import MujocoEnv
 from etude.envs.mujoco.offscreen import Renderer
+from etude.envs.mujoco.task import SIMULATION, TARGET
 
 IMAGE = "image"
 _SLICES, _STACKS, _QUADS = 14, 8, 2

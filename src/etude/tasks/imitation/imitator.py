@@ -12,8 +12,7 @@ from etude.data.motion.library import Figure
 from etude.data.motion.skeleton import BALLS, HINGES, NAMES, NUM_BODIES, NUM_POSE, NUM_SPEED
 from etude.envs.mujoco.task import Action, Draws
 from etude.tasks.imitation import features
-from etude.tasks.imitation.options import ImitationOptions
-from etude.tasks.imitation.tables import (
+from etude.tasks.imitation.features import (
     aims,
     join,
     motion_library,
@@ -23,6 +22,7 @@ from etude.tasks.imitation.tables import (
     style_motions,
     style_windows,
 )
+from etude.tasks.imitation.options import ImitationOptions
 
 _LAST_START = 10
 """Frames that a clip which does not loop has left at least, at a random start."""

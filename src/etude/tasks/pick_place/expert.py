@@ -11,8 +11,7 @@ import numpy as np
 
 from etude.core.contracts import Array, Observations
 from etude.core.errors import UsageError
-from etude.envs.mujoco.demonstration import Demonstration
-from etude.envs.mujoco.task import Draws
+from etude.envs.mujoco.task import Demonstration, Draws
 from etude.envs.robots.kuka.scene import STROKE
 from etude.tasks.pick_place import terms
 from etude.tasks.pick_place.arm import STAGES, TENT

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from etude.envs.mujoco.demonstration import Demonstration
 from etude.envs.mujoco.simulation import Camera
-from etude.envs.mujoco.task import Group, Task
+from etude.envs.mujoco.task import Demonstration, Group, Task
 from etude.tasks.pick_place import terms
 from etude.tasks.pick_place.arm import PickPlaceArm
 from etude.tasks.pick_place.expert import PickPlaceDemonstration

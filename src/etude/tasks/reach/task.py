@@ -12,9 +12,8 @@ from etude.core.config import Config
 from etude.core.contracts import Array, Observations
 from etude.core.trees import Tree
 from etude.envs.mujoco.config import TaskConfig
-from etude.envs.mujoco.demonstration import Demonstration
 from etude.envs.mujoco.simulation import Camera
-from etude.envs.mujoco.task import Action, Draws, Task, Term, measured
+from etude.envs.mujoco.task import Action, Demonstration, Draws, Task, Term, measured
 from etude.envs.robots.kuka.scene import HAND_SITE, arm_table, joint_names, kuka_spec
 
 TIMESTEP = 0.01
